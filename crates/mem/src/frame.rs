@@ -1,0 +1,152 @@
+//! A move-only handle on one chunk of packet memory.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+
+use crate::lot::{Home, Lot};
+
+/// Room in front of a packet's first byte, for headers that are put before it later.
+pub const HEADROOM_BYTES: u32 = 128;
+
+/// The bytes of one packet, in a chunk that belongs to the CPU whose pool it came from.
+///
+/// A frame has one holder at a time; moving it moves the right to its bytes. Give it back with
+/// [`Pool::put`] on any CPU, which costs an array store. A frame that is merely dropped goes home
+/// too, alone, at the price of a compare-and-swap: so a lost frame is a slow one, never a leak.
+///
+/// [`Pool::put`]: crate::Pool::put
+pub struct Frame {
+    home: NonNull<Home>,
+    /// First byte of the chunk; the packet begins `start` bytes further on.
+    chunk: NonNull<u8>,
+    len_bytes: u32,
+    start: u16,
+}
+
+// SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `Home` is
+// made of atomics and constants.
+unsafe impl Send for Frame {}
+// SAFETY: `&Frame` only reads the chunk and the home's constants.
+unsafe impl Sync for Frame {}
+
+impl Frame {
+    /// Wraps a chunk that its owner has just taken off the free list.
+    ///
+    /// # Safety
+    /// `chunk` belongs to `home`, which is alive, and to the caller, who gives it up.
+    pub(crate) unsafe fn new(home: NonNull<Home>, chunk: NonNull<u8>) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "a constant of 128")]
+        const START: u16 = HEADROOM_BYTES as u16;
+        Self { home, chunk, len_bytes: 0, start: START }
+    }
+
+    /// The packet's bytes.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: start + len_bytes <= chunk_bytes, see `set_len` and `trim_front`, and the chunk
+        // was initialised with its region and is this frame's alone.
+        unsafe { slice::from_raw_parts(self.first_byte(), self.len_bytes as usize) }
+    }
+
+    /// The packet's bytes, to be changed in place.
+    #[must_use]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `data`; `&mut self` excludes other users of the handle.
+        unsafe { slice::from_raw_parts_mut(self.first_byte(), self.len_bytes as usize) }
+    }
+
+    /// All the room behind the headroom, for a device to write into; then [`set_len`] says how
+    /// much of it is packet. What stands there before is left over from an earlier packet.
+    ///
+    /// [`set_len`]: Self::set_len
+    #[must_use]
+    pub fn room_mut(&mut self) -> &mut [u8] {
+        let room = self.room_bytes() as usize;
+        // SAFETY: as in `data_mut`, up to the end of the chunk.
+        unsafe { slice::from_raw_parts_mut(self.first_byte(), room) }
+    }
+
+    /// Declares the first `len_bytes` bytes of the room to be the packet.
+    ///
+    /// # Panics
+    /// When there is less room than that.
+    pub fn set_len(&mut self, len_bytes: u32) {
+        let room = self.room_bytes();
+        assert!(len_bytes <= room, "{len_bytes} bytes do not fit in a frame's room of {room}");
+        self.len_bytes = len_bytes;
+    }
+
+    /// Makes `bytes` the packet.
+    ///
+    /// # Panics
+    /// When there is less room than that.
+    pub fn copy_from(&mut self, bytes: &[u8]) {
+        self.set_len(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        self.data_mut().copy_from_slice(bytes);
+    }
+
+    /// The packet's length.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+
+    /// What the packet occupies, holes included: its whole chunk.
+    #[must_use]
+    pub fn truesize(&self) -> u32 {
+        self.home().chunk_bytes
+    }
+
+    /// The CPU slot whose pool this frame belongs to.
+    #[must_use]
+    pub fn owner(&self) -> u16 {
+        self.home().owner
+    }
+
+    /// Asks for the packet's first cache line ahead of its use.
+    pub fn prefetch(&self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch touches no memory that the program can see.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.first_byte().cast()) };
+        }
+    }
+
+    fn room_bytes(&self) -> u32 {
+        self.home().chunk_bytes - u32::from(self.start)
+    }
+
+    fn first_byte(&self) -> *mut u8 {
+        // SAFETY: start lies within the chunk.
+        unsafe { self.chunk.as_ptr().add(self.start.into()) }
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        // SAFETY: a home lives while a frame of it is away.
+        unsafe { self.home.as_ref() }
+    }
+
+    /// Takes the handle apart without sending the frame home.
+    pub(crate) fn into_parts(self) -> (NonNull<Home>, NonNull<u8>) {
+        let parts = (self.home, self.chunk);
+        std::mem::forget(self);
+        parts
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        // SAFETY: the chunk is this frame's, and the frame ends here.
+        let lot = unsafe { Lot::begin(self.chunk) };
+        // SAFETY: a lot of one, of this frame's home; neither is used again.
+        unsafe { Home::push(self.home, lot) };
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frame({} bytes of cpu slot {})", self.len_bytes, self.owner())
+    }
+}

@@ -1,0 +1,171 @@
+//! Frames on their way home, thirty-two at a time.
+//!
+//! A CPU that frees another CPU's frames collects them in a lot and hands the full lot over with
+//! one compare-and-swap: returning must cost less than it saves (UDP-R6). A free chunk needs no
+//! memory of its own for that: the lot is written into the first chunk put in it.
+//!
+//! The inbox is a stack of lots. Anyone pushes, without waiting for anyone; the owner takes the
+//! whole stack at once, so a lot can never be seen twice (no ABA). When the owner is gone the
+//! inbox is closed, and whoever brings the last frame home frees the home itself.
+
+use std::ptr::NonNull;
+
+use crate::region::Region;
+use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering, OwnLine};
+
+/// Frames in a full lot: the carrier and those listed in it.
+pub const LOT_FRAMES: usize = 32;
+
+/// A lot's list, written over the first bytes of the chunk that carries it.
+#[repr(C)]
+pub(crate) struct Lot {
+    next: *mut Lot,
+    listed: usize,
+    chunks: [*mut u8; LOT_FRAMES - 1],
+}
+
+/// The closed inbox: no lot has this address, as lots are aligned.
+const CLOSED: *mut Lot = std::ptr::without_provenance_mut(1);
+
+/// Where the frames of one owner and one chunk class belong. It outlives its owner for as long
+/// as frames are away.
+pub(crate) struct Home {
+    /// A stack of lots: pushed by anyone (Release), taken whole by the owner (Acquire).
+    inbox: OwnLine<AtomicPtr<Lot>>,
+    /// Frames away, counted from the moment the owner closes: minus those that came back since.
+    /// Written by whoever finds the inbox closed (AcqRel); 0 for the last one.
+    away: AtomicI64,
+    pub(crate) id: HomeId,
+    pub(crate) owner: u16,
+    pub(crate) chunk_bytes: u32,
+    /// Keeps the memory of the frames that are away.
+    pub(crate) region: Arc<Region>,
+}
+
+/// A home's place among the homes of its region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HomeId(pub(crate) u16);
+
+impl Home {
+    pub(crate) fn new(id: HomeId, owner: u16, chunk_bytes: u32, region: Arc<Region>) -> Box<Self> {
+        Box::new(Self {
+            inbox: OwnLine(AtomicPtr::new(std::ptr::null_mut())),
+            away: AtomicI64::new(0),
+            id,
+            owner,
+            chunk_bytes,
+            region,
+        })
+    }
+
+    /// Whether lots wait in the inbox. A hint: more may come at any time.
+    pub(crate) fn has_mail(&self) -> bool {
+        !self.inbox.0.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Empties the inbox onto the owner's free list.
+    ///
+    /// # Safety
+    /// Only the owner calls this, and not after [`close`](Self::close).
+    pub(crate) unsafe fn collect(&self, free: &mut Vec<NonNull<u8>>) {
+        // Acquire: pairs with the Release in `push`, which orders the lot's contents.
+        let lots = self.inbox.0.swap(std::ptr::null_mut(), Ordering::Acquire);
+        // SAFETY: taken off the inbox just now, which is not closed.
+        unsafe { unpack(lots, free) };
+    }
+
+    /// Closes the inbox for good, with `chunks` frames in all belonging here. The home is freed
+    /// by this call or, if frames are away, by the one that brings the last of them.
+    ///
+    /// # Safety
+    /// Only the owner calls this, once; `home` came from [`Box::into_raw`] and is not used by the
+    /// caller afterwards.
+    pub(crate) unsafe fn close(home: NonNull<Self>, mut free: Vec<NonNull<u8>>, chunks: usize) {
+        // SAFETY: not freed before `away` has been settled below.
+        let this = unsafe { home.as_ref() };
+        let lots = this.inbox.0.swap(CLOSED, Ordering::AcqRel);
+        // SAFETY: taken off the inbox just now, by the only call that closes it.
+        unsafe { unpack(lots, &mut free) };
+        let missing = i64::try_from(chunks - free.len()).unwrap_or(i64::MAX);
+        if this.away.fetch_add(missing, Ordering::AcqRel) + missing == 0 {
+            // SAFETY: all frames are back: nobody else holds a pointer to this home.
+            drop(unsafe { Box::from_raw(home.as_ptr()) });
+        }
+    }
+
+    /// Hands `lot` to the owner, or settles its frames if the owner is gone.
+    ///
+    /// # Safety
+    /// `lot` and every chunk listed in it belong to this home and to the caller, who gives all of
+    /// them up, and `home` with them.
+    pub(crate) unsafe fn push(home: NonNull<Self>, lot: NonNull<Lot>) {
+        // SAFETY: a home lives while a frame of it is away, and the lot's are.
+        let this = unsafe { home.as_ref() };
+        let mut head = this.inbox.0.load(Ordering::Relaxed);
+        while head != CLOSED {
+            // SAFETY: the lot is the caller's until the exchange below succeeds.
+            unsafe { (*lot.as_ptr()).next = head };
+            let pushed = this.inbox.0.compare_exchange_weak(
+                head,
+                lot.as_ptr(),
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
+            match pushed {
+                // From here on the owner may close and free the home: no more access.
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+        // SAFETY: the caller's lot, see above.
+        let frames = unsafe { (*lot.as_ptr()).listed } + 1;
+        let frames = i64::try_from(frames).unwrap_or(i64::MAX);
+        if this.away.fetch_sub(frames, Ordering::AcqRel) == frames {
+            // SAFETY: the inbox is closed and these were the last frames away: nobody else holds
+            // a pointer to this home.
+            drop(unsafe { Box::from_raw(home.as_ptr()) });
+        }
+    }
+}
+
+/// Puts the chunks of a chain of lots on a free list, carriers too.
+///
+/// # Safety
+/// `lots` is null or heads a chain that the caller has taken off an inbox.
+unsafe fn unpack(mut lots: *mut Lot, free: &mut Vec<NonNull<u8>>) {
+    while let Some(carrier) = NonNull::new(lots) {
+        // SAFETY: a lot in the chain was initialised by `Lot::begin`.
+        let lot = unsafe { carrier.as_ref() };
+        free.extend(lot.chunks[..lot.listed].iter().copied().filter_map(NonNull::new));
+        lots = lot.next;
+        free.push(carrier.cast());
+    }
+}
+
+impl Lot {
+    /// Makes a lot of one frame, carried by `chunk`.
+    ///
+    /// # Safety
+    /// `chunk` is a free chunk that the caller owns, of at least [`MIN_CHUNK_BYTES`] and aligned
+    /// to a cache line.
+    ///
+    /// [`MIN_CHUNK_BYTES`]: crate::pool::MIN_CHUNK_BYTES
+    pub(crate) unsafe fn begin(chunk: NonNull<u8>) -> NonNull<Self> {
+        let lot = chunk.cast::<Self>();
+        let empty = Self {
+            next: std::ptr::null_mut(),
+            listed: 0,
+            chunks: [std::ptr::null_mut(); LOT_FRAMES - 1],
+        };
+        // SAFETY: a chunk is large enough and aligned for a lot, and the caller's.
+        unsafe { lot.write(empty) };
+        lot
+    }
+
+    /// Adds a frame. Returns whether the lot is full now.
+    pub(crate) fn add(&mut self, chunk: NonNull<u8>) -> bool {
+        self.chunks[self.listed] = chunk.as_ptr();
+        self.listed += 1;
+        self.listed == self.chunks.len()
+    }
+}

@@ -1,0 +1,516 @@
+//! The frames of one CPU, and the way home for the frames of other CPUs.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::frame::{Frame, HEADROOM_BYTES};
+use crate::lot::{Home, HomeId, Lot};
+use crate::region::Region;
+use crate::sync::Arc;
+
+pub use crate::lot::LOT_FRAMES;
+
+/// The least a chunk holds: headroom and a small packet, or a lot's list.
+pub const MIN_CHUNK_BYTES: u32 = 512;
+
+/// Chunks begin on cache lines.
+pub const CHUNK_ALIGN_BYTES: u32 = 64;
+
+/// Chunks of one size, as one owner holds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkClass {
+    /// Size of each: a multiple of [`CHUNK_ALIGN_BYTES`], at least [`MIN_CHUNK_BYTES`].
+    pub chunk_bytes: u32,
+    /// How many.
+    pub chunks: u32,
+}
+
+/// A region too small for the chunks asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionTooSmall {
+    /// Bytes that the shares need.
+    pub need_bytes: usize,
+    /// Bytes that the region has.
+    pub have_bytes: usize,
+}
+
+impl fmt::Display for RegionTooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { need_bytes, have_bytes } = self;
+        write!(f, "frames need {need_bytes} bytes, the region has {have_bytes}")
+    }
+}
+
+impl std::error::Error for RegionTooSmall {}
+
+/// The bytes that [`carve`] needs for these shares.
+#[must_use]
+pub fn region_bytes(shares: &[Vec<ChunkClass>]) -> usize {
+    shares.iter().flatten().map(|class| class.chunk_bytes as usize * class.chunks as usize).sum()
+}
+
+/// Cuts a region into chunks, one share of classes for each owner, and returns the owners' pools
+/// in the same order. An owner with an empty share can still send others' frames home.
+///
+/// # Errors
+/// When the region is smaller than [`region_bytes`].
+///
+/// # Panics
+/// When a chunk size breaks the rules of [`ChunkClass`].
+pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, RegionTooSmall> {
+    let (need_bytes, have_bytes) = (region_bytes(shares), region.len_bytes());
+    if need_bytes > have_bytes {
+        return Err(RegionTooSmall { need_bytes, have_bytes });
+    }
+    let homes = shares.iter().map(Vec::len).sum();
+    let region = Arc::new(region);
+    let mut next_chunk = region.base();
+    let mut next_home = 0;
+    let pools = (0u16..).zip(shares).map(|(owner, share)| {
+        let mut classes = share.clone();
+        classes.sort_by_key(|class| class.chunk_bytes);
+        let shelves = classes.into_iter().map(|class| {
+            let home = Home::new(HomeId(next_home), owner, class.chunk_bytes, Arc::clone(&region));
+            next_home += 1;
+            // SAFETY: the bounds were checked above, and chunks do not overlap as `next_chunk`
+            // only moves forward.
+            unsafe { Shelf::stock(home, class, &mut next_chunk) }
+        });
+        Pool {
+            owner,
+            shelves: shelves.collect(),
+            bins: (0..homes).map(|_| None).collect(),
+            open: Vec::with_capacity(homes),
+            region: Arc::clone(&region),
+        }
+    });
+    Ok(pools.collect())
+}
+
+/// One CPU's end of the memory: it hands out the frames that this CPU owns, and takes back any.
+///
+/// A frame of this CPU goes straight to its free list. A frame of another goes into the bin for
+/// its owner; a bin of [`LOT_FRAMES`], and every bin at the end of a turn ([`flush`]), is handed
+/// over whole. Handing over never waits, whether the owner is busy, slow or gone.
+///
+/// [`flush`]: Self::flush
+pub struct Pool {
+    owner: u16,
+    /// This CPU's own frames, smallest chunks first.
+    shelves: Vec<Shelf>,
+    /// A lot in the making for each home of the region.
+    bins: Vec<Option<Bin>>,
+    /// The homes whose bins are not empty.
+    open: Vec<HomeId>,
+    region: Arc<Region>,
+}
+
+struct Shelf {
+    home: NonNull<Home>,
+    /// Last in, first out: the chunk used last is the warmest.
+    free: Vec<NonNull<u8>>,
+    chunks: usize,
+}
+
+struct Bin {
+    home: NonNull<Home>,
+    lot: NonNull<Lot>,
+}
+
+// SAFETY: a pool holds free chunks and lots that nobody else has a handle on.
+unsafe impl Send for Pool {}
+
+impl Pool {
+    /// Hands out an empty frame with room for `len_bytes`, from the smallest chunks that have it;
+    /// from larger ones when those are all away. `None`: every chunk that would do is away.
+    pub fn allocate(&mut self, len_bytes: u32) -> Option<Frame> {
+        let chunk_bytes = len_bytes.checked_add(HEADROOM_BYTES)?;
+        self.shelves
+            .iter_mut()
+            .filter(|shelf| shelf.home().chunk_bytes >= chunk_bytes)
+            .find_map(Shelf::take)
+    }
+
+    /// The most that a frame of this pool can hold.
+    #[must_use]
+    pub fn largest_frame_bytes(&self) -> u32 {
+        self.shelves.last().map_or(0, |shelf| shelf.home().chunk_bytes - HEADROOM_BYTES)
+    }
+
+    /// Takes a frame back, whoever owns it.
+    pub fn put(&mut self, frame: Frame) {
+        let home = frame.home();
+        if !Arc::ptr_eq(&home.region, &self.region) {
+            return drop(frame); // of another engine: it finds its own way
+        }
+        let (id, is_own) = (home.id, home.owner == self.owner);
+        let (home, chunk) = frame.into_parts();
+        if is_own {
+            let first = self.first_home();
+            self.shelves[usize::from(id.0 - first)].free.push(chunk);
+        } else {
+            self.bin(id, home, chunk);
+        }
+    }
+
+    /// Sends every frame that waits in a bin home. Called at the end of a turn, so that nothing
+    /// is held back while this CPU idles.
+    pub fn flush(&mut self) {
+        for id in self.open.drain(..) {
+            if let Some(bin) = self.bins[usize::from(id.0)].take() {
+                bin.send();
+            }
+        }
+    }
+
+    /// Takes in the frames that came home, so that the warm ones are used first. Costs one read
+    /// of a shared cache line when there are none.
+    pub fn collect(&mut self) {
+        for shelf in &mut self.shelves {
+            if shelf.home().has_mail() {
+                shelf.collect();
+            }
+        }
+    }
+
+    /// How many frames of this pool are away: in use, queued, or in other CPUs' bins.
+    pub fn away(&mut self) -> usize {
+        self.collect();
+        self.shelves.iter().map(|shelf| shelf.chunks - shelf.free.len()).sum()
+    }
+
+    fn bin(&mut self, id: HomeId, home: NonNull<Home>, chunk: NonNull<u8>) {
+        let slot = &mut self.bins[usize::from(id.0)];
+        let Some(bin) = slot else {
+            // SAFETY: `put` took the chunk from a frame: free, and ours.
+            let lot = unsafe { Lot::begin(chunk) };
+            *slot = Some(Bin { home, lot });
+            self.open.push(id);
+            return;
+        };
+        // SAFETY: a lot in a bin is this pool's alone until it is sent.
+        let lot = unsafe { bin.lot.as_mut() };
+        if lot.add(chunk) {
+            self.open.retain(|&open| open != id);
+            if let Some(bin) = slot.take() {
+                bin.send();
+            }
+        }
+    }
+
+    /// Homes are numbered in the order of owners, then of shelves.
+    fn first_home(&self) -> u16 {
+        self.shelves.first().map_or(0, |shelf| shelf.home().id.0)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.flush();
+        for shelf in self.shelves.drain(..) {
+            // SAFETY: this pool is the owner; it closes each home once and forgets it.
+            unsafe { Home::close(shelf.home, shelf.free, shelf.chunks) };
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free: usize = self.shelves.iter().map(|shelf| shelf.free.len()).sum();
+        write!(f, "Pool(cpu slot {}, {free} free)", self.owner)
+    }
+}
+
+impl Shelf {
+    /// Fills a new shelf with chunks cut from `next_chunk` onwards.
+    ///
+    /// # Safety
+    /// The region has room for the class's chunks at `next_chunk`, and nobody else uses them.
+    unsafe fn stock(home: Box<Home>, class: ChunkClass, next_chunk: &mut NonNull<u8>) -> Self {
+        let ChunkClass { chunk_bytes, chunks } = class;
+        assert!(
+            chunk_bytes >= MIN_CHUNK_BYTES && chunk_bytes.is_multiple_of(CHUNK_ALIGN_BYTES),
+            "a chunk is a multiple of {CHUNK_ALIGN_BYTES} bytes and at least {MIN_CHUNK_BYTES}, \
+             not {chunk_bytes}"
+        );
+        let mut free = Vec::with_capacity(chunks as usize);
+        for _ in 0..chunks {
+            free.push(*next_chunk);
+            // SAFETY: at most one past the end of the region, by the caller's promise.
+            *next_chunk = unsafe { next_chunk.add(chunk_bytes as usize) };
+        }
+        free.reverse(); // low addresses first
+        Self { home: NonNull::from(Box::leak(home)), free, chunks: chunks as usize }
+    }
+
+    fn take(&mut self) -> Option<Frame> {
+        if self.free.is_empty() {
+            self.collect();
+        }
+        let chunk = self.free.pop()?;
+        // SAFETY: the chunk was free, on this home's list; the home is open.
+        Some(unsafe { Frame::new(self.home, chunk) })
+    }
+
+    fn collect(&mut self) {
+        // SAFETY: alive until the pool's Drop closes it.
+        let home = unsafe { self.home.as_ref() };
+        // SAFETY: the shelf's pool is the owner, and closes the home only in Drop.
+        unsafe { home.collect(&mut self.free) };
+    }
+
+    fn home(&self) -> &Home {
+        // SAFETY: alive until the pool's Drop closes it.
+        unsafe { self.home.as_ref() }
+    }
+}
+
+impl Bin {
+    fn send(self) {
+        // SAFETY: the lot and all chunks in it are of this home, and given up here.
+        unsafe { Home::push(self.home, self.lot) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SMALL: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 40 };
+    const LARGE: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 3 };
+
+    fn pools(shares: &[Vec<ChunkClass>]) -> Vec<Pool> {
+        carve(Region::allocate(region_bytes(shares)), shares).unwrap()
+    }
+
+    fn pair() -> [Pool; 2] {
+        pools(&[vec![SMALL, LARGE], vec![LARGE, SMALL]]).try_into().unwrap()
+    }
+
+    fn filled(pool: &mut Pool, mark: u8) -> Option<Frame> {
+        let mut frame = pool.allocate(64)?;
+        frame.copy_from(&[mark; 64]);
+        Some(frame)
+    }
+
+    #[test]
+    fn a_region_too_small_is_refused_with_both_sizes() {
+        let refused = carve(Region::allocate(4096), &[vec![SMALL]]).unwrap_err();
+        assert_eq!(refused, RegionTooSmall { need_bytes: 40 * 512, have_bytes: 4096 });
+    }
+
+    #[test]
+    fn the_smallest_chunks_that_fit_are_taken_first_then_larger_ones() {
+        let [mut pool, _] = pair();
+        let frames: Vec<_> = std::iter::from_fn(|| pool.allocate(384)).collect();
+        let sizes: Vec<_> = frames.iter().map(Frame::truesize).collect();
+        assert_eq!(sizes, [[512; 40].as_slice(), &[2048; 3]].concat());
+        assert!(pool.allocate(1).is_none(), "all away");
+        assert!(pool.allocate(u32::MAX).is_none());
+        assert_eq!(pool.largest_frame_bytes(), 2048 - HEADROOM_BYTES);
+        assert_eq!(pool.away(), 43);
+    }
+
+    #[test]
+    fn udp_r6_a_full_lot_goes_home_at_once_and_a_part_at_the_end_of_the_turn() {
+        let [mut owner, mut other] = pair();
+        let frames: Vec<_> = (0..40).map(|mark| filled(&mut owner, mark).unwrap()).collect();
+        for frame in frames {
+            other.put(frame);
+        }
+        assert_eq!(owner.away(), 40 - LOT_FRAMES);
+        other.flush();
+        assert_eq!(owner.away(), 0);
+        other.flush();
+        assert_eq!(other.away(), 0);
+    }
+
+    #[test]
+    fn a_dropped_frame_goes_home_too() {
+        let [mut owner, _other] = pair();
+        drop(filled(&mut owner, 1));
+        assert_eq!(owner.away(), 0);
+    }
+
+    #[test]
+    fn frames_outlive_their_owner() {
+        let [mut owner, mut other] = pair();
+        let kept: Vec<_> = (0..40).map(|mark| filled(&mut owner, mark).unwrap()).collect();
+        drop(owner);
+        for (mark, frame) in (0..).zip(kept) {
+            assert_eq!(frame.data(), [mark; 64]);
+            if mark % 3 == 0 { drop(frame) } else { other.put(frame) }
+        }
+        // The last lot frees the home of the owner that is gone; miri and the leak check watch.
+        drop(other);
+    }
+
+    #[test]
+    fn a_frame_of_another_region_finds_its_own_way() {
+        let [mut here, _] = pair();
+        let [mut there, _] = pair();
+        here.put(filled(&mut there, 1).unwrap());
+        assert_eq!((here.away(), there.away()), (0, 0));
+    }
+
+    #[test]
+    fn lengths_are_held_to_the_room() {
+        let [mut pool, _] = pair();
+        let mut frame = pool.allocate(0).unwrap();
+        assert_eq!(frame.room_mut().len(), 512 - 128);
+        frame.set_len(384);
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.set_len(385)));
+        assert!(refused.is_err());
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Operation {
+        Allocate { cpu: usize },
+        Put { cpu: usize, which: usize },
+        Drop { which: usize },
+        Flush { cpu: usize },
+    }
+
+    fn operation() -> impl Strategy<Value = Operation> {
+        let (cpu, which) = (0usize..3, any::<usize>());
+        prop_oneof![
+            4 => cpu.clone().prop_map(|cpu| Operation::Allocate { cpu }),
+            4 => (cpu.clone(), which).prop_map(|(cpu, which)| Operation::Put { cpu, which }),
+            1 => any::<usize>().prop_map(|which| Operation::Drop { which }),
+            1 => cpu.prop_map(|cpu| Operation::Flush { cpu }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 256 }))]
+        /// Every frame keeps its bytes while it is held, no chunk has two holders, and all of
+        /// them are home in the end.
+        #[test]
+        fn pools_neither_lose_nor_share_frames(
+            operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 80 } else { 400 }),
+        ) {
+            let share = vec![ChunkClass { chunk_bytes: 512, chunks: 37 }];
+            let mut pools = pools(&[share.clone(), share, vec![]]);
+            let mut held: Vec<(Frame, [u8; 4])> = Vec::new();
+            let mut stamp = 0u32;
+            for operation in operations {
+                match operation {
+                    Operation::Allocate { cpu } => {
+                        if let Some(mut frame) = pools[cpu].allocate(4) {
+                            stamp += 1;
+                            frame.copy_from(&stamp.to_ne_bytes());
+                            prop_assert_eq!(usize::from(frame.owner()), cpu);
+                            held.push((frame, stamp.to_ne_bytes()));
+                        }
+                    }
+                    Operation::Put { cpu, which } if !held.is_empty() => {
+                        let (frame, stamp) = held.swap_remove(which % held.len());
+                        prop_assert_eq!(frame.data(), &stamp);
+                        pools[cpu].put(frame);
+                    }
+                    Operation::Drop { which } if !held.is_empty() => {
+                        held.swap_remove(which % held.len());
+                    }
+                    Operation::Flush { cpu } => pools[cpu].flush(),
+                    Operation::Put { .. } | Operation::Drop { .. } => {}
+                }
+            }
+            for (frame, stamp) in held.drain(..) {
+                prop_assert_eq!(frame.data(), &stamp);
+                pools[2].put(frame);
+            }
+            for pool in &mut pools {
+                pool.flush();
+            }
+            for pool in &mut pools {
+                prop_assert_eq!(pool.away(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn frames_cross_threads_and_come_home() {
+        let rounds = if cfg!(miri) { 40 } else { 20_000 };
+        let [mut owner, mut other] = pair();
+        let (mut producer, mut consumer) = crate::ring::ring(16, crate::Position(0));
+        let reader = std::thread::spawn(move || {
+            let (mut batch, mut read) = (Vec::new(), 0);
+            while read < rounds {
+                if consumer.take(8, &mut batch) == 0 {
+                    other.flush();
+                    std::thread::yield_now();
+                }
+                for frame in batch.drain(..) {
+                    let frame: Frame = frame;
+                    assert_eq!(frame.data(), [u8::try_from(read % 251).unwrap(); 64]);
+                    read += 1;
+                    if read % 17 == 0 { drop(frame) } else { other.put(frame) }
+                }
+                consumer.release();
+            }
+        });
+        for round in 0..rounds {
+            let frame = loop {
+                match filled(&mut owner, u8::try_from(round % 251).unwrap()) {
+                    Some(frame) => break frame,
+                    None => std::thread::yield_now(),
+                }
+            };
+            let mut waiting = Some(frame);
+            while let Some(frame) = waiting.take() {
+                waiting = producer.push(frame).err();
+                producer.publish();
+            }
+        }
+        reader.join().unwrap();
+        assert_eq!(owner.away(), 0);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::thread;
+
+    use super::*;
+
+    fn pair(chunks: u32) -> [Pool; 2] {
+        let shares = [vec![ChunkClass { chunk_bytes: 512, chunks }], vec![]];
+        let region = Region::allocate(region_bytes(&shares));
+        carve(region, &shares).unwrap().try_into().unwrap()
+    }
+
+    /// Two threads bring frames home while the owner takes them in.
+    #[test]
+    fn frames_come_home_while_the_owner_collects() {
+        loom::model(|| {
+            let [mut owner, mut other] = pair(2);
+            let (first, second) = (owner.allocate(1).unwrap(), owner.allocate(1).unwrap());
+            let worker = thread::spawn(move || {
+                other.put(first);
+                other.flush();
+            });
+            let stranger = thread::spawn(move || drop(second));
+            owner.collect();
+            worker.join().unwrap();
+            stranger.join().unwrap();
+            assert_eq!(owner.away(), 0);
+        });
+    }
+
+    /// The owner goes away while frames are on their way: whoever is last frees the region, once
+    /// (loom reports an `Arc` that leaks or is dropped twice).
+    #[test]
+    fn the_last_frame_frees_the_home_of_an_owner_that_is_gone() {
+        loom::model(|| {
+            let [mut owner, mut other] = pair(2);
+            let (first, second) = (owner.allocate(1).unwrap(), owner.allocate(1).unwrap());
+            let worker = thread::spawn(move || other.put(first));
+            let stranger = thread::spawn(move || drop(second));
+            drop(owner);
+            worker.join().unwrap();
+            stranger.join().unwrap();
+        });
+    }
+}

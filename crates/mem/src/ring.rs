@@ -1,0 +1,464 @@
+//! The single-producer, single-consumer ring: the only queue between two CPUs.
+//!
+//! Producer and consumer are two types, each held by one thread. What sets this ring apart is
+//! that its counters are the head and tail counters of RFS (RFS-5):
+//!
+//! * **tail** is raised by [`Producer::publish`], once for a burst of [`Producer::push`]es;
+//! * **head** is raised by [`Consumer::release`], after the packets that [`Consumer::take`] moved
+//!   out have been *processed*, not when they are taken (ordering hazard H13).
+//!
+//! A slot is the consumer's from the publish that filled it to the release that frees it.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+
+use crate::position::Position;
+use crate::sync::{Arc, AtomicU32, Ordering, OwnLine, UnsafeCell};
+
+/// Makes a ring of `capacity` slots whose counters both begin at `start`.
+///
+/// # Panics
+/// When `capacity` is not a power of two from 1 to 2^31: counters that wrap at 2^32 need that.
+#[must_use]
+pub fn ring<T: Send>(capacity: u32, start: Position) -> (Producer<T>, Consumer<T>) {
+    assert!(
+        capacity.is_power_of_two(),
+        "a ring's capacity is a power of two from 1 to 2^31, not {capacity}"
+    );
+    let shared = Arc::new(Shared {
+        head: OwnLine(AtomicU32::new(start.0)),
+        tail: OwnLine(AtomicU32::new(start.0)),
+        slots: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
+        mask: capacity - 1,
+    });
+    let producer =
+        Producer { shared: Arc::clone(&shared), tail: start, published: start, head_seen: start };
+    let consumer = Consumer { shared, taken: start, head: start, tail_seen: start };
+    (producer, consumer)
+}
+
+struct Shared<T> {
+    /// Written by the consumer (Release), read by the producer (Acquire).
+    head: OwnLine<AtomicU32>,
+    /// Written by the producer (Release), read by the consumer (Acquire).
+    tail: OwnLine<AtomicU32>,
+    /// Filled from `head` up to `tail`; a consumer may have emptied some of these already.
+    slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    mask: u32,
+}
+
+// SAFETY: a slot is touched by the producer while it lies outside [head, tail) and by the consumer
+// while it lies inside; the Release store of one end and the Acquire load of the other order the
+// two. `T: Send` since values cross threads.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above; no `&T` is ever shared.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    fn slot(&self, at: Position) -> &UnsafeCell<MaybeUninit<T>> {
+        &self.slots[(at.0 & self.mask) as usize]
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Both ends are gone: Consumer's Drop has set head to what it took, Producer's has
+        // published what it pushed, so exactly [head, tail) is filled.
+        let mut at = Position(self.head.0.load(Ordering::Acquire));
+        let tail = Position(self.tail.0.load(Ordering::Acquire));
+        while at != tail {
+            // SAFETY: the slot is filled, see above, and `&mut self` excludes everyone else.
+            self.slot(at).with_mut(|slot| unsafe { slot.cast::<T>().drop_in_place() });
+            at = at.plus(1);
+        }
+    }
+}
+
+/// The end that fills the ring. One thread's; not `Clone`.
+pub struct Producer<T> {
+    shared: Arc<Shared<T>>,
+    /// Where the next packet goes; ahead of `published` within a burst.
+    tail: Position,
+    /// What the consumer may see: the value of `shared.tail`.
+    published: Position,
+    /// The last value read from `shared.head`; never ahead of it.
+    head_seen: Position,
+}
+
+impl<T: Send> Producer<T> {
+    /// Puts `value` into the ring, not yet visible to the consumer, and returns the tail counter
+    /// after it: once the head has reached that position, the value has been processed.
+    ///
+    /// # Errors
+    /// Gives `value` back when the ring is full.
+    pub fn push(&mut self, value: T) -> Result<Position, T> {
+        if self.queued() == self.capacity() && self.refreshed_queued() == self.capacity() {
+            return Err(value);
+        }
+        self.shared.slot(self.tail).with_mut(|slot| {
+            // SAFETY: tail - head < capacity, so the slot lies outside [head, tail): ours.
+            unsafe { slot.cast::<T>().write(value) };
+        });
+        self.tail = self.tail.plus(1);
+        Ok(self.tail)
+    }
+
+    /// Shows the consumer everything pushed so far. Returns whether there was anything new.
+    pub fn publish(&mut self) -> bool {
+        if self.published == self.tail {
+            return false;
+        }
+        self.published = self.tail;
+        // Release: pairs with the Acquire load in `Consumer::queued`, which orders slot contents.
+        self.shared.tail.0.store(self.tail.0, Ordering::Release);
+        true
+    }
+
+    /// Reads how far the consumer has come: every position up to the one returned is processed,
+    /// and what its processing wrote is visible.
+    pub fn observe_head(&mut self) -> Position {
+        // Acquire: pairs with the Release store in `Consumer::release`.
+        self.head_seen = Position(self.shared.head.0.load(Ordering::Acquire));
+        self.head_seen
+    }
+
+    /// The head as last observed, without touching the consumer's cache line.
+    #[must_use]
+    pub fn head_seen(&self) -> Position {
+        self.head_seen
+    }
+
+    /// The tail counter, packets not yet published included.
+    #[must_use]
+    pub fn tail(&self) -> Position {
+        self.tail
+    }
+
+    /// How many packets lie in the ring or in the consumer's hands, at most: as of the head last
+    /// observed.
+    #[must_use]
+    pub fn queued(&self) -> u32 {
+        self.tail.since(self.head_seen)
+    }
+
+    /// As [`queued`](Self::queued), after observing the head.
+    pub fn refreshed_queued(&mut self) -> u32 {
+        self.observe_head();
+        self.queued()
+    }
+
+    /// The number of slots.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.shared.mask + 1
+    }
+}
+
+impl<T> Drop for Producer<T> {
+    fn drop(&mut self) {
+        self.shared.tail.0.store(self.tail.0, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for Producer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Producer({:?}..{:?})", self.head_seen, self.tail)
+    }
+}
+
+/// The end that empties the ring. One thread's; not `Clone`.
+pub struct Consumer<T> {
+    shared: Arc<Shared<T>>,
+    /// What has been moved out; ahead of `head` while packets are in hand.
+    taken: Position,
+    /// What has been processed: the value of `shared.head`.
+    head: Position,
+    /// The last value read from `shared.tail`; never ahead of it.
+    tail_seen: Position,
+}
+
+impl<T: Send> Consumer<T> {
+    /// Moves up to `max` values to the end of `out`, oldest first, and returns how many.
+    ///
+    /// They stay on the head counter's account until [`release`](Self::release).
+    pub fn take(&mut self, max: usize, out: &mut Vec<T>) -> usize {
+        let count = self.queued().min(u32::try_from(max).unwrap_or(u32::MAX));
+        out.reserve(count as usize);
+        for _ in 0..count {
+            let value = self.shared.slot(self.taken).with(|slot| {
+                // SAFETY: taken < tail_seen, so the slot was filled and published; it is read out
+                // once, since `taken` moves on and Drop starts from there.
+                unsafe { slot.cast::<T>().read() }
+            });
+            self.taken = self.taken.plus(1);
+            out.push(value);
+        }
+        count as usize
+    }
+
+    /// Declares everything taken so far processed: the head counter moves up to it.
+    pub fn release(&mut self) {
+        if self.head != self.taken {
+            self.head = self.taken;
+            // Release: pairs with the Acquire load in `Producer::observe_head`.
+            self.shared.head.0.store(self.head.0, Ordering::Release);
+        }
+    }
+
+    /// How many values wait to be taken.
+    pub fn queued(&mut self) -> u32 {
+        // Acquire: pairs with the Release store in `Producer::publish`.
+        self.tail_seen = Position(self.shared.tail.0.load(Ordering::Acquire));
+        self.tail_seen.since(self.taken)
+    }
+
+    /// How many values are taken and not yet released.
+    #[must_use]
+    pub fn in_hand(&self) -> u32 {
+        self.taken.since(self.head)
+    }
+
+    /// The position of the last value taken.
+    #[must_use]
+    pub fn taken(&self) -> Position {
+        self.taken
+    }
+}
+
+impl<T> Drop for Consumer<T> {
+    fn drop(&mut self) {
+        // What was taken is no longer in the ring, whatever became of it.
+        self.shared.head.0.store(self.taken.0, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for Consumer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Consumer({:?}, {} in hand)", self.taken, self.taken.since(self.head))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Operation {
+        Push(u8),
+        Publish,
+        Take(u8),
+        Release,
+        Observe,
+    }
+
+    fn operation() -> impl Strategy<Value = Operation> {
+        prop_oneof![
+            (0u8..12).prop_map(Operation::Push),
+            Just(Operation::Publish),
+            (0u8..12).prop_map(Operation::Take),
+            Just(Operation::Release),
+            Just(Operation::Observe),
+        ]
+    }
+
+    /// The slow twin: what a ring of `capacity` does, on plain queues.
+    #[derive(Default)]
+    struct Oracle {
+        staged: VecDeque<Box<u32>>,
+        visible: VecDeque<Box<u32>>,
+        in_hand: u32,
+        processed: u32,
+        pushed: u32,
+    }
+
+    fn run(capacity: u32, start: Position, operations: &[Operation]) {
+        let (mut producer, mut consumer) = ring(capacity, start);
+        let mut oracle = Oracle::default();
+        for &operation in operations {
+            match operation {
+                Operation::Push(count) => {
+                    for _ in 0..count {
+                        let queued = oracle.staged.len() + oracle.visible.len();
+                        let full = queued + oracle.in_hand as usize == capacity as usize;
+                        let pushed = producer.push(Box::new(oracle.pushed));
+                        assert_eq!(pushed.is_err(), full);
+                        if let Ok(position) = pushed {
+                            oracle.staged.push_back(Box::new(oracle.pushed));
+                            oracle.pushed += 1;
+                            assert_eq!(position, start.plus(oracle.pushed));
+                        }
+                    }
+                }
+                Operation::Publish => {
+                    assert_eq!(producer.publish(), !oracle.staged.is_empty());
+                    oracle.visible.append(&mut oracle.staged);
+                }
+                Operation::Take(max) => {
+                    let mut out = Vec::new();
+                    let count = consumer.take(max.into(), &mut out);
+                    assert_eq!(count, oracle.visible.len().min(max.into()));
+                    let expected: Vec<_> = oracle.visible.drain(..count).collect();
+                    assert_eq!(out, expected);
+                    oracle.in_hand += u32::try_from(count).unwrap();
+                }
+                Operation::Release => {
+                    consumer.release();
+                    oracle.processed += oracle.in_hand;
+                    oracle.in_hand = 0;
+                }
+                Operation::Observe => {
+                    assert_eq!(producer.observe_head(), start.plus(oracle.processed));
+                }
+            }
+            assert_eq!(consumer.in_hand(), oracle.in_hand);
+            assert_eq!(consumer.queued() as usize, oracle.visible.len());
+        }
+        if operations.len() % 2 == 0 {
+            drop(producer);
+        }
+        // What is left is dropped with the ring: Box makes miri see a leak or a double free.
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 512 }))]
+        #[test]
+        fn ring_behaves_as_a_plain_queue_from_any_start_value(
+            log in 0u32..6,
+            start in prop_oneof![any::<u32>(), Just(0u32.wrapping_sub(3)), Just((1u32 << 31) - 3)],
+            operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 20 } else { 60 }),
+        ) {
+            run(1 << log, Position(start), &operations);
+        }
+    }
+
+    #[test]
+    fn rfs_5_head_moves_when_packets_are_released_not_when_they_are_taken() {
+        let (mut producer, mut consumer) = ring(4, Position(u32::MAX));
+        let position = producer.push('a').unwrap();
+        producer.publish();
+        let mut out = Vec::new();
+        consumer.take(1, &mut out);
+        assert_eq!(position.pending(producer.observe_head(), producer.tail()), 1);
+        consumer.release();
+        assert_eq!(position.pending(producer.observe_head(), producer.tail()), 0);
+    }
+
+    #[test]
+    fn values_left_behind_are_dropped_once() {
+        let value = Rc::new(());
+        // `Rc` is not `Send`; the ring stays on this thread.
+        struct Local(#[expect(dead_code, reason = "held for its count")] Rc<()>);
+        // SAFETY: never leaves the thread.
+        unsafe impl Send for Local {}
+        let (mut producer, mut consumer) = ring(8, Position(0));
+        for _ in 0..6 {
+            assert!(producer.push(Local(Rc::clone(&value))).is_ok());
+        }
+        producer.publish();
+        let mut out = Vec::new();
+        consumer.take(2, &mut out);
+        assert_eq!(Rc::strong_count(&value), 7);
+        drop((producer, consumer));
+        assert_eq!(Rc::strong_count(&value), 3, "two in hand");
+    }
+
+    #[test]
+    fn two_threads_pass_every_value_in_order() {
+        let total: u32 = if cfg!(miri) { 200 } else { 200_000 };
+        let (mut producer, mut consumer) = ring(64, Position(u32::MAX - 100));
+        let sender = std::thread::spawn(move || {
+            for value in 0..total {
+                while producer.push(value).is_err() {
+                    producer.publish();
+                    std::thread::yield_now();
+                }
+                if value % 7 == 0 {
+                    producer.publish();
+                }
+            }
+        });
+        let mut out = Vec::new();
+        while out.len() < total as usize {
+            if consumer.take(32, &mut out) == 0 {
+                std::thread::yield_now();
+            }
+            consumer.release();
+        }
+        sender.join().unwrap();
+        assert!(out.into_iter().eq(0..total));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::thread;
+
+    use super::*;
+
+    /// One slot and three values, two slots and four: every slot is used again, so a slot read
+    /// after it was given back, or written before, is found.
+    #[test]
+    fn slots_pass_between_the_ends_without_a_race() {
+        for (capacity, total) in [(1, 3), (2, 4)] {
+            let mut model = loom::model::Builder::new();
+            // A thread that spins is preempted at every turn: three preemptions besides those
+            // that a `yield_now` asks for bound the search.
+            model.preemption_bound = Some(3);
+            model.check(move || {
+                let (mut producer, mut consumer) = ring(capacity, Position(u32::MAX));
+                let sender = thread::spawn(move || {
+                    let mut value = 0u32;
+                    while value < total {
+                        if producer.push(value).is_ok() {
+                            value += 1;
+                        } else {
+                            thread::yield_now();
+                        }
+                        producer.publish();
+                    }
+                });
+                let mut out = Vec::new();
+                while out.len() < total as usize {
+                    if consumer.take(2, &mut out) == 0 {
+                        thread::yield_now();
+                    }
+                    consumer.release();
+                }
+                sender.join().unwrap();
+                assert!(out.into_iter().eq(0..total));
+            });
+        }
+    }
+
+    /// What a consumer wrote while it processed a packet is visible to a producer that sees the
+    /// head pass it: this is what the drain rule rests on (RFS-6).
+    #[test]
+    fn a_head_that_passed_a_packet_shows_the_work_done_on_it() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(2, Position(0));
+            let work = loom::sync::Arc::new(loom::cell::UnsafeCell::new(0));
+            let done = work.clone();
+            let position = producer.push(()).unwrap();
+            producer.publish();
+            let worker = thread::spawn(move || {
+                let mut out = Vec::new();
+                while consumer.take(1, &mut out) == 0 {
+                    thread::yield_now();
+                }
+                // SAFETY: the producer looks only after the release below.
+                done.with_mut(|work| unsafe { *work = 1 });
+                consumer.release();
+            });
+            if position.pending(producer.observe_head(), producer.tail()) == 0 {
+                // SAFETY: the worker has released what it worked on.
+                assert_eq!(work.with(|work| unsafe { *work }), 1);
+            }
+            worker.join().unwrap();
+        });
+    }
+}

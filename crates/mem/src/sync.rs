@@ -1,0 +1,44 @@
+//! The façade over atomics and cells: the standard library's, or loom's under `--cfg loom`.
+//!
+//! Everything in this crate that two threads touch goes through these names, so the loom models
+//! check the code that ships.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicPtr, AtomicU32, Ordering},
+    },
+};
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Arc,
+    atomic::{AtomicI64, AtomicPtr, AtomicU32, Ordering},
+};
+
+/// `std::cell::UnsafeCell` with the closures that loom asks for.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}
+
+/// A value on cache lines of its own: two, because the neighbouring line is fetched along.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct OwnLine<T>(pub(crate) T);
