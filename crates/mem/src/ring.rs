@@ -238,7 +238,8 @@ impl<T> fmt::Debug for Consumer<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::collections::VecDeque;
     use std::rc::Rc;
@@ -318,7 +319,7 @@ mod tests {
             assert_eq!(consumer.in_hand(), oracle.in_hand);
             assert_eq!(consumer.queued() as usize, oracle.visible.len());
         }
-        if operations.len() % 2 == 0 {
+        if operations.len().is_multiple_of(2) {
             drop(producer);
         }
         // What is left is dropped with the ring: Box makes miri see a leak or a double free.
@@ -394,7 +395,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod loom_tests {
     use loom::thread;
 
