@@ -2,19 +2,19 @@
 //!
 //! ```text
 //!  region ──carved into──► chunks ──handed out as──► Frame ──moved through──► ring ──► another CPU
-//!     ▲                                                                                   │
-//!     └──── free list of the owner ◄──── inbox of the owner ◄──── lots of 32 ◄────────────┘
+//!                            ▲                                                            │
+//!                            └── free list ◄── the owner's inbox ◄── lots of 32 frames ◄──┘
 //! ```
 //!
 //! This crate is one of Forebay's few islands of `unsafe`. Its public face is safe: nothing a
 //! caller does with frames, pools and ring ends can read freed memory or alias a live buffer.
 
+pub mod region; //   one piece of memory for all the frames of an engine
 pub mod frame; //    one chunk of it: a move-only handle
 pub mod pool; //     the frames of one CPU, and the way home for the frames of others
-pub mod position; // a point in a ring's life: a counter that wraps
-pub mod region; //   one piece of memory for all the frames of an engine
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
 
+pub mod position; // a point in a ring's life: a counter that wraps
 mod lot; //          frames on their way home, thirty-two at a time
 mod sync; //         the standard library's atomics, or loom's
 

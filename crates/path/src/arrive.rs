@@ -1,0 +1,79 @@
+//! Arrive: frames come in bursts from a source.
+
+use mem::{Frame, Pool};
+
+use crate::drop_reason::DropReason;
+use crate::hash::FlowHash;
+use crate::parse::Link;
+
+/// Where frames come from: a capture, a generator, a device queue.
+///
+/// One CPU polls a source, and never waits in it.
+pub trait Source: Send {
+    /// Adds up to `max` frames to `burst`, in the order of arrival, in memory from `pool`.
+    /// `now_ns` is the engine's time.
+    ///
+    /// # Errors
+    /// When the source is broken and will give no more. What came before stays in `burst`.
+    fn poll(
+        &mut self,
+        now_ns: u64,
+        max: usize,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError>;
+}
+
+/// What broke a source, said so that a person can mend it.
+pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a source has after a poll.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Polled {
+    /// More, perhaps: poll again at once.
+    Ready,
+    /// Nothing before this time.
+    IdleUntil {
+        /// In the engine's time.
+        now_ns: u64,
+    },
+    /// Nothing ever again.
+    Exhausted,
+}
+
+/// Frames as they came from a source, oldest first.
+#[derive(Debug, Default)]
+pub struct Burst {
+    /// Those that were received.
+    pub frames: Vec<Received>,
+    /// Those that could not be.
+    pub refused: Vec<Refused>,
+}
+
+/// A frame that the source received.
+#[derive(Debug)]
+pub struct Received {
+    /// The bytes, as far as they were captured.
+    pub frame: Frame,
+    /// Its number on the source, counted from 0.
+    pub number: u64,
+    /// Its length on the wire.
+    pub wire_len: u32,
+    /// When it arrived, in nanoseconds since 1970; 0 if unknown.
+    pub timestamp_ns: u64,
+    /// The hash that the device computed, if it does; then none is computed (RPS-5).
+    pub device_hash: FlowHash,
+    /// What the frame begins with.
+    pub link: Link,
+}
+
+/// A frame that the source had to let go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Its number on the source.
+    pub number: u64,
+    /// Its length on the wire.
+    pub wire_len: u32,
+    /// Why.
+    pub reason: DropReason,
+}

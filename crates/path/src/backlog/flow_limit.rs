@@ -1,0 +1,76 @@
+//! The kernel's flow limit: a backlog that fills up drops the flows that fill it first
+//! (`skb_flow_limit` in net/core/dev.c).
+
+use crate::hash::FlowHash;
+
+/// Recent packets that are remembered.
+pub const FLOW_LIMIT_HISTORY: usize = 128;
+
+/// A flow with more than this many of the recent packets is dropped.
+const FLOW_SHARE: u8 = 64;
+
+/// The flows of the last [`FLOW_LIMIT_HISTORY`] packets, by bucket.
+#[derive(Debug)]
+pub struct FlowLimit {
+    history: [u32; FLOW_LIMIT_HISTORY],
+    next: usize,
+    /// Recent packets of each bucket; none holds more than the history.
+    buckets: Box<[u8]>,
+}
+
+impl FlowLimit {
+    /// `flow_limit_table_len` buckets; `None` unless that is a power of two.
+    #[must_use]
+    pub fn new(flow_limit_table_len: u32) -> Option<Self> {
+        flow_limit_table_len.is_power_of_two().then(|| Self {
+            history: [0; FLOW_LIMIT_HISTORY],
+            next: 0,
+            buckets: vec![0; flow_limit_table_len as usize].into(),
+        })
+    }
+
+    /// Notes a packet that found the backlog half full or more, and says whether its flow has
+    /// exceeded its share.
+    pub fn exceeds(&mut self, hash: FlowHash) -> bool {
+        let bucket = hash.0 & (u32::try_from(self.buckets.len()).unwrap_or(1) - 1);
+        let forgotten = std::mem::replace(&mut self.history[self.next], bucket);
+        self.next = (self.next + 1) % FLOW_LIMIT_HISTORY;
+
+        let forgotten = &mut self.buckets[forgotten as usize];
+        *forgotten = forgotten.saturating_sub(1);
+        let recent = &mut self.buckets[bucket as usize];
+        *recent = recent.saturating_add(1);
+        *recent > FLOW_SHARE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_is_limited_from_the_65th_of_128_recent_packets_on() {
+        let mut limit = FlowLimit::new(4096).unwrap();
+        let hog = FlowHash(77);
+        let verdicts: Vec<_> = (0..70).map(|_| limit.exceeds(hog)).collect();
+        assert_eq!(verdicts.iter().position(|&exceeds| exceeds), Some(64));
+        for other in 1000..1000 + 128 {
+            assert!(!limit.exceeds(FlowHash(other)), "others pass");
+        }
+        assert!(!limit.exceeds(hog), "and push the hog out of the history");
+    }
+
+    #[test]
+    fn a_flow_with_half_of_the_packets_is_not_limited() {
+        let mut limit = FlowLimit::new(4096).unwrap();
+        for packet in 0..1000 {
+            assert!(!limit.exceeds(FlowHash(77)));
+            assert!(!limit.exceeds(FlowHash(10_000 + packet)));
+        }
+    }
+
+    #[test]
+    fn a_table_length_that_is_no_power_of_two_is_refused() {
+        assert!(FlowLimit::new(0).is_none() && FlowLimit::new(3000).is_none());
+    }
+}

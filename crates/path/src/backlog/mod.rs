@@ -1,0 +1,225 @@
+//! Backlog: the rings between the CPU that polls a queue and the CPUs that its packets go to.
+//!
+//! One ring for each (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The
+//! ring's counters are what the drain rule of steering reads, so this is also where a CPU's
+//! progress is observed.
+
+mod flow_limit;
+
+use mem::Position;
+use mem::ring::{Consumer, Producer, ring};
+
+use crate::cpu::CpuId;
+use crate::drop_reason::DropReason;
+use crate::packet::Packet;
+use crate::steer::Because;
+pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
+
+/// The kernel's default of `netdev_max_backlog`.
+pub const NETDEV_MAX_BACKLOG: u32 = 1000;
+
+/// What was decided about a packet, for traces: it travels beside the packet, in a ring of its
+/// own, and only when somebody asked for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Note {
+    /// The intake's time when it put the packet on the backlog.
+    pub enqueued_ns: u64,
+    /// Which configuration the decision was made under.
+    pub epoch: u32,
+    /// Why this CPU.
+    pub because: Because,
+    /// The backlog's tail counter after this packet.
+    pub position: Position,
+    /// If this packet moved its flow to another CPU: the head counter of the old backlog that
+    /// allowed it.
+    pub head_old: Option<Position>,
+}
+
+/// The consuming end of one backlog ring: what a [`Delivery`](crate::Delivery) owns.
+#[derive(Debug)]
+pub struct Lane {
+    pub(crate) packets: Consumer<Packet>,
+    pub(crate) notes: Option<Consumer<Note>>,
+}
+
+/// The producing ends of one rx queue's backlog rings: what an [`Intake`](crate::Intake) owns.
+#[derive(Debug)]
+pub struct Backlogs {
+    /// By [`CpuId::index`].
+    targets: Vec<Option<Target>>,
+    /// Targets with packets that are not yet published, in the order they were first pushed to.
+    touched: Vec<CpuId>,
+    netdev_max_backlog: u32,
+    flow_limit: Option<FlowLimit>,
+}
+
+#[derive(Debug)]
+struct Target {
+    packets: Producer<Packet>,
+    notes: Option<Producer<Note>>,
+    /// How far the CPU had come when the turn began, before its time was read.
+    head_before: Position,
+    /// How far it had come when somebody looked again during the turn.
+    head_during: Option<Position>,
+    touched: bool,
+}
+
+/// How far a CPU is from having processed a flow's last packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Depth {
+    /// It had processed it before this turn began: the head counter that shows it.
+    Drained(Position),
+    /// It may have it in hand right now.
+    Near,
+    /// It has more in front of it than it takes in hand at once.
+    Far,
+}
+
+impl Backlogs {
+    /// No targets yet; `cpus` is one more than the highest CPU there will be.
+    #[must_use]
+    pub fn new(cpus: usize, netdev_max_backlog: u32) -> Self {
+        Self {
+            targets: (0..cpus).map(|_| None).collect(),
+            touched: Vec::with_capacity(cpus),
+            netdev_max_backlog,
+            flow_limit: None,
+        }
+    }
+
+    /// Adds the ring to `cpu`, of `capacity` packets (a power of two), its counters beginning at
+    /// `start`, and returns its other end. With `noted`, every packet has its [`Note`].
+    ///
+    /// # Panics
+    /// When `cpu` is beyond what [`new`](Self::new) was told, or `capacity` no power of two.
+    #[must_use]
+    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> Lane {
+        let (packets, lane) = ring(capacity, start);
+        let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
+        self.targets[cpu.index()] =
+            Some(Target { packets, notes, head_before: start, head_during: None, touched: false });
+        Lane { packets: lane, notes: lane_notes }
+    }
+
+    /// The CPUs that packets can go to.
+    pub fn cpus(&self) -> impl Iterator<Item = CpuId> {
+        (0..).zip(&self.targets).filter(|(_, target)| target.is_some()).map(|(cpu, _)| CpuId(cpu))
+    }
+
+    /// The most packets that a ring takes now: the kernel's queue holds one more than its limit,
+    /// and no queue holds more than its capacity.
+    pub fn set_netdev_max_backlog(&mut self, packets: u32) {
+        self.netdev_max_backlog = packets;
+    }
+
+    /// Turns the flow limit on or off.
+    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>) {
+        self.flow_limit = flow_limit;
+    }
+
+    /// Looks how far every CPU with packets of this queue has come. The engine calls this before
+    /// it reads the clock for the turn, so whatever is seen here happened before `now`.
+    pub fn observe(&mut self) {
+        for target in self.targets.iter_mut().flatten() {
+            if target.packets.queued() > 0 {
+                target.packets.observe_head();
+            }
+            target.head_before = target.packets.head_seen();
+            target.head_during = None;
+        }
+    }
+
+    /// How far `cpu` is from having processed the packet at `tail`, if it takes at most
+    /// `batch_max` packets in hand at once.
+    pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
+        let Some(target) = self.target(cpu) else { return Depth::Near };
+        let now = target.packets.tail();
+        if tail.pending(target.head_before, now) == 0 {
+            return Depth::Drained(target.head_before);
+        }
+        let head = *target.head_during.get_or_insert_with(|| target.packets.observe_head());
+        if tail.pending(head, now) > batch_max { Depth::Far } else { Depth::Near }
+    }
+
+    /// Whether `cpu` takes another packet.
+    pub fn has_room(&mut self, cpu: CpuId) -> bool {
+        self.has_room_for(cpu, 1)
+    }
+
+    /// Whether every CPU takes `count` more packets.
+    pub fn all_have_room_for(&mut self, count: u32) -> bool {
+        let cpus = 0..self.targets.len();
+        cpus.filter_map(|cpu| u16::try_from(cpu).ok()).all(|cpu| {
+            self.targets[usize::from(cpu)].is_none() || self.has_room_for(CpuId(cpu), count)
+        })
+    }
+
+    /// Puts a packet on the backlog of `cpu`, not yet visible there. The note's position is
+    /// filled in.
+    ///
+    /// # Errors
+    /// Gives the packet back with the reason if the backlog or the flow limit refuses it; the
+    /// ring's tail counter has not moved then.
+    pub fn enqueue(
+        &mut self,
+        cpu: CpuId,
+        packet: Packet,
+        mut note: Note,
+    ) -> Result<Position, (Packet, DropReason)> {
+        if !self.has_room(cpu) {
+            return Err((packet, DropReason::BacklogFull));
+        }
+        let half = self.netdev_max_backlog / 2;
+        let Some(target) = self.targets.get_mut(cpu.index()).and_then(Option::as_mut) else {
+            return Err((packet, DropReason::BacklogFull));
+        };
+        if let Some(flow_limit) = &mut self.flow_limit
+            && target.packets.queued() >= half
+            && flow_limit.exceeds(packet.hash)
+        {
+            return Err((packet, DropReason::FlowLimit));
+        }
+        let position =
+            target.packets.push(packet).map_err(|packet| (packet, DropReason::BacklogFull))?;
+        if let Some(notes) = &mut target.notes {
+            note.position = position;
+            // Pushed and taken in step with the packets: there is room.
+            let _ = notes.push(note);
+        }
+        if !target.touched {
+            target.touched = true;
+            self.touched.push(cpu);
+        }
+        Ok(position)
+    }
+
+    /// Shows the CPUs their new packets and names each of them, for one wake-up per burst.
+    pub fn publish(&mut self) -> impl Iterator<Item = CpuId> {
+        for cpu in &self.touched {
+            if let Some(target) = self.targets[cpu.index()].as_mut() {
+                target.touched = false;
+                // Notes first: who sees a packet finds its note.
+                target.notes.as_mut().map(Producer::publish);
+                target.packets.publish();
+            }
+        }
+        self.touched.drain(..)
+    }
+
+    /// Packets on the rings or in the CPUs' hands.
+    pub fn queued(&mut self) -> u32 {
+        self.targets.iter_mut().flatten().map(|target| target.packets.refreshed_queued()).sum()
+    }
+
+    fn has_room_for(&mut self, cpu: CpuId, count: u32) -> bool {
+        let limit = self.netdev_max_backlog.saturating_add(1);
+        let Some(target) = self.target(cpu) else { return false };
+        let limit = limit.min(target.packets.capacity());
+        let fits = |queued: u32| queued.saturating_add(count) <= limit;
+        fits(target.packets.queued()) || fits(target.packets.refreshed_queued())
+    }
+
+    fn target(&mut self, cpu: CpuId) -> Option<&mut Target> {
+        self.targets.get_mut(cpu.index())?.as_mut()
+    }
+}

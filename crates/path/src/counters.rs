@@ -1,0 +1,114 @@
+//! Counters with one writer each: the stage that owns them. Everyone else only reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::drop_reason::DropReason;
+
+/// A number that one thread raises and any thread reads, without a locked instruction.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// The value; as of a moment ago when read by another thread.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Adds `count`. Only the writer calls this: a load and a store, no read-modify-write.
+    pub(crate) fn add(&self, count: u64) {
+        self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
+    }
+
+    /// Raises the value to at least `value`. Only the writer calls this.
+    pub(crate) fn raise_to(&self, value: u64) {
+        if value > self.get() {
+            self.0.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What one intake counts. Written by the CPU that polls its queue.
+#[derive(Debug)]
+pub struct IntakeCounters {
+    /// Frames that the source gave, refused ones included.
+    pub frames: Counter,
+    /// Their bytes on the wire.
+    pub bytes: Counter,
+    /// Frames dropped, by [`DropReason::index`].
+    pub drops: [Counter; DropReason::ALL.len()],
+    /// Frames whose headers lie ([`Flaw`](crate::parse::Flaw)).
+    pub flawed: Counter,
+    /// Frames with a wrong IPv4 header checksum.
+    pub ip_checksum_bad: Counter,
+    /// Frames with a wrong TCP or UDP checksum.
+    pub l4_checksum_bad: Counter,
+    /// Packets without a hash: left on the polling CPU.
+    pub unsteered: Counter,
+    /// Times that a flow-table slot changed its CPU.
+    pub moves: Counter,
+    /// Packets sent after their predecessors to a CPU that the slot was to leave.
+    pub stays: Counter,
+    /// Held moves begun.
+    pub holds: Counter,
+    /// The longest that a held move took, in nanoseconds.
+    pub held_max_ns: Counter,
+    /// By [`CpuId::index`](crate::CpuId::index) of the target.
+    pub per_cpu: Box<[TargetCounters]>,
+}
+
+/// What one intake counts of one target CPU.
+#[derive(Debug, Default)]
+pub struct TargetCounters {
+    /// Packets put on the backlog.
+    pub enqueued: Counter,
+    /// Packets that the backlog had no room for, or its flow limit refused.
+    pub dropped: Counter,
+}
+
+impl IntakeCounters {
+    /// Zeros, for targets below `cpus`.
+    #[must_use]
+    pub fn new(cpus: usize) -> Self {
+        let zero = Counter::default;
+        Self {
+            frames: zero(),
+            bytes: zero(),
+            drops: Default::default(),
+            flawed: zero(),
+            ip_checksum_bad: zero(),
+            l4_checksum_bad: zero(),
+            unsteered: zero(),
+            moves: zero(),
+            stays: zero(),
+            holds: zero(),
+            held_max_ns: zero(),
+            per_cpu: (0..cpus).map(|_| TargetCounters::default()).collect(),
+        }
+    }
+
+    /// Packets that were put on a backlog.
+    #[must_use]
+    pub fn enqueued(&self) -> u64 {
+        self.per_cpu.iter().map(|target| target.enqueued.get()).sum()
+    }
+
+    /// Frames dropped for any reason.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.drops.iter().map(Counter::get).sum()
+    }
+}
+
+/// What one delivery counts. Written by its CPU.
+#[derive(Debug, Default)]
+pub struct DeliveryCounters {
+    /// Packets handed to the handler, and processed.
+    pub packets: Counter,
+    /// Their bytes on the wire.
+    pub bytes: Counter,
+    /// Batches they came in.
+    pub batches: Counter,
+    /// The most packets that were seen waiting in one backlog ring.
+    pub backlog_max: Counter,
+}

@@ -1,0 +1,137 @@
+//! Delivery: the second spine. It runs on the CPU that packets were steered to and owns what it
+//! takes to bring them from the backlogs to the application.
+
+use std::sync::Arc;
+
+use mem::Pool;
+
+use crate::backlog::{Lane, Note};
+use crate::counters::DeliveryCounters;
+use crate::cpu::CpuId;
+use crate::packet::Packet;
+
+/// The application: gets packets in batches, on the CPU they were steered to.
+pub trait Handler: Send {
+    /// Handles a batch. The packets of a flow come in the order of arrival, in this batch and
+    /// from batch to batch, whichever CPU gets them.
+    ///
+    /// Packets left in the batch return to their owners when this returns; a handler that keeps a
+    /// packet takes it out.
+    fn handle(&mut self, batch: &mut Batch<'_>);
+}
+
+/// Packets of one rx queue, oldest first.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// The CPU that they were steered to: this one.
+    pub cpu: CpuId,
+    /// The packets.
+    pub packets: &'a mut Vec<Packet>,
+    /// What was decided about each of them, if notes are taken.
+    pub notes: &'a [Note],
+}
+
+/// The delivery of one CPU.
+#[derive(Debug)]
+pub struct Delivery {
+    cpu: CpuId,
+    batch_max: usize,
+    /// One for each rx queue.
+    lanes: Vec<Lane>,
+    /// The lane whose turn it is, and whose packets are in hand.
+    lane: usize,
+    /// The batch in hand; empty between batches.
+    packets: Vec<Packet>,
+    notes: Vec<Note>,
+    counters: Arc<DeliveryCounters>,
+}
+
+impl Delivery {
+    /// A delivery that takes at most `batch_max` packets in hand at once.
+    #[must_use]
+    pub fn new(cpu: CpuId, lanes: Vec<Lane>, batch_max: usize) -> Self {
+        let packets = Vec::with_capacity(batch_max);
+        let counters = Arc::default();
+        Self { cpu, batch_max, lanes, lane: 0, packets, notes: Vec::new(), counters }
+    }
+
+    /// The spine: takes up to `budget` packets from the backlogs to the handler, and returns how
+    /// many. The lanes have their turns one after another.
+    pub fn turn(&mut self, budget: usize, pool: &mut Pool, handler: &mut impl Handler) -> usize {
+        let mut done = 0;
+        while done < budget {
+            let taken = self.take(budget - done);
+            if taken == 0 {
+                break;
+            }
+            self.handle(handler);
+            self.complete(pool);
+            done += taken;
+        }
+        done
+    }
+
+    /// Takes a batch of at most `max` packets in hand, from the next lane that has any. Nothing is
+    /// in hand before.
+    pub fn take(&mut self, max: usize) -> usize {
+        debug_assert!(self.packets.is_empty(), "a batch is completed before the next is taken");
+        for _ in 0..self.lanes.len() {
+            self.lane = if self.lane + 1 < self.lanes.len() { self.lane + 1 } else { 0 };
+            let lane = &mut self.lanes[self.lane];
+            let waiting = lane.packets.queued();
+            if waiting > 0 {
+                self.counters.backlog_max.raise_to(waiting.into());
+                let taken = lane.packets.take(max.min(self.batch_max), &mut self.packets);
+                if let Some(notes) = &mut lane.notes {
+                    notes.take(taken, &mut self.notes);
+                }
+                return taken;
+            }
+        }
+        0
+    }
+
+    /// Hands the batch to the handler.
+    pub fn handle(&mut self, handler: &mut impl Handler) {
+        let bytes = self.packets.iter().map(|packet| u64::from(packet.wire_len)).sum();
+        self.counters.packets.add(self.packets.len() as u64);
+        self.counters.bytes.add(bytes);
+        self.counters.batches.add(1);
+        handler.handle(&mut Batch {
+            cpu: self.cpu,
+            packets: &mut self.packets,
+            notes: &self.notes,
+        });
+    }
+
+    /// Declares the batch processed: the backlog's head moves on, which lets its flows go
+    /// elsewhere (ordering hazard H13), and the frames return to their owners.
+    pub fn complete(&mut self, pool: &mut Pool) {
+        let lane = &mut self.lanes[self.lane];
+        lane.packets.release();
+        if let Some(notes) = &mut lane.notes {
+            notes.release();
+        }
+        for packet in self.packets.drain(..) {
+            pool.put(packet.frame);
+        }
+        self.notes.clear();
+    }
+
+    /// Whether packets wait.
+    pub fn has_work(&mut self) -> bool {
+        self.lanes.iter_mut().any(|lane| lane.packets.queued() > 0)
+    }
+
+    /// The counters, for whoever wants to read them.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<DeliveryCounters> {
+        &self.counters
+    }
+
+    /// This CPU.
+    #[must_use]
+    pub fn cpu(&self) -> CpuId {
+        self.cpu
+    }
+}

@@ -1,0 +1,61 @@
+//! Why a packet was dropped: every loss has one of these names, a counter and a test.
+
+/// The reasons, in packet order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DropReason {
+    /// The source's link type is one that the path cannot read.
+    LinkType,
+    /// Larger than the largest chunk of packet memory.
+    Oversize,
+    /// No packet memory was free when the frame arrived.
+    NoBuffer,
+    /// Its flow was waiting to change its CPU, and as many packets waited as may.
+    HoldFull,
+    /// The backlog of its CPU was at `netdev_max_backlog`.
+    BacklogFull,
+    /// The backlog was half full, and its flow held more than its share of the recent packets.
+    FlowLimit,
+}
+
+impl DropReason {
+    /// Every reason, in packet order.
+    pub const ALL: [Self; 6] = [
+        Self::LinkType,
+        Self::Oversize,
+        Self::NoBuffer,
+        Self::HoldFull,
+        Self::BacklogFull,
+        Self::FlowLimit,
+    ];
+
+    /// The name in counters and traces.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LinkType => "link_type",
+            Self::Oversize => "oversize",
+            Self::NoBuffer => "no_buffer",
+            Self::HoldFull => "hold_full",
+            Self::BacklogFull => "backlog_full",
+            Self::FlowLimit => "flow_limit",
+        }
+    }
+
+    /// The place in [`ALL`](Self::ALL).
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_stands_at_its_index() {
+        for (index, reason) in DropReason::ALL.into_iter().enumerate() {
+            assert_eq!(reason.index(), index);
+        }
+    }
+}

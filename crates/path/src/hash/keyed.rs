@@ -1,0 +1,105 @@
+//! SipHash-1-3 over addresses and ports, under a secret key.
+
+use siphasher::sip::SipHasher13;
+
+/// Length of the secret key.
+pub const KEYED_KEY_BYTES: usize = 16;
+
+/// A hash whose collisions only the holder of the key can find.
+///
+/// The kernel hashes flows with SipHash for the same reason: against a known function a stranger
+/// picks ports until all of his flows meet on one CPU.
+#[derive(Debug)]
+pub struct Keyed {
+    hasher: SipHasher13,
+    symmetric: bool,
+}
+
+/// Two addresses of sixteen bytes and two ports.
+const LONGEST_INPUT_BYTES: usize = 2 * 16 + 2 * 2;
+
+impl Keyed {
+    /// Hashes under `key`; if `symmetric`, both directions of a flow alike.
+    #[must_use]
+    pub fn new(key: &[u8; KEYED_KEY_BYTES], symmetric: bool) -> Self {
+        Self { hasher: SipHasher13::new_with_key(key), symmetric }
+    }
+
+    /// Hashes a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
+    /// network order.
+    #[must_use]
+    pub fn hash(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
+        let ports = ports.map_or([].as_slice(), |ports| ports.as_slice());
+        let mut input = [0; LONGEST_INPUT_BYTES];
+        let (len, swap) = (addresses.len() + ports.len(), self.swaps(addresses, ports));
+        let (first, second) = input.split_at_mut(addresses.len());
+        copy_pair(first, addresses, swap);
+        copy_pair(&mut second[..ports.len()], ports, swap);
+        fold(self.hasher.hash(&input[..len]))
+    }
+
+    /// Whether the second endpoint goes first, so that both directions hash alike.
+    fn swaps(&self, addresses: &[u8], ports: &[u8]) -> bool {
+        let (source, destination) = addresses.split_at(addresses.len() / 2);
+        let (source_port, destination_port) = ports.split_at(ports.len() / 2);
+        self.symmetric && (source, source_port) > (destination, destination_port)
+    }
+}
+
+fn copy_pair(to: &mut [u8], pair: &[u8], swap: bool) {
+    let half = pair.len() / 2;
+    to.copy_from_slice(pair);
+    if swap {
+        to.rotate_left(half);
+    }
+}
+
+/// Both halves of a 64-bit hash in one.
+fn fold(hash: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+    let (high, low) = ((hash >> 32) as u32, hash as u32);
+    high ^ low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: [u8; 16] = [7; 16];
+    const SOURCE: [u8; 4] = [10, 0, 0, 1];
+    const DESTINATION: [u8; 4] = [10, 0, 0, 2];
+
+    fn both_ways(keyed: &Keyed, source_port: [u8; 2], destination_port: [u8; 2]) -> [u32; 2] {
+        let ports = [source_port, destination_port];
+        let there = [SOURCE, DESTINATION].concat();
+        let back = [DESTINATION, SOURCE].concat();
+        let ports_there: [u8; 4] = ports.as_flattened().try_into().unwrap();
+        let ports_back = [ports_there[2], ports_there[3], ports_there[0], ports_there[1]];
+        [keyed.hash(&there, Some(&ports_there)), keyed.hash(&back, Some(&ports_back))]
+    }
+
+    #[test]
+    fn a_symmetric_hash_is_the_same_both_ways_and_a_plain_one_is_not() {
+        for (source_port, destination_port) in [([0, 53], [200, 1]), ([200, 1], [0, 53])] {
+            let [there, back] = both_ways(&Keyed::new(&KEY, true), source_port, destination_port);
+            assert_eq!(there, back);
+            let [there, back] = both_ways(&Keyed::new(&KEY, false), source_port, destination_port);
+            assert_ne!(there, back);
+        }
+    }
+
+    #[test]
+    fn another_key_gives_another_hash() {
+        let [first, second] =
+            [KEY, [8; 16]].map(|key| Keyed::new(&key, false).hash(&[1; 32], None));
+        assert_ne!(first, second);
+    }
+
+    #[test]
+    fn ports_count_and_so_does_their_absence() {
+        let keyed = Keyed::new(&KEY, false);
+        let hashes =
+            [None, Some(&[0; 4]), Some(&[0, 0, 0, 1])].map(|ports| keyed.hash(&[1; 8], ports));
+        assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2]);
+    }
+}

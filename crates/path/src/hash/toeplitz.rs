@@ -1,0 +1,177 @@
+//! The Toeplitz hash of receive-side scaling.
+
+use std::fmt;
+
+/// The key that Microsoft published with RSS; the default of most network cards.
+pub const STANDARD_KEY: [u8; 40] = [
+    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
+    0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
+    0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+];
+
+/// A key of period sixteen bits: both directions of a flow hash alike, since swapping equal
+/// fields moves every bit by a multiple of the period.
+pub const SYMMETRIC_KEY: [u8; 40] = {
+    let mut key = [0x6d; 40];
+    let mut at = 1;
+    while at < key.len() {
+        key[at] = 0x5a;
+        at += 2;
+    }
+    key
+};
+
+/// The longest input of the path: two IPv6 addresses and two ports.
+pub const TUPLE_BYTES: usize = 36;
+
+/// Bytes of key that an input of the longest kind needs.
+pub const TUPLE_KEY_BYTES: usize = TUPLE_BYTES + WINDOW_BYTES;
+
+/// Every input bit is weighed with 32 bits of the key.
+const WINDOW_BYTES: usize = 4;
+
+/// A key that does not reach to the end of the input it should weigh.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyTooShort {
+    /// Bytes of key that are needed.
+    pub need_bytes: usize,
+    /// Bytes of key that were given.
+    pub have_bytes: usize,
+}
+
+impl fmt::Display for KeyTooShort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { need_bytes, have_bytes } = self;
+        write!(f, "a Toeplitz key of {have_bytes} bytes is too short: {need_bytes} are needed")
+    }
+}
+
+impl std::error::Error for KeyTooShort {}
+
+/// Toeplitz under one key: a table lookup for each byte of input.
+pub struct Toeplitz {
+    /// For each input byte, what each of its values adds to the hash.
+    tables: Box<[[u32; 256]]>,
+}
+
+impl Toeplitz {
+    /// Prepares `key` for inputs of up to `input_bytes` bytes.
+    ///
+    /// # Errors
+    /// When the key has fewer than `input_bytes + 4` bytes.
+    pub fn new(key: &[u8], input_bytes: usize) -> Result<Self, KeyTooShort> {
+        let (need_bytes, have_bytes) = (input_bytes + WINDOW_BYTES, key.len());
+        if need_bytes > have_bytes {
+            return Err(KeyTooShort { need_bytes, have_bytes });
+        }
+        let tables = key.windows(WINDOW_BYTES + 1).take(input_bytes).map(byte_table).collect();
+        Ok(Self { tables })
+    }
+
+    /// Hashes the address pair of a packet and maybe its ports, as they stand in the packet.
+    #[must_use]
+    pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
+        let (address_tables, port_tables) = self.tables.split_at(addresses.len());
+        weigh(address_tables, addresses) ^ ports.map_or(0, |ports| weigh(port_tables, ports))
+    }
+
+    /// Hashes any input.
+    ///
+    /// # Errors
+    /// When the input is longer than [`new`](Self::new) prepared for.
+    pub fn hash(&self, input: &[u8]) -> Result<u32, KeyTooShort> {
+        if input.len() > self.tables.len() {
+            return Err(KeyTooShort {
+                need_bytes: input.len() + WINDOW_BYTES,
+                have_bytes: self.tables.len() + WINDOW_BYTES,
+            });
+        }
+        Ok(weigh(&self.tables, input))
+    }
+}
+
+fn weigh(tables: &[[u32; 256]], input: &[u8]) -> u32 {
+    tables.iter().zip(input).fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
+}
+
+/// What each value of the byte at the start of `window` adds: five bytes of key hold the 32-bit
+/// windows of all its eight bits.
+fn byte_table(window: &[u8]) -> [u32; 256] {
+    let mut bits = [0u32; 8];
+    let key = window.iter().fold(0u64, |key, &byte| key << 8 | u64::from(byte));
+    for (bit, weight) in bits.iter_mut().enumerate() {
+        #[expect(clippy::cast_possible_truncation, reason = "the low 32 bits are the window")]
+        let window = (key >> (8 - bit)) as u32;
+        *weight = window;
+    }
+    std::array::from_fn(|value| {
+        let set = |bit: &usize| value >> (7 - bit) & 1 == 1;
+        (0..8).filter(set).fold(0, |hash, bit| hash ^ bits[bit])
+    })
+}
+
+impl fmt::Debug for Toeplitz {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Toeplitz(inputs of up to {} bytes)", self.tables.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The slow twin: one bit of input at a time, the key shifted along.
+    fn slow_toeplitz(key: &[u8], input: &[u8]) -> u32 {
+        let key_bit = |bit: usize| u32::from(key[bit / 8] >> (7 - bit % 8) & 1);
+        let mut hash = 0;
+        for bit in 0..input.len() * 8 {
+            if input[bit / 8] >> (7 - bit % 8) & 1 == 1 {
+                hash ^= (0..32).fold(0, |window, at| window << 1 | key_bit(bit + at));
+            }
+        }
+        hash
+    }
+
+    fn hash_v4(key: &[u8], source: ([u8; 4], u16), destination: ([u8; 4], u16)) -> [u32; 2] {
+        let toeplitz = Toeplitz::new(key, TUPLE_BYTES).unwrap();
+        let addresses = [source.0, destination.0].concat();
+        let ports = [source.1.to_be_bytes(), destination.1.to_be_bytes()];
+        let ports: [u8; 4] = ports.as_flattened().try_into().unwrap();
+        [toeplitz.hash_tuple(&addresses, None), toeplitz.hash_tuple(&addresses, Some(&ports))]
+    }
+
+    #[test]
+    fn rps_5_microsofts_verification_suite() {
+        let (source, destination) = (([66, 9, 149, 187], 2794), ([161, 142, 100, 80], 1766));
+        assert_eq!(hash_v4(&STANDARD_KEY, source, destination), [0x323e_8fc2, 0x51cc_c178]);
+    }
+
+    #[test]
+    fn the_symmetric_key_hashes_both_directions_alike() {
+        let (one, other) = (([66, 9, 149, 187], 2794), ([161, 142, 100, 80], 1766));
+        assert_eq!(hash_v4(&SYMMETRIC_KEY, one, other), hash_v4(&SYMMETRIC_KEY, other, one));
+        assert_ne!(hash_v4(&STANDARD_KEY, one, other), hash_v4(&STANDARD_KEY, other, one));
+    }
+
+    #[test]
+    fn a_key_shorter_than_input_and_window_is_refused() {
+        let refused = Toeplitz::new(&STANDARD_KEY[..39], TUPLE_BYTES).unwrap_err();
+        assert_eq!(refused, KeyTooShort { need_bytes: 40, have_bytes: 39 });
+        let toeplitz = Toeplitz::new(&STANDARD_KEY, 12).unwrap();
+        assert!(toeplitz.hash(&[0; 13]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn tables_give_what_shifting_the_key_gives(
+            key in proptest::collection::vec(any::<u8>(), 5..60),
+            input in proptest::collection::vec(any::<u8>(), 0..56),
+        ) {
+            let input = &input[..input.len().min(key.len() - WINDOW_BYTES)];
+            let toeplitz = Toeplitz::new(&key, input.len()).unwrap();
+            prop_assert_eq!(toeplitz.hash(input).unwrap(), slow_toeplitz(&key, input));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Intake: the first spine. It runs on the CPU that polls a queue and owns what it takes to bring
+//! a frame from the source to the backlog of the right CPU.
+
+use std::sync::Arc;
+
+use mem::Position;
+
+use crate::arrive::{Burst, Received, Refused};
+use crate::backlog::{Backlogs, FlowLimit, Lane, Note};
+use crate::counters::IntakeCounters;
+use crate::cpu::{CpuId, RxQueue};
+use crate::drop_reason::DropReason;
+use crate::hash::Hasher;
+use crate::packet::{Arrival, Packet};
+use crate::parse::{self, Checksum, Verify};
+use crate::steer::{HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict};
+
+/// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
+/// the kernel's `dev_weight`.
+pub const DEV_WEIGHT: usize = 64;
+
+/// Held moves that are looked at in one turn, besides those whose packets arrive in it.
+const HOLDS_A_TURN: usize = 64;
+
+/// What an intake begins with.
+#[derive(Debug)]
+pub struct IntakeConfig {
+    /// The queue.
+    pub queue: RxQueue,
+    /// One more than the highest CPU there will be.
+    pub cpus: usize,
+    /// Whether checksums are verified.
+    pub verify: Verify,
+    /// How flows are hashed.
+    pub hasher: Arc<Hasher>,
+    /// How packets find their CPU.
+    pub steer: SteerConfig,
+    /// Packets that each backlog takes.
+    pub netdev_max_backlog: u32,
+}
+
+/// The intake of one rx queue.
+#[derive(Debug)]
+pub struct Intake {
+    queue: RxQueue,
+    verify: Verify,
+    hasher: Arc<Hasher>,
+    steering: Steering,
+    backlogs: Backlogs,
+    /// The number of live changes so far.
+    epoch: u32,
+    /// Where the next look at the holds begins.
+    next_hold: usize,
+    counters: Arc<IntakeCounters>,
+    /// The burst under way; empty between turns.
+    packets: Vec<Packet>,
+    dropped: Vec<Dropped>,
+}
+
+/// A frame that was dropped, on its way to whoever returns its memory.
+#[derive(Debug)]
+pub struct Dropped {
+    /// Its number on the source, modulo 2^32.
+    pub arrival: Arrival,
+    /// Why.
+    pub reason: DropReason,
+    /// What there was of it.
+    pub packet: Option<Packet>,
+}
+
+impl Intake {
+    /// An intake without CPUs to send to; see [`connect`](Self::connect).
+    #[must_use]
+    pub fn new(config: IntakeConfig) -> Self {
+        Self {
+            queue: config.queue,
+            verify: config.verify,
+            hasher: config.hasher,
+            steering: Steering::new(&config.steer),
+            backlogs: Backlogs::new(config.cpus, config.netdev_max_backlog),
+            epoch: 0,
+            next_hold: 0,
+            counters: Arc::new(IntakeCounters::new(config.cpus)),
+            packets: Vec::with_capacity(DEV_WEIGHT),
+            dropped: Vec::new(),
+        }
+    }
+
+    /// Adds a CPU that packets can go to. See [`Backlogs::connect`].
+    #[must_use]
+    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> Lane {
+        self.backlogs.connect(cpu, capacity, start, noted)
+    }
+
+    /// Looks how far the CPUs have come. Call it before reading the clock for [`turn`]: what is
+    /// seen here is then older than the turn's time, which traces rely on.
+    ///
+    /// [`turn`]: Self::turn
+    pub fn observe(&mut self) {
+        self.backlogs.observe();
+    }
+
+    /// The spine: takes a burst from arrival to the backlogs, and returns the CPUs that have new
+    /// packets, each once. `burst` is empty afterwards; it may have been empty before, for packets
+    /// that are held move on in an empty turn too.
+    pub fn turn(&mut self, tick: Tick, burst: &mut Burst) -> impl Iterator<Item = CpuId> {
+        self.refuse(burst);
+        let full_burst = burst.frames.len() >= DEV_WEIGHT;
+        self.parse(burst);
+        self.hash();
+        self.steering.update_spread(tick, full_burst);
+        self.release_holds(tick.now_ns);
+        self.steer(tick.now_ns);
+        self.count_steering();
+        self.backlogs.publish()
+    }
+
+    /// The frames dropped since the last call.
+    pub fn drain_dropped(&mut self) -> impl Iterator<Item = Dropped> {
+        self.dropped.drain(..)
+    }
+
+    /// Whether `count` more packets would be taken without a drop, wherever they go.
+    pub fn has_room_for(&mut self, count: u32) -> bool {
+        self.backlogs.all_have_room_for(count) && self.steering.hold_room() >= count as usize
+    }
+
+    /// Packets that are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.steering.held()
+    }
+
+    /// Packets on the backlogs or in the CPUs' hands.
+    pub fn queued(&mut self) -> u32 {
+        self.backlogs.queued()
+    }
+
+    /// The counters, for whoever wants to read them.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<IntakeCounters> {
+        &self.counters
+    }
+
+    /// The queue that this intake serves.
+    #[must_use]
+    pub fn queue(&self) -> RxQueue {
+        self.queue
+    }
+
+    /// Replaces the RPS map; the next packet is steered by the new one, as epoch `epoch`. CPUs
+    /// that the intake is not connected to are left out (RPS-9).
+    pub fn set_rps_cpus(&mut self, cpus: impl IntoIterator<Item = CpuId>, epoch: u32) {
+        let connected: Vec<_> = self.backlogs.cpus().collect();
+        let cpus = cpus.into_iter().filter(|cpu| connected.contains(cpu));
+        self.steering.set_rps_map(RpsMap::new(cpus));
+        self.epoch = epoch;
+    }
+
+    /// Changes how many packets a backlog takes. See [`Backlogs::set_netdev_max_backlog`].
+    pub fn set_netdev_max_backlog(&mut self, packets: u32, epoch: u32) {
+        self.backlogs.set_netdev_max_backlog(packets);
+        self.epoch = epoch;
+    }
+
+    /// Turns the flow limit on or off.
+    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>, epoch: u32) {
+        self.backlogs.set_flow_limit(flow_limit);
+        self.epoch = epoch;
+    }
+
+    /// Notes a change that concerns somebody else, so that traces tell packets before and after.
+    pub fn set_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+    }
+
+    fn refuse(&mut self, burst: &mut Burst) {
+        for Refused { number, wire_len, reason } in burst.refused.drain(..) {
+            self.counters.frames.add(1);
+            self.counters.bytes.add(wire_len.into());
+            self.drop_frame(Arrival::of_frame(number), reason, None);
+        }
+    }
+
+    fn parse(&mut self, burst: &mut Burst) {
+        let mut bytes = 0;
+        for received in burst.frames.drain(..) {
+            bytes += u64::from(received.wire_len);
+            let packet = admit(received, self.queue, self.verify);
+            self.count_headers(&packet);
+            self.packets.push(packet);
+        }
+        self.counters.frames.add(self.packets.len() as u64);
+        self.counters.bytes.add(bytes);
+    }
+
+    fn hash(&mut self) {
+        for packet in &mut self.packets {
+            if !packet.hash.is_some() {
+                packet.hash = self.hasher.hash(&packet.view());
+            }
+        }
+    }
+
+    fn steer(&mut self, now_ns: u64) {
+        let mut packets = std::mem::take(&mut self.packets);
+        for packet in packets.drain(..) {
+            if let Some(hold) = self.steering.hold_of(packet.hash) {
+                self.release(hold, now_ns);
+            }
+            match self.steering.decide(packet.hash, now_ns, &mut self.backlogs) {
+                Verdict::Forward(target) => self.enqueue(packet, target, now_ns),
+                Verdict::Hold(hold) => self.hold(packet, hold, now_ns),
+                Verdict::Full(cpu) => self.drop_packet(packet, cpu, DropReason::BacklogFull),
+            }
+        }
+        self.packets = packets;
+    }
+
+    fn enqueue(&mut self, packet: Packet, target: Target, now_ns: u64) {
+        let note = Note {
+            enqueued_ns: now_ns,
+            epoch: self.epoch,
+            because: target.because,
+            position: Position::default(),
+            head_old: target.head_old,
+        };
+        if target.slot.is_none() {
+            self.counters.unsteered.add(1);
+        }
+        match self.backlogs.enqueue(target.cpu, packet, note) {
+            Ok(tail) => {
+                self.steering.record(target, tail);
+                self.counters.per_cpu[target.cpu.index()].enqueued.add(1);
+            }
+            Err((packet, reason)) => self.drop_packet(packet, target.cpu, reason),
+        }
+    }
+
+    fn hold(&mut self, packet: Packet, hold: HoldId, now_ns: u64) {
+        if let Err(packet) = self.steering.hold(hold, packet) {
+            self.drop_frame(packet.arrival, DropReason::HoldFull, Some(packet));
+            self.steering.end_hold(hold, now_ns);
+        }
+    }
+
+    /// Lets the packets of a hold go, if they may, as far as there is room for them.
+    fn release(&mut self, hold: HoldId, now_ns: u64) {
+        let Release::Forward(mut target) = self.steering.decide_release(hold, &mut self.backlogs)
+        else {
+            return;
+        };
+        while self.backlogs.has_room(target.cpu)
+            && let Some(packet) = self.steering.unhold(hold)
+        {
+            self.enqueue(packet, target, now_ns);
+            target.head_old = None; // the first packet moved the slot
+        }
+        self.steering.end_hold(hold, now_ns);
+    }
+
+    fn release_holds(&mut self, now_ns: u64) {
+        for _ in 0..self.steering.active_holds().min(HOLDS_A_TURN) {
+            let before = self.steering.active_holds();
+            if self.next_hold >= before {
+                self.next_hold = 0;
+            }
+            let Some(hold) = self.steering.active_hold(self.next_hold) else { return };
+            self.release(hold, now_ns);
+            if self.steering.active_holds() == before {
+                self.next_hold += 1; // it lasts; when one ends, another takes its place
+            }
+        }
+    }
+
+    fn drop_packet(&mut self, packet: Packet, cpu: CpuId, reason: DropReason) {
+        self.counters.per_cpu[cpu.index()].dropped.add(1);
+        self.drop_frame(packet.arrival, reason, Some(packet));
+    }
+
+    fn drop_frame(&mut self, arrival: Arrival, reason: DropReason, packet: Option<Packet>) {
+        self.counters.drops[reason.index()].add(1);
+        self.dropped.push(Dropped { arrival, reason, packet });
+    }
+
+    fn count_headers(&self, packet: &Packet) {
+        let headers = &packet.headers;
+        self.counters.flawed.add(headers.flaw.is_some().into());
+        self.counters.ip_checksum_bad.add((headers.ip_checksum == Checksum::Bad).into());
+        self.counters.l4_checksum_bad.add((headers.l4_checksum == Checksum::Bad).into());
+    }
+
+    fn count_steering(&self) {
+        let tally = self.steering.tally();
+        self.counters.moves.raise_to(tally.moves);
+        self.counters.stays.raise_to(tally.stays);
+        self.counters.holds.raise_to(tally.holds);
+        self.counters.held_max_ns.raise_to(tally.held_max_ns);
+    }
+}
+
+/// Makes a packet of a received frame.
+fn admit(received: Received, rx_queue: RxQueue, verify: Verify) -> Packet {
+    let Received { frame, number, wire_len, timestamp_ns, device_hash, link } = received;
+    let headers = parse::parse(frame.data(), wire_len, link, verify);
+    let arrival = Arrival::of_frame(number);
+    Packet { frame, timestamp_ns, arrival, wire_len, hash: device_hash, headers, rx_queue }
+}

@@ -1,0 +1,82 @@
+//! A packet on its way: one frame and what the stages have found out about it.
+
+use mem::Frame;
+
+use crate::cpu::RxQueue;
+use crate::hash::FlowHash;
+use crate::parse::{Headers, View};
+
+/// One packet. It moves by value through every queue, so it is kept to one cache line.
+#[derive(Debug)]
+pub struct Packet {
+    /// The bytes, from the link header on.
+    pub frame: Frame,
+    /// When the source says it arrived, in nanoseconds since 1970; 0 if it does not say.
+    pub timestamp_ns: u64,
+    /// Its place in the order of arrival.
+    pub arrival: Arrival,
+    /// Its length on the wire: longer than the frame when the capture was cut short.
+    pub wire_len: u32,
+    /// The flow's hash.
+    pub hash: FlowHash,
+    /// Where the headers are.
+    pub headers: Headers,
+    /// The queue it came from.
+    pub rx_queue: RxQueue,
+}
+
+const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache line");
+
+impl Packet {
+    /// The fields of the headers.
+    #[must_use]
+    pub fn view(&self) -> View<'_> {
+        View::new(self.frame.data(), &self.headers)
+    }
+}
+
+/// The number of a frame on its source, modulo 2^32; it rises along each rx queue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Arrival(pub u32);
+
+impl Arrival {
+    /// Takes the low half of a frame's number.
+    #[must_use]
+    pub fn of_frame(frame: u64) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the number is kept modulo 2^32")]
+        Self(frame as u32)
+    }
+
+    /// Whether this frame came after `other`, given that they are less than 2^31 frames apart.
+    #[must_use]
+    pub fn is_after(self, other: Self) -> bool {
+        let distance = self.0.wrapping_sub(other.0);
+        distance != 0 && distance < 1 << 31
+    }
+
+    /// The frame's full number, given one that is less than 2^31 frames away.
+    #[must_use]
+    pub fn unwrap_near(self, frame: u64) -> u64 {
+        let ahead = self.0.wrapping_sub(Self::of_frame(frame).0).cast_signed();
+        frame.saturating_add_signed(ahead.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_compare_and_unwrap_across_the_wrap() {
+        for frame in [0, 5, (1 << 32) - 1, 1 << 32, (7 << 32) + 3] {
+            for ahead in [0, 1, 1 << 20] {
+                let later = frame + ahead;
+                let (first, second) = (Arrival::of_frame(frame), Arrival::of_frame(later));
+                assert_eq!(second.is_after(first), ahead > 0);
+                assert!(!first.is_after(second));
+                assert_eq!(second.unwrap_near(frame), later);
+                assert_eq!(first.unwrap_near(later), frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! IPv4 (RFC 791).
+
+use super::{Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, Verify, checksum};
+
+const FIXED_BYTES: usize = 20;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const OFFSET_MASK: u16 = 0x1fff;
+
+pub(super) fn walk(
+    seen: &Seen<'_>,
+    verify: Verify,
+    headers: &mut Headers,
+) -> Result<Datagram, Stop> {
+    let start = usize::from(headers.network_offset);
+    let header = seen.header::<FIXED_BYTES>(start, Flaw::IpHeader)?;
+    let header_len = usize::from(header[0] & 0x0f) * 4;
+    if header[0] >> 4 != 4 || header_len < FIXED_BYTES {
+        return Err(Stop::Flaw(Flaw::IpHeader));
+    }
+    headers.network = Network::Ipv4;
+    headers.protocol = header[9];
+    headers.fragment = fragment(u16::from_be_bytes([header[6], header[7]]));
+
+    let end = end_of_packet(seen, start, header_len, headers, [header[2], header[3]])?;
+    let transport_offset = start + header_len;
+    if let (Verify::Checksums, Some(whole)) = (verify, seen.bytes.get(start..transport_offset)) {
+        headers.ip_checksum = checksum::judge(checksum::Sum::of(whole));
+    }
+    let (transport_offset, protocol) = skip_authentication(seen, transport_offset, header[9])?;
+    headers.protocol = protocol;
+    let pseudo_sum = checksum::Sum::of(&header[12..20]).plus_word(u16::from(protocol));
+    Ok(Datagram { transport_offset, end, pseudo_sum: Some(pseudo_sum) })
+}
+
+fn fragment(field: u16) -> Fragment {
+    match (field & OFFSET_MASK, field & MORE_FRAGMENTS) {
+        (0, 0) => Fragment::Whole,
+        (0, _) => Fragment::First,
+        _ => Fragment::Later,
+    }
+}
+
+/// Where the total length says that the packet ends. One of 0 stands for "to the end": what the
+/// sender's own capture shows of a segment that its device was to cut.
+fn end_of_packet(
+    seen: &Seen<'_>,
+    start: usize,
+    header_len: usize,
+    headers: &mut Headers,
+    total_len: [u8; 2],
+) -> Result<usize, Stop> {
+    let total_len = usize::from(u16::from_be_bytes(total_len));
+    if total_len == 0 {
+        headers.flaw = Some(Flaw::IpLength);
+        return Ok(seen.wire_len);
+    }
+    if total_len < header_len {
+        return Err(Stop::Flaw(Flaw::IpLength));
+    }
+    if start + total_len > seen.wire_len {
+        headers.flaw = Some(Flaw::IpLength);
+    }
+    Ok(start + total_len)
+}
+
+/// An authentication header (RFC 4302) is the one extension that IPv4 has.
+fn skip_authentication(seen: &Seen<'_>, at: usize, protocol: u8) -> Result<(usize, u8), Stop> {
+    const AUTHENTICATION: u8 = 51;
+    if protocol != AUTHENTICATION {
+        return Ok((at, protocol));
+    }
+    let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
+    Ok((at + (usize::from(len) + 2) * 4, next))
+}

@@ -1,0 +1,129 @@
+//! IPv6 and its extension headers (RFC 8200).
+
+use super::{Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, checksum};
+
+/// Extension headers that are walked over; a chain that is longer is a flaw. The kernel's flow
+/// dissector has a bound of its own for the same reason (`MAX_FLOW_DISSECT_HDRS`).
+pub const MAX_EXTENSION_HEADERS: usize = 16;
+
+const FIXED_BYTES: usize = 40;
+const DESTINATION: std::ops::Range<usize> = 24..40;
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION_OPTIONS: u8 = 60;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM6: u8 = 140;
+
+pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<Datagram, Stop> {
+    let start = usize::from(headers.network_offset);
+    let header = seen.header::<FIXED_BYTES>(start, Flaw::IpHeader)?;
+    if header[0] >> 4 != 6 {
+        return Err(Stop::Flaw(Flaw::IpHeader));
+    }
+    headers.network = Network::Ipv6;
+    headers.protocol = header[6];
+    let payload_len = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let mut end = start + FIXED_BYTES + payload_len;
+    if payload_len == 0 && header[6] == HOP_BY_HOP {
+        end = seen.wire_len; // a jumbogram (RFC 2675)
+    } else if end > seen.wire_len {
+        headers.flaw = Some(Flaw::IpLength);
+    }
+
+    let chain = extensions(seen, start + FIXED_BYTES, end, headers)?;
+    let destination = match chain.destination {
+        Destination::AsInHeader => Some(&header[DESTINATION]),
+        Destination::Routed(address) => Some(address),
+        Destination::Unknown => None,
+    };
+    let pseudo_sum = destination.map(|destination| {
+        checksum::Sum::of(&header[8..24])
+            .plus(checksum::Sum::of(destination))
+            .plus_word(u16::from(headers.protocol))
+    });
+    Ok(Datagram { transport_offset: chain.end, end, pseudo_sum })
+}
+
+struct Chain<'a> {
+    end: usize,
+    destination: Destination<'a>,
+}
+
+/// The destination that the sender summed up (RFC 8200, section 8.1).
+enum Destination<'a> {
+    AsInHeader,
+    /// The last address of a routing header.
+    Routed(&'a [u8]),
+    /// A routing header of a kind that does not list it.
+    Unknown,
+}
+
+/// Walks over the extension headers from `at`; `headers.protocol` is the first one's on entry, the
+/// transport's on return.
+fn extensions<'a>(
+    seen: &Seen<'a>,
+    mut at: usize,
+    end: usize,
+    headers: &mut Headers,
+) -> Result<Chain<'a>, Stop> {
+    let mut destination = Destination::AsInHeader;
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        let kind = headers.protocol;
+        let len = match kind {
+            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS | MOBILITY
+            | HOST_IDENTITY | SHIM6 => {
+                if at >= end {
+                    return Err(Stop::Flaw(Flaw::Extension));
+                }
+                let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
+                headers.protocol = next;
+                usize::from(len)
+            }
+            _ => return Ok(Chain { end: at, destination }),
+        };
+        at += match kind {
+            FRAGMENT => {
+                let &[_, _, high, low] = seen.header::<4>(at, Flaw::Extension)?;
+                headers.fragment = fragment(u16::from_be_bytes([high, low]));
+                if headers.fragment == Fragment::Later {
+                    return Ok(Chain { end: at + 8, destination });
+                }
+                8
+            }
+            AUTHENTICATION => (len + 2) * 4,
+            ROUTING => {
+                let bytes = (len + 1) * 8;
+                destination = routed_to(seen.bytes.get(at..at + bytes).unwrap_or_default());
+                bytes
+            }
+            _ => (len + 1) * 8,
+        };
+    }
+    Err(Stop::Flaw(Flaw::Extension))
+}
+
+/// A fragment header marks a fragment even if it is the only one (an atomic fragment, RFC 6946):
+/// all of a datagram's pieces must steer alike, and a receiver cannot tell at this point.
+fn fragment(field: u16) -> Fragment {
+    const OFFSET_MASK: u16 = 0xfff8;
+    if field & OFFSET_MASK == 0 { Fragment::First } else { Fragment::Later }
+}
+
+/// Where a routing header with segments left leads: type 0 (RFC 5095) and type 2 (RFC 6275) list
+/// the addresses in order, type 4 (RFC 8754) in reverse.
+fn routed_to(routing: &[u8]) -> Destination<'_> {
+    let &[_, _, kind, segments_left, _, _, _, _, ref addresses @ ..] = routing else {
+        return Destination::Unknown;
+    };
+    let last = match (segments_left, kind) {
+        (0, _) => return Destination::AsInHeader,
+        (_, 0 | 2) => addresses.rchunks_exact(16).next(),
+        (_, 4) => addresses.get(..16),
+        _ => None,
+    };
+    last.map_or(Destination::Unknown, Destination::Routed)
+}

@@ -1,0 +1,197 @@
+//! Parse: one walk over a frame's headers, after which no later stage looks at a length again.
+//!
+//! The walk never fails. It notes what it found ([`Headers`]) and stops where the frame does; a
+//! header that lies is noted as a [`Flaw`] for whoever must judge the packet (the network layer
+//! drops, a probe wants to see it). Whatever offset it notes lies within the captured bytes.
+
+pub mod checksum;
+mod ethernet;
+mod ipv4;
+mod ipv6;
+mod transport;
+mod view;
+
+pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
+pub use ipv6::MAX_EXTENSION_HEADERS;
+pub use view::View;
+
+/// What stands before the network header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Link {
+    /// An Ethernet II or 802.3 header, with up to [`MAX_VLAN_TAGS`] tags.
+    Ethernet,
+    /// Nothing: the first byte is the IP header's.
+    Ip,
+}
+
+/// Whether checksums are worth their cost here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verify {
+    /// Sum up every packet that is there as a whole.
+    Checksums,
+    /// The device has done it, or nobody asks.
+    Nothing,
+}
+
+/// Where a frame's headers are, and what they are. Fourteen bytes that travel with the packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Headers {
+    /// The kind of network header; its fixed part was captured whole.
+    pub network: Network,
+    /// The kind of transport header; its fixed part was captured whole.
+    pub transport: Transport,
+    /// IPv4 protocol, or IPv6 next header after the last extension header.
+    pub protocol: u8,
+    /// Whether this is a piece of a datagram.
+    pub fragment: Fragment,
+    /// The first lie that the walk met, if any.
+    pub flaw: Option<Flaw>,
+    /// The IPv4 header checksum.
+    pub ip_checksum: Checksum,
+    /// The TCP or UDP checksum.
+    pub l4_checksum: Checksum,
+    /// Where the network header begins, if there is one.
+    pub network_offset: u8,
+    /// Where the transport header begins; 0 when there is none in this frame. At least one byte
+    /// of it was captured.
+    pub transport_offset: u16,
+    /// Where the transport's payload begins; 0 when unknown.
+    pub payload_offset: u16,
+    /// How long the payload was on the wire, by the headers: a snapped frame holds less.
+    pub payload_len: u16,
+}
+
+/// Network headers that the path knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Network {
+    /// None, or none that was captured whole.
+    #[default]
+    Other,
+    /// IPv4, twenty bytes or more.
+    Ipv4,
+    /// IPv6, forty bytes and its extension headers.
+    Ipv6,
+}
+
+/// Transport headers that the path knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transport {
+    /// None, or none that was captured whole.
+    #[default]
+    Other,
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// ICMP or ICMPv6.
+    Icmp,
+}
+
+/// A packet's place in its datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fragment {
+    /// The whole of it.
+    #[default]
+    Whole,
+    /// The first piece: the transport header is here, the payload is not all here.
+    First,
+    /// A later piece: no transport header.
+    Later,
+}
+
+/// What summing up said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Checksum {
+    /// There is none, or it cannot be judged: a fragment, a snapped frame, or nobody looked.
+    #[default]
+    Unknown,
+    /// It is right.
+    Good,
+    /// It is wrong.
+    Bad,
+}
+
+/// How a frame's headers lie about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flaw {
+    /// Shorter than its link header.
+    Runt,
+    /// An IP version or header length that cannot be.
+    IpHeader,
+    /// More bytes announced by the IP header than were on the wire, or fewer than the header.
+    IpLength,
+    /// IPv6 extension headers that do not end, or end outside the packet.
+    Extension,
+    /// A TCP header length that cannot be, or a packet too short for its transport header.
+    TransportHeader,
+    /// A UDP length shorter than its header or longer than the IP packet.
+    UdpLength,
+}
+
+/// Walks over the headers of a frame that was `wire_len` bytes long on the wire, of which `bytes`
+/// were captured.
+#[must_use]
+pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers {
+    let seen = Seen::new(bytes, wire_len);
+    let mut headers = Headers::default();
+    if let Err(Stop::Flaw(flaw)) = walk(&seen, link, verify, &mut headers) {
+        headers.flaw.get_or_insert(flaw);
+    }
+    headers
+}
+
+fn walk(seen: &Seen<'_>, link: Link, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
+    let link_layer = ethernet::walk(seen, link)?;
+    headers.network_offset = link_layer.network_offset;
+    let datagram = match link_layer.ethertype {
+        Some(ETHERTYPE_IPV4) => ipv4::walk(seen, verify, headers)?,
+        Some(ETHERTYPE_IPV6) => ipv6::walk(seen, headers)?,
+        _ => return Ok(()),
+    };
+    match headers.fragment {
+        Fragment::Later => Ok(()),
+        Fragment::Whole | Fragment::First => transport::walk(seen, &datagram, verify, headers),
+    }
+}
+
+/// The frame under the walk.
+struct Seen<'a> {
+    /// What was captured.
+    bytes: &'a [u8],
+    /// How much there was; never less than what was captured.
+    wire_len: usize,
+}
+
+/// Why the walk ends before the last header.
+enum Stop {
+    /// The capture ends here, the frame did not.
+    Snapped,
+    /// The frame ends inside the header, or the header cannot be.
+    Flaw(Flaw),
+}
+
+impl<'a> Seen<'a> {
+    fn new(bytes: &'a [u8], wire_len: u32) -> Self {
+        Self { bytes, wire_len: (wire_len as usize).max(bytes.len()) }
+    }
+
+    /// The `N` bytes at `at`; if they are not there, `flaw` says what that makes of the frame.
+    fn header<const N: usize>(&self, at: usize, flaw: Flaw) -> Result<&'a [u8; N], Stop> {
+        match self.bytes.get(at..).and_then(<[u8]>::first_chunk) {
+            Some(header) => Ok(header),
+            None if at + N <= self.wire_len => Err(Stop::Snapped),
+            None => Err(Stop::Flaw(flaw)),
+        }
+    }
+}
+
+/// What an IP header says of its payload.
+struct Datagram {
+    /// Where the transport header begins.
+    transport_offset: usize,
+    /// Where the packet ends by the IP header's account; padding follows.
+    end: usize,
+    /// Partial sum of the pseudo header: addresses and protocol, without the length. None when
+    /// the address that the sender summed up cannot be told.
+    pseudo_sum: Option<checksum::Sum>,
+}

@@ -1,0 +1,145 @@
+//! TCP (RFC 9293), UDP (RFC 768) and where ICMP begins.
+
+use super::{
+    Checksum, Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, Transport, Verify, checksum,
+};
+
+/// Protocol number of TCP.
+pub(super) const TCP: u8 = 6;
+/// Protocol number of UDP.
+pub(super) const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+const TCP_FIXED_BYTES: usize = 20;
+const UDP_BYTES: usize = 8;
+const ICMP_FIXED_BYTES: usize = 4;
+
+pub(super) fn walk(
+    seen: &Seen<'_>,
+    datagram: &Datagram,
+    verify: Verify,
+    headers: &mut Headers,
+) -> Result<(), Stop> {
+    let start = datagram.transport_offset;
+    let known = matches!(headers.protocol, TCP | UDP | ICMP | ICMPV6);
+    if !known {
+        return Ok(());
+    }
+    if start >= datagram.end {
+        return Err(Stop::Flaw(Flaw::TransportHeader));
+    }
+    if start >= seen.bytes.len() {
+        return Err(Stop::Snapped);
+    }
+    headers.transport_offset = offset(start);
+    let segment = Segment { start, end: datagram.end, pseudo_sum: datagram.pseudo_sum };
+    match (headers.protocol, headers.network) {
+        (TCP, _) => tcp(seen, &segment, verify, headers),
+        (UDP, _) => udp(seen, &segment, verify, headers),
+        (ICMP, Network::Ipv4) | (ICMPV6, Network::Ipv6) => icmp(seen, &segment, headers),
+        _ => Ok(()),
+    }
+}
+
+/// A transport header and its payload, by the IP header's account.
+struct Segment {
+    start: usize,
+    end: usize,
+    pseudo_sum: Option<checksum::Sum>,
+}
+
+impl Segment {
+    fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether the header's fixed part lies inside the packet.
+    fn holds(&self, header_bytes: usize) -> Result<(), Stop> {
+        if header_bytes <= self.len() { Ok(()) } else { Err(Stop::Flaw(Flaw::TransportHeader)) }
+    }
+}
+
+fn tcp(
+    seen: &Seen<'_>,
+    segment: &Segment,
+    verify: Verify,
+    headers: &mut Headers,
+) -> Result<(), Stop> {
+    segment.holds(TCP_FIXED_BYTES)?;
+    let header = seen.header::<TCP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
+    let header_len = usize::from(header[12] >> 4) * 4;
+    if header_len < TCP_FIXED_BYTES || header_len > segment.len() {
+        return Err(Stop::Flaw(Flaw::TransportHeader));
+    }
+    headers.transport = Transport::Tcp;
+    set_payload(headers, segment.start + header_len, segment.end);
+    if verify == Verify::Checksums {
+        headers.l4_checksum = judge(seen, segment, segment.len(), headers);
+    }
+    Ok(())
+}
+
+fn udp(
+    seen: &Seen<'_>,
+    segment: &Segment,
+    verify: Verify,
+    headers: &mut Headers,
+) -> Result<(), Stop> {
+    segment.holds(UDP_BYTES)?;
+    let header = seen.header::<UDP_BYTES>(segment.start, Flaw::TransportHeader)?;
+    headers.transport = Transport::Udp;
+    let len = match usize::from(u16::from_be_bytes([header[4], header[5]])) {
+        0 if segment.len() > usize::from(u16::MAX) => segment.len(), // RFC 2675
+        len => len,
+    };
+    if len < UDP_BYTES {
+        return Err(Stop::Flaw(Flaw::UdpLength));
+    }
+    set_payload(headers, segment.start + UDP_BYTES, segment.start + len);
+    if len > segment.len() {
+        // The first fragment of a datagram announces the whole of it.
+        return match headers.fragment {
+            Fragment::Whole => Err(Stop::Flaw(Flaw::UdpLength)),
+            Fragment::First | Fragment::Later => Ok(()),
+        };
+    }
+    if verify == Verify::Checksums {
+        headers.l4_checksum = match (header[6], header[7], headers.network) {
+            (0, 0, Network::Ipv6) => Checksum::Bad, // RFC 8200, section 8.1
+            (0, 0, _) => Checksum::Unknown,
+            _ => judge(seen, segment, len, headers),
+        };
+    }
+    Ok(())
+}
+
+fn icmp(seen: &Seen<'_>, segment: &Segment, headers: &mut Headers) -> Result<(), Stop> {
+    segment.holds(ICMP_FIXED_BYTES)?;
+    seen.header::<ICMP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
+    headers.transport = Transport::Icmp;
+    set_payload(headers, segment.start + ICMP_FIXED_BYTES, segment.end);
+    Ok(())
+}
+
+/// Sums up a segment of `len` bytes, if all of it was captured and it is a whole datagram.
+fn judge(seen: &Seen<'_>, segment: &Segment, len: usize, headers: &Headers) -> Checksum {
+    let whole = seen.bytes.get(segment.start..segment.start + len);
+    match (whole, segment.pseudo_sum, headers.fragment) {
+        (Some(bytes), Some(pseudo_sum), Fragment::Whole) => {
+            checksum::judge(pseudo_sum.plus_len(len).plus(checksum::Sum::of(bytes)))
+        }
+        _ => Checksum::Unknown,
+    }
+}
+
+fn set_payload(headers: &mut Headers, start: usize, end: usize) {
+    headers.payload_offset = offset(start);
+    headers.payload_len = offset(end.saturating_sub(start));
+}
+
+/// Headers end far below 65,535; only the payload of a segment that a device was to cut can be
+/// longer, and then its length saturates.
+fn offset(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(u16::MAX)
+}
