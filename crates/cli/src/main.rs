@@ -1,1 +1,24 @@
-fn main() {}
+//! The `forebay` program: replay captures through the receive path, compute hashes, measure
+//! stages.
+#![forbid(unsafe_code)]
+
+mod args; //   the command line
+mod failure; // what a person is told when something goes wrong, and the exit code
+mod hash; //   forebay hash
+mod replay; // forebay replay
+mod table; //  the end of a replay, for people
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Replay(args) => replay::run(args),
+        Command::Hash(args) => hash::run(args),
+    };
+    failure::exit(result)
+}

@@ -4,10 +4,12 @@
 //! addresses only, so that all pieces of a datagram steer alike. What has no addresses has no
 //! hash and is not steered (RPS-4, RPS-5).
 
+mod indirection;
 mod keyed;
 pub mod toeplitz;
 
 use crate::parse::View;
+pub use indirection::{Indirection, RETA_ENTRIES};
 pub use keyed::{KEYED_KEY_BYTES, Keyed};
 pub use toeplitz::{KeyTooShort, Toeplitz};
 

@@ -16,9 +16,10 @@ pub use ipv6::MAX_EXTENSION_HEADERS;
 pub use view::View;
 
 /// What stands before the network header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Link {
     /// An Ethernet II or 802.3 header, with up to [`MAX_VLAN_TAGS`] tags.
+    #[default]
     Ethernet,
     /// Nothing: the first byte is the IP header's.
     Ip,
@@ -33,9 +34,11 @@ pub enum Verify {
     Nothing,
 }
 
-/// Where a frame's headers are, and what they are. Fourteen bytes that travel with the packet.
+/// Where a frame's headers are, and what they are: sixteen bytes that travel with the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Headers {
+    /// What the frame begins with.
+    pub link: Link,
     /// The kind of network header; its fixed part was captured whole.
     pub network: Network,
     /// The kind of transport header; its fixed part was captured whole.
@@ -133,15 +136,15 @@ pub enum Flaw {
 #[must_use]
 pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers {
     let seen = Seen::new(bytes, wire_len);
-    let mut headers = Headers::default();
-    if let Err(Stop::Flaw(flaw)) = walk(&seen, link, verify, &mut headers) {
+    let mut headers = Headers { link, ..Headers::default() };
+    if let Err(Stop::Flaw(flaw)) = walk(&seen, verify, &mut headers) {
         headers.flaw.get_or_insert(flaw);
     }
     headers
 }
 
-fn walk(seen: &Seen<'_>, link: Link, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
-    let link_layer = ethernet::walk(seen, link)?;
+fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
+    let link_layer = ethernet::walk(seen, headers.link)?;
     headers.network_offset = link_layer.network_offset;
     let datagram = match link_layer.ethertype {
         Some(ETHERTYPE_IPV4) => ipv4::walk(seen, verify, headers)?,

@@ -1,0 +1,220 @@
+//! The command line.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay::control::{Change, ScriptedChange};
+use forebay::device::Rate;
+
+/// A kernel's receive path in user space: packets from one queue to every core, in order.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, about)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Send captures through the whole path and check every packet
+    Replay(Box<ReplayArgs>),
+    /// Compute Toeplitz hashes
+    Hash(HashArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// Captures (pcap or pcapng), one after another; a bundled one if none is given
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Made-up UDP flows instead of captures, as in flows=64,frames=1000000,size=18..1400,ipv6
+    #[arg(long, value_name = "SPEC", conflicts_with = "files")]
+    pub(crate) synthetic: Option<crate::replay::SyntheticSpec>,
+
+    /// CPUs to run on: how many, or a list such as 0-3,8 [default: all that may be used]
+    #[arg(long, value_name = "LIST|N")]
+    pub(crate) cpus: Option<String>,
+
+    /// Receive queues that the frames are dealt out to, by hash
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) queues: NonZeroU16,
+
+    /// CPUs that packets go to: a bitmap as for rps_cpus, or a list with a dash; 0 turns RPS off
+    /// [default: all of --cpus]
+    #[arg(long, value_name = "MASK")]
+    pub(crate) rps: Option<String>,
+
+    /// How flows are hashed
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) hash: HashKind,
+
+    /// The hash's key, in hexadecimal [default: drawn for keyed, the standard one for toeplitz]
+    #[arg(long, value_name = "HEX")]
+    pub(crate) hash_key: Option<String>,
+
+    /// How often all captures are gone through
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) loops: u64,
+
+    /// Packets a second (with k or M), max, or capture for the capture's own times
+    #[arg(long, value_name = "PPS|max|capture", default_value = "max")]
+    pub(crate) rate: RateArg,
+
+    /// Nanoseconds that the application spends on each packet
+    #[arg(long, value_name = "NS", default_value_t = 0)]
+    pub(crate) work: u64,
+
+    /// What a full backlog does [default: wait at --rate max, else drop]
+    #[arg(long, value_enum)]
+    pub(crate) when_full: Option<WhenFullArg>,
+
+    /// When packets leave the CPU that polls
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) spread: SpreadArg,
+
+    /// Set a knob before the first frame, as in netdev_max_backlog=300; repeatable
+    #[arg(long, value_name = "KNOB=VALUE")]
+    pub(crate) set: Vec<Change>,
+
+    /// Change a knob before a frame, as in 10000:rps_cpus=3; repeatable
+    #[arg(long, value_name = "FRAME:KNOB=VALUE")]
+    pub(crate) at: Vec<ScriptedChange>,
+
+    /// Slots of the flow table, rounded up to a power of two
+    #[arg(long, value_name = "N", default_value_t = path::steer::RPS_FLOW_CNT)]
+    pub(crate) rps_flow_cnt: u32,
+
+    /// Packets that follow their flow to a CPU it should leave before a held move begins
+    #[arg(long, value_name = "PACKETS")]
+    pub(crate) move_after: Option<u32>,
+
+    /// What draws (keys, interleavings, traffic) are determined by [default: 1 with
+    /// --deterministic or --synthetic, else drawn]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// Run on one thread in virtual time, in an order that the seed determines
+    #[arg(long)]
+    pub(crate) deterministic: bool,
+
+    /// Where all head and tail counters begin
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) start_counters: u32,
+
+    /// Leave checksums unverified
+    #[arg(long)]
+    pub(crate) no_checksums: bool,
+
+    /// Write delivered packets to DIR/cpuN.pcap, one capture for each CPU
+    #[arg(long, value_name = "DIR")]
+    pub(crate) write_pcap: Option<PathBuf>,
+
+    /// Write a trace of every packet and change to DIR
+    #[arg(long, value_name = "DIR")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Trace the headers of every frame too
+    #[arg(long, requires = "trace")]
+    pub(crate) trace_parse: bool,
+
+    /// Print one JSON document and nothing else on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HashArgs {
+    /// A file of tuples, raw inputs and keys; prints one line `id,hash` for each
+    #[arg(long, value_name = "FILE")]
+    pub(crate) vectors: PathBuf,
+}
+
+/// How flows are hashed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum HashKind {
+    /// SipHash under a secret key: no stranger can aim at one CPU
+    #[default]
+    Keyed,
+    /// The same, both directions of a flow alike
+    KeyedSymmetric,
+    /// As network cards do it
+    Toeplitz,
+    /// The same, under the key 6d5a…, both directions of a flow alike
+    ToeplitzSymmetric,
+}
+
+/// What a full backlog does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum WhenFullArg {
+    /// The source waits
+    Wait,
+    /// Packets are dropped
+    Drop,
+}
+
+/// When packets leave the CPU that polls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum SpreadArg {
+    /// When it is busy
+    #[default]
+    Busy,
+    /// Always, as in the kernel
+    Always,
+}
+
+/// A rate on the command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RateArg(pub(crate) Rate);
+
+impl FromStr for RateArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rate = match text {
+            "max" => Rate::Max,
+            "capture" => Rate::Capture,
+            _ => {
+                let (digits, factor) = match text.strip_suffix(['k', 'K']) {
+                    Some(digits) => (digits, 1_000),
+                    None => match text.strip_suffix('M') {
+                        Some(digits) => (digits, 1_000_000),
+                        None => (text, 1),
+                    },
+                };
+                let number = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+                match number {
+                    Some(1..) => Rate::PerSecond(number.unwrap_or(1)),
+                    _ => return Err("a rate is a number above 0, max or capture".to_owned()),
+                }
+            }
+        };
+        Ok(Self(rate))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn rates_have_suffixes_and_are_never_zero() {
+        let rate = |text: &str| text.parse::<RateArg>().map(|rate| rate.0);
+        assert_eq!(rate("max"), Ok(Rate::Max));
+        assert_eq!(rate("capture"), Ok(Rate::Capture));
+        assert_eq!(rate("1500"), Ok(Rate::PerSecond(1500)));
+        assert_eq!(rate("20k"), Ok(Rate::PerSecond(20_000)));
+        assert_eq!(rate("3M"), Ok(Rate::PerSecond(3_000_000)));
+        for text in ["0", "-1", "fast", "k", "99999999999999999999", "99999999999999999M"] {
+            assert!(rate(text).is_err(), "{text}");
+        }
+    }
+}

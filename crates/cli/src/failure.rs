@@ -1,0 +1,71 @@
+//! What a person is told when something goes wrong, and the exit code.
+
+use std::process::ExitCode;
+
+use miette::{Diagnostic, Report};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub(crate) enum Failure {
+    /// The host said so.
+    #[error("{error}")]
+    Host {
+        /// What it said.
+        error: forebay::Error,
+        /// What to do.
+        #[help]
+        help: String,
+    },
+    /// A run broke a promise.
+    #[error("a promise was broken: {}", broken.join("; "))]
+    #[diagnostic(help("this is a bug: please report it with the command and the seed ({seed})"))]
+    Promise {
+        /// Which, in words.
+        broken: Vec<String>,
+        /// What to repeat it with.
+        seed: u64,
+    },
+    /// The command line or the input cannot be used.
+    #[error("{problem}")]
+    Usage {
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        #[help]
+        help: String,
+    },
+}
+
+impl From<forebay::Error> for Failure {
+    fn from(error: forebay::Error) -> Self {
+        Self::Host { help: error.help(), error }
+    }
+}
+
+impl Failure {
+    pub(crate) fn usage(problem: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::Usage { problem: problem.into(), help: help.into() }
+    }
+
+    /// 1: a promise was broken; 2: usage or bad input; 3: a device or the system refused.
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Promise { .. } => 1,
+            Self::Usage { .. } => 2,
+            Self::Host { error, .. } if error.is_refusal() => 3,
+            Self::Host { .. } => 2,
+        }
+    }
+}
+
+/// Ends the program.
+pub(crate) fn exit(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let code = failure.exit_code();
+            eprintln!("{:?}", Report::new(failure));
+            ExitCode::from(code)
+        }
+    }
+}

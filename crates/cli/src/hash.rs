@@ -1,0 +1,132 @@
+//! `forebay hash`: Toeplitz hashes of test vectors.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Write};
+use std::net::IpAddr;
+
+use path::hash::Toeplitz;
+use path::hash::toeplitz::TUPLE_BYTES;
+use serde::Deserialize;
+
+use crate::args::HashArgs;
+use crate::failure::Failure;
+
+/// A file of vectors.
+#[derive(Debug, Deserialize)]
+struct Vectors {
+    /// Keys by name, in hexadecimal.
+    keys: HashMap<String, String>,
+    #[serde(default)]
+    tuples: Vec<Tuple>,
+    #[serde(default)]
+    raw: Vec<Raw>,
+}
+
+/// A packet's addresses and ports: hashed with the ports and without.
+#[derive(Debug, Deserialize)]
+struct Tuple {
+    id: String,
+    src: IpAddr,
+    dst: IpAddr,
+    sport: u16,
+    dport: u16,
+    key: String,
+}
+
+/// Any input, in hexadecimal.
+#[derive(Debug, Deserialize)]
+struct Raw {
+    id: String,
+    data: String,
+    key: String,
+}
+
+/// Prints `id,hash` for each vector: a tuple gives `id/l3` and `id/l3l4`.
+pub(crate) fn run(args: &HashArgs) -> Result<(), Failure> {
+    let file = args.vectors.display();
+    let text = fs::read_to_string(&args.vectors).map_err(|error| {
+        Failure::usage(format!("cannot read {file}: {error}"), "give a file of vectors")
+    })?;
+    let vectors: Vectors = serde_json::from_str(&text).map_err(|error| {
+        let help = "a file of vectors has `keys`, `tuples` and `raw`: see vectors/toeplitz.json";
+        Failure::usage(format!("{file}: {error}"), help)
+    })?;
+    let mut lines = String::new();
+    for tuple in &vectors.tuples {
+        let [l3, l3l4] = hash_tuple(tuple, &vectors)?;
+        lines += &format!("{id}/l3,{l3:08x}\n{id}/l3l4,{l3l4:08x}\n", id = tuple.id);
+    }
+    for raw in &vectors.raw {
+        lines += &format!("{},{:08x}\n", raw.id, hash_raw(raw, &vectors)?);
+    }
+    // A reader that has enough closes the pipe; there is nobody to tell.
+    let _ = io::stdout().write_all(lines.as_bytes());
+    Ok(())
+}
+
+fn hash_tuple(tuple: &Tuple, vectors: &Vectors) -> Result<[u32; 2], Failure> {
+    let key = vectors.key(&tuple.key, &tuple.id)?;
+    let addresses = match (tuple.src, tuple.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => [src.octets(), dst.octets()].concat(),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => [src.octets(), dst.octets()].concat(),
+        _ => return Err(bad(&tuple.id, "src and dst are of different kinds")),
+    };
+    let ports = [tuple.sport.to_be_bytes(), tuple.dport.to_be_bytes()];
+    let toeplitz = prepared(&key, addresses.len() + 4, &tuple.id)?;
+    let with_ports = [&addresses, ports.as_flattened()].concat();
+    let hash = |input: &[u8]| toeplitz.hash(input).map_err(|error| bad(&tuple.id, error));
+    Ok([hash(&addresses)?, hash(&with_ports)?])
+}
+
+fn hash_raw(raw: &Raw, vectors: &Vectors) -> Result<u32, Failure> {
+    let key = vectors.key(&raw.key, &raw.id)?;
+    let data = from_hex(&raw.data).ok_or_else(|| bad(&raw.id, "data is not hexadecimal"))?;
+    let toeplitz = prepared(&key, data.len(), &raw.id)?;
+    toeplitz.hash(&data).map_err(|error| bad(&raw.id, error))
+}
+
+/// Tables for a tuple if the key allows, so that what is judged is what packets are hashed with.
+fn prepared(key: &[u8], input_bytes: usize, id: &str) -> Result<Toeplitz, Failure> {
+    Toeplitz::new(key, TUPLE_BYTES.max(input_bytes))
+        .or_else(|_| Toeplitz::new(key, input_bytes))
+        .map_err(|error| bad(id, error))
+}
+
+impl Vectors {
+    fn key(&self, name: &str, id: &str) -> Result<Vec<u8>, Failure> {
+        let key = self.keys.get(name);
+        let key = key.ok_or_else(|| bad(id, format!("there is no key {name:?}")))?;
+        from_hex(key).ok_or_else(|| bad(id, format!("key {name:?} is not hexadecimal")))
+    }
+}
+
+fn bad(id: &str, problem: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("vector {id}: {problem}"), "correct the vector, then try again")
+}
+
+/// Bytes written as pairs of hexadecimal digits.
+pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim().as_bytes();
+    let (pairs, rest) = digits.as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| {
+        let text =
+            std::str::from_utf8(pair).ok().filter(|_| pair.iter().all(u8::is_ascii_hexdigit));
+        u8::from_str_radix(text?, 16).ok()
+    };
+    if rest.is_empty() { pairs.iter().map(byte).collect() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hexadecimal_is_read_strictly() {
+        assert_eq!(from_hex("00fFa0"), Some(vec![0, 0xff, 0xa0]));
+        assert_eq!(from_hex(""), Some(vec![]));
+        for text in ["0", "0g", "+1", "é0"] {
+            assert_eq!(from_hex(text), None, "{text}");
+        }
+    }
+}

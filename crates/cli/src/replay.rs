@@ -1,0 +1,326 @@
+//! `forebay replay`: from the command line to a plan, and from a report to what is printed.
+
+use std::io::{self, IsTerminal, Write};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use forebay::control::{Change, CpuList, Script, ScriptedChange};
+use forebay::device::pcap::{Capture, ReplayPlan};
+use forebay::device::synthetic::SyntheticPlan;
+use forebay::device::{Progress, Rate};
+use forebay::engine::{Config, Stopper, WhenFull};
+use forebay::random::Random;
+use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan, bundled_capture};
+use forebay::sys;
+use indicatif::{ProgressBar, ProgressStyle};
+use path::CpuId;
+use path::hash::Hasher;
+use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use path::parse::Verify;
+use path::steer::{MoveAfter, SpreadPolicy};
+
+use crate::args::{HashKind, ReplayArgs, SpreadArg, WhenFullArg};
+use crate::failure::Failure;
+use crate::hash::from_hex;
+use crate::table;
+
+/// How often the progress bar moves.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+
+/// Runs a replay and prints its report.
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+    let seed = args.seed.unwrap_or(1);
+    let plan = plan(args, seed)?;
+    let cpus = plan.engine.cpus.clone();
+    let replay = Replay::open(plan)?;
+    stop_on_signals(replay.stopper());
+    let bar = Bar::show(replay.progress(), args);
+    let report = replay.run();
+    bar.finish();
+    finish(report?, args, seed, &cpus)
+}
+
+/// Prints a report and says what went wrong.
+fn finish(mut report: Report, args: &ReplayArgs, seed: u64, cpus: &CpuList) -> Result<(), Failure> {
+    if let Some(first) = &report.first_damage {
+        eprintln!("forebay: {} damaged records passed over: {first}", report.damaged_records);
+    }
+    let text = if args.json {
+        serde_json::to_string(&report).unwrap_or_default() + "\n"
+    } else {
+        table::render(&report, cpus)
+    };
+    // A reader that has enough closes the pipe; there is nobody to tell.
+    let _ = io::stdout().write_all(text.as_bytes());
+    let broken = report.broken_promises();
+    if !broken.is_empty() {
+        return Err(Failure::Promise { broken, seed });
+    }
+    match report.errors.drain(..).next() {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
+}
+
+fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
+    let when_full = match (args.when_full, args.rate.0) {
+        (Some(WhenFullArg::Wait), _) | (None, Rate::Max) => WhenFull::Wait,
+        (Some(WhenFullArg::Drop), _) | (None, _) => WhenFull::Drop,
+    };
+    let lossy = when_full == WhenFull::Drop;
+    let input = match &args.synthetic {
+        Some(SyntheticSpec(spec)) => {
+            Input::Synthetic(SyntheticPlan { seed, rate: args.rate.0, lossy, ..spec.clone() })
+        }
+        None => {
+            let files = args.files.iter().cloned().map(Capture::File);
+            let mut captures: Vec<_> = files.collect();
+            if captures.is_empty() {
+                captures.push(bundled_capture());
+            }
+            let (loops, rate) = (args.loops, args.rate.0);
+            Input::Captures(ReplayPlan { captures, loops, rate, lossy })
+        }
+    };
+    Ok(Plan {
+        input,
+        queues: args.queues,
+        engine: engine(args, seed, when_full)?,
+        mode: if args.deterministic { Mode::Stepped { seed } } else { Mode::Live },
+        work_ns: args.work,
+        write_pcap: args.write_pcap.clone(),
+        trace: args.trace.clone().map(|directory| TracePlan { directory, parse: args.trace_parse }),
+    })
+}
+
+fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, Failure> {
+    let cpus = cpus(args)?;
+    let mut config = Config::new(cpus, Arc::new(hasher(args, seed)?));
+    if let Some(mask) = &args.rps {
+        let rps_cpus = CpuList::parse_mask_or_list(mask).map_err(|error| {
+            Failure::usage(format!("--rps {mask}: {error}"), "give a mask such as 3, or a list")
+        })?;
+        say_ignored("--rps", &rps_cpus, &config.cpus);
+        config.rps_cpus = rps_cpus;
+    }
+    let set = args.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
+    let script = Script::new(set.chain(args.at.iter().cloned()).collect());
+    for change in script.changes() {
+        if let Change::RpsCpus(list) = &change.change {
+            say_ignored("rps_cpus", list, &config.cpus);
+        }
+    }
+    config.script = script;
+    config.when_full = when_full;
+    config.rps_flow_cnt = args.rps_flow_cnt;
+    config.start_counters = args.start_counters;
+    config.verify = if args.no_checksums { Verify::Nothing } else { Verify::Checksums };
+    config.spread = match args.spread {
+        SpreadArg::Busy => SpreadPolicy::WhenBusy,
+        SpreadArg::Always => SpreadPolicy::Always,
+    };
+    if let Some(packets) = args.move_after {
+        config.move_after = MoveAfter { packets, ..MoveAfter::default() };
+    }
+    Ok(config)
+}
+
+/// The kernel drops CPUs that it cannot use from a mask without a word; we say so (RPS-9).
+fn say_ignored(what: &str, wanted: &CpuList, cpus: &CpuList) {
+    let ignored = wanted.cpus().iter().copied().filter(|cpu| !cpus.contains(*cpu));
+    let ignored = CpuList::new(ignored);
+    if !ignored.is_empty() {
+        eprintln!("forebay: {what}: CPUs {ignored} are not among --cpus ({cpus}) and are ignored");
+    }
+}
+
+/// A number means that many CPUs, of those that may be used first; anything else is a list.
+fn cpus(args: &ReplayArgs) -> Result<CpuList, Failure> {
+    let allowed = sys::allowed_cpus();
+    let Some(text) = &args.cpus else { return Ok(CpuList::new(allowed)) };
+    let help = "give a number of CPUs from 1 on, or a list such as 0-3,8";
+    let list = match text.trim().parse::<u16>() {
+        Ok(count) => {
+            let count = usize::from(count.min(forebay::control::cpus::MAX_CPUS));
+            let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
+            CpuList::new(allowed.iter().copied().chain(others).take(count))
+        }
+        Err(_) => CpuList::parse_list(text)
+            .map_err(|error| Failure::usage(format!("--cpus {text}: {error}"), help))?,
+    };
+    if list.is_empty() {
+        return Err(Failure::usage(format!("--cpus {text}: there is no CPU to run on"), help));
+    }
+    let missing = CpuList::new(list.cpus().iter().copied().filter(|cpu| !allowed.contains(cpu)));
+    if !missing.is_empty() && !args.deterministic {
+        eprintln!(
+            "forebay: CPUs {missing} do not exist here or may not be used: their threads run where \
+             the system puts them"
+        );
+    }
+    Ok(list)
+}
+
+fn hasher(args: &ReplayArgs, seed: u64) -> Result<Hasher, Failure> {
+    let given = args.hash_key.as_deref().map(|text| {
+        let help = "give pairs of hexadecimal digits";
+        let refused = || Failure::usage(format!("--hash-key {text}: not hexadecimal"), help);
+        from_hex(text).ok_or_else(refused)
+    });
+    let given = given.transpose()?;
+    match args.hash {
+        HashKind::Keyed | HashKind::KeyedSymmetric => {
+            let key = match given {
+                Some(key) => key.try_into().map_err(|key: Vec<u8>| {
+                    let problem = format!("--hash-key of {} bytes", key.len());
+                    Failure::usage(problem, "a key for the keyed hash has 16 bytes")
+                })?,
+                None if args.seed.is_some() || args.deterministic => seeded_key(seed),
+                None => sys::random_key(),
+            };
+            Ok(Hasher::keyed(&key, args.hash == HashKind::KeyedSymmetric))
+        }
+        HashKind::Toeplitz | HashKind::ToeplitzSymmetric => {
+            let symmetric = args.hash == HashKind::ToeplitzSymmetric;
+            let default = if symmetric { SYMMETRIC_KEY } else { STANDARD_KEY };
+            let key = given.unwrap_or_else(|| default.to_vec());
+            Hasher::toeplitz(&key).map_err(|error| {
+                let help = "a key for the Toeplitz hash has at least 40 bytes";
+                Failure::usage(format!("--hash-key: {error}"), help)
+            })
+        }
+    }
+}
+
+/// A key that the seed determines, so that a run can be repeated.
+fn seeded_key(seed: u64) -> [u8; 16] {
+    let mut random = Random::new(seed);
+    let words = [random.bits().to_le_bytes(), random.bits().to_le_bytes()];
+    let mut key = [0; 16];
+    key.copy_from_slice(words.as_flattened());
+    key
+}
+
+/// The first signal ends the run early, in order; a second one ends the program.
+fn stop_on_signals(stopper: Stopper) {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // Where signals cannot be caught, they end the program as they always do.
+        let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
+        let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
+    }
+    thread::spawn(move || {
+        while !asked.load(Ordering::Relaxed) {
+            thread::sleep(PROGRESS_PERIOD);
+        }
+        stopper.stop();
+    });
+}
+
+/// A progress bar on standard error, if that is a terminal.
+struct Bar {
+    bar: ProgressBar,
+    done: Arc<AtomicBool>,
+    mover: Option<thread::JoinHandle<()>>,
+}
+
+impl Bar {
+    fn show(progress: &Arc<Progress>, args: &ReplayArgs) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        if !io::stderr().is_terminal() {
+            return Self { bar: ProgressBar::hidden(), done, mover: None };
+        }
+        let bar = progress.total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        let template = if args.synthetic.is_some() {
+            "{bar:40} {human_pos}/{human_len} frames  {per_sec}  {eta} left"
+        } else {
+            "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        let (moved, ended, progress) = (bar.clone(), Arc::clone(&done), Arc::clone(progress));
+        let mover = thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                moved.set_position(progress.done.load(Ordering::Relaxed));
+                thread::sleep(PROGRESS_PERIOD);
+            }
+        });
+        Self { bar, done, mover: Some(mover) }
+    }
+
+    fn finish(self) {
+        self.done.store(true, Ordering::Relaxed);
+        if let Some(mover) = self.mover {
+            // It only moves a bar; if it panicked, the bar stood still.
+            let _ = mover.join();
+        }
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Made-up traffic on the command line: `flows=64,frames=1000000,size=18..1400,run=1..8,ipv6`.
+#[derive(Clone, Debug)]
+pub(crate) struct SyntheticSpec(SyntheticPlan);
+
+impl FromStr for SyntheticSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut plan = SyntheticPlan::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let read = match name {
+                "flows" => value.parse().map(|flows| plan.flows = flows).ok(),
+                "frames" => value.parse().map(|frames| plan.frames = frames).ok(),
+                "size" => range(value).map(|range| plan.payload_bytes = range),
+                "run" => range(value).map(|range| plan.run = range),
+                "ipv6" => value.is_empty().then(|| plan.ipv6 = true),
+                _ => None,
+            };
+            read.ok_or_else(|| {
+                format!(
+                    "{part:?} is none of flows=N, frames=N, size=A..B (payload bytes), run=A..B \
+                     (frames of a flow in a row), ipv6"
+                )
+            })?;
+        }
+        if !(1..=1 << 24).contains(&plan.flows) {
+            return Err("flows is a number from 1 to 16777216".to_owned());
+        }
+        Ok(Self(plan))
+    }
+}
+
+/// `A..B`, or one number for both ends.
+fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Option<(T, T)> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last).then_some((first, last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_up_traffic_is_described_part_by_part() {
+        let spec: SyntheticSpec = "flows=7,frames=50,size=18..1400,run=3,ipv6".parse().unwrap();
+        let SyntheticPlan { flows, frames, payload_bytes, run, ipv6, .. } = spec.0;
+        assert_eq!((flows, frames, payload_bytes, run), (7, 50, (18, 1400), (3, 3)));
+        assert!(ipv6);
+        for text in ["flows=0", "flow=3", "size=9..3", "ipv6=1", "frames=x", "run=1.."] {
+            assert!(text.parse::<SyntheticSpec>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_seed_determines_the_key() {
+        assert_eq!(seeded_key(5), seeded_key(5));
+        assert_ne!(seeded_key(5), seeded_key(6));
+    }
+}

@@ -1,0 +1,7 @@
+//! Control: what can be set, in the kernel's words, and when it changes.
+
+pub mod cpus;
+pub mod script;
+
+pub use cpus::{CpuList, MaskError};
+pub use script::{Change, Script, ScriptedChange};

@@ -1,0 +1,50 @@
+//! Devices: where frames come from.
+
+mod pace; //          when a recorded or made-up frame is due
+pub mod pcap; //      capture files
+pub mod synthetic; // made-up flows
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use path::RxQueue;
+use path::hash::{FlowHash, Hasher, Indirection};
+use path::parse::{Link, Verify, View, parse};
+
+pub use pace::Rate;
+
+/// What a source tells while it runs.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// How much of it is done, in the source's unit.
+    pub done: AtomicU64,
+    /// How much there is, if that is known.
+    pub total: Option<u64>,
+    /// Records that were passed over as damaged.
+    pub damaged: AtomicU64,
+    /// The first of them.
+    pub first_damage: OnceLock<String>,
+}
+
+/// One rx queue's part of a source, as a device with receive-side scaling deals it out.
+#[derive(Clone, Debug)]
+pub struct QueueShare {
+    /// The queue.
+    pub queue: RxQueue,
+    /// The device's indirection table.
+    pub indirection: Indirection,
+    /// The device's hash; its frames carry it.
+    pub hasher: Arc<Hasher>,
+}
+
+impl QueueShare {
+    /// The hash of a frame, if the frame is this queue's. Frames that the device cannot read are
+    /// the first queue's.
+    fn claim(&self, bytes: &[u8], wire_len: u32, link: Option<Link>) -> Option<FlowHash> {
+        let hash = link.map_or(FlowHash::NONE, |link| {
+            let headers = parse(bytes, wire_len, link, Verify::Nothing);
+            self.hasher.hash(&View::new(bytes, &headers))
+        });
+        (self.indirection.queue(hash) == self.queue).then_some(hash)
+    }
+}

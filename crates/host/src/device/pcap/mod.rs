@@ -1,0 +1,243 @@
+//! Captures as a source: pcap and pcapng files, one after another, once or many times.
+
+mod interface;
+mod reader;
+mod window;
+mod writer;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mem::Pool;
+use path::arrive::{Burst, Polled, Received, Refused, SourceError};
+use path::hash::FlowHash;
+use path::{DropReason, Source};
+
+use super::pace::{Pace, Rate};
+use super::{Progress, QueueShare};
+use crate::error::{Error, Result};
+pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
+pub use writer::CaptureWriter;
+
+/// Where a capture's bytes are.
+#[derive(Clone, Debug)]
+pub enum Capture {
+    /// In a file.
+    File(PathBuf),
+    /// In the program: a name and the bytes.
+    Bundled(&'static str, &'static [u8]),
+}
+
+impl Capture {
+    /// The name for messages.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Bundled(name, _) => (*name).to_owned(),
+        }
+    }
+
+    /// Its size, if it can be known.
+    #[must_use]
+    pub fn len_bytes(&self) -> Option<u64> {
+        match self {
+            Self::File(path) => {
+                let metadata = path.metadata().ok()?;
+                metadata.is_file().then_some(metadata.len())
+            }
+            Self::Bundled(_, bytes) => Some(bytes.len() as u64),
+        }
+    }
+
+    /// Opens it from the start.
+    ///
+    /// # Errors
+    /// When it cannot be read or is no capture.
+    pub fn open(&self) -> Result<Reader> {
+        let reader: Box<dyn Read + Send> = match self {
+            Self::File(path) => Box::new(File::open(path).map_err(Error::file("open", path))?),
+            Self::Bundled(_, bytes) => Box::new(io::Cursor::new(*bytes)),
+        };
+        Reader::new(self.name(), reader)
+    }
+}
+
+/// How captures are replayed.
+#[derive(Clone, Debug)]
+pub struct ReplayPlan {
+    /// The captures, in order.
+    pub captures: Vec<Capture>,
+    /// How often all of them are gone through.
+    pub loops: u64,
+    /// How fast.
+    pub rate: Rate,
+    /// Whether a frame that is due while no packet memory is free is dropped, as a device would,
+    /// rather than kept for later.
+    pub lossy: bool,
+}
+
+/// A replay of captures.
+pub struct PcapSource {
+    plan: ReplayPlan,
+    share: Option<QueueShare>,
+    /// Which capture comes next, over all loops.
+    next_capture: u64,
+    reader: Option<Reader>,
+    /// Of the next frame.
+    number: u64,
+    pace: Pace,
+    progress: Arc<Progress>,
+    /// Bytes of the captures before the one being read.
+    bytes_before: u64,
+}
+
+/// Records looked at for each frame that may be taken, so that a poll ends although all records
+/// belong to other queues.
+const LOOKS_PER_FRAME: usize = 8;
+
+impl PcapSource {
+    /// Opens the first capture. With a `share`, only frames of that queue are given.
+    ///
+    /// # Errors
+    /// When the first capture cannot be read or is none.
+    pub fn open(plan: ReplayPlan, share: Option<QueueShare>) -> Result<Self> {
+        let total = plan.captures.iter().map(Capture::len_bytes).sum::<Option<u64>>();
+        let progress = Progress {
+            total: total.map(|bytes| bytes.saturating_mul(plan.loops)),
+            ..Progress::default()
+        };
+        let mut source = Self {
+            pace: Pace::new(plan.rate),
+            plan,
+            share,
+            next_capture: 0,
+            reader: None,
+            number: 0,
+            progress: Arc::new(progress),
+            bytes_before: 0,
+        };
+        source.open_next()?;
+        Ok(source)
+    }
+
+    /// What the source tells while it runs: bytes of the captures, of all loops.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Opens the capture after this one; there is none after the last loop.
+    fn open_next(&mut self) -> Result<()> {
+        self.report();
+        if let Some(done) = self.reader.take() {
+            self.bytes_before += done.offset();
+        }
+        let captures = self.plan.captures.len() as u64;
+        if captures == 0 || self.next_capture / captures >= self.plan.loops {
+            return Ok(());
+        }
+        let index = usize::try_from(self.next_capture % captures).unwrap_or(0);
+        self.next_capture += 1;
+        self.pace.begin_pass();
+        self.reader = Some(self.plan.captures[index].open()?);
+        Ok(())
+    }
+
+    /// Publishes how far the reader has come.
+    fn report(&self) {
+        let Some(reader) = &self.reader else { return };
+        self.progress.done.store(self.bytes_before + reader.offset(), Ordering::Relaxed);
+        let Damage { records, first } = reader.damage();
+        if let (1.., Some(first)) = (*records, first) {
+            // Only the first of all is kept.
+            let _ = self.progress.first_damage.set(first.clone());
+        }
+    }
+
+    fn poll_records(
+        &mut self,
+        now_ns: u64,
+        max: usize,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled> {
+        for _ in 0..max * LOOKS_PER_FRAME {
+            if burst.frames.len() + burst.refused.len() >= max {
+                return Ok(Polled::Ready);
+            }
+            let Some(reader) = &mut self.reader else { return Ok(Polled::Exhausted) };
+            let Some(record) = reader.record()? else {
+                let damaged = reader.damage().records;
+                self.progress.damaged.fetch_add(damaged, Ordering::Relaxed);
+                self.open_next()?;
+                continue;
+            };
+            let due_ns = self.pace.due_ns(now_ns, self.number, record.timestamp_ns);
+            if due_ns > now_ns {
+                return Ok(Polled::IdleUntil { now_ns: due_ns });
+            }
+            match take(&record, self.number, self.share.as_ref(), pool) {
+                Taken::Received(received) => burst.frames.push(received),
+                Taken::Refused(DropReason::NoBuffer) if !self.plan.lossy => {
+                    return Ok(Polled::Ready);
+                }
+                Taken::Refused(reason) => {
+                    let (number, wire_len) = (self.number, record.wire_len);
+                    burst.refused.push(Refused { number, wire_len, reason });
+                }
+                Taken::OfAnotherQueue => {}
+            }
+            self.number += 1;
+            reader.advance();
+        }
+        Ok(Polled::Ready)
+    }
+}
+
+impl Source for PcapSource {
+    fn poll(
+        &mut self,
+        now_ns: u64,
+        max: usize,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        let polled = self.poll_records(now_ns, max, pool, burst);
+        self.report();
+        if polled.is_err() {
+            self.reader = None;
+        }
+        Ok(polled?)
+    }
+}
+
+enum Taken {
+    Received(Received),
+    Refused(DropReason),
+    OfAnotherQueue,
+}
+
+/// Brings a record into packet memory, if it is this queue's.
+fn take(record: &Record<'_>, number: u64, share: Option<&QueueShare>, pool: &mut Pool) -> Taken {
+    let device_hash = match share {
+        Some(share) => match share.claim(record.bytes, record.wire_len, record.link) {
+            Some(hash) => hash,
+            None => return Taken::OfAnotherQueue,
+        },
+        None => FlowHash::NONE,
+    };
+    let Some(link) = record.link else { return Taken::Refused(DropReason::LinkType) };
+    let len_bytes = u32::try_from(record.bytes.len()).unwrap_or(u32::MAX);
+    let Some(mut frame) = pool.allocate(len_bytes) else {
+        let oversize = len_bytes > pool.largest_frame_bytes();
+        let reason = if oversize { DropReason::Oversize } else { DropReason::NoBuffer };
+        return Taken::Refused(reason);
+    };
+    frame.copy_from(record.bytes);
+    let (wire_len, timestamp_ns) = (record.wire_len, record.timestamp_ns);
+    Taken::Received(Received { frame, number, wire_len, timestamp_ns, device_hash, link })
+}

@@ -1,0 +1,243 @@
+//! One rx queue at work: its source, its intake, and the changes on their way to it.
+
+use std::sync::Arc;
+
+use mem::Pool;
+use path::arrive::{Burst, Polled, SourceError};
+use path::backlog::FlowLimit;
+use path::counters::IntakeCounters;
+use path::intake::DEV_WEIGHT;
+use path::steer::Tick;
+use path::{CpuId, Intake, Source};
+
+use super::shared::Shared;
+use super::{Config, WhenFull};
+use crate::control::{Change, Script};
+use crate::error::Error;
+use crate::trace::IntakeTrace;
+
+/// How old the engine's load may be when the path looks at it.
+const LOAD_AGE_NS: u64 = 1_000_000;
+
+/// Buckets of a flow limit when nobody says otherwise: the kernel's default.
+const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
+
+/// A queue and what it takes to poll it.
+pub(super) struct Queue {
+    intake: Intake,
+    source: Box<dyn Source>,
+    polling_cpu: CpuId,
+    burst: Burst,
+    script: Arc<Script>,
+    epoch: u32,
+    flow_limit_table_len: u32,
+    when_full: WhenFull,
+    trace: Option<IntakeTrace>,
+    load: Tick,
+    source_ended: bool,
+    ended: bool,
+    failed: Option<SourceError>,
+}
+
+/// What a turn of a queue came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Activity {
+    /// There was work, this many frames of it.
+    Worked(usize),
+    /// There is none before this time, if ever.
+    IdleUntil(Option<u64>),
+    /// There is, but it waits for other CPUs.
+    Blocked,
+    /// There will be none.
+    Ended,
+}
+
+impl Queue {
+    pub(super) fn new(
+        intake: Intake,
+        source: Box<dyn Source>,
+        polling_cpu: CpuId,
+        config: &Config,
+        trace: Option<IntakeTrace>,
+    ) -> Self {
+        Self {
+            intake,
+            source,
+            polling_cpu,
+            burst: Burst::default(),
+            script: Arc::new(config.script.clone()),
+            epoch: 0,
+            flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
+            when_full: config.when_full,
+            trace,
+            load: Tick::default(),
+            source_ended: false,
+            ended: false,
+            failed: None,
+        }
+    }
+
+    /// Polls the source once and takes what comes through the intake.
+    pub(super) fn turn(&mut self, pool: &mut Pool, shared: &Shared) -> Activity {
+        if self.ended {
+            return Activity::Ended;
+        }
+        pool.collect();
+        let polled = self.poll(pool, shared);
+        let frames = self.burst.frames.len() + self.burst.refused.len();
+        self.take_in(pool, shared);
+        match polled {
+            Activity::Ended if self.intake.held() == 0 => {
+                self.ended = true;
+                shared.queue_ended();
+                Activity::Worked(frames)
+            }
+            _ if frames > 0 => Activity::Worked(frames),
+            Activity::Ended => Activity::Blocked,
+            _ if self.intake.held() > 0 => Activity::Blocked,
+            idle => idle,
+        }
+    }
+
+    /// Fills the burst, unless there would be no room for it.
+    fn poll(&mut self, pool: &mut Pool, shared: &Shared) -> Activity {
+        if self.source_ended || shared.is_stopping() {
+            self.end_source(shared);
+            return Activity::Ended;
+        }
+        let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
+        let burst = u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
+        if waits && !self.intake.has_room_for(burst) {
+            return Activity::Blocked;
+        }
+        let now_ns = shared.clock.now_ns();
+        match self.source.poll(now_ns, DEV_WEIGHT, pool, &mut self.burst) {
+            Ok(Polled::Ready) if self.burst.frames.is_empty() => Activity::Blocked,
+            Ok(Polled::Ready) => Activity::Worked(0),
+            Ok(Polled::IdleUntil { now_ns }) => Activity::IdleUntil(Some(now_ns)),
+            Ok(Polled::Exhausted) => {
+                self.end_source(shared);
+                Activity::Ended
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                self.end_source(shared);
+                Activity::Ended
+            }
+        }
+    }
+
+    fn end_source(&mut self, shared: &Shared) {
+        if !std::mem::replace(&mut self.source_ended, true) {
+            shared.source_ended();
+        }
+    }
+
+    /// Takes the burst through the intake, in parts where a change takes effect inside it.
+    fn take_in(&mut self, pool: &mut Pool, shared: &Shared) {
+        if let Some(trace) = &mut self.trace {
+            self.burst.frames.iter().for_each(|received| trace.received(received));
+        }
+        while let Some(at) = self.next_change() {
+            let rest = self.burst.frames.split_off(at);
+            self.intake_turn(pool, shared);
+            self.apply_change(shared);
+            self.burst.frames = rest;
+        }
+        self.intake_turn(pool, shared);
+    }
+
+    /// Where in the burst the next change takes effect.
+    fn next_change(&self) -> Option<usize> {
+        let change = self.script.begins(self.epoch + 1)?;
+        self.burst.frames.iter().position(|received| received.number >= change.frame)
+    }
+
+    fn intake_turn(&mut self, pool: &mut Pool, shared: &Shared) {
+        self.intake.observe();
+        let tick = self.tick(shared);
+        for cpu in self.intake.turn(tick, &mut self.burst) {
+            if cpu != self.polling_cpu {
+                shared.wake(cpu);
+            }
+        }
+        let queue = self.intake.queue();
+        for dropped in self.intake.drain_dropped() {
+            if let Some(trace) = &self.trace {
+                trace.dropped(&dropped, queue);
+            }
+            if let Some(packet) = dropped.packet {
+                pool.put(packet.frame);
+            }
+        }
+    }
+
+    /// The time now, and a load that is recent enough: reading it touches every CPU's line.
+    fn tick(&mut self, shared: &Shared) -> Tick {
+        let now_ns = shared.clock.now_ns();
+        if now_ns.saturating_sub(self.load.now_ns) >= LOAD_AGE_NS {
+            self.load = Tick { now_ns, busy_ns: shared.total_busy_ns() };
+        }
+        Tick { now_ns, busy_ns: self.load.busy_ns }
+    }
+
+    fn apply_change(&mut self, shared: &Shared) {
+        self.epoch += 1;
+        let Some(scripted) = self.script.begins(self.epoch) else { return };
+        let (change, epoch) = (&scripted.change, self.epoch);
+        match change {
+            Change::RpsCpus(cpus) => {
+                self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
+            }
+            Change::NetdevMaxBacklog(packets) => {
+                self.intake.set_netdev_max_backlog(*packets, epoch);
+            }
+            Change::FlowLimitCpuBitmap(cpus) => {
+                let limits = cpus.contains(self.polling_cpu);
+                let limit = limits.then(|| FlowLimit::new(self.flow_limit_table_len)).flatten();
+                self.intake.set_flow_limit(limit, epoch);
+            }
+            Change::FlowLimitTableLen(len) => {
+                self.flow_limit_table_len = *len;
+                self.intake.set_epoch(epoch);
+            }
+            Change::Pause(cpu) => {
+                shared.set_paused(*cpu, true);
+                self.intake.set_epoch(epoch);
+            }
+            Change::Resume(cpu) => {
+                shared.set_paused(*cpu, false);
+                self.intake.set_epoch(epoch);
+            }
+        }
+        if let Some(trace) = &self.trace
+            && shared.announces(epoch)
+        {
+            let now_ns = shared.clock.now_ns();
+            trace.trace().changed(now_ns, epoch, change.knob(), &shared.value_of(change));
+        }
+    }
+
+    pub(super) fn counters(&self) -> &Arc<IntakeCounters> {
+        self.intake.counters()
+    }
+
+    /// Packets that have not been delivered.
+    pub(super) fn queued(&mut self) -> u64 {
+        u64::from(self.intake.queued()) + self.intake.held() as u64
+    }
+
+    /// What went wrong with the source.
+    pub(super) fn take_error(&mut self) -> Option<Error> {
+        let queue = self.intake.queue();
+        let error = self.failed.take()?;
+        Some(match error.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => Error::Source { queue, source },
+        })
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+}

@@ -1,0 +1,163 @@
+//! What the threads of an engine share.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use path::CpuId;
+
+use super::Config;
+use super::bell::Bell;
+use crate::clock::Clock;
+use crate::control::{Change, CpuList};
+
+/// Flags, counts and bells, all by the CPU's place in the engine.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) clock: Clock,
+    cpus: CpuList,
+    cpu_count: u16,
+    bells: Box<[Bell]>,
+    paused: Box<[AtomicBool]>,
+    /// Written by each CPU for itself.
+    busy_ns: Box<[AtomicU64]>,
+    stop: AtomicBool,
+    aborted: AtomicBool,
+    /// Queues whose source is not exhausted.
+    live_sources: AtomicUsize,
+    /// Queues that still have packets to give, held ones included.
+    live_queues: AtomicUsize,
+    /// The latest epoch that was written to the trace.
+    announced: AtomicU32,
+    pub(super) spin_ns: u64,
+}
+
+impl Shared {
+    pub(super) fn new(config: &Config, clock: Clock, queues: usize) -> Self {
+        let cpus = config.cpus.cpus().len();
+        if let Some(trace) = &config.trace {
+            let mask = config.rps_cpus.to_mask(mask_width(config));
+            trace.changed(clock.now_ns(), 0, "rps_cpus", &mask);
+        }
+        Self {
+            clock,
+            cpus: config.cpus.clone(),
+            cpu_count: mask_width(config),
+            bells: (0..cpus).map(|_| Bell::default()).collect(),
+            paused: (0..cpus).map(|_| AtomicBool::new(false)).collect(),
+            busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            stop: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
+            live_sources: AtomicUsize::new(queues),
+            live_queues: AtomicUsize::new(queues),
+            announced: AtomicU32::new(0),
+            spin_ns: config.spin_ns,
+        }
+    }
+
+    pub(super) fn bell(&self, index: usize) -> &Bell {
+        &self.bells[index]
+    }
+
+    /// Wakes a CPU that has new packets.
+    pub(super) fn wake(&self, cpu: CpuId) {
+        if let Some(index) = self.index_of(cpu) {
+            self.bells[index].ring();
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wake_all();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Ends all threads where they stand: one of them is lost.
+    pub(super) fn abort(&self) {
+        self.aborted.store(true, Ordering::Relaxed);
+        self.wake_all();
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Relaxed)
+    }
+
+    /// Sets or lifts a CPU's pause; a CPU that the engine does not run on has none.
+    pub(super) fn set_paused(&self, cpu: CpuId, paused: bool) {
+        if let Some(index) = self.index_of(cpu) {
+            self.paused[index].store(paused, Ordering::Relaxed);
+            self.bells[index].ring();
+        }
+    }
+
+    /// Whether a CPU is to leave its backlogs alone. Pauses end with the last source, for what is
+    /// queued must be delivered.
+    pub(super) fn is_paused(&self, index: usize) -> bool {
+        self.paused[index].load(Ordering::Relaxed) && self.has_live_sources()
+    }
+
+    pub(super) fn is_any_paused(&self) -> bool {
+        (0..self.paused.len()).any(|index| self.is_paused(index))
+    }
+
+    pub(super) fn add_busy(&self, index: usize, ns: u64) {
+        let busy = &self.busy_ns[index];
+        busy.store(busy.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn busy_ns(&self, index: usize) -> u64 {
+        self.busy_ns[index].load(Ordering::Relaxed)
+    }
+
+    /// How long all CPUs have been busy together.
+    pub(super) fn total_busy_ns(&self) -> u64 {
+        self.busy_ns.iter().map(|busy| busy.load(Ordering::Relaxed)).sum()
+    }
+
+    pub(super) fn source_ended(&self) {
+        if self.live_sources.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.wake_all(); // pauses are lifted
+        }
+    }
+
+    fn has_live_sources(&self) -> bool {
+        self.live_sources.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn queue_ended(&self) {
+        // Release: whoever sees the last queue end sees all that it published.
+        if self.live_queues.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.wake_all();
+        }
+    }
+
+    pub(super) fn has_live_queues(&self) -> bool {
+        self.live_queues.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the caller is the first to see this epoch begin.
+    pub(super) fn announces(&self, epoch: u32) -> bool {
+        self.announced.fetch_max(epoch, Ordering::Relaxed) < epoch
+    }
+
+    /// A change's value as it is read back.
+    pub(super) fn value_of(&self, change: &Change) -> String {
+        change.value(self.cpu_count)
+    }
+
+    fn wake_all(&self) {
+        for bell in &self.bells {
+            bell.ring();
+        }
+    }
+
+    fn index_of(&self, cpu: CpuId) -> Option<usize> {
+        self.cpus.cpus().binary_search(&cpu).ok()
+    }
+}
+
+/// Bits of a mask of this engine's CPUs.
+fn mask_width(config: &Config) -> u16 {
+    u16::try_from(config.cpu_count()).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,122 @@
+//! What can go wrong outside the path: each error says what, where and what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use path::arrive::SourceError;
+use path::{CpuId, RxQueue};
+
+/// An error of the host: a file, a device or the system.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file cannot be opened, read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A capture file that cannot be used, or not any further.
+    #[error("{name}: {problem} at offset {offset}")]
+    Capture {
+        /// The file, or what stands for it.
+        name: String,
+        /// Where in the file.
+        offset: u64,
+        /// What is wrong there.
+        problem: String,
+        /// What to do about it.
+        help: String,
+    },
+    /// A setting that cannot be.
+    #[error("{what} cannot be {value:?}: {why}")]
+    Setting {
+        /// The setting's name.
+        what: &'static str,
+        /// What was given.
+        value: String,
+        /// Why it cannot be.
+        why: String,
+    },
+    /// The packet memory cannot be had.
+    #[error("cannot map {bytes} bytes of packet memory: {source}")]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A thread could not be started.
+    #[error("cannot start the thread of CPU {cpu}: {source}")]
+    Thread {
+        /// For which CPU.
+        cpu: CpuId,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A source broke: one that is not of this crate.
+    #[error("the source of {queue} failed: {source}")]
+    Source {
+        /// Whose source.
+        queue: RxQueue,
+        /// What it said.
+        source: SourceError,
+    },
+    /// A thread panicked: a bug in the handler, or in the path.
+    #[error("the thread of CPU {cpu} panicked: {message}")]
+    Panicked {
+        /// Whose thread.
+        cpu: CpuId,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl Error {
+    /// What a person can do about it.
+    #[must_use]
+    pub fn help(&self) -> String {
+        match self {
+            Self::File { action, .. } => {
+                format!("check that the path is right and that you may {action} it, then try again")
+            }
+            Self::Capture { help, .. } => help.clone(),
+            Self::Setting { .. } => "see `forebay help` for what it can be".to_owned(),
+            Self::Memory { .. } => {
+                "free some memory, or ask for fewer CPUs or queues or a smaller backlog".to_owned()
+            }
+            Self::Thread { .. } => {
+                "check the limits on threads and memory (ulimit -u, ulimit -v)".to_owned()
+            }
+            Self::Source { .. } => "see what the source needs".to_owned(),
+            Self::Panicked { .. } => {
+                "this is a bug: please report it with the command and the seed".to_owned()
+            }
+        }
+    }
+
+    /// Whether the system refused, rather than the input or the usage being bad.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Memory { .. } | Self::Thread { .. } | Self::Source { .. } | Self::Panicked { .. }
+        )
+    }
+
+    /// Whether a `Result` of this module's functions holds it.
+    pub(crate) fn file(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+}
+
+/// A result of the host.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,188 @@
+//! Replay: a capture, or made-up traffic, through the whole path, with every packet checked.
+
+mod handler;
+mod report;
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use path::hash::Indirection;
+use path::{RxQueue, Source};
+
+use crate::clock::Clock;
+use crate::device::pcap::{Capture, PcapSource, ReplayPlan};
+use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
+use crate::device::{Progress, QueueShare};
+use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
+use crate::error::{Error, Result};
+use crate::ledger::Ledger;
+use crate::sys;
+use crate::trace::Trace;
+use handler::ReplayHandler;
+pub use report::{CpuReport, LroReport, ParseReport, Report, SteerReport};
+
+/// What is replayed.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Captures.
+    Captures(ReplayPlan),
+    /// Made-up traffic.
+    Synthetic(SyntheticPlan),
+}
+
+/// How the engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// On threads, by the machine's clock.
+    Live,
+    /// On one thread, in virtual time, in an order that the seed determines.
+    Stepped {
+        /// What determines the order.
+        seed: u64,
+    },
+}
+
+/// Where a trace goes.
+#[derive(Clone, Debug)]
+pub struct TracePlan {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Whether every frame's headers are written too.
+    pub parse: bool,
+}
+
+/// A replay to be made.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What is replayed.
+    pub input: Input,
+    /// Over how many rx queues it is dealt out.
+    pub queues: NonZeroU16,
+    /// What it is replayed through. The trace is added by the plan.
+    pub engine: Config,
+    /// How the engine runs.
+    pub mode: Mode,
+    /// The application's work on each packet.
+    pub work_ns: u64,
+    /// Where delivered packets are written, one capture for each CPU.
+    pub write_pcap: Option<PathBuf>,
+    /// Where the run is traced.
+    pub trace: Option<TracePlan>,
+}
+
+/// A replay, ready to run.
+pub struct Replay {
+    engine: Engine<ReplayHandler>,
+    plan: Plan,
+    ledger: Arc<Ledger>,
+    progress: Arc<Progress>,
+    trace: Option<Arc<Trace>>,
+}
+
+impl Replay {
+    /// Opens everything that the plan names.
+    ///
+    /// # Errors
+    /// When a capture cannot be read, a file not be created, or there is no memory.
+    pub fn open(mut plan: Plan) -> Result<Self> {
+        let clock = match plan.mode {
+            Mode::Live => Clock::machine(),
+            Mode::Stepped { .. } => Clock::virtual_at_zero(),
+        };
+        let (sources, progress) = open_sources(&plan)?;
+        let trace = match &plan.trace {
+            Some(trace) => Some(Trace::create(&trace.directory, trace.parse)?),
+            None => None,
+        };
+        if trace.is_some() {
+            // A trace shows when each packet was done, so the backlog's head follows each packet.
+            plan.engine.batch_max = 1;
+            plan.engine.trace.clone_from(&trace);
+        }
+        if let Some(directory) = &plan.write_pcap {
+            std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
+        }
+        let ledger = Arc::new(Ledger::new(plan.queues.get()));
+        let engine = Engine::build(&plan.engine, sources, clock.clone(), |cpu| {
+            ReplayHandler::new(cpu, &plan, &clock, &ledger, trace.as_ref())
+        })?;
+        Ok(Self { engine, plan, ledger, progress, trace })
+    }
+
+    /// How far the run has come.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// What asks the run to end early; everything taken in is delivered all the same.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.engine.stopper()
+    }
+
+    /// Runs to the end.
+    ///
+    /// # Errors
+    /// When a thread fails, or a file cannot be written. What goes wrong with the input is part of
+    /// the report.
+    pub fn run(self) -> Result<Report> {
+        let cpu_ns = sys::process_cpu_ns();
+        let mut outcome = match self.plan.mode {
+            Mode::Live => self.engine.run()?,
+            Mode::Stepped { seed } => {
+                let work_ns = self.plan.work_ns;
+                self.engine.run_stepped(seed, VirtualCosts { work_ns, ..VirtualCosts::default() })
+            }
+        };
+        let cpu_ns = sys::process_cpu_ns() - cpu_ns;
+        finish_handlers(&mut outcome)?;
+        let mut report = Report::of(&outcome, &self.ledger, &self.progress, cpu_ns);
+        if let Some(trace) = &self.trace {
+            trace.finish(&report.counters_json())?;
+        }
+        report.errors = outcome.errors;
+        Ok(report)
+    }
+}
+
+/// Writes out what the handlers hold, and ends them.
+fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) -> Result<()> {
+    outcome.handlers.drain(..).try_for_each(ReplayHandler::finish)
+}
+
+type Sources = Vec<Box<dyn Source>>;
+
+/// A source for each queue; the first one's progress stands for all.
+fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
+    let queues = plan.queues.get();
+    let mut progress = None;
+    let mut sources = Sources::new();
+    for queue in 0..queues {
+        let share = (queues > 1).then(|| QueueShare {
+            queue: RxQueue(queue),
+            indirection: Indirection::new(queues),
+            hasher: Arc::clone(&plan.engine.hasher),
+        });
+        match &plan.input {
+            Input::Captures(replay) => {
+                let source = PcapSource::open(replay.clone(), share)?;
+                progress.get_or_insert_with(|| Arc::clone(source.progress()));
+                sources.push(Box::new(source));
+            }
+            Input::Synthetic(synthetic) => {
+                let source = SyntheticSource::new(synthetic.clone(), share.as_ref());
+                progress.get_or_insert_with(|| Arc::clone(source.progress()));
+                sources.push(Box::new(source));
+            }
+        }
+    }
+    Ok((sources, progress.unwrap_or_default()))
+}
+
+/// A capture that comes with the program: 32,000 DNS queries of 64 flows.
+#[must_use]
+pub fn bundled_capture() -> Capture {
+    Capture::Bundled("dnsflood.pcap (bundled)", include_bytes!("../captures/dnsflood.pcap"))
+}

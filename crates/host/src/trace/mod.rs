@@ -1,0 +1,227 @@
+//! The trace of a run: plain files from which outsiders can judge it.
+//!
+//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` (if asked for) and `counters.json`, in one
+//! directory. Tracing may cost speed: rows are written under locks.
+
+mod flow_names;
+mod parse_row;
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use path::arrive::Received;
+use path::backlog::Note;
+use path::hash::Hasher;
+use path::intake::Dropped;
+use path::packet::Arrival;
+use path::parse::Verify;
+use path::{CpuId, Packet, RxQueue};
+
+use crate::error::{Error, Result};
+use flow_names::FlowNames;
+
+const DELIVER_HEADER: &str =
+    "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,because,t_enq,t_deq\n";
+const DROP_HEADER: &str = "rxq,frame,reason,flow,seq\n";
+const CONFIG_HEADER: &str = "t_ns,epoch,what,value\n";
+
+/// Rows are gathered up to this size before they are written.
+const ROWS_BYTES: usize = 64 << 10;
+
+/// The files of one trace.
+#[derive(Debug)]
+pub struct Trace {
+    directory: PathBuf,
+    deliver: TraceFile,
+    drop: TraceFile,
+    config: TraceFile,
+    parse: Option<TraceFile>,
+    names: Mutex<FlowNames>,
+    /// The order in which packets reached the application, over all CPUs.
+    order: AtomicU64,
+}
+
+impl Trace {
+    /// Creates the directory and begins its files; `parse` asks for `parse.csv` too.
+    ///
+    /// # Errors
+    /// When they cannot be created.
+    pub fn create(directory: &Path, parse: bool) -> Result<Arc<Self>> {
+        fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
+        let file = |name, header| TraceFile::create(directory.join(name), header);
+        Ok(Arc::new(Self {
+            directory: directory.to_owned(),
+            deliver: file("deliver.csv", DELIVER_HEADER)?,
+            drop: file("drop.csv", DROP_HEADER)?,
+            config: file("config.csv", CONFIG_HEADER)?,
+            parse: if parse { Some(file("parse.csv", parse_row::HEADER)?) } else { None },
+            names: Mutex::default(),
+            order: AtomicU64::new(0),
+        }))
+    }
+
+    /// Writes a live change: `value` as it is read back.
+    pub fn changed(&self, now_ns: u64, epoch: u32, what: &str, value: &str) {
+        let value = if value.contains(',') { format!("\"{value}\"") } else { value.to_owned() };
+        self.config.write(&format!("{now_ns},{epoch},{what},{value}\n"));
+    }
+
+    /// Writes the counters and closes the files.
+    ///
+    /// # Errors
+    /// When one of the files could not be written, now or during the run.
+    pub fn finish(&self, counters: &str) -> Result<()> {
+        let path = self.directory.join("counters.json");
+        fs::write(&path, counters).map_err(Error::file("write", &path))?;
+        let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
+        files.into_iter().chain([self.parse.as_ref()]).flatten().try_for_each(TraceFile::finish)
+    }
+}
+
+/// What one CPU writes: `deliver.csv`.
+#[derive(Debug)]
+pub struct DeliverTrace {
+    trace: Arc<Trace>,
+    rows: String,
+    /// The number of the last frame seen, to tell full numbers by.
+    last_frame: u64,
+}
+
+impl DeliverTrace {
+    /// One CPU's part of a trace.
+    #[must_use]
+    pub fn new(trace: Arc<Trace>) -> Self {
+        Self { trace, rows: String::with_capacity(ROWS_BYTES), last_frame: 0 }
+    }
+
+    /// Writes a packet that the application has got, at `now_ns`.
+    pub fn delivered(&mut self, packet: &Packet, note: &Note, cpu: CpuId, now_ns: u64) {
+        let order = self.trace.order.fetch_add(1, Ordering::Relaxed);
+        let frame = packet.arrival.unwrap_near(self.last_frame);
+        self.last_frame = frame;
+        let name = locked(&self.trace.names).of(packet, frame);
+        let Note { enqueued_ns, epoch, because, position, head_old } = note;
+        let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
+        let row = format_args!(
+            "{order},{},{},{},{frame},{:08x},{epoch},{cpu},{},{head_old},{},{enqueued_ns},{now_ns}\n",
+            name.flow,
+            name.sequence,
+            packet.rx_queue.0,
+            packet.hash.0,
+            position.0,
+            because.name(),
+        );
+        // Writing to a string cannot fail.
+        let _ = self.rows.write_fmt(row);
+        if self.rows.len() >= ROWS_BYTES - 256 {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.trace.deliver.write(&self.rows);
+        self.rows.clear();
+    }
+}
+
+impl Drop for DeliverTrace {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// What one intake writes: `drop.csv` and `parse.csv`.
+#[derive(Debug)]
+pub struct IntakeTrace {
+    trace: Arc<Trace>,
+    hasher: Arc<Hasher>,
+    verify: Verify,
+    /// As in [`DeliverTrace`].
+    last_frame: u64,
+}
+
+impl IntakeTrace {
+    /// One intake's part of a trace; `hasher` and `verify` are the intake's.
+    #[must_use]
+    pub fn new(trace: Arc<Trace>, hasher: Arc<Hasher>, verify: Verify) -> Self {
+        Self { trace, hasher, verify, last_frame: 0 }
+    }
+
+    /// Writes what parsing makes of a frame.
+    pub fn received(&mut self, received: &Received) {
+        self.last_frame = received.number;
+        if let Some(file) = &self.trace.parse {
+            file.write(&parse_row::row(received, &self.hasher, self.verify));
+        }
+    }
+
+    /// Writes a frame that was dropped.
+    pub fn dropped(&self, dropped: &Dropped, queue: RxQueue) {
+        let frame = self.full_number(dropped.arrival);
+        let reason = dropped.reason.name();
+        let stamp = dropped.packet.as_ref().and_then(flow_names::stamp);
+        let (flow, sequence) = match stamp {
+            Some(name) => (name.flow.to_string(), name.sequence.to_string()),
+            None => (String::new(), String::new()),
+        };
+        self.trace.drop.write(&format!("{},{frame},{reason},{flow},{sequence}\n", queue.0));
+    }
+
+    /// The trace that this is a part of.
+    #[must_use]
+    pub fn trace(&self) -> &Arc<Trace> {
+        &self.trace
+    }
+
+    fn full_number(&self, arrival: Arrival) -> u64 {
+        arrival.unwrap_near(self.last_frame)
+    }
+}
+
+/// One file, written a few rows at a time. Its first failure is kept for the end.
+#[derive(Debug)]
+struct TraceFile {
+    path: PathBuf,
+    state: Mutex<FileState>,
+}
+
+#[derive(Debug)]
+struct FileState {
+    writer: BufWriter<File>,
+    failed: Option<std::io::Error>,
+}
+
+impl TraceFile {
+    fn create(path: PathBuf, header: &str) -> Result<Self> {
+        let file = File::create(&path).map_err(Error::file("create", &path))?;
+        let writer = BufWriter::with_capacity(ROWS_BYTES, file);
+        let file = Self { path, state: Mutex::new(FileState { writer, failed: None }) };
+        file.write(header);
+        Ok(file)
+    }
+
+    fn write(&self, rows: &str) {
+        let mut state = locked(&self.state);
+        if state.failed.is_none() {
+            state.failed = state.writer.write_all(rows.as_bytes()).err();
+        }
+    }
+
+    fn finish(&self) -> Result<()> {
+        let mut state = locked(&self.state);
+        let result = match state.failed.take() {
+            Some(error) => Err(error),
+            None => state.writer.flush(),
+        };
+        result.map_err(Error::file("write", &self.path))
+    }
+}
+
+/// A lock whose holder panicked guards nothing that could be half done here.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

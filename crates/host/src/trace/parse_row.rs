@@ -1,0 +1,96 @@
+//! A line of `parse.csv`: what parsing makes of a frame, field by field.
+
+use std::fmt::Display;
+
+use path::arrive::Received;
+use path::hash::Hasher;
+use path::parse::{
+    Checksum, Flaw, Fragment, Headers, Network, Transport, Verify, View, link_layer, parse,
+};
+
+pub(super) const HEADER: &str = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,proto,ttl,frag,\
+                                 ip_hl,ip_len,ip_csum,l4_csum,sport,dport,l4_payload_len,tcp_seq,\
+                                 tcp_flags,hash,verdict\n";
+
+/// Parses the frame as the intake does, and writes its line.
+pub(super) fn row(received: &Received, hasher: &Hasher, verify: Verify) -> String {
+    let bytes = received.frame.data();
+    let headers = parse(bytes, received.wire_len, received.link, verify);
+    let view = View::new(bytes, &headers);
+    let link = link_layer(bytes, received.link);
+    let hash =
+        if received.device_hash.is_some() { received.device_hash } else { hasher.hash(&view) };
+    let is_ip = headers.network != Network::Other;
+    let (source, destination) = view.addresses().unzip();
+    let (source_port, destination_port) = view.ports().unzip();
+    let vlans: Vec<_> = link.vlans().iter().map(u16::to_string).collect();
+    let fields = [
+        received.number.to_string(),
+        received.wire_len.to_string(),
+        bytes.len().to_string(),
+        link.ethertype.map(|kind| format!("0x{kind:04x}")).unwrap_or_default(),
+        vlans.join("."),
+        network(headers.network).to_owned(),
+        field(source),
+        field(destination),
+        field(is_ip.then_some(headers.protocol)),
+        field(view.ttl()),
+        field(is_ip.then_some(u8::from(headers.fragment != Fragment::Whole))),
+        field(view.network_header_len()),
+        field(view.network_len_field()),
+        checksum(headers.ip_checksum).to_owned(),
+        checksum(headers.l4_checksum).to_owned(),
+        field(source_port),
+        field(destination_port),
+        field(view.payload_len()),
+        field(view.tcp_sequence()),
+        view.tcp_flags().map(|flags| format!("0x{flags:04x}")).unwrap_or_default(),
+        format!("{:08x}", hash.0),
+        verdict(&headers, bytes.len() < received.wire_len as usize).to_owned(),
+    ];
+    fields.join(",") + "\n"
+}
+
+fn field(value: Option<impl Display>) -> String {
+    value.map(|value| value.to_string()).unwrap_or_default()
+}
+
+fn network(network: Network) -> &'static str {
+    match network {
+        Network::Other => "",
+        Network::Ipv4 => "4",
+        Network::Ipv6 => "6",
+    }
+}
+
+fn checksum(checksum: Checksum) -> &'static str {
+    match checksum {
+        Checksum::Unknown => "-",
+        Checksum::Good => "G",
+        Checksum::Bad => "B",
+    }
+}
+
+/// What the frame is taken for, in a word.
+fn verdict(headers: &Headers, is_snapped: bool) -> &'static str {
+    match (headers.flaw, headers.fragment, headers.transport) {
+        (Some(flaw), ..) => flaw_name(flaw),
+        (None, Fragment::First | Fragment::Later, _) => "fragment",
+        (None, Fragment::Whole, Transport::Tcp) => "tcp",
+        (None, Fragment::Whole, Transport::Udp) => "udp",
+        (None, Fragment::Whole, Transport::Icmp) => "icmp",
+        (None, Fragment::Whole, Transport::Other) if is_snapped => "snapped",
+        (None, Fragment::Whole, Transport::Other) => "other",
+    }
+}
+
+fn flaw_name(flaw: Flaw) -> &'static str {
+    match flaw {
+        Flaw::Runt => "runt",
+        Flaw::IpHeader => "ip_header",
+        Flaw::IpLength => "ip_length",
+        Flaw::Extension => "extension",
+        Flaw::TransportHeader => "transport_header",
+        Flaw::UdpLength => "udp_length",
+    }
+}
