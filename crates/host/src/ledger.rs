@@ -117,7 +117,9 @@ impl Ledger {
 
     /// The entries that a flow may have.
     fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &Entry> {
-        let start = (hash.0.wrapping_mul(0x9e37_79b1) >> 8) as usize;
+        // By the upper bits, as the RPS map deals hashes out: entries of one cache line are those
+        // of one CPU.
+        let start = (hash.0 >> (u32::BITS - LEDGER_FLOWS.trailing_zeros())) as usize;
         let (entries, count) =
             if hash.is_some() { (&self.entries, PROBES) } else { (&self.unsteered, 1) };
         let start = if hash.is_some() { start } else { queue.0.into() };

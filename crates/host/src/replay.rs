@@ -142,6 +142,7 @@ impl Replay {
         if let Some(trace) = &self.trace {
             trace.finish(&report.counters_json())?;
         }
+        report.error = outcome.errors.first().map(ToString::to_string);
         report.errors = outcome.errors;
         Ok(report)
     }

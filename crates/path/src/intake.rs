@@ -228,9 +228,10 @@ impl Intake {
         if target.slot.is_none() {
             self.counters.unsteered.add(1);
         }
+        let flow = packet.hash;
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
-                self.steering.record(target, tail);
+                self.steering.record(flow, target, tail);
                 self.counters.per_cpu[target.cpu.index()].enqueued.add(1);
             }
             Err((packet, reason)) => self.drop_packet(packet, target.cpu, reason),

@@ -56,9 +56,9 @@ impl ReplayHandler {
     fn work(&self) {
         if self.work_ns > 0 {
             let done_ns = self.clock.now_ns() + self.work_ns;
-            while self.clock.now_ns() < done_ns {
-                std::hint::spin_loop();
-            }
+            // No pause in this loop: an application works, and a hypervisor takes pauses for
+            // waiting and runs somebody else.
+            while self.clock.now_ns() < done_ns {}
         }
     }
 }

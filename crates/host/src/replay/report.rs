@@ -54,7 +54,9 @@ pub struct Report {
     pub first_damage: Option<String>,
     /// Frames that did not come home to their owners.
     pub frames_away: usize,
-    /// What went wrong with the input, after which the rest was still delivered.
+    /// What ended the input early, if anything; what came before was still delivered.
+    pub error: Option<String>,
+    /// The same, all of it.
     #[serde(skip)]
     pub errors: Vec<Error>,
 }
@@ -167,6 +169,7 @@ impl Report {
             damaged_records: progress.damaged.load(Ordering::Relaxed),
             first_damage: progress.first_damage.get().cloned(),
             frames_away: outcome.frames_away,
+            error: None,
             errors: Vec::new(),
         }
     }

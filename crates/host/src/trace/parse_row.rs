@@ -20,8 +20,8 @@ pub(super) fn row(received: &Received, hasher: &Hasher, verify: Verify) -> Strin
     let link = link_layer(bytes, received.link);
     let hash =
         if received.device_hash.is_some() { received.device_hash } else { hasher.hash(&view) };
-    let is_ip = headers.network != Network::Other;
-    let (source, destination) = view.addresses().unzip();
+    let is_fragment = headers.fragment != Fragment::Whole;
+    let has_fragment_field = view.ttl().is_some() || headers.network == Network::Ipv6;
     let (source_port, destination_port) = view.ports().unzip();
     let vlans: Vec<_> = link.vlans().iter().map(u16::to_string).collect();
     let fields = [
@@ -31,11 +31,11 @@ pub(super) fn row(received: &Received, hasher: &Hasher, verify: Verify) -> Strin
         link.ethertype.map(|kind| format!("0x{kind:04x}")).unwrap_or_default(),
         vlans.join("."),
         network(headers.network).to_owned(),
-        field(source),
-        field(destination),
-        field(is_ip.then_some(headers.protocol)),
+        field(view.source()),
+        field(view.destination()),
+        field(view.protocol()),
         field(view.ttl()),
-        field(is_ip.then_some(u8::from(headers.fragment != Fragment::Whole))),
+        field(has_fragment_field.then_some(u8::from(is_fragment))),
         field(view.network_header_len()),
         field(view.network_len_field()),
         checksum(headers.ip_checksum).to_owned(),
@@ -76,11 +76,11 @@ fn verdict(headers: &Headers, is_snapped: bool) -> &'static str {
     match (headers.flaw, headers.fragment, headers.transport) {
         (Some(flaw), ..) => flaw_name(flaw),
         (None, Fragment::First | Fragment::Later, _) => "fragment",
-        (None, Fragment::Whole, Transport::Tcp) => "tcp",
-        (None, Fragment::Whole, Transport::Udp) => "udp",
-        (None, Fragment::Whole, Transport::Icmp) => "icmp",
-        (None, Fragment::Whole, Transport::Other) if is_snapped => "snapped",
-        (None, Fragment::Whole, Transport::Other) => "other",
+        (None, _, Transport::Tcp) => "tcp",
+        (None, _, Transport::Udp) => "udp",
+        (None, _, Transport::Icmp) => "icmp",
+        (None, _, Transport::Other) if is_snapped => "snapped",
+        (None, _, Transport::Other) => "other",
     }
 }
 

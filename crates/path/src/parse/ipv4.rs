@@ -12,12 +12,13 @@ pub(super) fn walk(
     headers: &mut Headers,
 ) -> Result<Datagram, Stop> {
     let start = usize::from(headers.network_offset);
-    let header = seen.header::<FIXED_BYTES>(start, Flaw::IpHeader)?;
-    let header_len = usize::from(header[0] & 0x0f) * 4;
-    if header[0] >> 4 != 4 || header_len < FIXED_BYTES {
+    let &[first] = seen.header::<1>(start, Flaw::IpHeader)?;
+    let header_len = usize::from(first & 0x0f) * 4;
+    if first >> 4 != 4 || header_len < FIXED_BYTES {
         return Err(Stop::Flaw(Flaw::IpHeader));
     }
     headers.network = Network::Ipv4;
+    let header = seen.header::<FIXED_BYTES>(start, Flaw::IpHeader)?;
     headers.protocol = header[9];
     headers.fragment = fragment(u16::from_be_bytes([header[6], header[7]]));
 
@@ -60,7 +61,7 @@ fn end_of_packet(
     if start + total_len > seen.wire_len {
         headers.flaw = Some(Flaw::IpLength);
     }
-    Ok(start + total_len)
+    Ok(seen.wire_len.min(start + total_len))
 }
 
 /// An authentication header (RFC 4302) is the one extension that IPv4 has.

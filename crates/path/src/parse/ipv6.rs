@@ -20,11 +20,12 @@ const SHIM6: u8 = 140;
 
 pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<Datagram, Stop> {
     let start = usize::from(headers.network_offset);
-    let header = seen.header::<FIXED_BYTES>(start, Flaw::IpHeader)?;
-    if header[0] >> 4 != 6 {
+    let &[first] = seen.header::<1>(start, Flaw::IpHeader)?;
+    if first >> 4 != 6 {
         return Err(Stop::Flaw(Flaw::IpHeader));
     }
     headers.network = Network::Ipv6;
+    let header = seen.header::<FIXED_BYTES>(start, Flaw::IpHeader)?;
     headers.protocol = header[6];
     let payload_len = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let mut end = start + FIXED_BYTES + payload_len;
@@ -32,6 +33,7 @@ pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<Datagram, S
         end = seen.wire_len; // a jumbogram (RFC 2675)
     } else if end > seen.wire_len {
         headers.flaw = Some(Flaw::IpLength);
+        end = seen.wire_len;
     }
 
     let chain = extensions(seen, start + FIXED_BYTES, end, headers)?;
@@ -106,11 +108,15 @@ fn extensions<'a>(
     Err(Stop::Flaw(Flaw::Extension))
 }
 
-/// A fragment header marks a fragment even if it is the only one (an atomic fragment, RFC 6946):
-/// all of a datagram's pieces must steer alike, and a receiver cannot tell at this point.
+/// The offset and "more fragments" field of a fragment header.
 fn fragment(field: u16) -> Fragment {
     const OFFSET_MASK: u16 = 0xfff8;
-    if field & OFFSET_MASK == 0 { Fragment::First } else { Fragment::Later }
+    const MORE_FRAGMENTS: u16 = 1;
+    match (field & OFFSET_MASK, field & MORE_FRAGMENTS) {
+        (0, 0) => Fragment::Atomic,
+        (0, _) => Fragment::First,
+        _ => Fragment::Later,
+    }
 }
 
 /// Where a routing header with segments left leads: type 0 (RFC 5095) and type 2 (RFC 6275) list

@@ -39,11 +39,11 @@ pub enum Verify {
 pub struct Headers {
     /// What the frame begins with.
     pub link: Link,
-    /// The kind of network header; its fixed part was captured whole.
+    /// The kind of network header, by its first byte: a snapped frame may hold no more of it.
     pub network: Network,
     /// The kind of transport header; its fixed part was captured whole.
     pub transport: Transport,
-    /// IPv4 protocol, or IPv6 next header after the last extension header.
+    /// IPv4 protocol, or IPv6 next header after the last extension header; 0 when cut off.
     pub protocol: u8,
     /// Whether this is a piece of a datagram.
     pub fragment: Fragment,
@@ -55,8 +55,8 @@ pub struct Headers {
     pub l4_checksum: Checksum,
     /// Where the network header begins, if there is one.
     pub network_offset: u8,
-    /// Where the transport header begins; 0 when there is none in this frame. At least one byte
-    /// of it was captured.
+    /// Where the transport header begins; 0 when there is none in this frame, or none of it was
+    /// captured.
     pub transport_offset: u16,
     /// Where the transport's payload begins; 0 when unknown.
     pub payload_offset: u16,
@@ -67,7 +67,7 @@ pub struct Headers {
 /// Network headers that the path knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Network {
-    /// None, or none that was captured whole.
+    /// None.
     #[default]
     Other,
     /// IPv4, twenty bytes or more.
@@ -96,10 +96,20 @@ pub enum Fragment {
     /// The whole of it.
     #[default]
     Whole,
+    /// The whole of it, marked as a fragment nevertheless (an atomic fragment, RFC 6946).
+    Atomic,
     /// The first piece: the transport header is here, the payload is not all here.
     First,
     /// A later piece: no transport header.
     Later,
+}
+
+impl Fragment {
+    /// Whether all of the datagram is here.
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::Whole | Self::Atomic)
+    }
 }
 
 /// What summing up said.
@@ -153,7 +163,9 @@ fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), St
     };
     match headers.fragment {
         Fragment::Later => Ok(()),
-        Fragment::Whole | Fragment::First => transport::walk(seen, &datagram, verify, headers),
+        Fragment::Whole | Fragment::Atomic | Fragment::First => {
+            transport::walk(seen, &datagram, verify, headers)
+        }
     }
 }
 
@@ -192,7 +204,8 @@ impl<'a> Seen<'a> {
 struct Datagram {
     /// Where the transport header begins.
     transport_offset: usize,
-    /// Where the packet ends by the IP header's account; padding follows.
+    /// Where the packet ends: by the IP header's account, padding follows; but not beyond the
+    /// frame.
     end: usize,
     /// Partial sum of the pseudo header: addresses and protocol, without the length. None when
     /// the address that the sender summed up cannot be told.

@@ -1,8 +1,6 @@
 //! TCP (RFC 9293), UDP (RFC 768) and where ICMP begins.
 
-use super::{
-    Checksum, Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, Transport, Verify, checksum,
-};
+use super::{Checksum, Datagram, Flaw, Headers, Network, Seen, Stop, Transport, Verify, checksum};
 
 /// Protocol number of TCP.
 pub(super) const TCP: u8 = 6;
@@ -12,6 +10,8 @@ const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
 const TCP_FIXED_BYTES: usize = 20;
+/// Of a TCP header cut short, this much must be there for its fields to count: up to the window.
+pub(super) const TCP_SEEN_BYTES: usize = 16;
 const UDP_BYTES: usize = 8;
 const ICMP_FIXED_BYTES: usize = 4;
 
@@ -67,13 +67,14 @@ fn tcp(
     headers: &mut Headers,
 ) -> Result<(), Stop> {
     segment.holds(TCP_FIXED_BYTES)?;
-    let header = seen.header::<TCP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
+    let header = seen.header::<TCP_SEEN_BYTES>(segment.start, Flaw::TransportHeader)?;
     let header_len = usize::from(header[12] >> 4) * 4;
     if header_len < TCP_FIXED_BYTES || header_len > segment.len() {
         return Err(Stop::Flaw(Flaw::TransportHeader));
     }
-    headers.transport = Transport::Tcp;
     set_payload(headers, segment.start + header_len, segment.end);
+    seen.header::<TCP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
+    headers.transport = Transport::Tcp;
     if verify == Verify::Checksums {
         headers.l4_checksum = judge(seen, segment, segment.len(), headers);
     }
@@ -87,9 +88,8 @@ fn udp(
     headers: &mut Headers,
 ) -> Result<(), Stop> {
     segment.holds(UDP_BYTES)?;
-    let header = seen.header::<UDP_BYTES>(segment.start, Flaw::TransportHeader)?;
-    headers.transport = Transport::Udp;
-    let len = match usize::from(u16::from_be_bytes([header[4], header[5]])) {
+    let &[.., high, low] = seen.header::<6>(segment.start, Flaw::TransportHeader)?;
+    let len = match usize::from(u16::from_be_bytes([high, low])) {
         0 if segment.len() > usize::from(u16::MAX) => segment.len(), // RFC 2675
         len => len,
     };
@@ -97,12 +97,12 @@ fn udp(
         return Err(Stop::Flaw(Flaw::UdpLength));
     }
     set_payload(headers, segment.start + UDP_BYTES, segment.start + len);
+    let header = seen.header::<UDP_BYTES>(segment.start, Flaw::TransportHeader)?;
+    headers.transport = Transport::Udp;
     if len > segment.len() {
         // The first fragment of a datagram announces the whole of it.
-        return match headers.fragment {
-            Fragment::Whole => Err(Stop::Flaw(Flaw::UdpLength)),
-            Fragment::First | Fragment::Later => Ok(()),
-        };
+        let is_whole = headers.fragment.is_whole();
+        return if is_whole { Err(Stop::Flaw(Flaw::UdpLength)) } else { Ok(()) };
     }
     if verify == Verify::Checksums {
         headers.l4_checksum = match (header[6], header[7], headers.network) {
@@ -125,8 +125,8 @@ fn icmp(seen: &Seen<'_>, segment: &Segment, headers: &mut Headers) -> Result<(),
 /// Sums up a segment of `len` bytes, if all of it was captured and it is a whole datagram.
 fn judge(seen: &Seen<'_>, segment: &Segment, len: usize, headers: &Headers) -> Checksum {
     let whole = seen.bytes.get(segment.start..segment.start + len);
-    match (whole, segment.pseudo_sum, headers.fragment) {
-        (Some(bytes), Some(pseudo_sum), Fragment::Whole) => {
+    match (whole, segment.pseudo_sum, headers.fragment.is_whole()) {
+        (Some(bytes), Some(pseudo_sum), true) => {
             checksum::judge(pseudo_sum.plus_len(len).plus(checksum::Sum::of(bytes)))
         }
         _ => Checksum::Unknown,

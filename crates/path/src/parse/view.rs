@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Fragment, Headers, Network, Transport, transport};
+use super::{Fragment, Headers, Network, transport};
 
 /// A packet's bytes together with what parsing found: every accessor is total, and `None` or
 /// empty where the packet has no such thing.
@@ -19,19 +19,23 @@ impl<'a> View<'a> {
         Self { bytes, headers }
     }
 
-    /// Source and destination address as they stand in the outermost IP header.
+    /// Source address of the outermost IP header.
     #[must_use]
-    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+    pub fn source(&self) -> Option<IpAddr> {
         match self.headers.network {
             Network::Other => None,
-            Network::Ipv4 => {
-                let [source, destination] = self.address_pair::<4>(12)?;
-                Some((source.into(), destination.into()))
-            }
-            Network::Ipv6 => {
-                let [source, destination] = self.address_pair::<16>(8)?;
-                Some((source.into(), destination.into()))
-            }
+            Network::Ipv4 => self.network_field::<4>(12).map(IpAddr::from),
+            Network::Ipv6 => self.network_field::<16>(8).map(IpAddr::from),
+        }
+    }
+
+    /// Destination address of the outermost IP header, as it stands there.
+    #[must_use]
+    pub fn destination(&self) -> Option<IpAddr> {
+        match self.headers.network {
+            Network::Other => None,
+            Network::Ipv4 => self.network_field::<4>(16).map(IpAddr::from),
+            Network::Ipv6 => self.network_field::<16>(24).map(IpAddr::from),
         }
     }
 
@@ -57,7 +61,8 @@ impl<'a> View<'a> {
     #[must_use]
     pub fn port_bytes(&self) -> Option<&'a [u8; 4]> {
         match (self.headers.protocol, self.headers.fragment) {
-            (transport::TCP | transport::UDP, Fragment::Whole | Fragment::First) => {
+            (_, Fragment::Later) => None,
+            (transport::TCP | transport::UDP, _) => {
                 self.transport_bytes().and_then(<[u8]>::first_chunk)
             }
             _ => None,
@@ -71,6 +76,19 @@ impl<'a> View<'a> {
         Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
     }
 
+    /// IPv4 protocol, or IPv6 next header after the last extension header.
+    #[must_use]
+    pub fn protocol(&self) -> Option<u8> {
+        let at = match self.headers.network {
+            Network::Other => return None,
+            Network::Ipv4 => 9,
+            Network::Ipv6 => 6,
+        };
+        // Cut off inside the fixed header, the first field is all there is to go by.
+        let [first] = self.network_field(at)?;
+        Some(if self.address_bytes().is_some() { self.headers.protocol } else { first })
+    }
+
     /// Time to live, or hop limit.
     #[must_use]
     pub fn ttl(&self) -> Option<u8> {
@@ -79,7 +97,7 @@ impl<'a> View<'a> {
             Network::Ipv4 => 8,
             Network::Ipv6 => 7,
         };
-        self.network_bytes()?.get(at).copied()
+        self.network_field(at).map(|[ttl]| ttl)
     }
 
     /// Length of the fixed network header and its IPv4 options.
@@ -87,7 +105,7 @@ impl<'a> View<'a> {
     pub fn network_header_len(&self) -> Option<u8> {
         match self.headers.network {
             Network::Other => None,
-            Network::Ipv4 => Some((self.network_bytes()?.first()? & 0x0f) * 4),
+            Network::Ipv4 => self.network_field(0).map(|[first]| (first & 0x0f) * 4),
             Network::Ipv6 => Some(40),
         }
     }
@@ -100,19 +118,19 @@ impl<'a> View<'a> {
             Network::Ipv4 => 2,
             Network::Ipv6 => 4,
         };
-        field(self.network_bytes()?, at).map(u16::from_be_bytes)
+        self.network_field(at).map(u16::from_be_bytes)
     }
 
     /// TCP's sequence number.
     #[must_use]
     pub fn tcp_sequence(&self) -> Option<u32> {
-        field(self.tcp_bytes()?, 4).map(u32::from_be_bytes)
+        self.tcp_field(4).map(u32::from_be_bytes)
     }
 
     /// TCP's twelve flag bits, reserved ones included.
     #[must_use]
     pub fn tcp_flags(&self) -> Option<u16> {
-        field(self.tcp_bytes()?, 12).map(|flags| u16::from_be_bytes(flags) & 0x0fff)
+        self.tcp_field(12).map(|flags| u16::from_be_bytes(flags) & 0x0fff)
     }
 
     /// The transport's payload, as far as it was captured.
@@ -126,17 +144,17 @@ impl<'a> View<'a> {
         self.bytes.get(start..end).unwrap_or_default()
     }
 
-    /// How long the payload was on the wire, if there is a transport header to say so.
+    /// How long the datagram's payload was on the wire, if the headers tell: a UDP header does for
+    /// the whole datagram, a TCP header in a fragment does not.
     #[must_use]
     pub fn payload_len(&self) -> Option<u16> {
-        match (self.headers.transport, self.headers.payload_offset) {
-            (Transport::Tcp | Transport::Udp, 1..) => Some(self.headers.payload_len),
-            _ => None,
-        }
+        let whole = self.headers.fragment.is_whole() || self.headers.protocol == transport::UDP;
+        (self.headers.payload_offset > 0 && whole && self.port_bytes().is_some())
+            .then_some(self.headers.payload_len)
     }
 
-    fn network_bytes(&self) -> Option<&'a [u8]> {
-        self.bytes.get(self.headers.network_offset.into()..)
+    fn network_field<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        field(self.bytes, usize::from(self.headers.network_offset) + at)
     }
 
     fn transport_bytes(&self) -> Option<&'a [u8]> {
@@ -146,14 +164,11 @@ impl<'a> View<'a> {
         }
     }
 
-    fn tcp_bytes(&self) -> Option<&'a [u8]> {
-        let is_tcp = self.headers.protocol == transport::TCP;
-        self.transport_bytes().filter(|_| is_tcp && self.headers.fragment != Fragment::Later)
-    }
-
-    fn address_pair<const N: usize>(&self, at: usize) -> Option<[[u8; N]; 2]> {
-        let network = self.network_bytes()?;
-        Some([field(network, at)?, field(network, at + N)?])
+    /// A field of the TCP header, if the header was captured up to the window.
+    fn tcp_field<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        let is_tcp = self.headers.protocol == transport::TCP && self.port_bytes().is_some();
+        let header = self.transport_bytes().filter(|_| is_tcp)?;
+        header.get(..transport::TCP_SEEN_BYTES)?.get(at..)?.first_chunk().copied()
     }
 }
 

@@ -18,11 +18,13 @@ pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotId(u32);
 
-/// Where the packets of a slot are: eight bytes, eight slots to a cache line.
+/// Where the packets of a slot are: twelve bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     /// The tail position of the slot's last packet, in the backlog of `cpu`.
     pub(super) tail: Position,
+    /// The flow of that packet: flows share slots.
+    pub(super) last_flow: FlowHash,
     /// The CPU that the last packet went to, or [`Slot::NO_CPU`].
     cpu: u16,
     /// The hold that the slot's packets wait in, or [`Slot::NO_HOLD`].
@@ -33,7 +35,12 @@ impl Slot {
     /// `RPS_NO_CPU`.
     const NO_CPU: u16 = u16::MAX;
     const NO_HOLD: u16 = u16::MAX;
-    const EMPTY: Self = Self { tail: Position(0), cpu: Self::NO_CPU, hold: Self::NO_HOLD };
+    const EMPTY: Self = Self {
+        tail: Position(0),
+        last_flow: FlowHash::NONE,
+        cpu: Self::NO_CPU,
+        hold: Self::NO_HOLD,
+    };
 
     /// The CPU that the last packet went to.
     pub(super) fn cpu(self) -> Option<CpuId> {
@@ -49,10 +56,9 @@ impl Slot {
         self.hold = hold.map_or(Self::NO_HOLD, |hold| hold.0);
     }
 
-    /// Notes that a packet went to `cpu`, at `tail`.
-    pub(super) fn record(&mut self, cpu: CpuId, tail: Position) {
-        self.cpu = cpu.0;
-        self.tail = tail;
+    /// Notes that a packet of `flow` went to `cpu`, at `tail`.
+    pub(super) fn record(&mut self, flow: FlowHash, cpu: CpuId, tail: Position) {
+        *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
 }
 

@@ -9,8 +9,8 @@ use super::flow_table::SlotId;
 use crate::cpu::CpuId;
 use crate::packet::Packet;
 
-/// Packets that may wait at once, when nobody says otherwise: four backlogs' worth.
-pub const HOLD_MAX: u32 = 4096;
+/// Packets that may wait at once, when nobody says otherwise: sixteen backlogs' worth.
+pub const HOLD_MAX: u32 = 16_384;
 
 /// A hold's place in the arena; valid while the hold lasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

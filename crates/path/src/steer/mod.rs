@@ -12,6 +12,9 @@
 //!    predecessors, but not for long: after `move_after` a held move begins. From then on the old
 //!    CPU is fed no more, so it drains, and the move takes no longer than that. The kernel's rule
 //!    has no third part, and never lets a flow leave a CPU that it saturates.
+//!
+//! To a CPU that was taken out of the map a packet follows only its own flow: if the slot's last
+//! packet was another flow's, its own predecessors may be gone, and nothing would justify it.
 
 mod flow_table;
 mod hold;
@@ -220,7 +223,9 @@ impl Steering {
         }
         match backlogs.depth(cpu, at.tail, self.batch_max) {
             Depth::Drained(head) => forward(wish, Because::Drained, Some(head)),
-            Depth::Far if !self.is_overdue(slot, wish, now_ns) => {
+            Depth::Far
+                if self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, wish, now_ns) =>
+            {
                 self.tally.stays += 1;
                 forward(cpu, Because::Stay, None)
             }
@@ -235,15 +240,15 @@ impl Steering {
         }
     }
 
-    /// Notes that the backlog of the target took a packet, at `tail`.
-    pub fn record(&mut self, target: Target, tail: Position) {
+    /// Notes that the backlog of the target took a packet of `flow`, at `tail`.
+    pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position) {
         let Some(slot) = target.slot else { return };
         let at = self.table.get_mut(slot);
         if at.cpu().is_some_and(|cpu| cpu != target.cpu) {
             self.tally.moves += 1;
             self.waits[slot.index()].packets = 0;
         }
-        at.record(target.cpu, tail);
+        at.record(flow, target.cpu, tail);
         if let Some(hold) = at.hold() {
             self.holds.set_behind(hold, target.cpu, tail);
         }
@@ -356,6 +361,11 @@ impl Steering {
             Some(hold) if hold.from == wish => Verdict::Full(wish),
             _ => Verdict::Hold(id),
         }
+    }
+
+    /// Whether a packet may follow the slot's last one to a CPU that it should not go to.
+    fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
+        self.rps_map.contains(cpu) || self.table.get(slot).last_flow == flow
     }
 
     /// Counts a packet that stays against a wish, and says whether a held move is due.

@@ -93,6 +93,8 @@ pub struct PcapSource {
     progress: Arc<Progress>,
     /// Bytes of the captures before the one being read.
     bytes_before: u64,
+    /// Damaged records of the captures before the one being read.
+    damaged_before: u64,
 }
 
 /// Records looked at for each frame that may be taken, so that a poll ends although all records
@@ -119,6 +121,7 @@ impl PcapSource {
             number: 0,
             progress: Arc::new(progress),
             bytes_before: 0,
+            damaged_before: 0,
         };
         source.open_next()?;
         Ok(source)
@@ -135,6 +138,7 @@ impl PcapSource {
         self.report();
         if let Some(done) = self.reader.take() {
             self.bytes_before += done.offset();
+            self.damaged_before += done.damage().records;
         }
         let captures = self.plan.captures.len() as u64;
         if captures == 0 || self.next_capture / captures >= self.plan.loops {
@@ -152,7 +156,8 @@ impl PcapSource {
         let Some(reader) = &self.reader else { return };
         self.progress.done.store(self.bytes_before + reader.offset(), Ordering::Relaxed);
         let Damage { records, first } = reader.damage();
-        if let (1.., Some(first)) = (*records, first) {
+        if let Some(first) = first {
+            self.progress.damaged.store(self.damaged_before + records, Ordering::Relaxed);
             // Only the first of all is kept.
             let _ = self.progress.first_damage.set(first.clone());
         }
@@ -171,8 +176,6 @@ impl PcapSource {
             }
             let Some(reader) = &mut self.reader else { return Ok(Polled::Exhausted) };
             let Some(record) = reader.record()? else {
-                let damaged = reader.damage().records;
-                self.progress.damaged.fetch_add(damaged, Ordering::Relaxed);
                 self.open_next()?;
                 continue;
             };

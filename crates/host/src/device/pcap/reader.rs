@@ -1,7 +1,7 @@
 //! Capture files: records of classic pcap and packet blocks of pcapng, whatever their byte order
 //! and time resolution, and damage told apart from the end.
 
-use std::io::Read;
+use std::io::{self, Read};
 
 use path::parse::Link;
 use pcap_parser::nom::{Err as NomErr, IResult};
@@ -149,7 +149,7 @@ impl Reader {
             ));
         }
         let total = header_bytes + caplen as usize;
-        let seen = self.window.at_least(total).map_err(Error::file("read", &self.name))?;
+        let seen = self.window.at_least(total).map_err(|error| unreadable(&self.name, error))?;
         let parse = match pcap {
             Pcap { modified: true, .. } => parse_pcap_frame_modified,
             Pcap { big_endian: true, .. } => parse_pcap_frame_be,
@@ -189,8 +189,8 @@ impl Reader {
     /// Brings the next block into the window and returns its length: a length that can be, with
     /// that many bytes behind it.
     fn next_block(&mut self) -> Result<Option<usize>> {
-        let read_error = Error::file("read", &self.name);
-        let seen = self.window.at_least(BLOCK_HEADER_BYTES).map_err(read_error)?;
+        let seen = self.window.at_least(BLOCK_HEADER_BYTES);
+        let seen = seen.map_err(|error| unreadable(&self.name, error))?;
         if seen.starts_with(&SECTION_HEADER) && seen.len() >= BLOCK_HEADER_BYTES {
             let big_endian = seen[8..12] != BYTE_ORDER_MAGIC_LE;
             self.format = Format::PcapNg { big_endian, interfaces: Vec::new() };
@@ -206,7 +206,7 @@ impl Reader {
             ));
         }
         let total = total as usize;
-        let seen = self.window.at_least(total).map_err(Error::file("read", &self.name))?;
+        let seen = self.window.at_least(total).map_err(|error| unreadable(&self.name, error))?;
         if seen.len() < total {
             self.damaged_end("a block is cut off by the end of the file");
             return Ok(None);
@@ -217,7 +217,7 @@ impl Reader {
     /// A field of the header that comes next; `None` at the end of the file, or when the header
     /// itself is cut off.
     fn peek_u32(&mut self, at: usize, header: usize, big_endian: bool) -> Result<Option<u32>> {
-        let seen = self.window.at_least(header).map_err(Error::file("read", &self.name))?;
+        let seen = self.window.at_least(header).map_err(|error| unreadable(&self.name, error))?;
         if seen.len() < header {
             if !seen.is_empty() {
                 self.damaged_end("a header is cut off by the end of the file");
@@ -243,6 +243,10 @@ impl Reader {
         let (name, offset) = (self.name.clone(), self.window.offset());
         Error::Capture { name, offset, problem, help: help.to_owned() }
     }
+}
+
+fn unreadable(name: &str, error: io::Error) -> Error {
+    Error::file("read", name)(error)
 }
 
 /// Tells a classic capture by its first bytes.
