@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::slice;
 
+use crate::cache::prefetch_to_read;
 use crate::lot::{Home, Lot};
 
 /// Room in front of a packet's first byte, for headers that are put before it later.
@@ -20,8 +21,10 @@ pub struct Frame {
     home: NonNull<Home>,
     /// First byte of the chunk; the packet begins `start` bytes further on.
     chunk: NonNull<u8>,
+    /// With `start` one whole word: frames are moved by the word, and a word put together from
+    /// smaller stores is not forwarded to the load that moves it.
     len_bytes: u32,
-    start: u16,
+    start: u32,
 }
 
 // SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `Home` is
@@ -36,9 +39,7 @@ impl Frame {
     /// # Safety
     /// `chunk` belongs to `home`, which is alive, and to the caller, who gives it up.
     pub(crate) unsafe fn new(home: NonNull<Home>, chunk: NonNull<u8>) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "a constant of 128")]
-        const START: u16 = HEADROOM_BYTES as u16;
-        Self { home, chunk, len_bytes: 0, start: START }
+        Self { home, chunk, len_bytes: 0, start: HEADROOM_BYTES }
     }
 
     /// The packet's bytes.
@@ -106,21 +107,16 @@ impl Frame {
 
     /// Asks for the packet's first cache line ahead of its use.
     pub fn prefetch(&self) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch touches no memory that the program can see.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.first_byte().cast()) };
-        }
+        prefetch_to_read(self.first_byte());
     }
 
     fn room_bytes(&self) -> u32 {
-        self.home().chunk_bytes - u32::from(self.start)
+        self.home().chunk_bytes - self.start
     }
 
     fn first_byte(&self) -> *mut u8 {
         // SAFETY: start lies within the chunk.
-        unsafe { self.chunk.as_ptr().add(self.start.into()) }
+        unsafe { self.chunk.as_ptr().add(self.start as usize) }
     }
 
     pub(crate) fn home(&self) -> &Home {

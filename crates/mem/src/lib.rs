@@ -16,6 +16,7 @@ pub mod ring; //     single producer, single consumer: the only queue between CP
 
 pub mod position; // a point in a ring's life: a counter that wraps
 mod lot; //          frames on their way home, thirty-two at a time
+mod cache; //        cache lines: kept apart, and asked for ahead of their use
 mod sync; //         the standard library's atomics, or loom's
 
 pub use frame::Frame;

@@ -10,8 +10,9 @@
 
 use std::ptr::NonNull;
 
+use crate::cache::OwnLine;
 use crate::region::Region;
-use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering, OwnLine};
+use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
 
 /// Frames in a full lot: the carrier and those listed in it.
 pub const LOT_FRAMES: usize = 32;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::cache::{LINE_BYTES, prefetch_to_write};
 use crate::frame::{Frame, HEADROOM_BYTES};
 use crate::lot::{Home, HomeId, Lot};
 use crate::region::Region;
@@ -127,6 +128,7 @@ unsafe impl Send for Pool {}
 impl Pool {
     /// Hands out an empty frame with room for `len_bytes`, from the smallest chunks that have it;
     /// from larger ones when those are all away. `None`: every chunk that would do is away.
+    #[inline] // keeps the frame in registers: see `Frame::len_bytes`
     pub fn allocate(&mut self, len_bytes: u32) -> Option<Frame> {
         let chunk_bytes = len_bytes.checked_add(HEADROOM_BYTES)?;
         self.shelves
@@ -247,18 +249,23 @@ impl Shelf {
         Self { home: NonNull::from(Box::leak(home)), free, chunks: chunks as usize }
     }
 
+    #[inline]
     fn take(&mut self) -> Option<Frame> {
         if self.free.is_empty() {
             self.collect();
         }
         let chunk = self.free.pop()?;
         if let Some(ahead) = self.free.len().checked_sub(PREFETCH_AHEAD) {
-            prefetch_to_write(self.free[ahead]);
+            // It was read on another CPU last.
+            let first_byte = self.free[ahead].as_ptr().wrapping_add(HEADROOM_BYTES as usize);
+            prefetch_to_write(first_byte);
+            prefetch_to_write(first_byte.wrapping_add(LINE_BYTES));
         }
         // SAFETY: the chunk was free, on this home's list; the home is open.
         Some(unsafe { Frame::new(self.home, chunk) })
     }
 
+    #[cold]
     fn collect(&mut self) {
         // SAFETY: alive until the pool's Drop closes it.
         let home = unsafe { self.home.as_ref() };
@@ -270,20 +277,6 @@ impl Shelf {
         // SAFETY: alive until the pool's Drop closes it.
         unsafe { self.home.as_ref() }
     }
-}
-
-/// Asks for a free chunk's first packet line ahead of its use: the frame was read on another CPU
-/// last, so the line must be taken from there before it can be written.
-fn prefetch_to_write(chunk: NonNull<u8>) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        let first_byte = chunk.as_ptr().wrapping_add(HEADROOM_BYTES as usize);
-        // SAFETY: a prefetch touches no memory that the program can see.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(first_byte.cast()) };
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = chunk;
 }
 
 impl Bin {

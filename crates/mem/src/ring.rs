@@ -12,8 +12,9 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 
+use crate::cache::OwnLine;
 use crate::position::Position;
-use crate::sync::{Arc, AtomicU32, Ordering, OwnLine, UnsafeCell};
+use crate::sync::{Arc, AtomicU32, Ordering, UnsafeCell};
 
 /// Makes a ring of `capacity` slots whose counters both begin at `start`.
 ///

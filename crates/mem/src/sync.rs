@@ -37,8 +37,3 @@ impl<T> UnsafeCell<T> {
         write(self.0.get())
     }
 }
-
-/// A value on cache lines of its own: two, because the neighbouring line is fetched along.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct OwnLine<T>(pub(crate) T);

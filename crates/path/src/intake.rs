@@ -12,7 +12,7 @@ use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::Hasher;
 use crate::packet::{Arrival, Packet};
-use crate::parse::{self, Checksum, Verify};
+use crate::parse::{self, Checksum, Headers, Verify};
 use crate::steer::{HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict};
 
 /// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
@@ -183,15 +183,17 @@ impl Intake {
     }
 
     fn parse(&mut self, burst: &mut Burst) {
+        let queue = self.queue;
+        self.packets.extend(burst.frames.drain(..).map(|received| admit(received, queue)));
         let mut bytes = 0;
-        for received in burst.frames.drain(..) {
-            bytes += u64::from(received.wire_len);
-            let packet = admit(received, self.queue, self.verify);
-            self.count_headers(&packet);
-            self.packets.push(packet);
+        for packet in &mut self.packets {
+            bytes += u64::from(packet.wire_len);
+            let Packet { frame, headers, wire_len, .. } = packet;
+            parse::parse_into(headers, frame.data(), *wire_len, self.verify);
         }
         self.counters.frames.add(self.packets.len() as u64);
         self.counters.bytes.add(bytes);
+        self.count_headers();
     }
 
     fn hash(&mut self) {
@@ -284,11 +286,16 @@ impl Intake {
         self.dropped.push(Dropped { arrival, reason, packet });
     }
 
-    fn count_headers(&self, packet: &Packet) {
-        let headers = &packet.headers;
-        self.counters.flawed.add(headers.flaw.is_some().into());
-        self.counters.ip_checksum_bad.add((headers.ip_checksum == Checksum::Bad).into());
-        self.counters.l4_checksum_bad.add((headers.l4_checksum == Checksum::Bad).into());
+    fn count_headers(&self) {
+        let (mut flawed, mut ip_bad, mut l4_bad) = (0, 0, 0);
+        for Packet { headers, .. } in &self.packets {
+            flawed += u64::from(headers.flaw.is_some());
+            ip_bad += u64::from(headers.ip_checksum == Checksum::Bad);
+            l4_bad += u64::from(headers.l4_checksum == Checksum::Bad);
+        }
+        self.counters.flawed.add(flawed);
+        self.counters.ip_checksum_bad.add(ip_bad);
+        self.counters.l4_checksum_bad.add(l4_bad);
     }
 
     fn count_steering(&self) {
@@ -300,10 +307,16 @@ impl Intake {
     }
 }
 
-/// Makes a packet of a received frame.
-fn admit(received: Received, rx_queue: RxQueue, verify: Verify) -> Packet {
+/// Makes a packet of a received frame, not yet parsed.
+fn admit(received: Received, rx_queue: RxQueue) -> Packet {
     let Received { frame, number, wire_len, timestamp_ns, device_hash, link } = received;
-    let headers = parse::parse(frame.data(), wire_len, link, verify);
-    let arrival = Arrival::of_frame(number);
-    Packet { frame, timestamp_ns, arrival, wire_len, hash: device_hash, headers, rx_queue }
+    Packet {
+        frame,
+        timestamp_ns,
+        arrival: Arrival::of_frame(number),
+        wire_len,
+        hash: device_hash,
+        headers: Headers { link, ..Headers::default() },
+        rx_queue,
+    }
 }

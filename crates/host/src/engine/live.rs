@@ -8,6 +8,7 @@ use std::time::Duration;
 use path::Handler;
 
 use super::Outcome;
+use super::idle::Idle;
 use super::queue::Activity;
 use super::shared::Shared;
 use super::worker::{Worker, outcome};
@@ -69,24 +70,24 @@ fn work<H: Handler>(worker: &mut Worker<H>) {
     let _ = sys::pin_to(worker.cpu);
     sys::make_timers_precise();
     shared.bell(worker.index).belongs_to_this_thread();
-    let mut idle_since_ns = None;
+    let mut idle = Idle::new(shared.spin_max_ns);
     let mut turn_ns = shared.clock.now_ns();
     while !shared.is_aborted() {
         let activity = worker.turn();
         let now_ns = shared.clock.now_ns();
         if let Activity::Worked(_) = activity {
             shared.add_busy(worker.index, now_ns - turn_ns);
-            idle_since_ns = None;
+            idle.worked(turn_ns);
             turn_ns = now_ns;
             continue;
         }
         if worker.has_ended() {
             return;
         }
-        if now_ns - *idle_since_ns.get_or_insert(now_ns) < shared.spin_ns {
-            std::hint::spin_loop();
-        } else {
+        if idle.should_sleep(now_ns, activity == Activity::Blocked) {
             sleep(worker, &shared, activity, now_ns);
+        } else {
+            std::hint::spin_loop();
         }
         turn_ns = shared.clock.now_ns();
     }

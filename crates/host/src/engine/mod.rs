@@ -5,6 +5,7 @@
 //! same turns on one thread, in an order that a seed determines.
 
 mod bell;
+mod idle;
 mod live;
 mod queue;
 mod shared;
@@ -28,6 +29,7 @@ use crate::control::{Change, CpuList, Script};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::trace::{IntakeTrace, Trace};
+pub use idle::SPIN_MAX_NS;
 use queue::Queue;
 use shared::Shared;
 pub use stepped::VirtualCosts;
@@ -35,9 +37,6 @@ use worker::Worker;
 
 /// The most packets that a backlog ring can be made for.
 pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
-
-/// How long a CPU looks for work before it sleeps.
-pub const SPIN_NS: u64 = 20_000;
 
 /// What an engine is made of.
 #[derive(Clone, Debug)]
@@ -68,8 +67,8 @@ pub struct Config {
     pub script: Script,
     /// What a full backlog does to the source.
     pub when_full: WhenFull,
-    /// How long a CPU looks for work before it sleeps.
-    pub spin_ns: u64,
+    /// How long a CPU looks for work before it sleeps, at most.
+    pub spin_max_ns: u64,
     /// Where the run is traced.
     pub trace: Option<Arc<Trace>>,
 }
@@ -102,7 +101,7 @@ impl Config {
             start_counters: 0,
             script: Script::default(),
             when_full: WhenFull::default(),
-            spin_ns: SPIN_NS,
+            spin_max_ns: SPIN_MAX_NS,
             trace: None,
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Shared {
     live_queues: AtomicUsize,
     /// The latest epoch that was written to the trace.
     announced: AtomicU32,
-    pub(super) spin_ns: u64,
+    pub(super) spin_max_ns: u64,
 }
 
 impl Shared {
@@ -49,7 +49,7 @@ impl Shared {
             live_sources: AtomicUsize::new(queues),
             live_queues: AtomicUsize::new(queues),
             announced: AtomicU32::new(0),
-            spin_ns: config.spin_ns,
+            spin_max_ns: config.spin_max_ns,
         }
     }
 

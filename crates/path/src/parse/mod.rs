@@ -145,12 +145,17 @@ pub enum Flaw {
 /// were captured.
 #[must_use]
 pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers {
-    let seen = Seen::new(bytes, wire_len);
     let mut headers = Headers { link, ..Headers::default() };
-    if let Err(Stop::Flaw(flaw)) = walk(&seen, verify, &mut headers) {
+    parse_into(&mut headers, bytes, wire_len, verify);
+    headers
+}
+
+/// The same, for headers that lie where they will stay and know no more than their link yet.
+pub fn parse_into(headers: &mut Headers, bytes: &[u8], wire_len: u32, verify: Verify) {
+    let seen = Seen::new(bytes, wire_len);
+    if let Err(Stop::Flaw(flaw)) = walk(&seen, verify, headers) {
         headers.flaw.get_or_insert(flaw);
     }
-    headers
 }
 
 fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {

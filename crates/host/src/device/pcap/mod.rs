@@ -183,16 +183,13 @@ impl PcapSource {
             if due_ns > now_ns {
                 return Ok(Polled::IdleUntil { now_ns: due_ns });
             }
-            match take(&record, self.number, self.share.as_ref(), pool) {
-                Taken::Received(received) => burst.frames.push(received),
-                Taken::Refused(DropReason::NoBuffer) if !self.plan.lossy => {
-                    return Ok(Polled::Ready);
-                }
-                Taken::Refused(reason) => {
+            match take(&record, self.number, self.share.as_ref(), pool, &mut burst.frames) {
+                Ok(()) => {}
+                Err(DropReason::NoBuffer) if !self.plan.lossy => return Ok(Polled::Ready),
+                Err(reason) => {
                     let (number, wire_len) = (self.number, record.wire_len);
                     burst.refused.push(Refused { number, wire_len, reason });
                 }
-                Taken::OfAnotherQueue => {}
             }
             self.number += 1;
             reader.advance();
@@ -218,29 +215,33 @@ impl Source for PcapSource {
     }
 }
 
-enum Taken {
-    Received(Received),
-    Refused(DropReason),
-    OfAnotherQueue,
-}
-
 /// Brings a record into packet memory, if it is this queue's.
-fn take(record: &Record<'_>, number: u64, share: Option<&QueueShare>, pool: &mut Pool) -> Taken {
+fn take(
+    record: &Record<'_>,
+    number: u64,
+    share: Option<&QueueShare>,
+    pool: &mut Pool,
+    frames: &mut Vec<Received>,
+) -> Result<(), DropReason> {
     let device_hash = match share {
         Some(share) => match share.claim(record.bytes, record.wire_len, record.link) {
             Some(hash) => hash,
-            None => return Taken::OfAnotherQueue,
+            None => return Ok(()),
         },
         None => FlowHash::NONE,
     };
-    let Some(link) = record.link else { return Taken::Refused(DropReason::LinkType) };
+    let link = record.link.ok_or(DropReason::LinkType)?;
     let len_bytes = u32::try_from(record.bytes.len()).unwrap_or(u32::MAX);
-    let Some(mut frame) = pool.allocate(len_bytes) else {
+    let Some(frame) = pool.allocate(len_bytes) else {
         let oversize = len_bytes > pool.largest_frame_bytes();
-        let reason = if oversize { DropReason::Oversize } else { DropReason::NoBuffer };
-        return Taken::Refused(reason);
+        return Err(if oversize { DropReason::Oversize } else { DropReason::NoBuffer });
     };
-    frame.copy_from(record.bytes);
     let (wire_len, timestamp_ns) = (record.wire_len, record.timestamp_ns);
-    Taken::Received(Received { frame, number, wire_len, timestamp_ns, device_hash, link })
+    frames.push(Received { frame, number, wire_len, timestamp_ns, device_hash, link });
+    // The bytes last: the frame's first line comes from the CPU that read it last, and nothing
+    // here waits for it.
+    if let Some(received) = frames.last_mut() {
+        received.frame.copy_from(record.bytes);
+    }
+    Ok(())
 }
