@@ -12,7 +12,7 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 
-use crate::cache::OwnLine;
+use crate::cache::{OwnLine, prefetch_to_write};
 use crate::position::Position;
 use crate::sync::{Arc, AtomicU32, Ordering, UnsafeCell};
 
@@ -55,6 +55,10 @@ unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above; no `&T` is ever shared.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
+/// How many slots ahead of its use a slot is asked for: its line comes from the consumer in the
+/// time that a few packets take.
+const PREFETCH_AHEAD: u32 = 8;
+
 impl<T> Shared<T> {
     fn slot(&self, at: Position) -> &UnsafeCell<MaybeUninit<T>> {
         &self.slots[(at.0 & self.mask) as usize]
@@ -96,6 +100,9 @@ impl<T: Send> Producer<T> {
         if self.queued() == self.capacity() && self.refreshed_queued() == self.capacity() {
             return Err(value);
         }
+        prefetch_to_write(
+            std::ptr::from_ref(self.shared.slot(self.tail.plus(PREFETCH_AHEAD))).cast(),
+        );
         self.shared.slot(self.tail).with_mut(|slot| {
             // SAFETY: tail - head < capacity, so the slot lies outside [head, tail): ours.
             unsafe { slot.cast::<T>().write(value) };
