@@ -23,7 +23,6 @@ pub(super) fn run<H: Handler + 'static>(
     workers: Vec<Worker<H>>,
     shared: &Arc<Shared>,
 ) -> Result<Outcome<H>> {
-    let started_ns = shared.clock.now_ns();
     let mut threads = Vec::new();
     let mut failed = None;
     for worker in workers {
@@ -34,11 +33,12 @@ pub(super) fn run<H: Handler + 'static>(
             Ok(thread) => threads.push((cpu, thread)),
             Err(source) => {
                 failed = Some(Error::Thread { cpu, source });
-                shared.stop();
+                shared.abort();
                 break;
             }
         }
     }
+    let started_ns = shared.start_when_ready(threads.len());
     let mut ended = Vec::new();
     for (cpu, thread) in threads {
         match thread.join() {
@@ -70,6 +70,7 @@ fn work<H: Handler>(worker: &mut Worker<H>) {
     let _ = sys::pin_to(worker.cpu);
     sys::make_timers_precise();
     shared.bell(worker.index).belongs_to_this_thread();
+    shared.ready_to_start();
     let mut idle = Idle::new(shared.spin_max_ns);
     let mut turn_ns = shared.clock.now_ns();
     while !shared.is_aborted() {

@@ -1,6 +1,7 @@
 //! What the threads of an engine share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 
 use path::CpuId;
 
@@ -19,6 +20,9 @@ pub(super) struct Shared {
     paused: Box<[AtomicBool]>,
     /// Written by each CPU for itself.
     busy_ns: Box<[AtomicU64]>,
+    /// Threads that stand ready on their CPUs, and whether they may begin.
+    ready: AtomicUsize,
+    started: AtomicBool,
     stop: AtomicBool,
     aborted: AtomicBool,
     /// Queues whose source is not exhausted.
@@ -44,6 +48,8 @@ impl Shared {
             bells: (0..cpus).map(|_| Bell::default()).collect(),
             paused: (0..cpus).map(|_| AtomicBool::new(false)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            ready: AtomicUsize::new(0),
+            started: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             live_sources: AtomicUsize::new(queues),
@@ -62,6 +68,24 @@ impl Shared {
         if let Some(index) = self.index_of(cpu) {
             self.bells[index].ring();
         }
+    }
+
+    /// Stands ready on this CPU, and returns when all do: a run begins with every CPU awake.
+    pub(super) fn ready_to_start(&self) {
+        self.ready.fetch_add(1, Ordering::Release);
+        while !self.started.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    /// Lets the threads begin once `threads` of them stand ready, and returns when that was.
+    pub(super) fn start_when_ready(&self, threads: usize) -> u64 {
+        while self.ready.load(Ordering::Acquire) < threads {
+            thread::yield_now();
+        }
+        let started_ns = self.clock.now_ns();
+        self.started.store(true, Ordering::Release);
+        started_ns
     }
 
     pub(super) fn stop(&self) {

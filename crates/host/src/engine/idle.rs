@@ -1,0 +1,94 @@
+//! How long a CPU looks for work before it sleeps.
+//!
+//! Sleeping saves power; waking costs, on a virtual machine more than a hundred packets' worth.
+//! So a CPU looks on for as long as its recent pauses have been short, and sleeps at once when they
+//! are long: what it wastes is bounded by what a wake-up would have cost.
+
+/// The longest that a CPU looks for work: about what waking costs it and whoever wakes it.
+pub const SPIN_MAX_NS: u64 = 100_000;
+
+/// The shortest, so that the next burst of a busy queue finds the CPU awake.
+const SPIN_MIN_NS: u64 = 4_000;
+
+/// The same while work is there and only waits for other CPUs, which are at it.
+const BLOCKED_SPIN_NS: u64 = 1_000_000;
+
+/// The pauses of one CPU.
+#[derive(Debug)]
+pub(super) struct Idle {
+    spin_max_ns: u64,
+    /// How long the CPU looks for work now.
+    spin_ns: u64,
+    /// When the pause began, if there is one.
+    since_ns: Option<u64>,
+}
+
+impl Idle {
+    pub(super) fn new(spin_max_ns: u64) -> Self {
+        Self { spin_max_ns, spin_ns: spin_max_ns, since_ns: None }
+    }
+
+    /// Notes that there was work, found at `now_ns`. A pause that spinning could have bridged
+    /// makes the next one be spun through; a longer one halves the spinning.
+    pub(super) fn worked(&mut self, now_ns: u64) {
+        if let Some(since_ns) = self.since_ns.take() {
+            let pause_ns = now_ns.saturating_sub(since_ns);
+            self.spin_ns = if pause_ns <= self.spin_max_ns {
+                self.spin_max_ns
+            } else {
+                (self.spin_ns / 2).max(SPIN_MIN_NS.min(self.spin_max_ns))
+            };
+        }
+    }
+
+    /// Notes that there is none at `now_ns`, and says whether to sleep.
+    pub(super) fn should_sleep(&mut self, now_ns: u64, is_blocked: bool) -> bool {
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
+        let spin_ns = if is_blocked { BLOCKED_SPIN_NS } else { self.spin_ns };
+        now_ns.saturating_sub(since_ns) >= spin_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the CPU still looks for work this long into a pause.
+    fn spins_at(idle: &mut Idle, into_ns: u64) -> bool {
+        let start_ns = 1 << 40;
+        idle.worked(start_ns);
+        idle.should_sleep(start_ns, false);
+        !idle.should_sleep(start_ns + into_ns, false)
+    }
+
+    /// Lets the CPU have pauses of this length.
+    fn pauses(idle: &mut Idle, count: u64, pause_ns: u64) {
+        for pause in 0..count {
+            idle.should_sleep(pause << 32, false);
+            idle.worked((pause << 32) + pause_ns);
+        }
+    }
+
+    #[test]
+    fn short_pauses_are_spun_through_and_long_ones_are_not() {
+        let mut idle = Idle::new(SPIN_MAX_NS);
+        assert!(spins_at(&mut idle, SPIN_MAX_NS - 1));
+        pauses(&mut idle, 10, SPIN_MAX_NS * 2);
+        assert!(!spins_at(&mut idle, SPIN_MIN_NS));
+        pauses(&mut idle, 1, SPIN_MAX_NS / 2);
+        assert!(spins_at(&mut idle, SPIN_MAX_NS - 1));
+    }
+
+    #[test]
+    fn a_blocked_cpu_looks_longer() {
+        let mut idle = Idle::new(SPIN_MAX_NS);
+        assert!(!idle.should_sleep(0, true));
+        assert!(!idle.should_sleep(BLOCKED_SPIN_NS - 1, true));
+        assert!(idle.should_sleep(BLOCKED_SPIN_NS, true));
+    }
+
+    #[test]
+    fn an_engine_may_be_told_not_to_spin() {
+        assert!(Idle::new(0).should_sleep(5, false));
+    }
+}
