@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Replay(Box<ReplayArgs>),
     /// Compute Toeplitz hashes
     Hash(HashArgs),
+    /// Measure one stage
+    Bench(crate::bench::BenchArgs),
 }
 
 #[derive(Debug, Args)]

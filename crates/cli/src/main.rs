@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args; //   the command line
+mod bench; //  forebay bench
 mod failure; // what a person is told when something goes wrong, and the exit code
 mod hash; //   forebay hash
 mod replay; // forebay replay
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => replay::run(args),
         Command::Hash(args) => hash::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     failure::exit(result)
 }

@@ -1,0 +1,65 @@
+//! What a benchmark prints.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// One line of output.
+#[derive(Debug, Serialize)]
+pub(super) struct Figures {
+    name: &'static str,
+    unit: &'static str,
+    #[serde(flatten)]
+    spread: Spread,
+    /// What was measured exactly, and how.
+    #[serde(flatten)]
+    details: BTreeMap<&'static str, Value>,
+}
+
+/// The middle and the ends of some repeats.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+    n: usize,
+}
+
+impl Spread {
+    pub(super) fn of(samples: &[f64]) -> Self {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let n = sorted.len();
+        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
+            return Self::default();
+        };
+        let median = f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2]);
+        Self { median, min, max, n }
+    }
+}
+
+impl Figures {
+    pub(super) fn new(name: &'static str, unit: &'static str, spread: Spread) -> Self {
+        Self { name, unit, spread, details: BTreeMap::new() }
+    }
+
+    /// Adds a detail.
+    pub(super) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.details.insert(name, value.into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_in_the_middle() {
+        let spread = |median, min, max, n| Spread { median, min, max, n };
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), spread(2.0, 1.0, 3.0, 3));
+        assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 3.0]), spread(2.5, 1.0, 4.0, 4));
+        assert_eq!(Spread::of(&[]), Spread::default());
+    }
+}

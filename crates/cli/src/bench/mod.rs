@@ -1,0 +1,131 @@
+//! `forebay bench`: one stage, measured, as one JSON line.
+//!
+//! Machines are noisy, and the virtual CPUs of some wander between caches. So figures are medians
+//! of many short repeats; a repeat on one core that was disturbed is dropped, and one across two
+//! cores is filed by how far apart they were just then.
+
+mod checksum;
+mod figures;
+mod hash;
+mod input;
+mod pair;
+mod parse;
+mod pool;
+mod ring;
+mod solo;
+mod steer;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::thread;
+
+use clap::{Args, ValueEnum};
+use forebay::sys;
+use path::CpuId;
+
+use crate::failure::Failure;
+use figures::Figures;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The stage
+    #[arg(value_enum)]
+    what: What,
+
+    /// A capture to take packets from, where that applies [default: made-up packets]
+    file: Option<PathBuf>,
+
+    /// Repeats to gather
+    #[arg(long, value_name = "N", default_value_t = 61)]
+    reps: usize,
+
+    /// Seconds to spend at most
+    #[arg(long, value_name = "S", default_value_t = 20)]
+    secs: u64,
+
+    /// Objects or packets handed over at once (ring, pool, steer)
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=64))]
+    bulk: u32,
+
+    /// hash, steer: how packets are hashed
+    #[arg(long, value_enum, default_value_t)]
+    hash: BenchHash,
+
+    /// hash: IPv6 rather than IPv4, where no capture is given
+    #[arg(long)]
+    v6: bool,
+
+    /// checksum: bytes summed up at once
+    #[arg(long, value_name = "BYTES", default_value_t = 1448)]
+    len: usize,
+
+    /// parse, steer: verify checksums too
+    #[arg(long)]
+    verify: bool,
+
+    /// pool: write and read packet bytes too
+    #[arg(long)]
+    touch: bool,
+}
+
+/// A stage that can be measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum What {
+    /// Headers of a frame
+    Parse,
+    /// The Internet checksum
+    Checksum,
+    /// The flow hash
+    Hash,
+    /// One object from one CPU to another
+    Ring,
+    /// A frame allocated here, freed there
+    Pool,
+    /// Frame in, parse, hash, steer, hand over, read on the other CPU, return
+    Steer,
+    /// All of them, one line each
+    All,
+}
+
+/// How a benchmark hashes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum BenchHash {
+    /// Toeplitz with the standard key
+    #[default]
+    Toeplitz,
+    /// SipHash
+    Keyed,
+    /// steer: by the device
+    Given,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let all = [What::Parse, What::Checksum, What::Hash, What::Ring, What::Pool, What::Steer];
+    let stages = if args.what == What::All { all.as_slice() } else { &[args.what] };
+    let cpus = sys::allowed_cpus();
+    for stage in stages {
+        // On a thread of its own, which stays where it is pinned.
+        let measured = thread::scope(|scope| scope.spawn(|| measure(*stage, args, &cpus)).join());
+        let figures = measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let line = serde_json::to_string(&figures).unwrap_or_default() + "\n";
+        // A reader that has enough closes the pipe; there is nobody to tell.
+        let _ = std::io::stdout().write_all(line.as_bytes());
+    }
+    Ok(())
+}
+
+fn measure(what: What, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
+    if let Some(&cpu) = cpus.first() {
+        // Unpinned figures are still figures.
+        let _ = sys::pin_to(cpu);
+    }
+    match what {
+        What::Parse => parse::run(args),
+        What::Checksum => Ok(checksum::run(args)),
+        What::Hash => hash::run(args),
+        What::Ring => ring::run(args, pair::two_of(cpus)?),
+        What::Pool => pool::run(args, pair::two_of(cpus)?),
+        What::Steer | What::All => steer::run(args, pair::two_of(cpus)?),
+    }
+}

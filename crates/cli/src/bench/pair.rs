@@ -1,0 +1,191 @@
+//! Repeats across two cores, filed by how far apart they were.
+//!
+//! On a shared host the virtual CPUs move between threads of one core, cores with a cache in
+//! common, and cores without, from one second to the next, and every figure across two cores
+//! moves with them. So each repeat is short and stands between two measurements of the round trip
+//! of one cache line; figures are compared within a class only.
+
+use std::collections::BTreeMap;
+use std::hint;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use path::CpuId;
+use serde_json::{Value, json};
+
+use super::BenchArgs;
+use super::figures::{Figures, Spread};
+use super::solo::nanoseconds;
+use crate::failure::Failure;
+
+/// Round trips of the same core's two threads, and of cores with a last-level cache in common,
+/// are shorter than these many nanoseconds.
+const SIBLINGS_BELOW_NS: f64 = 85.0;
+const SAME_CACHE_BELOW_NS: f64 = 260.0;
+
+const BATCHES: usize = 5;
+const TRIPS: u32 = 200;
+
+/// How far apart two CPUs are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Class {
+    SmtSibling,
+    SameL3,
+    FarL3,
+    /// Not the same before and after.
+    Moved,
+}
+
+impl Class {
+    fn of(round_trip_ns: f64) -> Self {
+        match round_trip_ns {
+            ns if ns < SIBLINGS_BELOW_NS => Self::SmtSibling,
+            ns if ns < SAME_CACHE_BELOW_NS => Self::SameL3,
+            _ => Self::FarL3,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::SmtSibling => "smt_sibling",
+            Self::SameL3 => "same_l3",
+            Self::FarL3 => "far_l3",
+            Self::Moved => "moved",
+        }
+    }
+}
+
+/// The CPU that a benchmark across two runs on, and the other one.
+pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
+    match cpus {
+        &[here, there, ..] => Ok(CpuPair { here, there }),
+        _ => Err(Failure::usage(
+            "this benchmark needs two CPUs, and only one may be used",
+            "run it where there are two, or allow both (taskset)",
+        )),
+    }
+}
+
+/// Two CPUs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CpuPair {
+    /// This one.
+    pub(super) here: CpuId,
+    /// The other.
+    pub(super) there: CpuId,
+}
+
+/// The lines that the probe bounces between the CPUs.
+#[derive(Debug, Default)]
+pub(super) struct Probe {
+    ask: Line<AtomicBool>,
+    answer: Line<AtomicBool>,
+    there: Line<AtomicU64>,
+    back: Line<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+impl Probe {
+    /// The answering side: called whenever there is nothing to do.
+    pub(super) fn answer_if_asked(&self) {
+        if !self.ask.0.load(Ordering::Relaxed) {
+            return;
+        }
+        self.answer.0.store(true, Ordering::Release);
+        while self.ask.0.load(Ordering::Relaxed) {
+            self.back.0.store(self.there.0.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.answer.0.store(false, Ordering::Release);
+    }
+
+    /// The asking side: the best round trip, in nanoseconds. The other side must be idle, or
+    /// become so.
+    fn round_trip_ns(&self) -> f64 {
+        self.ask.0.store(true, Ordering::Relaxed);
+        while !self.answer.0.load(Ordering::Acquire) {
+            hint::spin_loop();
+        }
+        let batch = |_| {
+            let started = Instant::now();
+            for _ in 0..TRIPS {
+                let trip = self.there.0.load(Ordering::Relaxed) + 1;
+                self.there.0.store(trip, Ordering::Relaxed);
+                while self.back.0.load(Ordering::Relaxed) != trip {}
+            }
+            nanoseconds(started.elapsed()) / f64::from(TRIPS)
+        };
+        let best = (0..BATCHES).map(batch).fold(f64::INFINITY, f64::min);
+        self.ask.0.store(false, Ordering::Relaxed);
+        while self.answer.0.load(Ordering::Acquire) {
+            hint::spin_loop();
+        }
+        best
+    }
+}
+
+/// Takes repeats until there are enough of one class; `repeat` returns its figure.
+pub(super) fn measure(
+    args: &BenchArgs,
+    name: &'static str,
+    unit: &'static str,
+    probe: &Probe,
+    mut repeat: impl FnMut() -> f64,
+) -> Figures {
+    const WARM_UP: usize = 2;
+    let mut classes: BTreeMap<Class, Vec<f64>> = BTreeMap::new();
+    let started = Instant::now();
+    let mut before_ns = probe.round_trip_ns();
+    for round in 0.. {
+        let enough = classes
+            .iter()
+            .any(|(class, samples)| *class != Class::Moved && samples.len() >= args.reps);
+        if enough || started.elapsed() > Duration::from_secs(args.secs) {
+            break;
+        }
+        let sample = repeat();
+        let after_ns = probe.round_trip_ns();
+        let (before, after) = (Class::of(before_ns), Class::of(after_ns));
+        let class = if before == after { before } else { Class::Moved };
+        if round >= WARM_UP {
+            classes.entry(class).or_default().push(sample);
+        }
+        before_ns = after_ns;
+    }
+    file(name, unit, &classes, before_ns)
+}
+
+/// Puts the class with the most repeats first.
+fn file(
+    name: &'static str,
+    unit: &'static str,
+    classes: &BTreeMap<Class, Vec<f64>>,
+    round_trip_ns: f64,
+) -> Figures {
+    let most = classes.iter().max_by_key(|(_, samples)| samples.len());
+    let (class, spread) = match most {
+        Some((class, samples)) => (class.name(), Spread::of(samples)),
+        None => ("none", Spread::default()),
+    };
+    let all: serde_json::Map<String, Value> = classes
+        .iter()
+        .map(|(class, samples)| (class.name().to_owned(), json!(Spread::of(samples))))
+        .collect();
+    Figures::new(name, unit, spread)
+        .with("class", class)
+        .with("classes", all)
+        .with("round_trip_ns", round_trip_ns.round())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_are_told_apart_as_the_peers_tell_them() {
+        let classes = [53.0, 125.0, 500.0].map(Class::of);
+        assert_eq!(classes, [Class::SmtSibling, Class::SameL3, Class::FarL3]);
+    }
+}

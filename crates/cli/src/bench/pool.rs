@@ -1,0 +1,130 @@
+//! `bench pool`: a frame allocated on one CPU, freed on another.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use forebay::sys;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::ring::{Consumer, ring};
+use mem::{Frame, Pool, Position};
+
+use super::BenchArgs;
+use super::figures::Figures;
+use super::pair::{self, CpuPair, Probe};
+use super::solo::{as_f64, nanoseconds};
+use crate::failure::Failure;
+
+const CAPACITY: u32 = 1024;
+const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 8191 };
+
+/// Frames in one repeat.
+const FRAMES: u64 = 2_000_000;
+
+/// What the two sides agree on; as in `ring`.
+#[derive(Default)]
+struct Rounds {
+    probe: Probe,
+    begun: AtomicU64,
+    done: AtomicU64,
+}
+
+const END: u64 = u64::MAX;
+
+pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
+    let bulk = u64::from(args.bulk);
+    let frames = FRAMES - FRAMES % bulk;
+    let [mut pool, other_pool] = pools()?;
+    let (mut producer, consumer) = ring(CAPACITY, Position(0));
+    let rounds = Arc::new(Rounds::default());
+    let other = Arc::clone(&rounds);
+    let (batch, touch) = (args.bulk as usize, args.touch);
+    let freer = thread::spawn(move || {
+        // Unpinned figures are still figures.
+        let _ = sys::pin_to(cpus.there);
+        free(consumer, other_pool, &other, frames, batch, touch)
+    });
+    let mut round = 0;
+    let figures = pair::measure(args, "pool", "ns/packet", &rounds.probe, || {
+        round += 1;
+        let started = Instant::now();
+        rounds.begun.store(round, Ordering::Release);
+        for sent in (0..frames).step_by(batch) {
+            pool.collect();
+            while u64::from(CAPACITY - producer.queued()) < bulk
+                && u64::from(CAPACITY - producer.refreshed_queued()) < bulk
+            {}
+            for _ in 0..bulk {
+                let mut frame = wait_for_frame(&mut pool);
+                if touch {
+                    frame.copy_from(&[sent.to_le_bytes()[0]; 64]);
+                }
+                // There is room for all of them, see above.
+                let _ = producer.push(frame);
+            }
+            producer.publish();
+        }
+        while rounds.done.load(Ordering::Acquire) < round {}
+        nanoseconds(started.elapsed()) / as_f64(usize::try_from(frames).unwrap_or(1))
+    });
+    rounds.begun.store(END, Ordering::Release);
+    // It has nothing to panic about.
+    let _ = freer.join();
+    let away = pool.away();
+    Ok(figures.with("bulk", args.bulk).with("touch", touch).with("frames_away", away))
+}
+
+fn pools() -> Result<[Pool; 2], Failure> {
+    let shares = [vec![CHUNKS], vec![]];
+    let region = sys::map_packet_memory(region_bytes(&shares))?;
+    let pools = carve(region, &shares).ok().and_then(|pools| pools.try_into().ok());
+    pools.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))
+}
+
+fn wait_for_frame(pool: &mut Pool) -> Frame {
+    loop {
+        if let Some(frame) = pool.allocate(64) {
+            return frame;
+        }
+    }
+}
+
+fn free(
+    mut consumer: Consumer<Frame>,
+    mut pool: Pool,
+    rounds: &Rounds,
+    frames: u64,
+    batch: usize,
+    touch: bool,
+) -> u64 {
+    let mut taken = Vec::with_capacity(batch);
+    let mut seen = 0u64;
+    for round in 1.. {
+        loop {
+            match rounds.begun.load(Ordering::Acquire) {
+                END => return seen,
+                begun if begun >= round => break,
+                _ => rounds.probe.answer_if_asked(),
+            }
+        }
+        let mut got = 0;
+        while got < frames {
+            got += consumer.take(batch, &mut taken) as u64;
+            if touch {
+                seen += taken.iter().map(first_word).fold(0, u64::wrapping_add) & 1;
+            }
+            for frame in taken.drain(..) {
+                pool.put(frame);
+            }
+            consumer.release();
+        }
+        pool.flush();
+        rounds.done.store(round, Ordering::Release);
+    }
+    seen
+}
+
+fn first_word(frame: &Frame) -> u64 {
+    frame.data().first_chunk().copied().map_or(0, u64::from_ne_bytes)
+}

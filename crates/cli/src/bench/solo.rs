@@ -1,0 +1,85 @@
+//! Repeats on one core.
+//!
+//! The other half of the core belongs to somebody else and comes and goes. So each repeat stands
+//! between two runs of a fixed loop, and is dropped, and counted, when one of these took much
+//! longer than the best.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use super::BenchArgs;
+use super::figures::{Figures, Spread};
+
+/// How long a repeat takes.
+const REPEAT: Duration = Duration::from_millis(10);
+
+/// A repeat is dropped when the fixed loop beside it took this much longer than its best.
+const DISTURBED: f64 = 1.35;
+
+const CALIBRATION_ROUNDS: u64 = 20_000;
+
+/// Measures nanoseconds for each of the `count` things that `round` does.
+pub(super) fn measure(
+    args: &BenchArgs,
+    name: &'static str,
+    unit: &'static str,
+    count: usize,
+    mut round: impl FnMut(),
+) -> Figures {
+    let mut best = f64::INFINITY;
+    for _ in 0..50 {
+        best = best.min(calibrate());
+    }
+    let started = Instant::now();
+    let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+    while kept.len() < args.reps && started.elapsed().as_secs() < args.secs {
+        let before = calibrate();
+        let sample = repeat(count, &mut round);
+        let after = calibrate();
+        best = best.min(before).min(after);
+        let disturbed = before.max(after) > best * DISTURBED;
+        if disturbed { &mut dropped } else { &mut kept }.push(sample);
+    }
+    let samples = if kept.is_empty() { &dropped } else { &kept };
+    Figures::new(name, unit, Spread::of(samples))
+        .with("dropped", dropped.len())
+        .with("all_disturbed", kept.is_empty())
+}
+
+fn repeat(count: usize, round: &mut impl FnMut()) -> f64 {
+    let started = Instant::now();
+    let mut done = 0;
+    loop {
+        for _ in 0..8 {
+            round();
+            done += count;
+        }
+        let elapsed = started.elapsed();
+        if elapsed >= REPEAT {
+            return nanoseconds(elapsed) / as_f64(done);
+        }
+    }
+}
+
+/// A loop that keeps the arithmetic units busy, for as long as it takes.
+fn calibrate() -> f64 {
+    let started = Instant::now();
+    let (mut x, mut y, mut z, mut w) = (1u64, 2u64, 3u64, 4u64);
+    for i in 0..CALIBRATION_ROUNDS {
+        x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(i);
+        y = (y ^ (y >> 7)).wrapping_add(i);
+        z = z.wrapping_add((z << 3) ^ i);
+        w ^= w.wrapping_mul(5).wrapping_add(i);
+        black_box((x, y, z, w));
+    }
+    nanoseconds(started.elapsed())
+}
+
+pub(super) fn nanoseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e9
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+pub(super) fn as_f64(count: usize) -> f64 {
+    count as f64
+}

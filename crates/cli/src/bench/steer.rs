@@ -1,0 +1,214 @@
+//! `bench steer`: the whole way of a packet across two CPUs, through the real intake and delivery.
+//!
+//! Frame allocated and filled, parsed, hashed, steered, handed over; read on the other CPU, and its
+//! frame returned.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay::sys;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{Pool, Position};
+use path::arrive::{Burst, Received};
+use path::backlog::NETDEV_MAX_BACKLOG;
+use path::delivery::Batch;
+use path::hash::toeplitz::STANDARD_KEY;
+use path::hash::{FlowHash, Hasher};
+use path::intake::IntakeConfig;
+use path::parse::{self, Verify, View};
+use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::{Delivery, Handler, Intake, RxQueue};
+
+use super::figures::Figures;
+use super::input::{self, Sample};
+use super::pair::{self, CpuPair, Probe};
+use super::solo::{as_f64, nanoseconds};
+use super::{BenchArgs, BenchHash};
+use crate::failure::Failure;
+
+const RING_CAPACITY: u32 = 1024;
+const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 8191 };
+
+/// How long a repeat takes.
+const REPEAT: Duration = Duration::from_millis(60);
+
+/// Bursts between looks at the clock.
+const BURSTS: usize = 32;
+
+/// What the two sides agree on.
+#[derive(Default)]
+struct Shared {
+    probe: Probe,
+    delivered: AtomicU64,
+    end: AtomicBool,
+}
+
+pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
+    let packets = input::packets(args.file.as_deref())?;
+    let hasher = Arc::new(hasher(args)?);
+    let hashes = device_hashes(&packets, &hasher, args.hash);
+    let verify = if args.verify { Verify::Checksums } else { Verify::Nothing };
+    let mut intake = intake(cpus, hasher, verify, args.bulk);
+    let lane = intake.connect(cpus.there, RING_CAPACITY, Position(0), false);
+    intake.set_rps_cpus([cpus.there], 0);
+    let [mut pool, other_pool] = pools()?;
+    let shared = Arc::new(Shared::default());
+    let other = Arc::clone(&shared);
+    let batch = args.bulk as usize;
+    let reader = thread::spawn(move || {
+        // Unpinned figures are still figures.
+        let _ = sys::pin_to(cpus.there);
+        deliver(Delivery::new(cpus.there, vec![lane], batch), other_pool, &other);
+    });
+    let mut sent = 0u64;
+    let mut burst = Burst::default();
+    let mut next = 0;
+    let figures = pair::measure(args, "steer", "ns/packet", &shared.probe, || {
+        let (started, first) = (Instant::now(), sent);
+        while started.elapsed() < REPEAT {
+            for _ in 0..BURSTS {
+                while !intake.has_room_for(args.bulk) {}
+                pool.collect();
+                next = receive(&packets, &hashes, next, batch, &mut pool, &mut burst);
+                sent += burst.frames.len() as u64;
+                intake.observe();
+                let tick = Tick { now_ns: sent, busy_ns: 0 };
+                intake.turn(tick, &mut burst).for_each(drop);
+            }
+        }
+        while shared.delivered.load(Ordering::Acquire) < sent {}
+        nanoseconds(started.elapsed()) / as_f64(usize::try_from(sent - first).unwrap_or(1))
+    });
+    shared.end.store(true, Ordering::Release);
+    // It has nothing to panic about.
+    let _ = reader.join();
+    let hash = match args.hash {
+        BenchHash::Given => "given",
+        BenchHash::Keyed => "keyed",
+        BenchHash::Toeplitz => "toeplitz",
+    };
+    Ok(figures
+        .with("input", input::name(args.file.as_deref()))
+        .with("hash", hash)
+        .with("burst", args.bulk)
+        .with("verify", args.verify)
+        .with("dropped", intake.counters().dropped())
+        .with("frames_away", pool.away()))
+}
+
+fn hasher(args: &BenchArgs) -> Result<Hasher, Failure> {
+    match args.hash {
+        BenchHash::Keyed => Ok(Hasher::keyed(&[7; 16], false)),
+        BenchHash::Toeplitz | BenchHash::Given => Hasher::toeplitz(&STANDARD_KEY)
+            .map_err(|error| Failure::usage(error.to_string(), "this is a bug: report it")),
+    }
+}
+
+/// The hash that a device would give each packet, or none.
+fn device_hashes(packets: &[Sample], hasher: &Hasher, hash: BenchHash) -> Vec<FlowHash> {
+    let given = |packet: &Sample| {
+        let headers = parse::parse(&packet.bytes, packet.wire_len, packet.link, Verify::Nothing);
+        hasher.hash(&View::new(&packet.bytes, &headers))
+    };
+    let none = |_: &Sample| FlowHash::NONE;
+    if hash == BenchHash::Given {
+        packets.iter().map(given).collect()
+    } else {
+        packets.iter().map(none).collect()
+    }
+}
+
+fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Intake {
+    Intake::new(IntakeConfig {
+        queue: RxQueue(0),
+        cpus: cpus.there.index() + 1,
+        verify,
+        hasher,
+        steer: SteerConfig {
+            polling_cpu: cpus.here,
+            rps_map: RpsMap::default(),
+            rps_flow_cnt: RPS_FLOW_CNT,
+            move_after: MoveAfter::default(),
+            hold_max: HOLD_MAX,
+            spread: SpreadPolicy::Always,
+            batch_max: bulk,
+        },
+        netdev_max_backlog: NETDEV_MAX_BACKLOG,
+    })
+}
+
+fn pools() -> Result<[Pool; 2], Failure> {
+    let shares = [vec![CHUNKS], vec![]];
+    let region = sys::map_packet_memory(region_bytes(&shares))?;
+    let pools = carve(region, &shares).ok().and_then(|pools| pools.try_into().ok());
+    pools.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))
+}
+
+/// Fills a burst, as a device would; returns where the next one begins.
+fn receive(
+    packets: &[Sample],
+    hashes: &[FlowHash],
+    mut next: usize,
+    count: usize,
+    pool: &mut Pool,
+    burst: &mut Burst,
+) -> usize {
+    while burst.frames.len() < count {
+        let packet = &packets[next];
+        let len_bytes = u32::try_from(packet.bytes.len()).unwrap_or(u32::MAX);
+        let Some(frame) = pool.allocate(len_bytes) else { break };
+        burst.frames.push(Received {
+            frame,
+            number: next as u64,
+            wire_len: packet.wire_len,
+            timestamp_ns: 0,
+            device_hash: hashes[next],
+            link: packet.link,
+        });
+        if let Some(received) = burst.frames.last_mut() {
+            received.frame.copy_from(&packet.bytes);
+        }
+        next = if next + 1 < packets.len() { next + 1 } else { 0 };
+    }
+    next
+}
+
+fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &Shared) {
+    let mut look = Look { sum: 0 };
+    let mut delivered = 0;
+    loop {
+        let done = delivery.turn(64, &mut pool, &mut look);
+        if done > 0 {
+            pool.flush();
+            delivered += done as u64;
+            shared.delivered.store(delivered, Ordering::Release);
+        } else if shared.end.load(Ordering::Acquire) {
+            std::hint::black_box(look.sum);
+            return;
+        } else {
+            shared.probe.answer_if_asked();
+        }
+    }
+}
+
+/// Reads three words of each packet, as the peer does.
+struct Look {
+    sum: u64,
+}
+
+impl Handler for Look {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        for packet in batch.packets.iter() {
+            packet.frame.prefetch();
+        }
+        for packet in batch.packets.iter() {
+            let (words, _) = packet.frame.data().as_chunks::<8>();
+            for at in [1, 3, 5] {
+                let word = words.get(at).copied().map_or(0, u64::from_ne_bytes);
+                self.sum = self.sum.wrapping_add(word);
+            }
+        }
+    }
+}
