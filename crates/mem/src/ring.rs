@@ -60,6 +60,14 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 const PREFETCH_AHEAD: u32 = 8;
 
 impl<T> Shared<T> {
+    /// The `count` slots from `at` on, in the two pieces that the ring's end cuts them into.
+    fn slots_from(&self, at: Position, count: usize) -> [&[UnsafeCell<MaybeUninit<T>>]; 2] {
+        let start = (at.0 & self.mask) as usize;
+        let (before, from) = self.slots.split_at(start);
+        let first = count.min(from.len());
+        [&from[..first], &before[..count - first]]
+    }
+
     fn slot(&self, at: Position) -> &UnsafeCell<MaybeUninit<T>> {
         &self.slots[(at.0 & self.mask) as usize]
     }
@@ -109,6 +117,28 @@ impl<T: Send> Producer<T> {
         });
         self.tail = self.tail.plus(1);
         Ok(self.tail)
+    }
+
+    /// Puts all of `values` into the ring, not yet visible to the consumer, and empties the vector;
+    /// or none of them, if there is no room for all. Returns whether there was.
+    pub fn push_all(&mut self, values: &mut Vec<T>) -> bool {
+        let count = values.len();
+        let capacity = self.capacity() as usize;
+        let fits = |queued: u32| queued as usize + count <= capacity;
+        if !fits(self.queued()) && !fits(self.refreshed_queued()) {
+            return false;
+        }
+        let mut rest = values.drain(..);
+        for slots in self.shared.slots_from(self.tail, count) {
+            for (slot, value) in slots.iter().zip(rest.by_ref()) {
+                // SAFETY: tail - head + count <= capacity, so the slots lie outside [head, tail).
+                slot.with_mut(|slot| unsafe { slot.cast::<T>().write(value) });
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
+        let pushed = count as u32;
+        self.tail = self.tail.plus(pushed);
+        true
     }
 
     /// Shows the consumer everything pushed so far. Returns whether there was anything new.
@@ -190,18 +220,18 @@ impl<T: Send> Consumer<T> {
     ///
     /// They stay on the head counter's account until [`release`](Self::release).
     pub fn take(&mut self, max: usize, out: &mut Vec<T>) -> usize {
-        let count = self.queued().min(u32::try_from(max).unwrap_or(u32::MAX));
-        out.reserve(count as usize);
-        for _ in 0..count {
-            let value = self.shared.slot(self.taken).with(|slot| {
+        let count = (self.queued() as usize).min(max);
+        for slots in self.shared.slots_from(self.taken, count) {
+            out.extend(slots.iter().map(|slot| {
                 // SAFETY: taken < tail_seen, so the slot was filled and published; it is read out
                 // once, since `taken` moves on and Drop starts from there.
-                unsafe { slot.cast::<T>().read() }
-            });
-            self.taken = self.taken.plus(1);
-            out.push(value);
+                slot.with(|slot| unsafe { slot.cast::<T>().read() })
+            }));
         }
-        count as usize
+        #[expect(clippy::cast_possible_truncation, reason = "at most what is queued")]
+        let taken = count as u32;
+        self.taken = self.taken.plus(taken);
+        count
     }
 
     /// Declares everything taken so far processed: the head counter moves up to it.
@@ -213,10 +243,13 @@ impl<T: Send> Consumer<T> {
         }
     }
 
-    /// How many values wait to be taken.
+    /// How many values wait to be taken, at least: those seen at the last look, and a new look
+    /// when there are none of these. A look costs a cache line that the producer writes.
     pub fn queued(&mut self) -> u32 {
-        // Acquire: pairs with the Release store in `Producer::publish`.
-        self.tail_seen = Position(self.shared.tail.0.load(Ordering::Acquire));
+        if self.taken == self.tail_seen {
+            // Acquire: pairs with the Release store in `Producer::publish`.
+            self.tail_seen = Position(self.shared.tail.0.load(Ordering::Acquire));
+        }
         self.tail_seen.since(self.taken)
     }
 
@@ -259,6 +292,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Operation {
         Push(u8),
+        PushAll(u8),
         Publish,
         Take(u8),
         Release,
@@ -268,6 +302,7 @@ mod tests {
     fn operation() -> impl Strategy<Value = Operation> {
         prop_oneof![
             (0u8..12).prop_map(Operation::Push),
+            (0u8..12).prop_map(Operation::PushAll),
             Just(Operation::Publish),
             (0u8..12).prop_map(Operation::Take),
             Just(Operation::Release),
@@ -280,6 +315,8 @@ mod tests {
     struct Oracle {
         staged: VecDeque<Box<u32>>,
         visible: VecDeque<Box<u32>>,
+        /// Of the visible ones, those that the consumer's last look found.
+        seen: usize,
         in_hand: u32,
         processed: u32,
         pushed: u32,
@@ -289,6 +326,9 @@ mod tests {
         let (mut producer, mut consumer) = ring(capacity, start);
         let mut oracle = Oracle::default();
         for &operation in operations {
+            if oracle.seen == 0 {
+                oracle.seen = oracle.visible.len();
+            }
             match operation {
                 Operation::Push(count) => {
                     for _ in 0..count {
@@ -303,6 +343,21 @@ mod tests {
                         }
                     }
                 }
+                Operation::PushAll(count) => {
+                    let numbers = oracle.pushed..oracle.pushed + u32::from(count);
+                    let mut values: Vec<_> = numbers.map(Box::new).collect();
+                    let queued = oracle.staged.len() + oracle.visible.len();
+                    let full = queued + oracle.in_hand as usize + values.len();
+                    let fits = full <= capacity as usize;
+                    assert_eq!(producer.push_all(&mut values), fits);
+                    assert_eq!(values.is_empty(), fits || count == 0);
+                    if fits {
+                        for _ in 0..count {
+                            oracle.staged.push_back(Box::new(oracle.pushed));
+                            oracle.pushed += 1;
+                        }
+                    }
+                }
                 Operation::Publish => {
                     assert_eq!(producer.publish(), !oracle.staged.is_empty());
                     oracle.visible.append(&mut oracle.staged);
@@ -310,7 +365,8 @@ mod tests {
                 Operation::Take(max) => {
                     let mut out = Vec::new();
                     let count = consumer.take(max.into(), &mut out);
-                    assert_eq!(count, oracle.visible.len().min(max.into()));
+                    assert_eq!(count, oracle.seen.min(max.into()));
+                    oracle.seen -= count;
                     let expected: Vec<_> = oracle.visible.drain(..count).collect();
                     assert_eq!(out, expected);
                     oracle.in_hand += u32::try_from(count).unwrap();
@@ -325,7 +381,10 @@ mod tests {
                 }
             }
             assert_eq!(consumer.in_hand(), oracle.in_hand);
-            assert_eq!(consumer.queued() as usize, oracle.visible.len());
+            if oracle.seen == 0 {
+                oracle.seen = oracle.visible.len();
+            }
+            assert_eq!(consumer.queued() as usize, oracle.seen);
         }
         if operations.len().is_multiple_of(2) {
             drop(producer);

@@ -108,7 +108,9 @@ impl Intake {
         let full_burst = burst.frames.len() >= DEV_WEIGHT;
         self.parse(burst);
         self.hash();
-        self.steering.update_spread(tick, full_burst);
+        if self.steering.update_spread(tick, full_burst) {
+            self.backlogs.watch();
+        }
         self.release_holds(tick.now_ns);
         self.steer(tick.now_ns);
         self.count_steering();
@@ -154,6 +156,7 @@ impl Intake {
         let connected: Vec<_> = self.backlogs.cpus().collect();
         let cpus = cpus.into_iter().filter(|cpu| connected.contains(cpu));
         self.steering.set_rps_map(RpsMap::new(cpus));
+        self.backlogs.watch();
         self.epoch = epoch;
     }
 

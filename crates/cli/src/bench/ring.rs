@@ -47,18 +47,14 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     });
     let mut round = 0;
     let mut lost = false;
+    let mut filled = Vec::with_capacity(batch);
     let figures = pair::measure(args, "ring", "ns/object", &rounds.probe, || {
         round += 1;
         let started = Instant::now();
         rounds.begun.store(round, Ordering::Release);
         for first in (0..objects).step_by(batch) {
-            while u64::from(CAPACITY - producer.queued()) < bulk
-                && u64::from(CAPACITY - producer.refreshed_queued()) < bulk
-            {}
-            for object in first..first + bulk {
-                // There is room for all of them, see above.
-                let _ = producer.push(object + 1);
-            }
+            filled.extend(first + 1..=first + bulk);
+            while !producer.push_all(&mut filled) {}
             producer.publish();
         }
         while rounds.done.load(Ordering::Acquire) < round {}

@@ -18,6 +18,9 @@ pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 /// The kernel's default of `netdev_max_backlog`.
 pub const NETDEV_MAX_BACKLOG: u32 = 1000;
 
+/// Turns for which the CPUs' progress is looked at after somebody asked.
+const WATCH_TURNS: u32 = 64;
+
 /// What was decided about a packet, for traces: it travels beside the packet, in a ring of its
 /// own, and only when somebody asked for it.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +54,8 @@ pub struct Backlogs {
     touched: Vec<CpuId>,
     netdev_max_backlog: u32,
     flow_limit: Option<FlowLimit>,
+    /// For how many turns the CPUs' progress is still looked at.
+    watch_turns: u32,
 }
 
 #[derive(Debug)]
@@ -84,6 +89,7 @@ impl Backlogs {
             touched: Vec::with_capacity(cpus),
             netdev_max_backlog,
             flow_limit: None,
+            watch_turns: 0,
         }
     }
 
@@ -117,11 +123,13 @@ impl Backlogs {
         self.flow_limit = flow_limit;
     }
 
-    /// Looks how far every CPU with packets of this queue has come. The engine calls this before
-    /// it reads the clock for the turn, so whatever is seen here happened before `now`.
+    /// Looks how far the CPUs have come, while anybody asks. The engine calls this before it reads
+    /// the clock for the turn, so whatever is seen here happened before `now`.
     pub fn observe(&mut self) {
+        let watched = self.watch_turns > 0;
+        self.watch_turns = self.watch_turns.saturating_sub(1);
         for target in self.targets.iter_mut().flatten() {
-            if target.packets.queued() > 0 {
+            if watched && target.packets.queued() > 0 {
                 target.packets.observe_head();
             }
             target.head_before = target.packets.head_seen();
@@ -129,9 +137,16 @@ impl Backlogs {
         }
     }
 
+    /// Has the CPUs' progress looked at for some turns: flows are about to move. A look takes a
+    /// cache line from a CPU that is about to write it, so none is taken without need.
+    pub fn watch(&mut self) {
+        self.watch_turns = WATCH_TURNS;
+    }
+
     /// How far `cpu` is from having processed the packet at `tail`, if it takes at most
     /// `batch_max` packets in hand at once.
     pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
+        self.watch();
         let Some(target) = self.target(cpu) else { return Depth::Near };
         let now = target.packets.tail();
         if tail.pending(target.head_before, now) == 0 {

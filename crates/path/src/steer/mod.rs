@@ -195,9 +195,9 @@ impl Steering {
         self.rps_map = rps_map;
     }
 
-    /// Looks at the load, once a turn.
-    pub fn update_spread(&mut self, tick: Tick, full_burst: bool) {
-        self.spread.update(tick, full_burst);
+    /// Looks at the load, once a turn. Returns whether flows are to move because of it.
+    pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
+        self.spread.update(tick, full_burst)
     }
 
     /// Decides about the next packet of a flow. If the verdict is [`Verdict::Forward`] and the
