@@ -1,10 +1,9 @@
 //! Arrive: frames come in bursts from a source.
 
-use mem::{Frame, Pool};
+use mem::Pool;
 
 use crate::drop_reason::DropReason;
-use crate::hash::FlowHash;
-use crate::parse::Link;
+use crate::packet::{Arrival, Packet};
 
 /// Where frames come from: a capture, a generator, a device queue.
 ///
@@ -44,34 +43,31 @@ pub enum Polled {
 /// Frames as they came from a source, oldest first.
 #[derive(Debug, Default)]
 pub struct Burst {
-    /// Those that were received.
-    pub frames: Vec<Received>,
+    /// Those that were received: packets that nothing is known about yet.
+    pub packets: Vec<Packet>,
     /// Those that could not be.
     pub refused: Vec<Refused>,
 }
 
-/// A frame that the source received.
-#[derive(Debug)]
-pub struct Received {
-    /// The bytes, as far as they were captured.
-    pub frame: Frame,
-    /// Its number on the source, counted from 0.
-    pub number: u64,
-    /// Its length on the wire.
-    pub wire_len: u32,
-    /// When it arrived, in nanoseconds since 1970; 0 if unknown.
-    pub timestamp_ns: u64,
-    /// The hash that the device computed, if it does; then none is computed (RPS-5).
-    pub device_hash: FlowHash,
-    /// What the frame begins with.
-    pub link: Link,
+impl Burst {
+    /// How many frames came.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.packets.len() + self.refused.len()
+    }
+
+    /// Whether none came.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// A frame that the source had to let go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused {
-    /// Its number on the source.
-    pub number: u64,
+    /// Its place in the order of arrival.
+    pub arrival: Arrival,
     /// Its length on the wire.
     pub wire_len: u32,
     /// Why.

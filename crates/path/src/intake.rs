@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use mem::Position;
 
-use crate::arrive::{Burst, Received, Refused};
+use crate::arrive::{Burst, Refused};
 use crate::backlog::{Backlogs, FlowLimit, Lane, Note};
 use crate::counters::IntakeCounters;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::Hasher;
 use crate::packet::{Arrival, Packet};
-use crate::parse::{self, Checksum, Headers, Verify};
+use crate::parse::{self, Checksum, Verify};
 use crate::steer::{HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict};
 
 /// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
@@ -52,8 +52,6 @@ pub struct Intake {
     /// Where the next look at the holds begins.
     next_hold: usize,
     counters: Arc<IntakeCounters>,
-    /// The burst under way; empty between turns.
-    packets: Vec<Packet>,
     dropped: Vec<Dropped>,
 }
 
@@ -81,7 +79,6 @@ impl Intake {
             epoch: 0,
             next_hold: 0,
             counters: Arc::new(IntakeCounters::new(config.cpus)),
-            packets: Vec::with_capacity(DEV_WEIGHT),
             dropped: Vec::new(),
         }
     }
@@ -105,14 +102,14 @@ impl Intake {
     /// that are held move on in an empty turn too.
     pub fn turn(&mut self, tick: Tick, burst: &mut Burst) -> impl Iterator<Item = CpuId> {
         self.refuse(burst);
-        let full_burst = burst.frames.len() >= DEV_WEIGHT;
-        self.parse(burst);
-        self.hash();
+        let full_burst = burst.packets.len() >= DEV_WEIGHT;
+        self.parse(&mut burst.packets);
+        self.hash(&mut burst.packets);
         if self.steering.update_spread(tick, full_burst) {
             self.backlogs.watch();
         }
         self.release_holds(tick.now_ns);
-        self.steer(tick.now_ns);
+        self.steer(&mut burst.packets, tick.now_ns);
         self.count_steering();
         self.backlogs.publish()
     }
@@ -178,37 +175,35 @@ impl Intake {
     }
 
     fn refuse(&mut self, burst: &mut Burst) {
-        for Refused { number, wire_len, reason } in burst.refused.drain(..) {
+        for Refused { arrival, wire_len, reason } in burst.refused.drain(..) {
             self.counters.frames.add(1);
             self.counters.bytes.add(wire_len.into());
-            self.drop_frame(Arrival::of_frame(number), reason, None);
+            self.drop_frame(arrival, reason, None);
         }
     }
 
-    fn parse(&mut self, burst: &mut Burst) {
-        let queue = self.queue;
-        self.packets.extend(burst.frames.drain(..).map(|received| admit(received, queue)));
+    fn parse(&mut self, packets: &mut [Packet]) {
         let mut bytes = 0;
-        for packet in &mut self.packets {
+        for packet in &mut *packets {
             bytes += u64::from(packet.wire_len);
+            packet.rx_queue = self.queue;
             let Packet { frame, headers, wire_len, .. } = packet;
             parse::parse_into(headers, frame.data(), *wire_len, self.verify);
         }
-        self.counters.frames.add(self.packets.len() as u64);
+        self.counters.frames.add(packets.len() as u64);
         self.counters.bytes.add(bytes);
-        self.count_headers();
+        self.count_headers(packets);
     }
 
-    fn hash(&mut self) {
-        for packet in &mut self.packets {
+    fn hash(&self, packets: &mut [Packet]) {
+        for packet in packets {
             if !packet.hash.is_some() {
                 packet.hash = self.hasher.hash(&packet.view());
             }
         }
     }
 
-    fn steer(&mut self, now_ns: u64) {
-        let mut packets = std::mem::take(&mut self.packets);
+    fn steer(&mut self, packets: &mut Vec<Packet>, now_ns: u64) {
         for packet in packets.drain(..) {
             if let Some(hold) = self.steering.hold_of(packet.hash) {
                 self.release(hold, now_ns);
@@ -219,21 +214,20 @@ impl Intake {
                 Verdict::Full(cpu) => self.drop_packet(packet, cpu, DropReason::BacklogFull),
             }
         }
-        self.packets = packets;
     }
 
     fn enqueue(&mut self, packet: Packet, target: Target, now_ns: u64) {
-        let note = Note {
-            enqueued_ns: now_ns,
-            epoch: self.epoch,
-            because: target.because,
-            position: Position::default(),
-            head_old: target.head_old,
-        };
         if target.slot.is_none() {
             self.counters.unsteered.add(1);
         }
-        let flow = packet.hash;
+        let (flow, epoch) = (packet.hash, self.epoch);
+        let note = |position| Note {
+            enqueued_ns: now_ns,
+            epoch,
+            because: target.because,
+            position,
+            head_old: target.head_old,
+        };
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
                 self.steering.record(flow, target, tail);
@@ -289,9 +283,9 @@ impl Intake {
         self.dropped.push(Dropped { arrival, reason, packet });
     }
 
-    fn count_headers(&self) {
+    fn count_headers(&self, packets: &[Packet]) {
         let (mut flawed, mut ip_bad, mut l4_bad) = (0, 0, 0);
-        for Packet { headers, .. } in &self.packets {
+        for Packet { headers, .. } in packets {
             flawed += u64::from(headers.flaw.is_some());
             ip_bad += u64::from(headers.ip_checksum == Checksum::Bad);
             l4_bad += u64::from(headers.l4_checksum == Checksum::Bad);
@@ -307,19 +301,5 @@ impl Intake {
         self.counters.stays.raise_to(tally.stays);
         self.counters.holds.raise_to(tally.holds);
         self.counters.held_max_ns.raise_to(tally.held_max_ns);
-    }
-}
-
-/// Makes a packet of a received frame, not yet parsed.
-fn admit(received: Received, rx_queue: RxQueue) -> Packet {
-    let Received { frame, number, wire_len, timestamp_ns, device_hash, link } = received;
-    Packet {
-        frame,
-        timestamp_ns,
-        arrival: Arrival::of_frame(number),
-        wire_len,
-        hash: device_hash,
-        headers: Headers { link, ..Headers::default() },
-        rx_queue,
     }
 }

@@ -4,7 +4,7 @@ use mem::Frame;
 
 use crate::cpu::RxQueue;
 use crate::hash::FlowHash;
-use crate::parse::{Headers, View};
+use crate::parse::{Headers, Link, View};
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]
@@ -17,17 +17,33 @@ pub struct Packet {
     pub arrival: Arrival,
     /// Its length on the wire: longer than the frame when the capture was cut short.
     pub wire_len: u32,
-    /// The flow's hash.
+    /// The flow's hash. A source sets it if the device computes one; then none is computed here
+    /// (RPS-5).
     pub hash: FlowHash,
-    /// Where the headers are.
+    /// Where the headers are. A source sets the link.
     pub headers: Headers,
-    /// The queue it came from.
+    /// The queue it came from. The intake sets it.
     pub rx_queue: RxQueue,
 }
 
 const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache line");
 
 impl Packet {
+    /// A frame that was just received, `wire_len` bytes long on the wire.
+    #[inline] // built where it stays: see `Frame::len_bytes`
+    #[must_use]
+    pub fn received(frame: Frame, arrival: Arrival, wire_len: u32, link: Link) -> Self {
+        Self {
+            frame,
+            timestamp_ns: 0,
+            arrival,
+            wire_len,
+            hash: FlowHash::NONE,
+            headers: Headers { link, ..Headers::default() },
+            rx_queue: RxQueue(0),
+        }
+    }
+
     /// The fields of the headers.
     #[must_use]
     pub fn view(&self) -> View<'_> {

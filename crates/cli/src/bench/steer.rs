@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 use forebay::sys;
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Position};
-use path::arrive::{Burst, Received};
+use path::arrive::Burst;
 use path::backlog::NETDEV_MAX_BACKLOG;
 use path::delivery::Batch;
 use path::hash::toeplitz::STANDARD_KEY;
 use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
+use path::packet::Arrival;
 use path::parse::{self, Verify, View};
 use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RpsMap, SpreadPolicy, SteerConfig, Tick};
-use path::{Delivery, Handler, Intake, RxQueue};
+use path::{Delivery, Handler, Intake, Packet, RxQueue};
 
 use super::figures::Figures;
 use super::input::{self, Sample};
@@ -72,7 +73,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
                 while !intake.has_room_for(args.bulk) {}
                 pool.collect();
                 next = receive(&packets, &hashes, next, batch, &mut pool, &mut burst);
-                sent += burst.frames.len() as u64;
+                sent += burst.packets.len() as u64;
                 intake.observe();
                 let tick = Tick { now_ns: sent, busy_ns: 0 };
                 intake.turn(tick, &mut burst).for_each(drop);
@@ -155,19 +156,14 @@ fn receive(
     pool: &mut Pool,
     burst: &mut Burst,
 ) -> usize {
-    while burst.frames.len() < count {
+    while burst.packets.len() < count {
         let packet = &packets[next];
         let len_bytes = u32::try_from(packet.bytes.len()).unwrap_or(u32::MAX);
         let Some(frame) = pool.allocate(len_bytes) else { break };
-        burst.frames.push(Received {
-            frame,
-            number: next as u64,
-            wire_len: packet.wire_len,
-            timestamp_ns: 0,
-            device_hash: hashes[next],
-            link: packet.link,
-        });
-        if let Some(received) = burst.frames.last_mut() {
+        let arrival = Arrival::of_frame(next as u64);
+        let received = Packet::received(frame, arrival, packet.wire_len, packet.link);
+        burst.packets.push(Packet { hash: hashes[next], ..received });
+        if let Some(received) = burst.packets.last_mut() {
             received.frame.copy_from(&packet.bytes);
         }
         next = if next + 1 < packets.len() { next + 1 } else { 0 };

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mem::Pool;
-use path::arrive::{Burst, Polled, Received, Refused, SourceError};
+use path::arrive::{Burst, Polled, Refused, SourceError};
 use path::hash::FlowHash;
+use path::packet::Arrival;
 use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, checksum::Sum};
-use path::{DropReason, Source};
+use path::{DropReason, Packet, Source};
 
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
@@ -127,31 +128,28 @@ impl SyntheticSource {
     }
 }
 
-enum Taken {
-    Received(Received),
-    Refused(Refused),
-    OfAnotherQueue,
-}
-
 impl SyntheticSource {
     /// Makes the frame that was drawn, if it is this queue's.
-    fn take(&self, due_ns: u64, pool: &mut Pool) -> Taken {
+    fn take(&self, due_ns: u64, pool: &mut Pool, packets: &mut Vec<Packet>) -> Result<(), Refused> {
         let (flow, _) = self.run;
-        let device_hash = match self.shared_out.get(flow as usize) {
+        let hash = match self.shared_out.get(flow as usize) {
             Some(Some(hash)) => *hash,
-            Some(None) => return Taken::OfAnotherQueue,
+            Some(None) => return Ok(()),
             None => FlowHash::NONE,
         };
         let frame_bytes = self.template.frame_bytes(self.payload_bytes);
         let wire_len = u32::try_from(frame_bytes).unwrap_or(u32::MAX);
-        let number = self.number;
-        let Some(mut frame) = pool.allocate(wire_len) else {
-            return Taken::Refused(Refused { number, wire_len, reason: DropReason::NoBuffer });
+        let arrival = Arrival::of_frame(self.number);
+        let Some(frame) = pool.allocate(wire_len) else {
+            return Err(Refused { arrival, wire_len, reason: DropReason::NoBuffer });
         };
-        frame.set_len(wire_len);
-        self.template.write(frame.data_mut(), flow, self.sequence[flow as usize]);
-        let (timestamp_ns, link) = (due_ns, Link::Ethernet);
-        Taken::Received(Received { frame, number, wire_len, timestamp_ns, device_hash, link })
+        let packet = Packet::received(frame, arrival, wire_len, Link::Ethernet);
+        packets.push(Packet { timestamp_ns: due_ns, hash, ..packet });
+        if let Some(Packet { frame, .. }) = packets.last_mut() {
+            frame.set_len(wire_len);
+            self.template.write(frame.data_mut(), flow, self.sequence[flow as usize]);
+        }
+        Ok(())
     }
 }
 
@@ -178,7 +176,7 @@ impl Source for SyntheticSource {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        while burst.frames.len() + burst.refused.len() < max {
+        while burst.len() < max {
             if self.number == self.plan.frames {
                 return Ok(Polled::Exhausted);
             }
@@ -186,11 +184,10 @@ impl Source for SyntheticSource {
             if due_ns > now_ns {
                 return Ok(Polled::IdleUntil { now_ns: due_ns });
             }
-            match self.take(due_ns, pool) {
-                Taken::Received(received) => burst.frames.push(received),
-                Taken::Refused(_) if !self.plan.lossy => break,
-                Taken::Refused(refused) => burst.refused.push(refused),
-                Taken::OfAnotherQueue => {}
+            match self.take(due_ns, pool, &mut burst.packets) {
+                Ok(()) => {}
+                Err(_) if !self.plan.lossy => break,
+                Err(refused) => burst.refused.push(refused),
             }
             self.sequence[self.run.0 as usize] += 1;
             self.number += 1;

@@ -8,7 +8,7 @@ use path::backlog::FlowLimit;
 use path::counters::IntakeCounters;
 use path::intake::DEV_WEIGHT;
 use path::steer::Tick;
-use path::{CpuId, Intake, Source};
+use path::{CpuId, Intake, Packet, Source};
 
 use super::shared::Shared;
 use super::{Config, WhenFull};
@@ -29,6 +29,8 @@ pub(super) struct Queue {
     polling_cpu: CpuId,
     burst: Burst,
     script: Arc<Script>,
+    /// The number of the last frame taken in, to tell full numbers by.
+    last_frame: u64,
     epoch: u32,
     flow_limit_table_len: u32,
     when_full: WhenFull,
@@ -66,6 +68,7 @@ impl Queue {
             polling_cpu,
             burst: Burst::default(),
             script: Arc::new(config.script.clone()),
+            last_frame: 0,
             epoch: 0,
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
@@ -84,7 +87,7 @@ impl Queue {
         }
         pool.collect();
         let polled = self.poll(pool, shared);
-        let frames = self.burst.frames.len() + self.burst.refused.len();
+        let frames = self.burst.len();
         self.take_in(pool, shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
@@ -112,7 +115,7 @@ impl Queue {
         }
         let now_ns = shared.clock.now_ns();
         match self.source.poll(now_ns, DEV_WEIGHT, pool, &mut self.burst) {
-            Ok(Polled::Ready) if self.burst.frames.is_empty() => Activity::Blocked,
+            Ok(Polled::Ready) if self.burst.is_empty() => Activity::Blocked,
             Ok(Polled::Ready) => Activity::Worked(0),
             Ok(Polled::IdleUntil { now_ns }) => Activity::IdleUntil(Some(now_ns)),
             Ok(Polled::Exhausted) => {
@@ -136,13 +139,16 @@ impl Queue {
     /// Takes the burst through the intake, in parts where a change takes effect inside it.
     fn take_in(&mut self, pool: &mut Pool, shared: &Shared) {
         if let Some(trace) = &mut self.trace {
-            self.burst.frames.iter().for_each(|received| trace.received(received));
+            self.burst.packets.iter().for_each(|packet| trace.received(packet));
         }
         while let Some(at) = self.next_change() {
-            let rest = self.burst.frames.split_off(at);
+            let rest = self.burst.packets.split_off(at);
             self.intake_turn(pool, shared);
             self.apply_change(shared);
-            self.burst.frames = rest;
+            self.burst.packets = rest;
+        }
+        if let Some(last) = self.burst.packets.last() {
+            self.last_frame = last.arrival.unwrap_near(self.last_frame);
         }
         self.intake_turn(pool, shared);
     }
@@ -150,7 +156,8 @@ impl Queue {
     /// Where in the burst the next change takes effect.
     fn next_change(&self) -> Option<usize> {
         let change = self.script.begins(self.epoch + 1)?;
-        self.burst.frames.iter().position(|received| received.number >= change.frame)
+        let frame = |packet: &Packet| packet.arrival.unwrap_near(self.last_frame);
+        self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
     }
 
     fn intake_turn(&mut self, pool: &mut Pool, shared: &Shared) {

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use path::arrive::Received;
 use path::backlog::Note;
 use path::hash::Hasher;
 use path::intake::Dropped;
@@ -151,11 +150,11 @@ impl IntakeTrace {
         Self { trace, hasher, verify, last_frame: 0 }
     }
 
-    /// Writes what parsing makes of a frame.
-    pub fn received(&mut self, received: &Received) {
-        self.last_frame = received.number;
+    /// Writes what parsing makes of a packet that was just received.
+    pub fn received(&mut self, packet: &Packet) {
+        self.last_frame = packet.arrival.unwrap_near(self.last_frame);
         if let Some(file) = &self.trace.parse {
-            file.write(&parse_row::row(received, &self.hasher, self.verify));
+            file.write(&parse_row::row(packet, self.last_frame, &self.hasher, self.verify));
         }
     }
 

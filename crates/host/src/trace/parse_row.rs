@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use path::arrive::Received;
+use path::Packet;
 use path::hash::Hasher;
 use path::parse::{
     Checksum, Flaw, Fragment, Headers, Network, Transport, Verify, View, link_layer, parse,
@@ -13,20 +13,19 @@ pub(super) const HEADER: &str = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,
                                  tcp_flags,hash,verdict\n";
 
 /// Parses the frame as the intake does, and writes its line.
-pub(super) fn row(received: &Received, hasher: &Hasher, verify: Verify) -> String {
-    let bytes = received.frame.data();
-    let headers = parse(bytes, received.wire_len, received.link, verify);
+pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) -> String {
+    let bytes = packet.frame.data();
+    let headers = parse(bytes, packet.wire_len, packet.headers.link, verify);
     let view = View::new(bytes, &headers);
-    let link = link_layer(bytes, received.link);
-    let hash =
-        if received.device_hash.is_some() { received.device_hash } else { hasher.hash(&view) };
+    let link = link_layer(bytes, headers.link);
+    let hash = if packet.hash.is_some() { packet.hash } else { hasher.hash(&view) };
     let is_fragment = headers.fragment != Fragment::Whole;
     let has_fragment_field = view.ttl().is_some() || headers.network == Network::Ipv6;
     let (source_port, destination_port) = view.ports().unzip();
     let vlans: Vec<_> = link.vlans().iter().map(u16::to_string).collect();
     let fields = [
-        received.number.to_string(),
-        received.wire_len.to_string(),
+        frame.to_string(),
+        packet.wire_len.to_string(),
         bytes.len().to_string(),
         link.ethertype.map(|kind| format!("0x{kind:04x}")).unwrap_or_default(),
         vlans.join("."),
@@ -46,7 +45,7 @@ pub(super) fn row(received: &Received, hasher: &Hasher, verify: Verify) -> Strin
         field(view.tcp_sequence()),
         view.tcp_flags().map(|flags| format!("0x{flags:04x}")).unwrap_or_default(),
         format!("{:08x}", hash.0),
-        verdict(&headers, bytes.len() < received.wire_len as usize).to_owned(),
+        verdict(&headers, bytes.len() < packet.wire_len as usize).to_owned(),
     ];
     fields.join(",") + "\n"
 }

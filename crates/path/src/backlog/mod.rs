@@ -169,8 +169,8 @@ impl Backlogs {
         })
     }
 
-    /// Puts a packet on the backlog of `cpu`, not yet visible there. The note's position is
-    /// filled in.
+    /// Puts a packet on the backlog of `cpu`, not yet visible there. If notes are taken, `note` is
+    /// asked for the packet's.
     ///
     /// # Errors
     /// Gives the packet back with the reason if the backlog or the flow limit refuses it; the
@@ -179,7 +179,7 @@ impl Backlogs {
         &mut self,
         cpu: CpuId,
         packet: Packet,
-        mut note: Note,
+        note: impl FnOnce(Position) -> Note,
     ) -> Result<Position, (Packet, DropReason)> {
         if !self.has_room(cpu) {
             return Err((packet, DropReason::BacklogFull));
@@ -197,9 +197,8 @@ impl Backlogs {
         let position =
             target.packets.push(packet).map_err(|packet| (packet, DropReason::BacklogFull))?;
         if let Some(notes) = &mut target.notes {
-            note.position = position;
             // Pushed and taken in step with the packets: there is room.
-            let _ = notes.push(note);
+            let _ = notes.push(note(position));
         }
         if !target.touched {
             target.touched = true;

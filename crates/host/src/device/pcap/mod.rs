@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mem::Pool;
-use path::arrive::{Burst, Polled, Received, Refused, SourceError};
+use path::arrive::{Burst, Polled, Refused, SourceError};
 use path::hash::FlowHash;
-use path::{DropReason, Source};
+use path::packet::Arrival;
+use path::{DropReason, Packet, Source};
 
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
@@ -171,7 +172,7 @@ impl PcapSource {
         burst: &mut Burst,
     ) -> Result<Polled> {
         for _ in 0..max * LOOKS_PER_FRAME {
-            if burst.frames.len() + burst.refused.len() >= max {
+            if burst.len() >= max {
                 return Ok(Polled::Ready);
             }
             let Some(reader) = &mut self.reader else { return Ok(Polled::Exhausted) };
@@ -183,12 +184,12 @@ impl PcapSource {
             if due_ns > now_ns {
                 return Ok(Polled::IdleUntil { now_ns: due_ns });
             }
-            match take(&record, self.number, self.share.as_ref(), pool, &mut burst.frames) {
+            let arrival = Arrival::of_frame(self.number);
+            match take(&record, arrival, self.share.as_ref(), pool, &mut burst.packets) {
                 Ok(()) => {}
                 Err(DropReason::NoBuffer) if !self.plan.lossy => return Ok(Polled::Ready),
                 Err(reason) => {
-                    let (number, wire_len) = (self.number, record.wire_len);
-                    burst.refused.push(Refused { number, wire_len, reason });
+                    burst.refused.push(Refused { arrival, wire_len: record.wire_len, reason });
                 }
             }
             self.number += 1;
@@ -218,12 +219,12 @@ impl Source for PcapSource {
 /// Brings a record into packet memory, if it is this queue's.
 fn take(
     record: &Record<'_>,
-    number: u64,
+    arrival: Arrival,
     share: Option<&QueueShare>,
     pool: &mut Pool,
-    frames: &mut Vec<Received>,
+    packets: &mut Vec<Packet>,
 ) -> Result<(), DropReason> {
-    let device_hash = match share {
+    let hash = match share {
         Some(share) => match share.claim(record.bytes, record.wire_len, record.link) {
             Some(hash) => hash,
             None => return Ok(()),
@@ -231,17 +232,18 @@ fn take(
         None => FlowHash::NONE,
     };
     let link = record.link.ok_or(DropReason::LinkType)?;
+    let (wire_len, timestamp_ns) = (record.wire_len, record.timestamp_ns);
     let len_bytes = u32::try_from(record.bytes.len()).unwrap_or(u32::MAX);
     let Some(frame) = pool.allocate(len_bytes) else {
         let oversize = len_bytes > pool.largest_frame_bytes();
         return Err(if oversize { DropReason::Oversize } else { DropReason::NoBuffer });
     };
-    let (wire_len, timestamp_ns) = (record.wire_len, record.timestamp_ns);
-    frames.push(Received { frame, number, wire_len, timestamp_ns, device_hash, link });
+    let packet = Packet::received(frame, arrival, wire_len, link);
+    packets.push(Packet { timestamp_ns, hash, ..packet });
     // The bytes last: the frame's first line comes from the CPU that read it last, and nothing
     // here waits for it.
-    if let Some(received) = frames.last_mut() {
-        received.frame.copy_from(record.bytes);
+    if let Some(packet) = packets.last_mut() {
+        packet.frame.copy_from(record.bytes);
     }
     Ok(())
 }
