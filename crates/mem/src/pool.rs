@@ -19,7 +19,7 @@ pub const CHUNK_ALIGN_BYTES: u32 = 64;
 
 /// How many frames ahead of their use free chunks are prefetched: a cache line comes from another
 /// CPU in the time that a few packets take.
-const PREFETCH_AHEAD: usize = 8;
+const PREFETCH_AHEAD: usize = 4;
 
 /// Chunks of one size, as one owner holds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,10 +256,7 @@ impl Shelf {
         }
         let chunk = self.free.pop()?;
         if let Some(ahead) = self.free.len().checked_sub(PREFETCH_AHEAD) {
-            // It was read on another CPU last.
-            let first_byte = self.free[ahead].as_ptr().wrapping_add(HEADROOM_BYTES as usize);
-            prefetch_to_write(first_byte);
-            prefetch_to_write(first_byte.wrapping_add(LINE_BYTES));
+            prefetch_free(self.free[ahead]);
         }
         // SAFETY: the chunk was free, on this home's list; the home is open.
         Some(unsafe { Frame::new(self.home, chunk) })
@@ -271,12 +268,20 @@ impl Shelf {
         let home = unsafe { self.home.as_ref() };
         // SAFETY: the shelf's pool is the owner, and closes the home only in Drop.
         unsafe { home.collect(&mut self.free) };
+        self.free.iter().rev().take(PREFETCH_AHEAD).copied().for_each(prefetch_free);
     }
 
     fn home(&self) -> &Home {
         // SAFETY: alive until the pool's Drop closes it.
         unsafe { self.home.as_ref() }
     }
+}
+
+/// Asks for a free chunk's first packet lines: they were read on another CPU last.
+fn prefetch_free(chunk: NonNull<u8>) {
+    let first_byte = chunk.as_ptr().wrapping_add(HEADROOM_BYTES as usize);
+    prefetch_to_write(first_byte);
+    prefetch_to_write(first_byte.wrapping_add(LINE_BYTES));
 }
 
 impl Bin {
