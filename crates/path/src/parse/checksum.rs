@@ -13,22 +13,28 @@ impl Sum {
     /// Sums up `bytes`, padded with a zero byte if their number is odd.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        // Eight 64-bit lanes of 32-bit words: no carry is lost below 2^32 words, and the compiler
-        // makes vector instructions of it.
+        // Eight 64-bit lanes of 32-bit words, the even ones and the odd ones: no carry is lost
+        // below 2^32 words, and the compiler makes vector instructions of it.
         const BLOCK_BYTES: usize = 32;
-        let mut lanes = [0u64; BLOCK_BYTES / 4];
+        let (mut even, mut odd) = ([0u64; BLOCK_BYTES / 8], [0u64; BLOCK_BYTES / 8]);
         let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
         for block in blocks {
-            let (words, _) = block.as_chunks::<4>();
-            for (lane, word) in lanes.iter_mut().zip(words) {
-                *lane += u64::from(u32::from_ne_bytes(*word));
+            let (pairs, _) = block.as_chunks::<8>();
+            for ((even, odd), pair) in even.iter_mut().zip(&mut odd).zip(pairs) {
+                let pair = u64::from_ne_bytes(*pair);
+                *even += pair & u64::from(u32::MAX);
+                *odd += pair >> 32;
             }
         }
-        let mut sum: u64 = lanes.iter().sum();
         let (words, tail) = rest.as_chunks::<4>();
-        sum += words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum::<u64>();
-        let mut last = [0; 4];
-        last[..tail.len()].copy_from_slice(tail);
+        let words = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word)));
+        let sum = even.iter().chain(&odd).copied().chain(words).sum::<u64>();
+        let last = match *tail {
+            [a] => [a, 0, 0, 0],
+            [a, b] => [a, b, 0, 0],
+            [a, b, c] => [a, b, c, 0],
+            _ => [0; 4],
+        };
         Self(sum + u64::from(u32::from_ne_bytes(last)))
     }
 
