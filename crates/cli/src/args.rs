@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay::control::{Change, ScriptedChange};
 use forebay::device::Rate;
 
+use crate::synthetic::SyntheticSpec;
+
 /// A kernel's receive path in user space: packets from one queue to every core, in order.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, about)]
@@ -33,7 +35,7 @@ pub(crate) struct ReplayArgs {
 
     /// Made-up UDP flows instead of captures, as in flows=64,frames=1000000,size=18..1400,ipv6
     #[arg(long, value_name = "SPEC", conflicts_with = "files")]
-    pub(crate) synthetic: Option<crate::replay::SyntheticSpec>,
+    pub(crate) synthetic: Option<SyntheticSpec>,
 
     /// CPUs to run on: how many, or a list such as 0-3,8 [default: all that may be used]
     #[arg(long, value_name = "LIST|N")]

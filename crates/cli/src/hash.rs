@@ -81,7 +81,7 @@ fn hash_tuple(tuple: &Tuple, vectors: &Vectors) -> Result<[u32; 2], Failure> {
 
 fn hash_raw(raw: &Raw, vectors: &Vectors) -> Result<u32, Failure> {
     let key = vectors.key(&raw.key, &raw.id)?;
-    let data = from_hex(&raw.data).ok_or_else(|| bad(&raw.id, "data is not hexadecimal"))?;
+    let data = hex::decode(&raw.data).map_err(|error| bad(&raw.id, format!("data: {error}")))?;
     let toeplitz = prepared(&key, data.len(), &raw.id)?;
     toeplitz.hash(&data).map_err(|error| bad(&raw.id, error))
 }
@@ -97,36 +97,10 @@ impl Vectors {
     fn key(&self, name: &str, id: &str) -> Result<Vec<u8>, Failure> {
         let key = self.keys.get(name);
         let key = key.ok_or_else(|| bad(id, format!("there is no key {name:?}")))?;
-        from_hex(key).ok_or_else(|| bad(id, format!("key {name:?} is not hexadecimal")))
+        hex::decode(key).map_err(|error| bad(id, format!("key {name:?}: {error}")))
     }
 }
 
 fn bad(id: &str, problem: impl std::fmt::Display) -> Failure {
     Failure::usage(format!("vector {id}: {problem}"), "correct the vector, then try again")
-}
-
-/// Bytes written as pairs of hexadecimal digits.
-pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim().as_bytes();
-    let (pairs, rest) = digits.as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| {
-        let text =
-            std::str::from_utf8(pair).ok().filter(|_| pair.iter().all(u8::is_ascii_hexdigit));
-        u8::from_str_radix(text?, 16).ok()
-    };
-    if rest.is_empty() { pairs.iter().map(byte).collect() } else { None }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hexadecimal_is_read_strictly() {
-        assert_eq!(from_hex("00fFa0"), Some(vec![0, 0xff, 0xa0]));
-        assert_eq!(from_hex(""), Some(vec![]));
-        for text in ["0", "0g", "+1", "é0"] {
-            assert_eq!(from_hex(text), None, "{text}");
-        }
-    }
 }

@@ -2,12 +2,13 @@
 //! stages.
 #![forbid(unsafe_code)]
 
-mod args; //   the command line
-mod bench; //  forebay bench
-mod failure; // what a person is told when something goes wrong, and the exit code
-mod hash; //   forebay hash
-mod replay; // forebay replay
-mod table; //  the end of a replay, for people
+mod args; //      the command line
+mod synthetic; // made-up traffic, as the command line describes it
+mod bench; //     forebay bench
+mod hash; //      forebay hash
+mod replay; //    forebay replay
+mod table; //     the end of a replay, for people
+mod failure; //   what a person is told when something goes wrong, and the exit code
 
 use std::process::ExitCode;
 

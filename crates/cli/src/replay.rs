@@ -1,7 +1,6 @@
 //! `forebay replay`: from the command line to a plan, and from a report to what is printed.
 
 use std::io::{self, IsTerminal, Write};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,7 +23,7 @@ use path::steer::{MoveAfter, SpreadPolicy};
 
 use crate::args::{HashKind, ReplayArgs, SpreadArg, WhenFullArg};
 use crate::failure::Failure;
-use crate::hash::from_hex;
+use crate::synthetic::SyntheticSpec;
 use crate::table;
 
 /// How often the progress bar moves.
@@ -167,8 +166,8 @@ fn cpus(args: &ReplayArgs) -> Result<CpuList, Failure> {
 fn hasher(args: &ReplayArgs, seed: u64) -> Result<Hasher, Failure> {
     let given = args.hash_key.as_deref().map(|text| {
         let help = "give pairs of hexadecimal digits";
-        let refused = || Failure::usage(format!("--hash-key {text}: not hexadecimal"), help);
-        from_hex(text).ok_or_else(refused)
+        let refused = |error| Failure::usage(format!("--hash-key {text}: {error}"), help);
+        hex::decode(text).map_err(refused)
     });
     let given = given.transpose()?;
     match args.hash {
@@ -263,60 +262,9 @@ impl Bar {
     }
 }
 
-/// Made-up traffic on the command line: `flows=64,frames=1000000,size=18..1400,run=1..8,ipv6`.
-#[derive(Clone, Debug)]
-pub(crate) struct SyntheticSpec(SyntheticPlan);
-
-impl FromStr for SyntheticSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut plan = SyntheticPlan::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let read = match name {
-                "flows" => value.parse().map(|flows| plan.flows = flows).ok(),
-                "frames" => value.parse().map(|frames| plan.frames = frames).ok(),
-                "size" => range(value).map(|range| plan.payload_bytes = range),
-                "run" => range(value).map(|range| plan.run = range),
-                "ipv6" => value.is_empty().then(|| plan.ipv6 = true),
-                _ => None,
-            };
-            read.ok_or_else(|| {
-                format!(
-                    "{part:?} is none of flows=N, frames=N, size=A..B (payload bytes), run=A..B \
-                     (frames of a flow in a row), ipv6"
-                )
-            })?;
-        }
-        if !(1..=1 << 24).contains(&plan.flows) {
-            return Err("flows is a number from 1 to 16777216".to_owned());
-        }
-        Ok(Self(plan))
-    }
-}
-
-/// `A..B`, or one number for both ends.
-fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Option<(T, T)> {
-    let (first, last) = text.split_once("..").unwrap_or((text, text));
-    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
-    (first <= last).then_some((first, last))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn made_up_traffic_is_described_part_by_part() {
-        let spec: SyntheticSpec = "flows=7,frames=50,size=18..1400,run=3,ipv6".parse().unwrap();
-        let SyntheticPlan { flows, frames, payload_bytes, run, ipv6, .. } = spec.0;
-        assert_eq!((flows, frames, payload_bytes, run), (7, 50, (18, 1400), (3, 3)));
-        assert!(ipv6);
-        for text in ["flows=0", "flow=3", "size=9..3", "ipv6=1", "frames=x", "run=1.."] {
-            assert!(text.parse::<SyntheticSpec>().is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_seed_determines_the_key() {

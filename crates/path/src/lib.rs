@@ -20,6 +20,7 @@ pub mod delivery; //    the second spine: from the backlog to the handler
 
 pub mod packet; //      one frame and what the stages found out about it
 pub mod cpu; //         ids of CPUs and rx queues
+pub mod because; //     the names of all reasons to go to a CPU
 pub mod drop_reason; // the names of all losses
 pub mod counters; //    numbers with one writer
 

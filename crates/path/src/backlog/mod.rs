@@ -9,10 +9,10 @@ mod flow_limit;
 use mem::Position;
 use mem::ring::{Consumer, Producer, ring};
 
+use crate::because::Because;
 use crate::cpu::CpuId;
 use crate::drop_reason::DropReason;
 use crate::packet::Packet;
-use crate::steer::Because;
 pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 
 /// The kernel's default of `netdev_max_backlog`.

@@ -4,7 +4,7 @@
 
 use mem::Position;
 
-use super::hold::HoldId;
+use super::ids::{HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
@@ -13,10 +13,6 @@ pub const RPS_FLOW_CNT: u32 = 4096;
 
 /// The most slots that the kernel allows (RFS-10).
 pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
-
-/// A place in the flow table.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SlotId(u32);
 
 /// Where the packets of a slot are: twelve bytes.
 #[derive(Clone, Copy, Debug)]
@@ -95,23 +91,16 @@ impl FlowTable {
     }
 
     pub(super) fn get(&self, slot: SlotId) -> Slot {
-        self.slots[slot.0 as usize]
+        self.slots[slot.index()]
     }
 
     pub(super) fn get_mut(&mut self, slot: SlotId) -> &mut Slot {
-        &mut self.slots[slot.0 as usize]
+        &mut self.slots[slot.index()]
     }
 
     /// The number of slots.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
-    }
-}
-
-impl SlotId {
-    /// The slot's place in tables beside the flow table.
-    pub(super) fn index(self) -> usize {
-        self.0 as usize
     }
 }
 

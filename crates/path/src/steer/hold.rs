@@ -5,16 +5,12 @@
 
 use mem::Position;
 
-use super::flow_table::SlotId;
+use super::ids::{HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::packet::Packet;
 
 /// Packets that may wait at once, when nobody says otherwise: sixteen backlogs' worth.
 pub const HOLD_MAX: u32 = 16_384;
-
-/// A hold's place in the arena; valid while the hold lasts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HoldId(pub(super) u16);
 
 /// The most holds at once: ids below the flow table's mark for "none".
 const HOLDS_MAX: usize = u16::MAX as usize - 1;

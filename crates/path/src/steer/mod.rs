@@ -16,6 +16,7 @@
 //! To a CPU that was taken out of the map a packet follows only its own flow: if the slot's last
 //! packet was another flow's, its own predecessors may be gone, and nothing would justify it.
 
+mod ids;
 mod flow_table;
 mod hold;
 mod rps;
@@ -24,47 +25,19 @@ mod spread;
 use mem::Position;
 
 use crate::backlog::{Backlogs, Depth};
+pub use crate::because::Because;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 
 use flow_table::FlowTable;
-pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX, SlotId};
+pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
+pub use hold::HOLD_MAX;
 use hold::Holds;
-pub use hold::{HOLD_MAX, HoldId};
+pub use ids::{HoldId, SlotId};
 pub use rps::RpsMap;
 use spread::Spread;
 pub use spread::{SPREAD_WINDOW_NS, SpreadPolicy, Tick};
-
-/// Why a packet went to its CPU.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Because {
-    /// The RPS map says so.
-    Rps,
-    /// It is not steered: it has no hash, RPS is off, or spreading does not pay now. It stays on
-    /// the CPU that polls the queue.
-    Inline,
-    /// Its flow should be elsewhere, but packets of it are still queued here.
-    Stay,
-    /// The old CPU has processed all of its flow: with this packet, the flow moved here.
-    Drained,
-    /// It was held until the old CPU had processed its predecessors, then came here.
-    Held,
-}
-
-impl Because {
-    /// The word in traces.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rps => "rps",
-            Self::Inline => "inline",
-            Self::Stay => "stay",
-            Self::Drained => "drained",
-            Self::Held => "held",
-        }
-    }
-}
 
 /// How long a flow's packets follow their predecessors to a CPU that it should leave, before a
 /// held move begins: whichever comes first.

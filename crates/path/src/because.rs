@@ -1,0 +1,31 @@
+//! The reasons for which packets go to their CPUs.
+
+/// Why a packet went to its CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Because {
+    /// The RPS map says so.
+    Rps,
+    /// It is not steered: it has no hash, RPS is off, or spreading does not pay now. It stays on
+    /// the CPU that polls the queue.
+    Inline,
+    /// Its flow should be elsewhere, but packets of it are still queued here.
+    Stay,
+    /// The old CPU has processed all of its flow: with this packet, the flow moved here.
+    Drained,
+    /// It was held until the old CPU had processed its predecessors, then came here.
+    Held,
+}
+
+impl Because {
+    /// The word in traces.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rps => "rps",
+            Self::Inline => "inline",
+            Self::Stay => "stay",
+            Self::Drained => "drained",
+            Self::Held => "held",
+        }
+    }
+}

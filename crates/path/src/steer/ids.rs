@@ -1,0 +1,16 @@
+//! What a flow table's slot and a hold know each other by.
+
+/// A place in the flow table.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SlotId(pub(super) u32);
+
+impl SlotId {
+    /// The slot's place in the flow table, and in tables beside it.
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A hold's place in the arena; valid while the hold lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HoldId(pub(super) u16);
