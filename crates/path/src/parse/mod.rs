@@ -3,6 +3,8 @@
 //! The walk never fails. It notes what it found ([`Headers`]) and stops where the frame does; a
 //! header that lies is noted as a [`Flaw`] for whoever must judge the packet (the network layer
 //! drops, a probe wants to see it). Whatever offset it notes lies within the captured bytes.
+// Bytes from outside are taken by patterns and checked slices only.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 pub mod checksum;
 mod ethernet;
