@@ -119,9 +119,15 @@ impl Intake {
         self.dropped.drain(..)
     }
 
-    /// Whether `count` more packets would be taken without a drop, wherever they go.
-    pub fn has_room_for(&mut self, count: u32) -> bool {
-        self.backlogs.all_have_room_for(count) && self.steering.hold_room() >= count as usize
+    /// How many packets of a burst would be taken without a drop, wherever they go: the whole
+    /// burst, or as much of it as a backlog can ever take, or none yet.
+    pub fn room_for(&mut self, burst: u32) -> u32 {
+        let burst = burst.min(self.backlogs.limit());
+        // What is held goes to the backlogs too, and first.
+        let count = u32::try_from(self.held()).unwrap_or(u32::MAX).saturating_add(burst);
+        let is_room =
+            self.backlogs.all_have_room_for(count) && self.steering.hold_room() >= burst as usize;
+        if is_room { burst } else { 0 }
     }
 
     /// Packets that are held.

@@ -70,7 +70,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
         let (started, first) = (Instant::now(), sent);
         while started.elapsed() < REPEAT {
             for _ in 0..BURSTS {
-                while !intake.has_room_for(args.bulk) {}
+                while intake.room_for(args.bulk) < args.bulk {}
                 pool.collect();
                 next = receive(&packets, &hashes, next, batch, &mut pool, &mut burst);
                 sent += burst.packets.len() as u64;

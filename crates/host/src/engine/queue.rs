@@ -12,7 +12,7 @@ use path::{CpuId, Intake, Packet, Source};
 
 use super::shared::Shared;
 use super::{Config, WhenFull};
-use crate::control::{Change, Script};
+use crate::control::{Change, Script, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
@@ -29,8 +29,8 @@ pub(super) struct Queue {
     polling_cpu: CpuId,
     burst: Burst,
     script: Arc<Script>,
-    /// The number of the last frame taken in, to tell full numbers by.
-    last_frame: u64,
+    /// No frame below this number is still to come.
+    next_frame: u64,
     epoch: u32,
     flow_limit_table_len: u32,
     when_full: WhenFull,
@@ -68,7 +68,7 @@ impl Queue {
             polling_cpu,
             burst: Burst::default(),
             script: Arc::new(config.script.clone()),
-            last_frame: 0,
+            next_frame: 0,
             epoch: 0,
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
@@ -86,6 +86,7 @@ impl Queue {
             return Activity::Ended;
         }
         pool.collect();
+        self.apply_due_changes(shared);
         let polled = self.poll(pool, shared);
         let frames = self.burst.len();
         self.take_in(pool, shared);
@@ -109,12 +110,15 @@ impl Queue {
             return Activity::Ended;
         }
         let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
-        let burst = u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
-        if waits && !self.intake.has_room_for(burst) {
-            return Activity::Blocked;
+        let mut burst = u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
+        if waits {
+            burst = self.intake.room_for(burst);
+            if burst == 0 {
+                return Activity::Blocked;
+            }
         }
         let now_ns = shared.clock.now_ns();
-        match self.source.poll(now_ns, DEV_WEIGHT, pool, &mut self.burst) {
+        match self.source.poll(now_ns, burst as usize, pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => Activity::Blocked,
             Ok(Polled::Ready) => Activity::Worked(0),
             Ok(Polled::IdleUntil { now_ns }) => Activity::IdleUntil(Some(now_ns)),
@@ -148,15 +152,24 @@ impl Queue {
             self.burst.packets = rest;
         }
         if let Some(last) = self.burst.packets.last() {
-            self.last_frame = last.arrival.unwrap_near(self.last_frame);
+            self.next_frame = last.arrival.unwrap_near(self.next_frame) + 1;
         }
         self.intake_turn(pool, shared);
+    }
+
+    /// Applies what changes before the next frame, whichever that is: it counts for the poll.
+    fn apply_due_changes(&mut self, shared: &Shared) {
+        let next_frame = self.next_frame;
+        let is_due = |change: &ScriptedChange| change.frame <= next_frame;
+        while self.script.begins(self.epoch + 1).is_some_and(is_due) {
+            self.apply_change(shared);
+        }
     }
 
     /// Where in the burst the next change takes effect.
     fn next_change(&self) -> Option<usize> {
         let change = self.script.begins(self.epoch + 1)?;
-        let frame = |packet: &Packet| packet.arrival.unwrap_near(self.last_frame);
+        let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
         self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
     }
 

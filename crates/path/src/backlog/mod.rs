@@ -161,6 +161,13 @@ impl Backlogs {
         self.has_room_for(cpu, 1)
     }
 
+    /// Packets that an empty backlog takes: like the kernel, one more than `netdev_max_backlog`.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        let capacities = self.targets.iter().flatten().map(|target| target.packets.capacity());
+        capacities.fold(self.netdev_max_backlog.saturating_add(1), u32::min)
+    }
+
     /// Whether every CPU takes `count` more packets.
     pub fn all_have_room_for(&mut self, count: u32) -> bool {
         let cpus = 0..self.targets.len();
