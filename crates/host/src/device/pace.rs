@@ -40,7 +40,7 @@ impl Pace {
                     self.pass_due_ns = self.last_due_ns.max(start_ns);
                     timestamp_ns
                 });
-                self.pass_due_ns + timestamp_ns.saturating_sub(pass_start)
+                self.pass_due_ns.saturating_add(timestamp_ns.saturating_sub(pass_start))
             }
         };
         self.last_due_ns = self.last_due_ns.max(due_ns);

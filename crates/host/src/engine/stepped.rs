@@ -142,7 +142,9 @@ impl<H: Handler> Stepper<H> {
     fn idle(&mut self, activity: Activity, now_ns: u64, random: &mut Random) -> u64 {
         self.ended = self.worker.has_ended();
         let due_ns = match activity {
-            Activity::Worked(_) | Activity::Blocked => now_ns + random.between(1, 2 * IDLE_NS),
+            Activity::Worked(_) | Activity::Blocked => {
+                now_ns.saturating_add(random.between(1, 2 * IDLE_NS))
+            }
             Activity::IdleUntil(due_ns) => due_ns.unwrap_or(u64::MAX),
             Activity::Ended => u64::MAX,
         };
@@ -155,7 +157,8 @@ impl<H: Handler> Stepper<H> {
     fn wake_if_rung(&mut self, now_ns: u64, random: &mut Random) {
         if self.asleep && !self.worker.shared.bell(self.worker.index).is_dozing() {
             self.asleep = false;
-            self.free_at_ns = self.free_at_ns.min(now_ns + random.between(1, 2 * IDLE_NS));
+            let awake_ns = now_ns.saturating_add(random.between(1, 2 * IDLE_NS));
+            self.free_at_ns = self.free_at_ns.min(awake_ns);
         }
     }
 }

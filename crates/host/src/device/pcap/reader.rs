@@ -28,6 +28,8 @@ const RECORD_HEADER_BYTES: usize = 16;
 const MODIFIED_RECORD_HEADER_BYTES: usize = 24;
 const BLOCK_HEADER_BYTES: usize = 12;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+/// The type of the obsolete packet block.
+const PACKET_BLOCK: u32 = 2;
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
 
 /// A packet as it stands in a capture file.
@@ -276,7 +278,7 @@ fn recognise(start: &[u8], name: &str) -> Result<Pcap> {
             return Err(not_a_capture(problem, "give a pcap or pcapng file"));
         }
     };
-    let link_type = header.network.0 & 0x0fff_ffff; // above: length of the frame check sequence
+    let link_type = header.network.0 & 0x03ff_ffff; // above: about the frame check sequence
     let Some(link) = link_of(link_type) else {
         let problem = format!("link type {link_type}{} is not read", link_name(link_type));
         let help = "capture on an Ethernet or raw IP interface";
@@ -338,6 +340,14 @@ fn read_block(
                 timestamp_ns: 0,
                 link: interface.link,
             }))
+        }
+        Block::Unknown(other) => {
+            // pcap-parser reads the type as little-endian in every section.
+            let packet_block = if *big_endian { PACKET_BLOCK.swap_bytes() } else { PACKET_BLOCK };
+            if other.block_type == packet_block {
+                return Err("an obsolete packet block, which is not read");
+            }
+            Ok(None)
         }
         _ => Ok(None),
     }

@@ -13,6 +13,9 @@ use pcap_file::{DataLink, TsResolution};
 use super::reader::MAX_RECORD_BYTES;
 use crate::error::{Error, Result};
 
+/// The last time that a classic capture can tell, whose seconds have 32 bits.
+const LAST_TIME_NS: u64 = (1 << 32) * 1_000_000_000 - 1;
+
 /// A capture being written: classic pcap with nanoseconds. Packets without a link header go to a
 /// file of their own beside it, since a file has one link type.
 #[derive(Debug)]
@@ -30,7 +33,7 @@ impl CaptureWriter {
         Self { stem, ethernet: None, ip: None }
     }
 
-    /// Adds a packet with its recorded time.
+    /// Adds a packet with its recorded time, or the last one that can be told.
     ///
     /// # Errors
     /// When the file cannot be created or written.
@@ -45,7 +48,7 @@ impl CaptureWriter {
             Some(writer) => writer,
             None => writer.insert(begin(&path, link)?),
         };
-        let time = Duration::from_nanos(packet.timestamp_ns);
+        let time = Duration::from_nanos(packet.timestamp_ns.min(LAST_TIME_NS));
         let record = PcapPacket::new(time, packet.wire_len, packet.frame.data());
         writer.write_packet(&record).map(drop).map_err(|error| failed(error, &path))
     }
