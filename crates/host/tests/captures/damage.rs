@@ -1,0 +1,169 @@
+//! Captures that are none, or are damaged: refused, or read as far as they can be.
+
+use forebay::device::pcap::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES};
+
+use super::*;
+use crate::bytes::{Order, block, enhanced, interface, pcap, record, section, simple};
+
+const LITTLE: Order = Order::Little;
+
+/// A classic capture: one good record, then `tail`.
+fn classic(tail: &[u8]) -> Vec<u8> {
+    pcap(LITTLE, 1, &[record(LITTLE, 1, 4, b"good"), tail.to_vec()].concat())
+}
+
+/// A pcapng capture: one good packet, then `tail`, then another good packet.
+fn pcapng(tail: &[u8]) -> Vec<u8> {
+    let good = enhanced(LITTLE, 0, 1, 4, b"good");
+    let start = [section(LITTLE), interface(LITTLE, 1, 0, &[])].concat();
+    [&start, &good[..], tail, &good].concat()
+}
+
+const CLASSIC_TAIL: usize = 24 + 20;
+const PCAPNG_TAIL: usize = 28 + 20 + 36;
+
+/// Bytes of a good block with the four at `at` replaced.
+fn with_u32(mut bytes: Vec<u8>, at: usize, value: u32) -> Vec<u8> {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    bytes
+}
+
+fn good_block() -> Vec<u8> {
+    enhanced(LITTLE, 0, 1, 4, b"lost")
+}
+
+#[test]
+fn what_is_no_capture_is_refused_with_what_to_do() {
+    let header = pcap(LITTLE, 1, &[]);
+    for (file, problem) in [
+        (&[][..], "the file is empty"),
+        (b"time,src,dst\n1,10.0.0.1,10.0.0.2\n", "not a capture file (it begins with 74696d65)"),
+        (b"\x1f\x8b\x08\x00 and so on, compressed", "this is a gzip file"),
+        (&header[..10], "a capture's header has 24 bytes, the file 10"),
+        (&header[..23], "a capture's header has 24 bytes, the file 23"),
+    ] {
+        assert_refused(&read(file), problem, 0);
+    }
+}
+
+#[test]
+fn what_cannot_be_followed_any_further_ends_the_reading_where_it_stands() {
+    let claim = |bytes| with_u32(good_block(), 4, bytes);
+    for (name, file, good, problem, offset) in [
+        (
+            "a record of 2 GB",
+            classic(&with_u32(record(LITTLE, 0, 4, b"lost"), 8, 2 << 30)),
+            1,
+            "a record claims 2147483648 bytes",
+            CLASSIC_TAIL,
+        ),
+        (
+            "a record one too large",
+            classic(&with_u32(record(LITTLE, 0, 4, b"lost"), 8, MAX_RECORD_BYTES + 1)),
+            1,
+            "a record claims 262145 bytes",
+            CLASSIC_TAIL,
+        ),
+        ("a block of nothing", pcapng(&claim(0)), 1, "a block claims 0 bytes", PCAPNG_TAIL),
+        ("a block too short", pcapng(&claim(8)), 1, "a block claims 8 bytes", PCAPNG_TAIL),
+        ("an uneven block", pcapng(&claim(35)), 1, "a block claims 35 bytes", PCAPNG_TAIL),
+        (
+            "a block of 2 GB",
+            pcapng(&claim(2 << 30)),
+            1,
+            "a block claims 2147483648 bytes",
+            PCAPNG_TAIL,
+        ),
+    ] {
+        let reading = read(&file);
+        assert_eq!(reading.records.len(), good, "{name}");
+        assert_refused(&reading, problem, offset);
+        assert!(reading.asked_bytes < 1 << 20, "{name}: {} bytes", reading.asked_bytes);
+    }
+}
+
+#[test]
+fn what_is_damaged_is_counted_and_the_rest_is_read() {
+    let record_cut = record(LITTLE, 0, 4, b"lost");
+    let beyond = with_u32(good_block(), 4, MAX_BLOCK_BYTES);
+    for (name, file, good, problem, offset) in [
+        ("a header cut off", classic(&record_cut[..15]), 1, "header is cut", CLASSIC_TAIL),
+        ("a record cut off", classic(&record_cut[..19]), 1, "record is cut", CLASSIC_TAIL),
+        (
+            "a block header cut off",
+            pcapng(&[])[..PCAPNG_TAIL + 11].to_vec(),
+            1,
+            "header is cut",
+            PCAPNG_TAIL,
+        ),
+        (
+            "a block cut off",
+            pcapng(&[])[..PCAPNG_TAIL + 35].to_vec(),
+            1,
+            "block is cut",
+            PCAPNG_TAIL,
+        ),
+        ("a block beyond the file", pcapng(&beyond), 1, "block is cut", PCAPNG_TAIL),
+        (
+            "lengths that differ",
+            pcapng(&with_u32(good_block(), 32, 40)),
+            2,
+            "a block is damaged",
+            PCAPNG_TAIL,
+        ),
+        (
+            "a packet longer than its block",
+            pcapng(&with_u32(good_block(), 20, 5)),
+            2,
+            "damaged",
+            PCAPNG_TAIL,
+        ),
+        (
+            "a packet that claims all bytes there can be",
+            pcapng(&with_u32(good_block(), 20, u32::MAX)),
+            2,
+            "damaged",
+            PCAPNG_TAIL,
+        ),
+        (
+            "an interface nobody described",
+            pcapng(&with_u32(good_block(), 8, 1)),
+            2,
+            "an interface that was not described",
+            PCAPNG_TAIL,
+        ),
+        (
+            "an obsolete packet block",
+            pcapng(&with_u32(good_block(), 0, 2)),
+            2,
+            "obsolete packet block",
+            PCAPNG_TAIL,
+        ),
+        (
+            "an obsolete packet block of the other byte order",
+            [section(Order::Big), block(Order::Big, 2, &[0; 20]), pcapng(&[])].concat(),
+            2,
+            "obsolete packet block",
+            28,
+        ),
+        (
+            "a packet before any interface",
+            pcapng(
+                &[section(LITTLE), simple(LITTLE, 4, b"lost"), interface(LITTLE, 1, 0, &[])]
+                    .concat(),
+            ),
+            2,
+            "before any interface",
+            PCAPNG_TAIL + 28,
+        ),
+    ] {
+        let reading = read(&file);
+        assert!(reading.error.is_none(), "{name}: {:?}", reading.error);
+        assert!(reading.records.iter().all(|record| record.bytes == b"good"), "{name}");
+        assert_eq!((reading.records.len(), reading.damage.records), (good, 1), "{name}");
+        let first = reading.damage.first.unwrap();
+        assert!(first.starts_with("test.pcap: ") && first.contains(problem), "{name}: {first}");
+        assert!(first.ends_with(&format!(" at {offset}")), "{name}: {first}");
+        assert!(reading.asked_bytes <= MAX_BLOCK_BYTES as usize, "{name}");
+    }
+}

@@ -1,0 +1,133 @@
+//! Captures as they should be, of every format that is read.
+
+use std::time::Duration;
+
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, Endianness, TsResolution};
+
+use super::*;
+use crate::bytes::{Order, block, enhanced, interface, pcap, record, section, simple, tsresol};
+
+const ORDERS: [Endianness; 2] = [Endianness::Little, Endianness::Big];
+
+#[test]
+fn classic_captures_of_another_writer_are_read_in_any_order_and_precision() {
+    for endianness in ORDERS {
+        for (ts_resolution, tick_ns) in
+            [(TsResolution::MicroSecond, 1000), (TsResolution::NanoSecond, 1)]
+        {
+            let header = PcapHeader { endianness, ts_resolution, ..PcapHeader::default() };
+            let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
+            let time = Duration::new(1_700_000_000, 123_456_789);
+            for (bytes, wire_len) in [(&[7; 60][..], 60), (&[8; 5], 9000), (&[], 0)] {
+                writer.write_packet(&PcapPacket::new(time, wire_len, bytes)).unwrap();
+            }
+            let time_ns = 1_700_000_000 * SECOND_NS + 123_456_789 / tick_ns * tick_ns;
+            let expected = [
+                kept(&[7; 60], 60, time_ns, Link::Ethernet),
+                kept(&[8; 5], 9000, time_ns, Link::Ethernet),
+                kept(&[], 0, time_ns, Link::Ethernet),
+            ];
+            assert_eq!(read_whole(&writer.into_writer()), expected);
+        }
+    }
+}
+
+#[test]
+fn pcapng_captures_of_another_writer_are_read_in_any_order() {
+    for endianness in ORDERS {
+        let mut writer = PcapNgWriter::with_endianness(Vec::new(), endianness).unwrap();
+        let mut interface = InterfaceDescriptionBlock::new(DataLink::RAW, 0);
+        interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
+        writer.write_pcapng_block(interface).unwrap();
+        writer
+            .write_pcapng_block(EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::from_nanos(5 * SECOND_NS + 7),
+                original_len: 90,
+                data: (&[0x45; 41][..]).into(),
+                options: Vec::new(),
+            })
+            .unwrap();
+        let expected = [kept(&[0x45; 41], 90, 5 * SECOND_NS + 7, Link::Ip)];
+        assert_eq!(read_whole(&writer.into_inner()), expected);
+    }
+}
+
+#[test]
+fn link_types_are_read_or_refused_by_name() {
+    for (link_type, link) in [
+        (1, Some(Link::Ethernet)),
+        (12, Some(Link::Ip)),
+        (14, Some(Link::Ip)),
+        (101, Some(Link::Ip)),
+        (228, Some(Link::Ip)),
+        (229, Some(Link::Ip)),
+        (0x2400_0001, Some(Link::Ethernet)), // with four bytes of frame check sequence
+        (105, None),
+        (0, None),
+    ] {
+        let file = pcap(Order::Little, link_type, &record(Order::Little, 0, 3, b"abc"));
+        let reading = read(&file);
+        match link {
+            Some(link) => assert_eq!(reading.records, [kept(b"abc", 3, 0, link)]),
+            None => assert_refused(&reading, &format!("link type {link_type} ("), 0),
+        }
+    }
+}
+
+#[test]
+fn each_interface_of_each_section_has_its_own_link_and_clock() {
+    let (first, second) = (Order::Big, Order::Little);
+    let offset = |order: Order| order.option(14, &order.u64(100));
+    let file = [
+        section(first),
+        interface(first, 1, 0, &[]),
+        interface(first, 101, 0, &[tsresol(first, 9)]),
+        interface(first, 229, 0, &[tsresol(first, 0x80 | 10)]),
+        interface(first, 228, 0, &[tsresol(first, 3), offset(first)]),
+        interface(first, 113, 0, &[]),
+        enhanced(first, 0, 1_500_000, 3, b"abc"),
+        block(first, 0x0bad_cafe, &[0; 8]),
+        enhanced(first, 1, 7, 4, b"abcd"),
+        enhanced(first, 2, 1536, 5, b"abcde"),
+        enhanced(first, 3, 2500, 6, b"abcdef"),
+        enhanced(first, 4, 0, 1, b"x"),
+        section(second),
+        interface(second, 12, 7, &[tsresol(second, 0), offset(second)]),
+        simple(second, 5, b"abcde"),
+        simple(second, 20, b"abcdefg"),
+        enhanced(second, 0, 3, 1500, b"abc"),
+    ];
+    let ms = SECOND_NS / 1000;
+    let unread = Kept { link: None, ..kept(b"x", 1, 0, Link::Ip) };
+    let expected = [
+        kept(b"abc", 3, 1500 * ms, Link::Ethernet),
+        kept(b"abcd", 4, 7, Link::Ip),
+        kept(b"abcde", 5, 1500 * ms, Link::Ip),
+        kept(b"abcdef", 6, 102_500 * ms, Link::Ip),
+        unread,
+        kept(b"abcde", 5, 0, Link::Ip),
+        kept(b"abcdefg", 20, 0, Link::Ip),
+        kept(b"abc", 1500, 103 * SECOND_NS, Link::Ip),
+    ];
+    assert_eq!(read_whole(&file.concat()), expected);
+}
+
+#[test]
+fn captures_without_packets_are_whole() {
+    assert_eq!(read_whole(&pcap(Order::Little, 1, &[])), []);
+    assert_eq!(read_whole(&section(Order::Big)), []);
+}
+
+#[test]
+fn a_packet_is_at_least_as_long_as_what_was_captured_of_it() {
+    let order = Order::Little;
+    let file = pcap(order, 1, &record(order, 0, 2, b"abcd"));
+    assert_eq!(read_whole(&file), [kept(b"abcd", 4, 0, Link::Ethernet)]);
+}
