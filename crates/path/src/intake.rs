@@ -215,14 +215,17 @@ impl Intake {
                 self.release(hold, now_ns);
             }
             match self.steering.decide(packet.hash, now_ns, &mut self.backlogs) {
-                Verdict::Forward(target) => self.enqueue(packet, target, now_ns),
+                Verdict::Forward(target) => {
+                    self.enqueue(packet, target, now_ns);
+                }
                 Verdict::Hold(hold) => self.hold(packet, hold, now_ns),
                 Verdict::Full(cpu) => self.drop_packet(packet, cpu, DropReason::BacklogFull),
             }
         }
     }
 
-    fn enqueue(&mut self, packet: Packet, target: Target, now_ns: u64) {
+    /// Returns the packet's place on the backlog, unless it was dropped.
+    fn enqueue(&mut self, packet: Packet, target: Target, now_ns: u64) -> Option<Position> {
         if target.slot.is_none() {
             self.counters.unsteered.add(1);
         }
@@ -238,8 +241,12 @@ impl Intake {
             Ok(tail) => {
                 self.steering.record(flow, target, tail);
                 self.counters.per_cpu[target.cpu.index()].enqueued.add(1);
+                Some(tail)
             }
-            Err((packet, reason)) => self.drop_packet(packet, target.cpu, reason),
+            Err((packet, reason)) => {
+                self.drop_packet(packet, target.cpu, reason);
+                None
+            }
         }
     }
 
@@ -259,8 +266,9 @@ impl Intake {
         while self.backlogs.has_room(target.cpu)
             && let Some(packet) = self.steering.unhold(hold)
         {
-            self.enqueue(packet, target, now_ns);
-            target.head_old = None; // the first packet moved the slot
+            if self.enqueue(packet, target, now_ns).is_some() {
+                target.head_old = None; // the first packet that was taken moved the slot
+            }
         }
         self.steering.end_hold(hold, now_ns);
     }

@@ -168,3 +168,144 @@ impl Holds {
         self.nodes.len() - self.free_nodes.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+    use mem::{Frame, Region};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::packet::Arrival;
+    use crate::parse::Link;
+
+    fn pool(chunks: u32) -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 512, chunks }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    fn packet(frame: Frame, number: u32) -> Packet {
+        Packet::received(frame, Arrival(number), 0, Link::Ethernet)
+    }
+
+    fn begin(holds: &mut Holds, slot: u32) -> Option<HoldId> {
+        holds.begin(SlotId(slot), CpuId(1), Position(0), 0)
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Operation {
+        Begin,
+        Push(usize),
+        Pop(usize),
+        End(usize),
+    }
+
+    fn operation() -> impl Strategy<Value = Operation> {
+        prop_oneof![
+            1 => Just(Operation::Begin),
+            6 => any::<usize>().prop_map(Operation::Push),
+            5 => any::<usize>().prop_map(Operation::Pop),
+            1 => any::<usize>().prop_map(Operation::End),
+        ]
+    }
+
+    /// The slow twin: each hold a queue of its own.
+    #[derive(Default)]
+    struct Oracle {
+        /// Id, slot, and the arrivals that wait.
+        holds: Vec<(HoldId, u32, VecDeque<u32>)>,
+        begun: u32,
+        most: usize,
+    }
+
+    impl Oracle {
+        fn pick(&mut self, pick: usize) -> Option<&mut (HoldId, u32, VecDeque<u32>)> {
+            let count = self.holds.len();
+            self.holds.get_mut(pick.checked_rem(count)?)
+        }
+
+        fn len(&self) -> usize {
+            self.holds.iter().map(|(_, _, waiting)| waiting.len()).sum()
+        }
+
+        fn check(&self, holds: &Holds, hold_max: usize) {
+            assert_eq!((holds.len(), holds.room()), (self.len(), hold_max - self.len()));
+            assert_eq!(holds.holds.len(), self.most, "ended holds are used again");
+            let mut active = holds.active().to_vec();
+            let mut expected: Vec<_> = self.holds.iter().map(|&(id, ..)| id).collect();
+            active.sort_unstable_by_key(|id| id.0);
+            expected.sort_unstable_by_key(|id| id.0);
+            assert_eq!(active, expected);
+            for (id, slot, waiting) in &self.holds {
+                assert_eq!(holds.get(*id).unwrap().slot, SlotId(*slot));
+                let front = holds.front(*id).map(|packet| packet.arrival.0);
+                assert_eq!(front, waiting.front().copied());
+            }
+        }
+    }
+
+    fn run(hold_max: u32, operations: &[Operation]) {
+        let mut pool = pool(hold_max + 1);
+        let (mut holds, mut oracle) = (Holds::new(hold_max), Oracle::default());
+        for (number, &operation) in (0..).zip(operations) {
+            let is_full = oracle.len() == hold_max as usize;
+            match operation {
+                Operation::Begin => {
+                    let id = begin(&mut holds, oracle.begun).unwrap();
+                    oracle.holds.push((id, oracle.begun, VecDeque::new()));
+                    oracle.begun += 1;
+                    oracle.most = oracle.most.max(oracle.holds.len());
+                }
+                Operation::Push(pick) => {
+                    let Some((id, _, waiting)) = oracle.pick(pick) else { continue };
+                    match holds.push(*id, packet(pool.allocate(0).unwrap(), number)) {
+                        Ok(()) => waiting.push_back(number),
+                        Err(refused) => {
+                            assert_eq!(refused.arrival, Arrival(number));
+                            pool.put(refused.frame);
+                            assert!(is_full, "promise 3: refused at the bound only");
+                        }
+                    }
+                }
+                Operation::Pop(pick) => {
+                    let Some((id, _, waiting)) = oracle.pick(pick) else { continue };
+                    let popped = holds.pop(*id);
+                    assert_eq!(popped.as_ref().map(|it| it.arrival.0), waiting.pop_front());
+                    popped.into_iter().for_each(|packet| pool.put(packet.frame));
+                }
+                Operation::End(pick) => {
+                    let count = oracle.holds.len().max(1);
+                    let empty = |hold: &mut (_, _, VecDeque<_>)| hold.2.is_empty();
+                    if oracle.pick(pick).is_some_and(empty) {
+                        let (id, ..) = oracle.holds.swap_remove(pick % count);
+                        holds.end(id);
+                    }
+                }
+            }
+            oracle.check(&holds, hold_max as usize);
+        }
+        assert_eq!(pool.away(), oracle.len());
+    }
+
+    proptest! {
+        #[test]
+        fn promise_3_holds_are_plain_queues_with_one_bound(
+            hold_max in 0u32..12,
+            operations in proptest::collection::vec(operation(), 0..150),
+        ) {
+            run(hold_max, &operations);
+        }
+    }
+
+    #[test]
+    fn promise_3_there_are_as_many_holds_as_the_flow_table_can_name() {
+        let mut holds = Holds::new(0);
+        let ids: Vec<_> = (0..).map_while(|slot| begin(&mut holds, slot)).collect();
+        assert_eq!(ids.len(), HOLDS_MAX);
+        holds.end(ids[7]);
+        assert_eq!(begin(&mut holds, 0), Some(ids[7]));
+        assert_eq!(begin(&mut holds, 0), None);
+    }
+}

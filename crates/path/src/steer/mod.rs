@@ -137,12 +137,12 @@ pub struct Steering {
     tally: SteerTally,
 }
 
-/// How long a slot's packets have stayed against a wish.
+/// How long a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
+/// for different CPUs, and the masks may change faster than a saturated CPU drains.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wait {
     since_ns: u64,
     packets: u32,
-    wish: u16,
 }
 
 impl Steering {
@@ -196,9 +196,7 @@ impl Steering {
         }
         match backlogs.depth(cpu, at.tail, self.batch_max) {
             Depth::Drained(head) => forward(wish, Because::Drained, Some(head)),
-            Depth::Far
-                if self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, wish, now_ns) =>
-            {
+            Depth::Far if self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) => {
                 self.tally.stays += 1;
                 forward(cpu, Because::Stay, None)
             }
@@ -341,11 +339,11 @@ impl Steering {
         self.rps_map.contains(cpu) || self.table.get(slot).last_flow == flow
     }
 
-    /// Counts a packet that stays against a wish, and says whether a held move is due.
-    fn is_overdue(&mut self, slot: SlotId, wish: CpuId, now_ns: u64) -> bool {
+    /// Counts a packet that stays against its wish, and says whether a held move is due.
+    fn is_overdue(&mut self, slot: SlotId, now_ns: u64) -> bool {
         let wait = &mut self.waits[slot.index()];
-        if wait.packets == 0 || wait.wish != wish.0 {
-            *wait = Wait { since_ns: now_ns, packets: 0, wish: wish.0 };
+        if wait.packets == 0 {
+            wait.since_ns = now_ns;
         }
         wait.packets = wait.packets.saturating_add(1);
         wait.packets > self.move_after.packets
