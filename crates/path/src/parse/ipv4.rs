@@ -27,7 +27,10 @@ pub(super) fn walk(
     if let (Verify::Checksums, Some(whole)) = (verify, seen.bytes.get(start..transport_offset)) {
         headers.ip_checksum = checksum::judge(checksum::Sum::of(whole));
     }
-    let (transport_offset, protocol) = skip_authentication(seen, transport_offset, header[9])?;
+    let (transport_offset, protocol) = match headers.fragment {
+        Fragment::Later => (transport_offset, header[9]), // no header follows, whatever is named
+        _ => skip_authentication(seen, transport_offset, header[9])?,
+    };
     headers.protocol = protocol;
     let pseudo_sum = checksum::Sum::of(&header[12..20]).plus_word(u16::from(protocol));
     Ok(Datagram { transport_offset, end, pseudo_sum: Some(pseudo_sum) })

@@ -75,18 +75,15 @@ fn extensions<'a>(
     let mut destination = Destination::AsInHeader;
     for _ in 0..MAX_EXTENSION_HEADERS {
         let kind = headers.protocol;
-        let len = match kind {
-            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS | MOBILITY
-            | HOST_IDENTITY | SHIM6 => {
-                if at >= end {
-                    return Err(Stop::Flaw(Flaw::Extension));
-                }
-                let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
-                headers.protocol = next;
-                usize::from(len)
-            }
-            _ => return Ok(Chain { end: at, destination }),
-        };
+        if !is_extension(kind) {
+            break;
+        }
+        if at >= end {
+            return Err(Stop::Flaw(Flaw::Extension));
+        }
+        let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
+        headers.protocol = next;
+        let len = usize::from(len);
         at += match kind {
             FRAGMENT => {
                 let &[_, _, high, low] = seen.header::<4>(at, Flaw::Extension)?;
@@ -105,7 +102,24 @@ fn extensions<'a>(
             _ => (len + 1) * 8,
         };
     }
-    Err(Stop::Flaw(Flaw::Extension))
+    if is_extension(headers.protocol) || at > end {
+        return Err(Stop::Flaw(Flaw::Extension));
+    }
+    Ok(Chain { end: at, destination })
+}
+
+fn is_extension(kind: u8) -> bool {
+    matches!(
+        kind,
+        HOP_BY_HOP
+            | ROUTING
+            | FRAGMENT
+            | AUTHENTICATION
+            | DESTINATION_OPTIONS
+            | MOBILITY
+            | HOST_IDENTITY
+            | SHIM6
+    )
 }
 
 /// The offset and "more fragments" field of a fragment header.

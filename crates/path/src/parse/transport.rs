@@ -9,6 +9,9 @@ pub(super) const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
+/// Ports, or what ICMP begins with. Of a packet that ends before, nothing is read: behind it is
+/// padding, which would make ports that nobody sent.
+const LEAST_BYTES: usize = 4;
 const TCP_FIXED_BYTES: usize = 20;
 /// Of a TCP header cut short, this much must be there for its fields to count: up to the window.
 pub(super) const TCP_SEEN_BYTES: usize = 16;
@@ -26,7 +29,7 @@ pub(super) fn walk(
     if !known {
         return Ok(());
     }
-    if start >= datagram.end {
+    if datagram.end.saturating_sub(start) < LEAST_BYTES {
         return Err(Stop::Flaw(Flaw::TransportHeader));
     }
     if start >= seen.bytes.len() {

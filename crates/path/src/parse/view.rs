@@ -164,11 +164,29 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A field of the TCP header, if the header was captured up to the window.
+    /// A field of the TCP header, if the header was captured up to the window and the IP packet
+    /// does not end before: what follows it is padding.
     fn tcp_field<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         let is_tcp = self.headers.protocol == transport::TCP && self.port_bytes().is_some();
-        let header = self.transport_bytes().filter(|_| is_tcp)?;
-        header.get(..transport::TCP_SEEN_BYTES)?.get(at..)?.first_chunk().copied()
+        let header = self.transport_bytes().filter(|_| is_tcp)?.get(..transport::TCP_SEEN_BYTES)?;
+        let header_end = usize::from(self.headers.transport_offset) + transport::TCP_SEEN_BYTES;
+        if header_end > self.packet_end()? {
+            return None;
+        }
+        header.get(at..)?.first_chunk().copied()
+    }
+
+    /// Where the IP header says that the packet ends; a length of 0 says nothing.
+    fn packet_end(&self) -> Option<usize> {
+        let before = match self.headers.network {
+            Network::Other => return None,
+            Network::Ipv4 => 0,
+            Network::Ipv6 => 40,
+        };
+        Some(match self.network_len_field()? {
+            0 => usize::MAX,
+            len => usize::from(self.headers.network_offset) + before + usize::from(len),
+        })
     }
 }
 
