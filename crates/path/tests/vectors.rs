@@ -1,6 +1,8 @@
 //! The published vectors: Microsoft's RSS verification suite, symmetric pairs, and the kernel's
 //! selection of a CPU and a card's of a queue for the same hashes.
 
+#![allow(clippy::unwrap_used, reason = "the vectors stand beside the test")]
+
 use std::net::IpAddr;
 
 use path::CpuId;

@@ -1,0 +1,343 @@
+//! A few virtual CPUs around one rx queue: the real intake and deliveries, stepped by hand.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+use mem::{Position, Region};
+use path::arrive::{Burst, Refused};
+use path::backlog::{Backlogs, Note};
+use path::delivery::Batch;
+use path::hash::{FlowHash, Hasher};
+use path::intake::IntakeConfig;
+use path::packet::Arrival;
+use path::parse::{Link, Verify};
+use path::steer::{Because, MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
+
+pub(crate) const CPUS: u16 = 4;
+/// The CPU that polls the queue.
+pub(crate) const POLLING: CpuId = CpuId(0);
+/// The hasher's key.
+pub(crate) const KEY: [u8; 16] = [7; 16];
+const RING_CAPACITY: u32 = 256;
+const POOL_FRAMES: u32 = 2048;
+
+/// A flow. Its packets carry its id, so that two flows may share a hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Flow {
+    pub(crate) id: u16,
+    pub(crate) hash: u32,
+}
+
+/// The CPUs of a mask, lowest bit first.
+pub(crate) fn cpus_of(mask: u8) -> impl Iterator<Item = CpuId> {
+    (0..8).filter(move |bit| mask >> bit & 1 == 1).map(CpuId)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) rps_cpus: u8,
+    pub(crate) rps_flow_cnt: u32,
+    pub(crate) move_after: MoveAfter,
+    pub(crate) hold_max: u32,
+    pub(crate) spread: SpreadPolicy,
+    pub(crate) batch_max: u32,
+    pub(crate) netdev_max_backlog: u32,
+    /// Where positions and arrivals begin.
+    pub(crate) start: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rps_cpus: 0b1111,
+            rps_flow_cnt: 4,
+            move_after: MoveAfter { packets: 4, time_ns: u64::MAX },
+            hold_max: 64,
+            spread: SpreadPolicy::Always,
+            batch_max: 4,
+            netdev_max_backlog: 100,
+            start: u32::MAX - 5,
+        }
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) intake: Intake,
+    pub(crate) deliveries: Vec<Delivery>,
+    pub(crate) pool: Pool,
+    pub(crate) journal: Journal,
+    pub(crate) drops: Vec<(Arrival, DropReason)>,
+    pub(crate) now_ns: u64,
+    pub(crate) busy_ns: u64,
+    pub(crate) settings: Settings,
+    /// Packets in each CPU's hands.
+    in_hand: [usize; CPUS as usize],
+    frames: u64,
+}
+
+impl World {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let mut intake = Intake::new(IntakeConfig {
+            queue: RxQueue(0),
+            cpus: CPUS.into(),
+            verify: Verify::Checksums,
+            hasher: Arc::new(Hasher::keyed(&KEY, false)),
+            steer: SteerConfig {
+                polling_cpu: POLLING,
+                rps_map: RpsMap::default(),
+                rps_flow_cnt: settings.rps_flow_cnt,
+                move_after: settings.move_after,
+                hold_max: settings.hold_max,
+                spread: settings.spread,
+                batch_max: settings.batch_max,
+            },
+            netdev_max_backlog: settings.netdev_max_backlog,
+        });
+        let start = Position(settings.start);
+        let deliveries = (0..CPUS).map(CpuId).map(|cpu| {
+            let lane = intake.connect(cpu, RING_CAPACITY, start, true);
+            Delivery::new(cpu, vec![lane], settings.batch_max as usize)
+        });
+        let deliveries = deliveries.collect();
+        intake.set_rps_cpus(cpus_of(settings.rps_cpus), 0);
+        Self {
+            intake,
+            deliveries,
+            pool: pool(),
+            journal: Journal::new(settings.rps_flow_cnt, start),
+            drops: Vec::new(),
+            now_ns: 1,
+            busy_ns: 0,
+            settings,
+            in_hand: [0; CPUS as usize],
+            frames: 0,
+        }
+    }
+
+    /// A burst with one packet of each of these flows, under the hash of each as the device's.
+    pub(crate) fn arrive(&mut self, flows: &[Flow]) -> Vec<CpuId> {
+        let packets = flows.iter().map(|flow| {
+            let mut packet = self.packet(&flow.id.to_be_bytes());
+            packet.hash = FlowHash(flow.hash);
+            packet
+        });
+        let packets = packets.collect();
+        self.turn(Burst { packets, refused: Vec::new() })
+    }
+
+    /// A frame of these bytes, not yet in a burst.
+    pub(crate) fn packet(&mut self, bytes: &[u8]) -> Packet {
+        let len_bytes = u32::try_from(bytes.len()).unwrap();
+        let mut frame = self.pool.allocate(len_bytes).unwrap();
+        frame.copy_from(bytes);
+        let arrival = self.next_arrival();
+        Packet::received(frame, arrival, len_bytes, Link::Ethernet)
+    }
+
+    pub(crate) fn refused(&mut self, reason: DropReason) -> Refused {
+        Refused { arrival: self.next_arrival(), wire_len: 60, reason }
+    }
+
+    pub(crate) fn turn(&mut self, mut burst: Burst) -> Vec<CpuId> {
+        self.now_ns += 1;
+        self.intake.observe();
+        let tick = Tick { now_ns: self.now_ns, busy_ns: self.busy_ns };
+        let woken = self.intake.turn(tick, &mut burst).collect();
+        assert!(burst.is_empty(), "a burst is taken whole");
+        for dropped in self.intake.drain_dropped() {
+            self.drops.push((dropped.arrival, dropped.reason));
+            if let Some(packet) = dropped.packet {
+                self.pool.put(packet.frame);
+            }
+        }
+        woken
+    }
+
+    /// A turn in which nothing arrives.
+    pub(crate) fn idle_turn(&mut self) {
+        self.arrive(&[]);
+    }
+
+    /// `cpu` takes a batch in hand, unless it has one.
+    pub(crate) fn take(&mut self, cpu: u16, max: usize) {
+        let index = usize::from(cpu);
+        if self.in_hand[index] == 0 {
+            self.in_hand[index] = self.deliveries[index].take(max);
+        }
+    }
+
+    /// `cpu` is done with the batch in hand, if it has one.
+    pub(crate) fn finish(&mut self, cpu: u16) {
+        let index = usize::from(cpu);
+        if std::mem::take(&mut self.in_hand[index]) > 0 {
+            self.now_ns += 1;
+            self.journal.now_ns = self.now_ns;
+            self.deliveries[index].handle(&mut self.journal);
+            self.deliveries[index].complete(&mut self.pool);
+        }
+    }
+
+    /// `cpu` delivers up to `budget` packets.
+    pub(crate) fn deliver(&mut self, cpu: u16, budget: usize) -> usize {
+        self.finish(cpu);
+        self.now_ns += 1;
+        self.journal.now_ns = self.now_ns;
+        let delivery = &mut self.deliveries[usize::from(cpu)];
+        delivery.turn(budget, &mut self.pool, &mut self.journal)
+    }
+
+    pub(crate) fn set_mask(&mut self, mask: u8) {
+        self.intake.set_rps_cpus(cpus_of(mask), 0);
+    }
+
+    /// Turns and deliveries until nothing is under way; a round moves as many held packets as
+    /// there is room for, and there is room for one at least.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..self.settings.hold_max + 2 {
+            self.idle_turn();
+            (0..CPUS).for_each(|cpu| {
+                self.deliver(cpu, usize::MAX);
+            });
+        }
+        assert_eq!((self.intake.held(), self.intake.queued()), (0, 0), "all has been delivered");
+        assert_eq!(self.pool.away(), 0, "promise 4: all frames are home");
+    }
+
+    /// Packets on the backlog of `cpu` or in its hands. Not asked of the intake, which would look
+    /// at the CPUs' progress then, and be helped to see it.
+    pub(crate) fn queued_on(&self, cpu: u16) -> u64 {
+        let enqueued = self.intake.counters().per_cpu[usize::from(cpu)].enqueued.get();
+        enqueued - self.delivered_on(cpu)
+    }
+
+    /// The laws that hold at any time.
+    pub(crate) fn check(&mut self) {
+        assert_eq!(self.journal.order.breaks, [], "promise 1: order");
+        let counters = self.intake.counters();
+        assert_eq!(counters.frames.get(), self.frames);
+        for reason in DropReason::ALL {
+            let dropped = self.drops.iter().filter(|drop| drop.1 == reason).count();
+            assert_eq!(counters.drops[reason.index()].get(), dropped as u64, "{reason:?}");
+        }
+        let delivered = self.journal.seen.len() as u64;
+        let queued: u64 = (0..CPUS).map(|cpu| self.queued_on(cpu)).sum();
+        let held = self.intake.held() as u64;
+        let accounted = delivered + self.drops.len() as u64 + queued + held;
+        assert_eq!(self.frames, accounted, "promise 2: conservation");
+        assert_eq!(self.pool.away() as u64, queued + held, "promise 2: every frame is somewhere");
+        assert!(held <= self.settings.hold_max.into(), "promise 3: {held} held");
+    }
+
+    pub(crate) fn last_arrival(&self) -> Arrival {
+        Arrival::of_frame(u64::from(self.settings.start) + self.frames)
+    }
+
+    fn delivered_on(&self, cpu: u16) -> u64 {
+        self.deliveries[usize::from(cpu)].counters().packets.get()
+    }
+
+    fn next_arrival(&mut self) -> Arrival {
+        self.frames += 1;
+        self.last_arrival()
+    }
+}
+
+/// Puts a packet on a backlog, by no rule but the caller's.
+pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
+    let because = Because::Rps;
+    let note = |position| Note { enqueued_ns: 0, epoch: 0, because, position, head_old: None };
+    assert!(backlogs.enqueue(cpu, packet, note).is_ok());
+    assert!(backlogs.publish().eq([cpu]));
+}
+
+/// Frames for all that can be under way.
+fn pool() -> Pool {
+    let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: POOL_FRAMES }]];
+    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+}
+
+/// What one CPU was handed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) cpu: CpuId,
+    pub(crate) flow: u16,
+    pub(crate) hash: FlowHash,
+    pub(crate) note: Note,
+    pub(crate) handled_ns: u64,
+}
+
+/// The handler of all CPUs: writes down what they are handed.
+pub(crate) struct Journal {
+    pub(crate) seen: Vec<Seen>,
+    pub(crate) order: Order,
+    pub(crate) batches: Vec<usize>,
+    now_ns: u64,
+    slot_shift: u32,
+    start: Position,
+}
+
+impl Journal {
+    pub(crate) fn new(slots: u32, start: Position) -> Self {
+        Self {
+            seen: Vec::new(),
+            order: Order::default(),
+            batches: Vec::new(),
+            now_ns: 0,
+            slot_shift: u32::BITS - slots.trailing_zeros(),
+            start,
+        }
+    }
+
+    /// Each packet's CPU and why it went there.
+    pub(crate) fn ways(&self) -> Vec<(u16, Because)> {
+        self.seen.iter().map(|seen| (seen.cpu.0, seen.note.because)).collect()
+    }
+
+    /// The flow-table slot of a packet; packets without a hash have none.
+    pub(crate) fn slot(&self, seen: &Seen) -> Option<u32> {
+        seen.hash.is_some().then(|| seen.hash.0 >> self.slot_shift)
+    }
+
+    /// Backlog positions are the number of packets that went there.
+    pub(crate) fn check_positions(&self) {
+        let mut tails = [self.start; CPUS as usize];
+        for seen in &self.seen {
+            let tail = &mut tails[seen.cpu.index()];
+            *tail = tail.plus(1);
+            assert_eq!(seen.note.position, *tail, "{seen:?}");
+        }
+    }
+}
+
+impl Handler for Journal {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        assert_eq!(batch.packets.len(), batch.notes.len(), "a note for each packet");
+        self.batches.push(batch.packets.len());
+        for (packet, &note) in batch.packets.iter().zip(batch.notes) {
+            let Packet { frame, hash, arrival, .. } = packet;
+            let id = frame.data().first_chunk().copied().unwrap_or_default();
+            let flow = u16::from_be_bytes(id);
+            self.order.see(flow, *arrival);
+            let (cpu, hash, handled_ns) = (batch.cpu, *hash, self.now_ns);
+            self.seen.push(Seen { cpu, flow, hash, note, handled_ns });
+        }
+    }
+}
+
+/// Promise 1, checked: the packets of a flow in the order of arrival.
+#[derive(Default)]
+pub(crate) struct Order {
+    last: BTreeMap<u16, Arrival>,
+    /// Flow, the packet that came too late, and the one before it.
+    pub(crate) breaks: Vec<(u16, Arrival, Arrival)>,
+}
+
+impl Order {
+    pub(crate) fn see(&mut self, flow: u16, arrival: Arrival) {
+        let last = self.last.insert(flow, arrival);
+        self.breaks
+            .extend(last.filter(|&last| !arrival.is_after(last)).map(|last| (flow, arrival, last)));
+    }
+}
