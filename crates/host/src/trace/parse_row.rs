@@ -19,8 +19,6 @@ pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) 
     let view = View::new(bytes, &headers);
     let link = link_layer(bytes, headers.link);
     let hash = if packet.hash.is_some() { packet.hash } else { hasher.hash(&view) };
-    let is_fragment = headers.fragment != Fragment::Whole;
-    let has_fragment_field = view.ttl().is_some() || headers.network == Network::Ipv6;
     let (source_port, destination_port) = view.ports().unzip();
     let vlans: Vec<_> = link.vlans().iter().map(u16::to_string).collect();
     let fields = [
@@ -34,7 +32,7 @@ pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) 
         field(view.destination()),
         field(view.protocol()),
         field(view.ttl()),
-        field(has_fragment_field.then_some(u8::from(is_fragment))),
+        field(is_fragment(bytes, &headers).map(u8::from)),
         field(view.network_header_len()),
         field(view.network_len_field()),
         checksum(headers.ip_checksum).to_owned(),
@@ -52,6 +50,20 @@ pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) 
 
 fn field(value: Option<impl Display>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
+}
+
+/// Whether this is a piece of a datagram, if what was captured tells: IPv4's field does, also of a
+/// header that is cut short behind it, which the walk makes nothing of.
+fn is_fragment(bytes: &[u8], headers: &Headers) -> Option<bool> {
+    match headers.network {
+        Network::Other => None,
+        Network::Ipv4 => {
+            let at = usize::from(headers.network_offset) + 6;
+            let field = bytes.get(at..)?.first_chunk().copied()?;
+            Some(u16::from_be_bytes(field) & 0x3fff > 0) // all but the reserved bit and DF
+        }
+        Network::Ipv6 => Some(headers.fragment != Fragment::Whole),
+    }
 }
 
 fn network(network: Network) -> &'static str {

@@ -1,0 +1,37 @@
+//! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
+//! packets for order and completeness, and damage for the readers of captures.
+//!
+//! A judge whose tool is missing is reported as ignored, and why on standard error.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod captures; // capture files, written by another library
+mod damage; //   captures with seeded damage
+mod frames; //   frames of every kind
+mod order; //    the traces of stamped packets
+mod program; //  the program under judgement
+mod tshark; //   every field, told twice
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let mut trials = vec![judge("parse_agrees_with_tshark", tshark::missing(), tshark::judge)];
+    trials.extend([
+        judge("promise_1_order_holds_with_flips_live", order::one_cpu(), order::judge_live),
+        judge("promise_1_order_holds_with_flips_deterministic", None, order::judge_deterministic),
+        judge("promise_5_damaged_captures_never_break_the_program", None, damage::judge),
+    ]);
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// What a judge comes to: nothing, or all that is wrong.
+type Judgement = Result<(), Failed>;
+
+/// A trial that is ignored when something is `missing`.
+fn judge(name: &str, missing: Option<String>, trial: fn() -> Judgement) -> Trial {
+    let is_ignored = missing.is_some();
+    if let Some(missing) = missing {
+        eprintln!("{name} is ignored: {missing}");
+    }
+    Trial::test(name, trial).with_ignored_flag(is_ignored)
+}

@@ -1,0 +1,361 @@
+//! The order of delivery, told from the stamps that packets carry: every flow's packets ascend by
+//! `order`, none is lost or doubled, and a flow changes its CPU only when the old one has
+//! processed all of it. All of this while masks change under load.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use etherparse::PacketBuilder;
+use forebay::random::Random;
+use libtest_mimic::Failed;
+use serde_json::Value;
+
+use crate::Judgement;
+use crate::captures;
+use crate::frames::Frame;
+use crate::program;
+
+const FLOWS: [u32; 5] = [1, 7, 64, 512, 4096];
+/// From zero, and soon to wrap.
+const START_COUNTERS: [&str; 2] = ["0", "4294966296"];
+
+/// Frames between two changes of the mask.
+const FLIP_FRAMES: usize = 500;
+
+/// Moves under load over all runs of a judge; fewer prove nothing.
+const HAZARDS_MIN: usize = 1_000;
+
+/// The flow table's default 4096 entries go by the upper bits of the hash.
+const ENTRY_SHIFT: u32 = 32 - 12;
+
+/// How the program is made to run.
+struct Scene {
+    frames: usize,
+    args: &'static [&'static str],
+    masks: &'static [&'static str],
+}
+
+const LIVE: Scene = Scene {
+    frames: 80_000,
+    args: &["--cpus", "2", "--rate", "500k", "--work", "2000"],
+    masks: &["1", "2", "3"],
+};
+
+const DETERMINISTIC: Scene = Scene {
+    frames: 30_000,
+    args: &["--deterministic", "--cpus", "4", "--rate", "600k", "--work", "2000"],
+    masks: &["1", "c", "2", "f", "8", "5"],
+};
+
+/// Why order cannot be broken here.
+pub(crate) fn one_cpu() -> Option<String> {
+    let cpus = forebay::sys::allowed_cpus().len();
+    (cpus < 2).then(|| format!("it takes two CPUs, and {cpus} may be used"))
+}
+
+pub(crate) fn judge_live() -> Judgement {
+    judge(&LIVE)
+}
+
+pub(crate) fn judge_deterministic() -> Judgement {
+    judge(&DETERMINISTIC)
+}
+
+fn judge(scene: &Scene) -> Judgement {
+    let directory = tempfile::tempdir()?;
+    let mut all = Findings::default();
+    for flows in FLOWS {
+        let sent = write_stamped(&directory.path().join("f.pcap"), flows, scene.frames);
+        for (start, seed) in START_COUNTERS.into_iter().zip(["3", "4"]) {
+            let args = ["--start-counters", start, "--seed", seed];
+            let Findings { moves, hazards } =
+                run(scene, directory.path(), args, &sent).map_err(|failed| {
+                    let problem = failed.message().unwrap_or_default();
+                    format!("{flows} flows, {args:?}: {problem}")
+                })?;
+            all.moves += moves;
+            all.hazards += hazards;
+        }
+    }
+    if all.moves < HAZARDS_MIN || all.hazards < HAZARDS_MIN {
+        return Err(format!("nothing is proved: {all:?}").into());
+    }
+    Ok(())
+}
+
+/// Stamped UDP: runs of one to eight frames of a flow, in order within each flow. Returns how many
+/// each flow has.
+fn write_stamped(path: &Path, flows: u32, frames: usize) -> Vec<u64> {
+    let mut random = Random::new(flows.into());
+    let mut sent = vec![0; flows as usize];
+    let mut stamped = Vec::new();
+    while stamped.len() < frames {
+        let flow = u32::try_from(random.below(flows.into())).unwrap();
+        for _ in 0..random.between(1, 8) {
+            let sequence: &mut u64 = &mut sent[flow as usize];
+            stamped.push(stamp(flow, *sequence));
+            *sequence += 1;
+        }
+    }
+    captures::write_pcap(path, &stamped);
+    sent
+}
+
+fn stamp(flow: u32, sequence: u64) -> Frame {
+    let [.., high, low] = flow.to_be_bytes();
+    let payload = [&b"STMP"[..], &flow.to_be_bytes(), &sequence.to_be_bytes()].concat();
+    let mut bytes = Vec::new();
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+        .ipv4([10, 1, high, low], [10, 9, 0, 1], 64)
+        .udp(1024, 9000)
+        .write(&mut bytes, &payload)
+        .unwrap();
+    Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
+}
+
+fn run(scene: &Scene, directory: &Path, args: [&str; 4], sent: &[u64]) -> Result<Findings, Failed> {
+    let flips = (FLIP_FRAMES..scene.frames).step_by(FLIP_FRAMES);
+    let flips: Vec<_> = flips
+        .zip(scene.masks.iter().cycle())
+        .flat_map(|(frame, mask)| ["--at".to_owned(), format!("{frame}:rps_cpus={mask}")])
+        .collect();
+    let fixed = ["f.pcap", "--json", "--spread", "always", "--trace", "t"];
+    let output = program::replay(
+        directory,
+        fixed.iter().chain(scene.args).copied().chain(args).chain(flips.iter().map(String::as_str)),
+    );
+    if !output.status.success() {
+        return Err(program::told(&output).into());
+    }
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let trace = Trace::read(&directory.join("t"))?;
+    let findings = trace.judge(sent)?;
+    let counted = [&report["delivered"], &trace.counters["delivered"]].map(Value::as_u64);
+    if counted != [Some(trace.delivered.len() as u64); 2] {
+        return Err(format!("{counted:?} counted, {} traced", trace.delivered.len()).into());
+    }
+    Ok(findings)
+}
+
+/// A line of `deliver.csv`.
+struct Delivered {
+    order: u64,
+    flow: u32,
+    sequence: u64,
+    frame: u64,
+    hash: u32,
+    epoch: u32,
+    cpu: u32,
+    /// The backlog's tail counter behind this packet.
+    position: u32,
+    /// The old backlog's head counter, if the packet moved its flow-table slot.
+    head_old: Option<u32>,
+    enqueued_ns: u64,
+    processed_ns: u64,
+}
+
+/// A line of `drop.csv`.
+struct Dropped {
+    frame: u64,
+    flow: u32,
+    sequence: u64,
+}
+
+struct Trace {
+    delivered: Vec<Delivered>,
+    dropped: Vec<Dropped>,
+    /// The mask that each epoch began with.
+    masks: BTreeMap<u32, u32>,
+    counters: Value,
+}
+
+/// What makes a run more than idle.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Packets that came to another CPU than their flow's last one.
+    moves: usize,
+    /// Packets that came under a new mask while their flow's last one was still queued.
+    hazards: usize,
+}
+
+impl Trace {
+    fn read(directory: &Path) -> Result<Self, Failed> {
+        Ok(Self {
+            delivered: rows(directory, "deliver.csv", Delivered::of)?,
+            dropped: rows(directory, "drop.csv", Dropped::of)?,
+            masks: rows(directory, "config.csv", mask)?.into_iter().collect(),
+            counters: serde_json::from_slice(&fs::read(directory.join("counters.json"))?)?,
+        })
+    }
+
+    fn judge(&self, sent: &[u64]) -> Result<Findings, Failed> {
+        self.judge_completeness(sent)?;
+        self.judge_entries()?;
+        let mut flows: HashMap<u32, Vec<&Delivered>> = HashMap::new();
+        for packet in &self.delivered {
+            flows.entry(packet.flow).or_default().push(packet);
+        }
+        let mut findings = Findings::default();
+        for packets in flows.values_mut() {
+            packets.sort_by_key(|packet| packet.order);
+            for [before, packet] in packets.array_windows() {
+                judge_pair(before, packet)?;
+                findings.moves += usize::from(before.cpu != packet.cpu);
+                let is_queued = before.processed_ns > packet.enqueued_ns;
+                findings.hazards += usize::from(before.epoch != packet.epoch && is_queued);
+                self.judge_mask(packet, Some(before))?;
+            }
+            if let Some(first) = packets.first() {
+                self.judge_mask(first, None)?;
+            }
+        }
+        Ok(findings)
+    }
+
+    /// Every stamp that was sent is delivered once or dropped once.
+    fn judge_completeness(&self, sent: &[u64]) -> Judgement {
+        let delivered = self.delivered.iter().map(|packet| (packet.flow, packet.sequence));
+        let dropped = self.dropped.iter().map(|packet| (packet.flow, packet.sequence));
+        let mut seen = HashSet::new();
+        for stamp in delivered.chain(dropped) {
+            if !seen.insert(stamp) {
+                return Err(format!("flow, sequence {stamp:?} comes twice").into());
+            }
+            if sent.get(stamp.0 as usize).is_none_or(|count| stamp.1 >= *count) {
+                return Err(format!("flow, sequence {stamp:?} was never sent").into());
+            }
+        }
+        let missing = sent.iter().sum::<u64>() - seen.len() as u64;
+        if missing > 0 {
+            return Err(format!("{missing} packets are neither delivered nor dropped").into());
+        }
+        Ok(())
+    }
+
+    /// A packet that moves its flow-table entry does so at a head counter that has passed the
+    /// entry's last packet, whichever flow that was of.
+    fn judge_entries(&self) -> Judgement {
+        let mut entries: HashMap<u32, Vec<&Delivered>> = HashMap::new();
+        let mut entry_of = HashMap::new();
+        for packet in &self.delivered {
+            let entry = packet.hash >> ENTRY_SHIFT;
+            entries.entry(entry).or_default().push(packet);
+            entry_of.insert(packet.flow, entry);
+        }
+        let drops = self.dropped.iter();
+        let drops: BTreeSet<_> =
+            drops.filter_map(|drop| Some((*entry_of.get(&drop.flow)?, drop.frame))).collect();
+        for (entry, packets) in &mut entries {
+            packets.sort_by_key(|packet| packet.frame);
+            for [before, packet] in packets.array_windows() {
+                // A packet between the two that was dropped may have moved the entry already.
+                let is_next =
+                    drops.range((*entry, before.frame)..(*entry, packet.frame)).next().is_none();
+                if let (Some(head), true) = (packet.head_old, is_next)
+                    && head.wrapping_sub(before.position).cast_signed() < 0
+                {
+                    let (frame, position) = (packet.frame, before.position);
+                    return Err(format!("frame {frame} moved at {head}, before {position}").into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A packet is on a CPU of its epoch's mask, or behind one of its flow that is still there.
+    fn judge_mask(&self, packet: &Delivered, before: Option<&Delivered>) -> Judgement {
+        let mask =
+            self.masks.range(..=packet.epoch).next_back().map_or(u32::MAX, |(_, mask)| *mask);
+        let follows = before.is_some_and(|before| {
+            before.cpu == packet.cpu && before.processed_ns > packet.enqueued_ns
+        });
+        if mask >> packet.cpu & 1 == 0 && !follows {
+            return Err(format!(
+                "frame {} is on CPU {}, outside {mask:x}",
+                packet.frame, packet.cpu
+            )
+            .into());
+        }
+        Ok(())
+    }
+}
+
+/// The lines of a file, but for its header.
+fn rows<T>(directory: &Path, name: &str, row: fn(&str) -> Option<T>) -> Result<Vec<T>, Failed> {
+    let text = fs::read_to_string(directory.join(name))?;
+    let parsed = |line| row(line).ok_or_else(|| format!("{name}: {line}").into());
+    text.lines().skip(1).map(parsed).collect()
+}
+
+/// Two packets of a flow that were delivered one after the other.
+fn judge_pair(before: &Delivered, packet: &Delivered) -> Judgement {
+    if packet.sequence <= before.sequence || packet.frame <= before.frame {
+        return Err(format!("frame {} was delivered behind {}", packet.frame, before.frame).into());
+    }
+    if packet.enqueued_ns > packet.processed_ns {
+        return Err(format!("frame {} was processed before it was queued", packet.frame).into());
+    }
+    if packet.cpu != before.cpu && before.processed_ns > packet.enqueued_ns {
+        return Err(
+            format!("frame {} moved before {} was processed", packet.frame, before.frame).into()
+        );
+    }
+    Ok(())
+}
+
+impl Delivered {
+    fn of(line: &str) -> Option<Self> {
+        let fields: Vec<_> = line.split(',').collect();
+        let &[
+            order,
+            flow,
+            sequence,
+            _,
+            frame,
+            hash,
+            epoch,
+            cpu,
+            position,
+            head_old,
+            _,
+            enqueued,
+            processed,
+        ] = fields.as_slice()
+        else {
+            return None;
+        };
+        Some(Self {
+            order: order.parse().ok()?,
+            flow: flow.parse().ok()?,
+            sequence: sequence.parse().ok()?,
+            frame: frame.parse().ok()?,
+            hash: u32::from_str_radix(hash, 16).ok()?,
+            epoch: epoch.parse().ok()?,
+            cpu: cpu.parse().ok()?,
+            position: position.parse().ok()?,
+            head_old: (!head_old.is_empty()).then(|| head_old.parse()).transpose().ok()?,
+            enqueued_ns: enqueued.parse().ok()?,
+            processed_ns: processed.parse().ok()?,
+        })
+    }
+}
+
+impl Dropped {
+    fn of(line: &str) -> Option<Self> {
+        let fields: Vec<_> = line.split(',').collect();
+        let &[_, frame, _, flow, sequence] = fields.as_slice() else { return None };
+        Some(Self {
+            frame: frame.parse().ok()?,
+            flow: flow.parse().ok()?,
+            sequence: sequence.parse().ok()?,
+        })
+    }
+}
+
+fn mask(line: &str) -> Option<(u32, u32)> {
+    let mut fields = line.split(',').skip(1);
+    let epoch = fields.next()?.parse().ok()?;
+    (fields.next()? == "rps_cpus").then_some(())?;
+    Some((epoch, u32::from_str_radix(fields.next()?, 16).ok()?))
+}
