@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Every check of the project, one verb each. A check whose tool is missing is skipped, and says so.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+NIGHTLY=${NIGHTLY:-nightly}
+FUZZ_SECS=${FUZZ_SECS:-20} # for each target
+
+verbs="fmt lint test loom miri fuzz bench all"
+skipped=()
+
+usage() {
+    cat >&2 <<'END'
+usage: ./ci.sh VERB...
+  fmt    is everything formatted?
+  lint   clippy and rustdoc, without a warning
+  test   documentation, unit and integration tests
+  loom   every interleaving of the memory's models
+  miri   the memory's tests, checked for undefined behaviour
+  fuzz   every fuzz target for FUZZ_SECS seconds (20)
+  bench  every stage measured, one JSON line each
+  all    all but bench; the tests come last
+NIGHTLY names the toolchain for miri and fuzz.
+END
+}
+
+has() {
+    "$@" >/dev/null 2>&1
+}
+
+skip() {
+    echo "skipped: $1: $2" >&2
+    skipped+=("$1")
+}
+
+fmt() {
+    has cargo fmt --version || { skip fmt "rustfmt is not installed"; return; }
+    cargo fmt --all --check
+    cargo fmt --check --manifest-path fuzz/Cargo.toml
+}
+
+lint() {
+    has cargo clippy --version || { skip lint "clippy is not installed"; return; }
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    # Written for whoever works here: links to private items are meant, and followed. The program
+    # goes apart, because a library has its name.
+    local -x RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links"
+    cargo doc --workspace --lib --no-deps --document-private-items --locked
+    cargo doc --workspace --bins --no-deps --document-private-items --locked
+}
+
+# Documentation first: the output closes with the summary of a runner that ran something.
+test() {
+    cargo test --workspace --locked --doc
+    cargo test --workspace --locked --lib --bins --tests
+}
+
+loom() {
+    RUSTFLAGS="--cfg loom" cargo test -p mem --release --lib --locked --target-dir target/loom
+}
+
+miri() {
+    has cargo "+$NIGHTLY" miri --version || { skip miri "$NIGHTLY has no miri"; return; }
+    MIRIFLAGS=-Zmiri-disable-isolation \
+        cargo "+$NIGHTLY" miri test -p mem --locked --target-dir target/miri
+}
+
+fuzz() {
+    has cargo "+$NIGHTLY" --version || { skip fuzz "$NIGHTLY is not installed"; return; }
+    has cargo fuzz --version || { skip fuzz "cargo-fuzz is not installed"; return; }
+    has c++ --version || { skip fuzz "a C++ compiler is not installed"; return; }
+    cargo "+$NIGHTLY" fuzz build
+    local target log
+    for target in $(cargo fuzz list); do
+        log=fuzz/artifacts/$target.log
+        mkdir -p fuzz/artifacts "fuzz/corpus/$target"
+        if ! cargo "+$NIGHTLY" fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+            -max_total_time="$FUZZ_SECS" >"$log" 2>&1; then
+            # Its end says where the failing input is, and how to run it again.
+            tail -n 60 "$log" >&2
+            echo "fuzz $target: failed, see $log" >&2
+            return 1
+        fi
+        echo "fuzz $target: $(tail -n 1 "$log")"
+    done
+}
+
+bench() {
+    cargo run --release --locked --quiet -- bench all
+}
+
+all() {
+    fmt
+    lint
+    loom
+    miri
+    fuzz
+    echo "skipped steps: ${skipped[*]:-none}" >&2
+    test
+}
+
+if (($# == 0)); then
+    usage
+    exit 2
+fi
+for verb in "$@"; do
+    [[ " $verbs " == *" $verb "* ]] || { usage; exit 2; }
+done
+for verb in "$@"; do
+    "$verb"
+done

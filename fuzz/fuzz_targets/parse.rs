@@ -1,0 +1,103 @@
+//! Any bytes as a frame: parsed, read through the view, hashed (promise 5).
+//!
+//! Input: a byte whose lowest bit says whether an Ethernet header comes first, the length on the
+//! wire (u32, little-endian), then the frame.
+#![no_main]
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use path::hash::Hasher;
+use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use path::parse::{Checksum, Headers, Link, Network, Verify, View, link_layer, parse};
+
+struct Hashers {
+    plain: [Hasher; 2],
+    symmetric: [Hasher; 2],
+}
+
+static HASHERS: LazyLock<Hashers> = LazyLock::new(|| {
+    let toeplitz = |key| Hasher::toeplitz(key).expect("the key is long enough");
+    Hashers {
+        plain: [Hasher::keyed(&[7; 16], false), toeplitz(&STANDARD_KEY)],
+        symmetric: [Hasher::keyed(&[7; 16], true), toeplitz(&SYMMETRIC_KEY)],
+    }
+});
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&[link, ref wire_len @ ..], frame)) = input.split_first_chunk::<5>() else { return };
+    let link = if link & 1 == 0 { Link::Ip } else { Link::Ethernet };
+    let wire_len = u32::from_le_bytes(*wire_len);
+
+    let headers = parse(frame, wire_len, link, Verify::Checksums);
+    assert_eq!(headers, parse(frame, wire_len, link, Verify::Checksums));
+    let unsummed =
+        Headers { ip_checksum: Checksum::Unknown, l4_checksum: Checksum::Unknown, ..headers };
+    assert_eq!(unsummed, parse(frame, wire_len, link, Verify::Nothing));
+
+    offsets_lie_within(frame, wire_len, &headers);
+    fields_lie_within(frame, &headers);
+    both_directions_hash_alike(frame, wire_len, &headers);
+});
+
+fn offsets_lie_within(frame: &[u8], wire_len: u32, headers: &Headers) {
+    let [network, transport, payload] =
+        [headers.network_offset.into(), headers.transport_offset, headers.payload_offset]
+            .map(usize::from);
+    assert!(network <= frame.len() && transport <= frame.len());
+    // A snapped frame may end inside the transport header.
+    assert!(payload <= frame.len().max(wire_len as usize));
+    assert!(transport == 0 || network < transport);
+    assert!(payload == 0 || (0 < transport && transport < payload));
+    let layer = link_layer(frame, headers.link);
+    assert!(usize::from(layer.network_offset) <= frame.len());
+    if headers.network != Network::Other {
+        assert_eq!(layer.network_offset, headers.network_offset);
+    }
+}
+
+fn fields_lie_within(frame: &[u8], headers: &Headers) {
+    let view = View::new(frame, headers);
+    let place = frame.as_ptr_range();
+    let ports = view.port_bytes().map(|ports| ports.as_slice());
+    for field in [view.address_bytes(), ports, Some(view.payload())].into_iter().flatten() {
+        let field = field.as_ptr_range();
+        assert!(field.is_empty() || (place.start <= field.start && field.end <= place.end));
+    }
+    assert_eq!(view.address_bytes().is_some(), view.destination().is_some());
+    assert_eq!(view.ports().is_some(), ports.is_some());
+    let fields = (
+        (view.source(), view.protocol(), view.ttl(), view.network_header_len()),
+        (view.network_len_field(), view.tcp_sequence(), view.tcp_flags(), view.payload_len()),
+    );
+    std::hint::black_box(fields);
+    for hasher in HASHERS.plain.iter().chain(&HASHERS.symmetric) {
+        assert_eq!(hasher.hash(&view).is_some(), view.address_bytes().is_some());
+    }
+}
+
+/// Exchanges the ends of the flow in the frame itself: only what is not symmetric may notice.
+fn both_directions_hash_alike(frame: &[u8], wire_len: u32, headers: &Headers) {
+    let view = View::new(frame, headers);
+    let Some(addresses) = view.address_bytes() else { return };
+    let mut back = frame.to_vec();
+    swap_halves(&mut back, range_in(frame, addresses));
+    if let Some(ports) = view.port_bytes() {
+        swap_halves(&mut back, range_in(frame, ports));
+    }
+    let back_headers = parse(&back, wire_len, headers.link, Verify::Nothing);
+    for hasher in &HASHERS.symmetric {
+        assert_eq!(hasher.hash(&view), hasher.hash(&View::new(&back, &back_headers)));
+    }
+}
+
+fn range_in(frame: &[u8], field: &[u8]) -> Range<usize> {
+    let start = field.as_ptr().addr() - frame.as_ptr().addr();
+    start..start + field.len()
+}
+
+fn swap_halves(frame: &mut [u8], range: Range<usize>) {
+    let half = range.len() / 2;
+    frame[range].rotate_left(half);
+}

@@ -1,0 +1,293 @@
+//! A schedule of bursts, deliveries and live changes over one intake and four CPUs: every flow
+//! stays in order (promise 1), every frame is accounted for after each step (2), and whatever
+//! waits has gone in a bounded number of turns (3).
+#![no_main]
+
+use std::sync::Arc;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{Pool, Position, Region};
+use path::arrive::{Burst, Refused};
+use path::backlog::FlowLimit;
+use path::delivery::Batch;
+use path::hash::{FlowHash, Hasher};
+use path::intake::IntakeConfig;
+use path::packet::Arrival;
+use path::parse::{Link, Verify};
+use path::steer::{MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
+
+const CPUS: usize = 4;
+const POLLING: usize = 0;
+const BURST_MAX: u8 = 65;
+
+/// Too few for everything that may wait at once: some frames are refused.
+const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 160 };
+
+#[derive(Arbitrary, Debug)]
+struct Schedule {
+    knobs: Knobs,
+    steps: Vec<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Knobs {
+    start: u32,
+    capacity_log: u8,
+    rps_flow_log: u8,
+    batch_max: u8,
+    hold_max: u8,
+    move_after: u8,
+    always: bool,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Step {
+    /// A turn of the intake, some microseconds on, with packets of a few neighbouring flows.
+    Receive {
+        count: u8,
+        flow: u8,
+        flows: u8,
+        wait_us: u16,
+        busy: bool,
+    },
+    /// A CPU takes a batch in hand, unless it has one.
+    Take {
+        cpu: u8,
+    },
+    /// It has processed what it has in hand.
+    Process {
+        cpu: u8,
+    },
+    RpsCpus {
+        mask: u8,
+    },
+    MaxBacklog {
+        packets: u8,
+    },
+    FlowLimit {
+        on: bool,
+    },
+}
+
+fuzz_target!(|schedule: Schedule| {
+    let mut rig = Rig::new(&schedule.knobs);
+    for step in schedule.steps {
+        rig.step(step);
+        rig.account();
+    }
+    rig.drain(schedule.knobs.hold_max.into());
+});
+
+struct Rig {
+    intake: Intake,
+    cpus: Vec<Cpu>,
+    application: Application,
+    burst: Burst,
+    tick: Tick,
+    /// Number of the first frame; they wrap.
+    first_frame: u64,
+    arrived: u64,
+    dropped: u64,
+    hold_max: usize,
+    epoch: u32,
+}
+
+struct Cpu {
+    delivery: Delivery,
+    pool: Pool,
+    in_hand: bool,
+}
+
+impl Rig {
+    fn new(knobs: &Knobs) -> Self {
+        let batch_max = 1 + u32::from(knobs.batch_max % 64);
+        let mut intake = Intake::new(intake_config(knobs, batch_max));
+        let mut shares = vec![Vec::new(); CPUS];
+        shares[POLLING].push(CHUNKS);
+        let pools = carve(Region::allocate(region_bytes(&shares)), &shares).expect("large enough");
+        let start = Position(knobs.start);
+        let cpus = (0..).map(CpuId).zip(pools).map(|(cpu, pool)| {
+            let lane = intake.connect(cpu, 1 << (knobs.capacity_log % 8), start, true);
+            Cpu {
+                delivery: Delivery::new(cpu, vec![lane], batch_max as usize),
+                pool,
+                in_hand: false,
+            }
+        });
+        Self {
+            cpus: cpus.collect(),
+            intake,
+            application: Application { last: [None; 256], handled: 0, positions: [start; CPUS] },
+            burst: Burst::default(),
+            tick: Tick::default(),
+            first_frame: knobs.start.into(),
+            arrived: 0,
+            dropped: 0,
+            hold_max: knobs.hold_max.into(),
+            epoch: 0,
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        self.epoch += 1;
+        match step {
+            Step::Receive { count, flow, flows, wait_us, busy } => {
+                let wait_ns = u64::from(wait_us) * 1000;
+                self.tick.now_ns += wait_ns;
+                self.tick.busy_ns += if busy { wait_ns } else { 0 };
+                for packet in 0..count % BURST_MAX {
+                    self.receive(flow.wrapping_add(packet % (flows % 16 + 1)));
+                }
+                self.turn();
+            }
+            Step::Take { cpu } => self.take(usize::from(cpu) % CPUS),
+            Step::Process { cpu } => self.process(usize::from(cpu) % CPUS),
+            Step::RpsCpus { mask } => {
+                // The upper half of the mask names CPUs that are not there.
+                let cpus = (0..8).filter(|cpu| mask >> cpu & 1 == 1).map(CpuId);
+                self.intake.set_rps_cpus(cpus, self.epoch);
+            }
+            Step::MaxBacklog { packets } => {
+                self.intake.set_netdev_max_backlog(packets.into(), self.epoch);
+            }
+            Step::FlowLimit { on } => {
+                let limit = if on { FlowLimit::new(16) } else { None };
+                self.intake.set_flow_limit(limit, self.epoch);
+            }
+        }
+    }
+
+    /// One frame, with the hash that its device gave it; of flow 0 without.
+    fn receive(&mut self, flow: u8) {
+        const WIRE_LEN: u32 = 60;
+        let arrival = Arrival::of_frame(self.first_frame + self.arrived);
+        self.arrived += 1;
+        let Some(frame) = self.cpus[POLLING].pool.allocate(0) else {
+            let refused = Refused { arrival, wire_len: WIRE_LEN, reason: DropReason::NoBuffer };
+            return self.burst.refused.push(refused);
+        };
+        let packet = Packet::received(frame, arrival, WIRE_LEN, Link::Ethernet);
+        self.burst.packets.push(Packet { hash: hash_of(flow), ..packet });
+    }
+
+    fn turn(&mut self) {
+        self.intake.observe();
+        let mut woken: Vec<_> = self.intake.turn(self.tick, &mut self.burst).collect();
+        let wake_ups = woken.len();
+        woken.sort_unstable();
+        woken.dedup();
+        assert_eq!(woken.len(), wake_ups, "a CPU is woken once a burst");
+        assert!(self.burst.is_empty());
+        for dropped in self.intake.drain_dropped() {
+            self.dropped += 1;
+            if let Some(packet) = dropped.packet {
+                self.cpus[POLLING].pool.put(packet.frame);
+            }
+        }
+    }
+
+    fn take(&mut self, cpu: usize) {
+        let cpu = &mut self.cpus[cpu];
+        if !cpu.in_hand {
+            cpu.in_hand = cpu.delivery.take(usize::MAX) > 0;
+        }
+    }
+
+    fn process(&mut self, cpu: usize) {
+        let cpu = &mut self.cpus[cpu];
+        if std::mem::take(&mut cpu.in_hand) {
+            cpu.delivery.handle(&mut self.application);
+            cpu.delivery.complete(&mut cpu.pool);
+            cpu.pool.flush();
+        }
+    }
+
+    /// Conservation, and the limits on what waits.
+    fn account(&mut self) {
+        let (queued, held) = (u64::from(self.intake.queued()), self.intake.held());
+        assert!(held <= self.hold_max);
+        let waiting = queued + held as u64;
+        assert_eq!(self.arrived, self.application.handled + self.dropped + waiting);
+        let counters = self.intake.counters();
+        assert_eq!(counters.frames.get(), self.arrived);
+        assert_eq!(counters.dropped(), self.dropped);
+        assert_eq!(counters.enqueued(), self.application.handled + queued);
+    }
+
+    /// From now on every CPU does its work, and nothing new comes. A turn that begins with empty
+    /// backlogs lets one held packet go at least; two more may pass before the intake knows that
+    /// they are empty.
+    fn drain(&mut self, held_max: usize) {
+        let mut turns = 0;
+        while self.intake.queued() > 0 || self.intake.held() > 0 {
+            assert!(turns <= held_max + 2, "packets wait for ever");
+            turns += 1;
+            for cpu in 0..CPUS {
+                self.process(cpu);
+                let Cpu { delivery, pool, .. } = &mut self.cpus[cpu];
+                delivery.turn(usize::MAX, pool, &mut self.application);
+                pool.flush();
+            }
+            self.turn();
+            self.account();
+        }
+        assert!(self.cpus.iter_mut().all(|cpu| cpu.pool.away() == 0), "all frames are home");
+    }
+}
+
+fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
+    IntakeConfig {
+        queue: RxQueue(0),
+        cpus: CPUS,
+        verify: Verify::Nothing,
+        hasher: Arc::new(Hasher::keyed(&[7; 16], false)),
+        steer: SteerConfig {
+            polling_cpu: CpuId(0),
+            rps_map: RpsMap::default(),
+            rps_flow_cnt: 1 << (knobs.rps_flow_log % 8),
+            move_after: MoveAfter { packets: knobs.move_after.into(), time_ns: 1_000_000 },
+            hold_max: knobs.hold_max.into(),
+            spread: if knobs.always { SpreadPolicy::Always } else { SpreadPolicy::WhenBusy },
+            batch_max,
+        },
+        netdev_max_backlog: 50,
+    }
+}
+
+/// Hashes all over the range, so that neighbours meet in slots and are parted by maps.
+fn hash_of(flow: u8) -> FlowHash {
+    FlowHash(u32::from(flow) << 24)
+}
+
+fn flow_of(hash: FlowHash) -> usize {
+    hash.0.to_be_bytes()[0].into()
+}
+
+/// Looks at everything that is delivered.
+struct Application {
+    /// Of each flow, the last packet.
+    last: [Option<Arrival>; 256],
+    handled: u64,
+    /// How far each backlog has been handled: the tail that its last packet was given.
+    positions: [Position; CPUS],
+}
+
+impl Handler for Application {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        assert_eq!(batch.packets.len(), batch.notes.len());
+        let position = &mut self.positions[batch.cpu.index()];
+        for (packet, note) in batch.packets.iter().zip(batch.notes) {
+            let last = self.last[flow_of(packet.hash)].replace(packet.arrival);
+            assert!(
+                last.is_none_or(|last| packet.arrival.is_after(last)),
+                "{packet:?} overtaken by {last:?}: {note:?}"
+            );
+            *position = position.plus(1);
+            assert_eq!(note.position, *position);
+        }
+        self.handled += batch.packets.len() as u64;
+    }
+}
