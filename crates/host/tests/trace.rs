@@ -134,20 +134,27 @@ fn promise_1_the_order_of_delivery_is_total_and_that_of_each_flow_rises() {
     assert!(backlogs.values().any(|position| *position < START.into()), "counters wrapped");
 }
 
+/// Flows of a slot share the hash's bits above this one: 4096 slots.
+const SLOT_SHIFT: u32 = 20;
+
 #[test]
 fn a_packet_that_moves_its_flow_says_which_head_allowed_it() {
     let (directory, report) = traced("moves");
     let deliver = Table::read(&directory.join("deliver.csv"), DELIVER);
-    let mut moved = 0;
-    for [because, head_old] in deliver.texts(["because", "head_old"]) {
-        moved += u64::from(!head_old.is_empty());
-        match because {
-            "drained" => assert_ne!(head_old, ""),
-            "held" | "rps" | "inline" | "stay" => {}
-            _ => panic!("{because} is no reason"),
-        }
+    let mut rows: Vec<_> = deliver.texts(["frame", "rxq", "hash", "cpu", "head_old"]);
+    rows.sort_by_key(|row| row[0].parse::<u64>().unwrap());
+    let (mut slots, mut moves, mut proofs) = (HashMap::new(), 0, 0);
+    for [frame, rxq, hash, cpu, head_old] in rows {
+        let slot = u32::from_str_radix(hash, 16).unwrap() >> SLOT_SHIFT;
+        let last = slots.insert((rxq, slot), (hash, cpu));
+        let moved = last.is_some_and(|(_, last)| last != cpu);
+        let behind_its_own = last.is_some_and(|(last, _)| last == hash);
+        assert_eq!(!head_old.is_empty(), moved && behind_its_own, "frame {frame}");
+        moves += u64::from(moved);
+        proofs += u64::from(!head_old.is_empty());
     }
-    assert_eq!(moved, report.steer.moves);
+    assert_eq!(moves, report.steer.moves);
+    assert!(proofs > moves / 2, "{proofs} of {moves}");
 }
 
 #[test]

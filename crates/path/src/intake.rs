@@ -10,7 +10,7 @@ use crate::backlog::{Backlogs, FlowLimit, Lane, Note};
 use crate::counters::IntakeCounters;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
-use crate::hash::Hasher;
+use crate::hash::{FlowHash, Hasher};
 use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
 use crate::steer::{HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict};
@@ -229,13 +229,14 @@ impl Intake {
         if target.slot.is_none() {
             self.counters.unsteered.add(1);
         }
-        let (flow, epoch) = (packet.hash, self.epoch);
+        let (flow, epoch, steering) = (packet.hash, self.epoch, &self.steering);
         let note = |position| Note {
             enqueued_ns: now_ns,
             epoch,
             because: target.because,
             position,
             head_old: target.head_old,
+            behind: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),
         };
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {

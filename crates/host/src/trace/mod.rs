@@ -103,7 +103,9 @@ impl DeliverTrace {
         let frame = packet.arrival.unwrap_near(self.last_frame);
         self.last_frame = frame;
         let name = locked(&self.trace.names).of(packet, frame);
-        let Note { enqueued_ns, epoch, because, position, head_old } = note;
+        let Note { enqueued_ns, epoch, because, position, head_old, behind } = note;
+        // Readers hold it against the flow's own last packet, not against one that shares its slot.
+        let head_old = head_old.filter(|_| *behind == packet.hash);
         let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
         let row = format_args!(
             "{order},{},{},{},{frame},{:08x},{epoch},{cpu},{},{head_old},{},{enqueued_ns},{now_ns}\n",

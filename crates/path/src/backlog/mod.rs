@@ -12,6 +12,7 @@ use mem::ring::{Consumer, Producer, ring};
 use crate::because::Because;
 use crate::cpu::CpuId;
 use crate::drop_reason::DropReason;
+use crate::hash::FlowHash;
 use crate::packet::Packet;
 pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 
@@ -36,6 +37,9 @@ pub struct Note {
     /// If this packet moved its flow to another CPU: the head counter of the old backlog that
     /// allowed it.
     pub head_old: Option<Position>,
+    /// The flow of the last packet in its slot before this one, which `head_old` had to pass:
+    /// flows share slots. [`FlowHash::NONE`] if there was none.
+    pub behind: FlowHash,
 }
 
 /// The consuming end of one backlog ring: what a [`Delivery`](crate::Delivery) owns.

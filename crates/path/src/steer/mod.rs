@@ -25,7 +25,7 @@ mod spread;
 use mem::Position;
 
 use crate::backlog::{Backlogs, Depth};
-pub use crate::because::Because;
+use crate::because::Because;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
@@ -223,6 +223,12 @@ impl Steering {
         if let Some(hold) = at.hold() {
             self.holds.set_behind(hold, target.cpu, tail);
         }
+    }
+
+    /// The flow of the last packet that went through a slot.
+    #[must_use]
+    pub fn last_flow(&self, slot: SlotId) -> FlowHash {
+        self.table.get(slot).last_flow
     }
 
     /// Puts a packet behind the others of its hold.

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use mem::Position;
 use path::backlog::{Backlogs, FlowLimit};
 use path::delivery::Delivery;
+use path::hash::FlowHash;
 use path::packet::Arrival;
-use path::steer::{Because, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use path::{CpuId, DropReason};
+use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
+use path::{Because, CpuId, DropReason};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -182,7 +183,9 @@ fn check_notes(world: &World) {
             continue;
         };
         assert!(note.because != Because::Inline || seen.cpu == POLLING);
-        if let Some(last) = last.insert(slot, *seen)
+        let last = last.insert(slot, *seen);
+        assert_eq!(note.behind, last.map_or(FlowHash::NONE, |last| last.hash), "{seen:?}");
+        if let Some(last) = last
             && last.cpu != seen.cpu
         {
             assert!(last.handled_ns < note.enqueued_ns, "rfs_6: {seen:?} overtakes {last:?}");

@@ -7,13 +7,13 @@ mod laws; //  the promises over random schedules
 
 use etherparse::PacketBuilder;
 use mem::Position;
+use path::Because::{Drained, Held, Inline, Rps, Stay};
 use path::arrive::Burst;
 use path::backlog::{Backlogs, FlowLimit};
 use path::hash::{FlowHash, Hasher};
 use path::parse::{self, Link, Verify, View};
-use path::steer::Because::{Drained, Held, Inline, Rps, Stay};
-use path::steer::{Because, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use path::{CpuId, Delivery, DropReason};
+use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
+use path::{Because, CpuId, Delivery, DropReason};
 
 use world::{Flow, Journal, POLLING, Settings, World, cpus_of, put};
 

@@ -12,8 +12,8 @@ use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{Link, Verify};
-use path::steer::{Because, MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Tick};
-use path::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
+use path::steer::{MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::{Because, CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 
 pub(crate) const CPUS: u16 = 4;
 /// The CPU that polls the queue.
@@ -247,7 +247,14 @@ impl World {
 /// Puts a packet on a backlog, by no rule but the caller's.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
     let because = Because::Rps;
-    let note = |position| Note { enqueued_ns: 0, epoch: 0, because, position, head_old: None };
+    let note = |position| Note {
+        enqueued_ns: 0,
+        epoch: 0,
+        because,
+        position,
+        head_old: None,
+        behind: FlowHash::NONE,
+    };
     assert!(backlogs.enqueue(cpu, packet, note).is_ok());
     assert!(backlogs.publish().eq([cpu]));
 }
