@@ -13,7 +13,7 @@ usage() {
     cat >&2 <<'END'
 usage: ./ci.sh VERB...
   fmt    is everything formatted?
-  lint   clippy and rustdoc, without a warning
+  lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist
   test   documentation, unit and integration tests
   loom   every interleaving of the memory's models
   miri   the memory's tests, checked for undefined behaviour
@@ -40,6 +40,7 @@ fmt() {
 }
 
 lint() {
+    specification
     has cargo clippy --version || { skip lint "clippy is not installed"; return; }
     cargo clippy --workspace --all-targets --locked -- -D warnings
     # Written for whoever works here: links to private items are meant, and followed. The program
@@ -47,6 +48,16 @@ lint() {
     local -x RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links"
     cargo doc --workspace --lib --no-deps --document-private-items --locked
     cargo doc --workspace --bins --no-deps --document-private-items --locked
+}
+
+# Of the names in SPECIFICATION.md, those of three words or more are tests.
+specification() {
+    local name missing=0
+    for name in $(grep -oE '`[a-z0-9]+(_[a-z0-9]+){2,}`' SPECIFICATION.md | tr -d '`' | sort -u); do
+        [[ $name == *_max_* ]] || grep -rqE "(fn $name\b|\"$name\")" crates --include='*.rs' ||
+            { echo "SPECIFICATION.md: there is no test $name" >&2; missing=1; }
+    done
+    return $missing
 }
 
 # Documentation first: the output closes with the summary of a runner that ran something.

@@ -112,3 +112,30 @@ pub struct DeliveryCounters {
     /// The most packets that were seen waiting in one backlog ring.
     pub backlog_max: Counter,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// The proof of "only reads" is the type: what raises a counter is visible in this crate only.
+    #[test]
+    fn promise_6_a_reader_sees_a_counter_rise_and_misses_nothing_in_the_end() {
+        const COUNTS: u64 = if cfg!(miri) { 100 } else { 100_000 };
+        let counter = Arc::new(Counter::default());
+        let written = Arc::clone(&counter);
+        #[expect(clippy::disallowed_methods, reason = "a reader beside the path")]
+        let writer = std::thread::spawn(move || (0..COUNTS).for_each(|_| written.add(1)));
+        let mut last = 0;
+        while last < COUNTS {
+            let now = counter.get();
+            assert!(now >= last, "{now} after {last}");
+            last = now;
+        }
+        writer.join().unwrap();
+        assert_eq!(counter.get(), COUNTS);
+        counter.raise_to(COUNTS - 1);
+        assert_eq!(counter.get(), COUNTS);
+    }
+}
