@@ -26,9 +26,9 @@ pub struct Ledger {
     unchecked: AtomicU64,
 }
 
-/// One flow.
+/// One flow, on a line of its own: neighbours are written on other CPUs.
 #[derive(Debug, Default)]
-#[repr(align(16))]
+#[repr(align(64))]
 struct Entry {
     /// Hash in the upper half, arrival number of the last packet in the lower; 0 if free.
     last: AtomicU64,
