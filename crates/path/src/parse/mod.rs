@@ -2,7 +2,8 @@
 //!
 //! The walk never fails. It notes what it found ([`Headers`]) and stops where the frame does; a
 //! header that lies is noted as a [`Flaw`] for whoever must judge the packet (the network layer
-//! drops, a probe wants to see it). Whatever offset it notes lies within the captured bytes.
+//! drops, a probe wants to see it). Headers that it notes begin within the captured bytes; a payload
+//! may begin behind them, where a frame was cut short. [`View`] shows what there is.
 // Bytes from outside are taken by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
