@@ -67,8 +67,8 @@ fn steering(report: &Report, cpus: &CpuList) -> String {
     );
     if steer.moves + steer.stays + steer.held > 0 {
         text += &format!(
-            "{} moves between CPUs, {} of them held (at most {}); {} packets stayed until their \
-             flow could move\n",
+            "{} moves between CPUs; packets held back for one {} times (at most {}); {} packets \
+             stayed until their flow could move\n",
             grouped(steer.moves),
             grouped(steer.held),
             nanoseconds(steer.held_max_ns),
