@@ -45,7 +45,7 @@ impl Frame {
     /// The packet's bytes.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: start + len_bytes <= chunk_bytes, see `set_len` and `trim_front`, and the chunk
+        // SAFETY: start + len_bytes <= chunk_bytes, see `set_len`, and the chunk
         // was initialised with its region and is this frame's alone.
         unsafe { slice::from_raw_parts(self.first_byte(), self.len_bytes as usize) }
     }

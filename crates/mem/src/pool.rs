@@ -51,7 +51,10 @@ impl std::error::Error for RegionTooSmall {}
 /// The bytes that [`carve`] needs for these shares.
 #[must_use]
 pub fn region_bytes(shares: &[Vec<ChunkClass>]) -> usize {
-    shares.iter().flatten().map(|class| class.chunk_bytes as usize * class.chunks as usize).sum()
+    let class_bytes =
+        |class: &ChunkClass| (class.chunk_bytes as usize).saturating_mul(class.chunks as usize);
+    // Saturated, it is more than any region has.
+    shares.iter().flatten().map(class_bytes).fold(0, usize::saturating_add)
 }
 
 /// Cuts a region into chunks, one share of classes for each owner, and returns the owners' pools
@@ -61,13 +64,16 @@ pub fn region_bytes(shares: &[Vec<ChunkClass>]) -> usize {
 /// When the region is smaller than [`region_bytes`].
 ///
 /// # Panics
-/// When a chunk size breaks the rules of [`ChunkClass`].
+/// When a chunk size breaks the rules of [`ChunkClass`], or there are more than 65,535 owners or
+/// classes in all.
 pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, RegionTooSmall> {
     let (need_bytes, have_bytes) = (region_bytes(shares), region.len_bytes());
     if need_bytes > have_bytes {
         return Err(RegionTooSmall { need_bytes, have_bytes });
     }
     let homes = shares.iter().map(Vec::len).sum();
+    // The ids below must not wrap: a home's id is the place of its bin in every pool.
+    assert!(u16::try_from(homes).is_ok() && u16::try_from(shares.len()).is_ok(), "too many shares");
     let region = Arc::new(region);
     let mut next_chunk = region.base();
     let mut next_home = 0;
@@ -331,6 +337,22 @@ mod tests {
         assert!(pool.allocate(u32::MAX).is_none());
         assert_eq!(pool.largest_frame_bytes(), 2048 - HEADROOM_BYTES);
         assert_eq!(pool.away(), 43);
+    }
+
+    #[test]
+    fn shares_that_no_region_can_have_are_refused() {
+        let most = ChunkClass { chunk_bytes: u32::MAX - 63, chunks: u32::MAX };
+        let shares = [vec![most; 3], vec![ChunkClass { chunk_bytes: 4096, chunks: 1 }]];
+        assert_eq!(region_bytes(&shares), usize::MAX);
+        let refused = carve(Region::allocate(4096), &shares).unwrap_err();
+        assert_eq!(refused.need_bytes, usize::MAX);
+    }
+
+    #[test]
+    #[should_panic(expected = "too many shares")]
+    fn more_classes_than_there_are_ids_are_refused() {
+        let none = ChunkClass { chunk_bytes: 512, chunks: 0 };
+        let _ = carve(Region::allocate(512), &[vec![none; 1 << 16]]);
     }
 
     #[test]

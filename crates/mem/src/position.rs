@@ -26,9 +26,10 @@ impl Position {
     /// How many packets up to and including this position are still ahead of a consumer that has
     /// processed everything up to `head`; 0 when this one has been processed.
     ///
-    /// `tail` is the ring's tail now. A position outside `(head, tail]` has been processed,
-    /// however long ago: a position remembered through a whole turn of the counter is not
-    /// mistaken for a future one, as it would be by a signed comparison.
+    /// `tail` is the ring's tail now. A position outside `(head, tail]` has been processed, also
+    /// one remembered for more than half a turn of the counter, which a signed comparison would
+    /// mistake for a future one. One remembered for a whole turn may count as pending again, for
+    /// as long as what lies there: its flow is delayed, never reordered.
     #[must_use]
     pub const fn pending(self, head: Self, tail: Self) -> u32 {
         let ahead = self.since(head);

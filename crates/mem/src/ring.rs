@@ -121,6 +121,7 @@ impl<T: Send> Producer<T> {
 
     /// Puts all of `values` into the ring, not yet visible to the consumer, and empties the vector;
     /// or none of them, if there is no room for all. Returns whether there was.
+    #[must_use]
     pub fn push_all(&mut self, values: &mut Vec<T>) -> bool {
         let count = values.len();
         let capacity = self.capacity() as usize;
