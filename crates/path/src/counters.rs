@@ -103,7 +103,7 @@ impl IntakeCounters {
 /// What one delivery counts. Written by its CPU.
 #[derive(Debug, Default)]
 pub struct DeliveryCounters {
-    /// Packets handed to the handler, and processed.
+    /// Packets handed to the handler; those of the batch under way are counted already.
     pub packets: Counter,
     /// Their bytes on the wire.
     pub bytes: Counter,

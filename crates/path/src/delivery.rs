@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use mem::Pool;
+use mem::ring::Consumer;
 
 use crate::backlog::{Lane, Note};
 use crate::counters::DeliveryCounters;
@@ -83,7 +84,7 @@ impl Delivery {
                 self.counters.backlog_max.raise_to(waiting.into());
                 let taken = lane.packets.take(max.min(self.batch_max), &mut self.packets);
                 if let Some(notes) = &mut lane.notes {
-                    notes.take(taken, &mut self.notes);
+                    take_notes(notes, taken, &mut self.notes);
                 }
                 return taken;
             }
@@ -108,10 +109,11 @@ impl Delivery {
     /// elsewhere (ordering hazard H13), and the frames return to their owners.
     pub fn complete(&mut self, pool: &mut Pool) {
         let lane = &mut self.lanes[self.lane];
-        lane.packets.release();
+        // Notes first: who sees room for a packet finds room for its note.
         if let Some(notes) = &mut lane.notes {
             notes.release();
         }
+        lane.packets.release();
         for packet in self.packets.drain(..) {
             pool.put(packet.frame);
         }
@@ -133,5 +135,16 @@ impl Delivery {
     #[must_use]
     pub fn cpu(&self) -> CpuId {
         self.cpu
+    }
+}
+
+/// Takes the notes of `count` packets that were just taken. They were published before those, but
+/// a look at the ring counts what was there at an earlier one first.
+fn take_notes(notes: &mut Consumer<Note>, count: usize, out: &mut Vec<Note>) {
+    while out.len() < count {
+        if notes.take(count - out.len(), out) == 0 {
+            debug_assert!(false, "a packet without its note");
+            return;
+        }
     }
 }

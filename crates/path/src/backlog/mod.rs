@@ -201,6 +201,7 @@ impl Backlogs {
         };
         if let Some(flow_limit) = &mut self.flow_limit
             && target.packets.queued() >= half
+            && target.packets.refreshed_queued() >= half
             && flow_limit.exceeds(packet.hash)
         {
             return Err((packet, DropReason::FlowLimit));
@@ -208,8 +209,8 @@ impl Backlogs {
         let position =
             target.packets.push(packet).map_err(|packet| (packet, DropReason::BacklogFull))?;
         if let Some(notes) = &mut target.notes {
-            // Pushed and taken in step with the packets: there is room.
-            let _ = notes.push(note(position));
+            let pushed = notes.push(note(position));
+            debug_assert!(pushed.is_ok(), "notes are released before their packets");
         }
         if !target.touched {
             target.touched = true;
