@@ -29,7 +29,7 @@ pub(super) fn walk(
     }
     let (transport_offset, protocol) = match headers.fragment {
         Fragment::Later => (transport_offset, header[9]), // no header follows, whatever is named
-        _ => skip_authentication(seen, transport_offset, header[9])?,
+        _ => skip_authentication(seen, transport_offset, end, header[9])?,
     };
     headers.protocol = protocol;
     let pseudo_sum = checksum::Sum::of(&header[12..20]).plus_word(u16::from(protocol));
@@ -68,10 +68,19 @@ fn end_of_packet(
 }
 
 /// An authentication header (RFC 4302) is the one extension that IPv4 has.
-fn skip_authentication(seen: &Seen<'_>, at: usize, protocol: u8) -> Result<(usize, u8), Stop> {
+fn skip_authentication(
+    seen: &Seen<'_>,
+    at: usize,
+    end: usize,
+    protocol: u8,
+) -> Result<(usize, u8), Stop> {
     const AUTHENTICATION: u8 = 51;
+    const FIXED_BYTES: usize = 12;
     if protocol != AUTHENTICATION {
         return Ok((at, protocol));
+    }
+    if at + FIXED_BYTES > end {
+        return Err(Stop::Flaw(Flaw::Extension)); // what follows is padding
     }
     let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
     Ok((at + (usize::from(len) + 2) * 4, next))

@@ -6,6 +6,9 @@ use super::{Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, checksum};
 /// dissector has a bound of its own for the same reason (`MAX_FLOW_DISSECT_HDRS`).
 pub const MAX_EXTENSION_HEADERS: usize = 16;
 
+/// The least that an extension header has, and a fragment header's size.
+const EXTENSION_BYTES: usize = 8;
+
 const FIXED_BYTES: usize = 40;
 const DESTINATION: std::ops::Range<usize> = 24..40;
 
@@ -78,8 +81,8 @@ fn extensions<'a>(
         if !is_extension(kind) {
             break;
         }
-        if at >= end {
-            return Err(Stop::Flaw(Flaw::Extension));
+        if at + EXTENSION_BYTES > end {
+            return Err(Stop::Flaw(Flaw::Extension)); // what follows is padding
         }
         let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
         headers.protocol = next;

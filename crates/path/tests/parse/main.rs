@@ -122,6 +122,15 @@ fn ipv4_headers() {
         }),
         ("snapped header", udp4().snapped(IP + 19), Headers { protocol: 0, ..stopped }),
         ("authentication", authenticated.clone().resummed(), later_by(12, UDP4)),
+        // Nor is padding.
+        (
+            "authentication beyond the packet",
+            {
+                let ends = udp4().edit(IP + 9, &[51]).edit(IP + 2, &[0, 20]);
+                ends.resummed()
+            },
+            flawed(Flaw::Extension, network_only(Headers { protocol: 51, ..UDP4 })),
+        ),
         // What lies behind the header of a later fragment is no authentication header.
         ("the last fragment of it", authenticated.edit(IP + 6, &[0, 1]).resummed(), {
             Headers { protocol: 51, ..later }
