@@ -119,15 +119,16 @@ impl Intake {
         self.dropped.drain(..)
     }
 
-    /// How many packets of a burst would be taken without a drop, wherever they go: the whole
-    /// burst, or as much of it as a backlog can ever take, or none yet.
+    /// How many packets of a burst there is room for, wherever they go: the whole burst, or as much
+    /// of it as a backlog and the holds can ever take, or none yet. A flow limit may drop some all
+    /// the same.
     pub fn room_for(&mut self, burst: u32) -> u32 {
-        let burst = burst.min(self.backlogs.limit());
+        let hold_max = u32::try_from(self.steering.hold_max()).unwrap_or(u32::MAX);
+        let burst = burst.min(self.backlogs.limit()).min(hold_max);
         // What is held goes to the backlogs too, and first.
         let count = u32::try_from(self.held()).unwrap_or(u32::MAX).saturating_add(burst);
-        let is_room =
-            self.backlogs.all_have_room_for(count) && self.steering.hold_room() >= burst as usize;
-        if is_room { burst } else { 0 }
+        let is_hold_room = self.steering.hold_room() >= burst as usize;
+        if is_hold_room && self.backlogs.all_have_room_for(count) { burst } else { 0 }
     }
 
     /// Packets that are held.

@@ -158,6 +158,11 @@ impl Holds {
         &self.active
     }
 
+    /// How many packets may wait at once.
+    pub(super) fn capacity(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// How many more packets may wait.
     pub(super) fn room(&self) -> usize {
         self.free_nodes.len()

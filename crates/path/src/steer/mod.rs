@@ -40,7 +40,8 @@ use spread::Spread;
 pub use spread::{SPREAD_WINDOW_NS, SpreadPolicy, Tick};
 
 /// How long a flow's packets follow their predecessors to a CPU that it should leave, before a
-/// held move begins: whichever comes first.
+/// held move begins: whichever comes first. Counted since the slot last changed its CPU: one that
+/// was to leave before and stayed leaves all the sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MoveAfter {
     /// Packets of the slot.
@@ -66,7 +67,7 @@ pub struct SteerConfig {
     pub rps_flow_cnt: u32,
     /// When a held move begins.
     pub move_after: MoveAfter,
-    /// Packets that may be held at once.
+    /// Packets that may be held at once: at least one may.
     pub hold_max: u32,
     /// When packets leave the polling CPU.
     pub spread: SpreadPolicy,
@@ -155,7 +156,7 @@ impl Steering {
             rps_map: config.rps_map.clone(),
             waits: vec![Wait::default(); table.len()].into(),
             table,
-            holds: Holds::new(config.hold_max),
+            holds: Holds::new(config.hold_max.max(1)),
             move_after: config.move_after,
             spread: Spread::new(config.spread),
             batch_max: config.batch_max,
@@ -282,23 +283,28 @@ impl Steering {
         self.holds.pop(id)
     }
 
-    /// Ends a hold whose packets have all gone. Returns whether it did: not while some wait.
-    pub fn end_hold(&mut self, id: HoldId, now_ns: u64) -> bool {
-        let Some(hold) = self.holds.get(id) else { return true };
+    /// Ends a hold if its packets have all gone.
+    pub fn end_hold(&mut self, id: HoldId, now_ns: u64) {
+        let Some(hold) = self.holds.get(id) else { return };
         if self.holds.front(id).is_some() {
-            return false;
+            return;
         }
         let held_ns = now_ns.saturating_sub(hold.since_ns);
         self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
         self.table.get_mut(hold.slot).set_hold(None);
         self.holds.end(id);
-        true
     }
 
     /// Packets that are held.
     #[must_use]
     pub fn held(&self) -> usize {
         self.holds.len()
+    }
+
+    /// How many packets can be held at once.
+    #[must_use]
+    pub fn hold_max(&self) -> usize {
+        self.holds.capacity()
     }
 
     /// How many more packets can be held.
@@ -328,8 +334,10 @@ impl Steering {
         }
     }
 
+    /// Whether the map wants `cpu` for some flow of the slot: its CPUs ascend with the hash.
     fn straddles(&self, slot: SlotId, cpu: CpuId) -> bool {
-        self.table.range(slot).into_iter().any(|hash| self.rps_map.select(hash) == Some(cpu))
+        let [first, last] = self.table.range(slot).map(|hash| self.rps_map.select(hash));
+        self.rps_map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last
     }
 
     fn decide_held(&self, id: HoldId, wish: CpuId) -> Verdict {

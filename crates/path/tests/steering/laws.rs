@@ -69,7 +69,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => cpu().prop_map(|cpu| Step::Finish { cpu }),
         2 => (cpu(), 1usize..20).prop_map(|(cpu, budget)| Step::Deliver { cpu, budget }),
         1 => (cpu(), any::<bool>()).prop_map(|(cpu, paused)| Step::Pause { cpu, paused }),
-        3 => (0u8..16).prop_map(Step::Mask),
+        2 => (0u8..16).prop_map(Step::Mask),
+        1 => any::<u8>().prop_map(Step::Mask),
         1 => (1u32..40).prop_map(Step::MaxBacklog),
         1 => any::<bool>().prop_map(Step::FlowLimit),
         2 => (0..2 * SPREAD_WINDOW_NS, 0u64..100)
@@ -154,7 +155,7 @@ impl Run {
 
     /// Takes a step, then checks what holds at any time.
     fn checked_step(&mut self, step: &Step) {
-        let queued = |world: &World| [0, 1, 2, 3].map(|cpu| world.queued_on(cpu));
+        let queued = |world: &World| [0, 1, 2, 3, 4, 5, 6, 7].map(|cpu| world.queued_on(cpu));
         let before = queued(&self.world);
         let nothing_waits = before == [0; CPUS as usize];
         self.step(step);

@@ -15,7 +15,7 @@ use path::parse::{self, Link, Verify, View};
 use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
 use path::{Because, CpuId, Delivery, DropReason};
 
-use world::{Flow, Journal, POLLING, Settings, World, cpus_of, put};
+use world::{CPUS, Flow, Journal, POLLING, Settings, World, cpus_of, put};
 
 /// Two flows of one slot, and two of another.
 const FLOW: Flow = Flow { id: 1, hash: 0x1000_0005 };
@@ -259,6 +259,50 @@ fn promise_3_flows_of_one_slot_that_wish_for_different_cpus_leave_in_time_too() 
 }
 
 #[test]
+fn promise_2_flows_of_a_slot_that_holds_many_cpus_are_not_dropped_while_there_is_room() {
+    // Of two slots each holds four CPUs' ranges, so two CPUs lie between the ends of the first.
+    let eight = Settings { rps_cpus: 0xff, rps_flow_cnt: 2, ..Settings::default() };
+    let mut world = World::new(eight);
+    let [one, two] = [(1, 0x2000_0001), (2, 0x4000_0001)].map(|(id, hash)| Flow { id, hash });
+    for burst in [[one; 2], [two; 2], [one; 2]] {
+        world.arrive(&burst);
+    }
+    world.settle();
+    world.check();
+    assert_eq!((world.drops.len(), world.journal.seen.len()), (0, 6));
+}
+
+#[test]
+fn a_flow_limit_counts_packets_behind_half_a_backlog_that_is_really_there() {
+    let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 50, ..Settings::default() });
+    world.intake.set_flow_limit(FlowLimit::new(4096), 0);
+    for _ in 0..1000 {
+        world.arrive(&[FLOW]);
+        world.deliver(1, 1);
+    }
+    assert_eq!(world.drops, [], "one packet at a time is no backlog");
+    world.check();
+}
+
+#[test]
+fn notes_stay_with_their_packets_however_packets_are_published_meanwhile() {
+    let mut world = all_on_cpu_1(Settings { batch_max: 40, ..Settings::default() });
+    for (burst, more) in [(10, 10), (30, 5), (1, 40)] {
+        world.arrive(&vec![FLOW; burst]);
+        // Looks at the packets, and not at the notes.
+        assert!(world.deliveries[1].has_work());
+        world.arrive(&vec![OTHER; more]);
+        world.deliver(1, burst);
+        world.check();
+    }
+    world.settle();
+    world.check();
+    let ways: Vec<_> = world.journal.seen.iter().map(|seen| seen.note.behind).collect();
+    assert_eq!(ways.len(), 96);
+    world.journal.check_positions();
+}
+
+#[test]
 fn promise_3_a_turn_looks_at_64_held_moves_and_at_those_whose_packets_come() {
     let flows: Vec<_> = (0..100).map(|id| Flow { id, hash: u32::from(id) << 25 | 1 }).collect();
     let all_held = || {
@@ -367,7 +411,7 @@ fn promise_2_every_drop_is_counted_once_and_named() {
         world.check();
         assert_eq!(world.drops, [(world.last_arrival(), reason)]);
         let dropped = world.intake.counters().per_cpu.iter().map(|target| target.dropped.get());
-        assert!(dropped.eq((0..4).map(|at| u64::from(Some(at) == cpu))), "{reason:?}");
+        assert!(dropped.eq((0..CPUS).map(|at| u64::from(Some(at) == cpu))), "{reason:?}");
         world.settle();
         world.check();
     }
