@@ -16,7 +16,7 @@ use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{Link, Verify};
-use path::steer::{MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
 use path::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 
 const CPUS: usize = 4;
@@ -246,7 +246,6 @@ fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
         hasher: Arc::new(Hasher::keyed(&[7; 16], false)),
         steer: SteerConfig {
             polling_cpu: CpuId(0),
-            rps_map: RpsMap::default(),
             rps_flow_cnt: 1 << (knobs.rps_flow_log % 8),
             move_after: MoveAfter { packets: knobs.move_after.into(), time_ns: 1_000_000 },
             hold_max: knobs.hold_max.into(),

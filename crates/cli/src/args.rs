@@ -10,6 +10,10 @@ use forebay::device::Rate;
 
 use crate::synthetic::SyntheticSpec;
 
+/// Slots that a flow table may be given here. The kernel allows 2^30; each takes twelve bytes at
+/// once, for every queue, and this is far beyond the flows that the order check tells apart.
+const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
+
 /// A kernel's receive path in user space: packets from one queue to every core, in order.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, about)]
@@ -41,7 +45,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "LIST|N")]
     pub(crate) cpus: Option<String>,
 
-    /// Receive queues that the frames are dealt out to, by hash
+    /// Receive queues that the frames are dealt out to, by hash; 128 at most
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) queues: NonZeroU16,
 
@@ -59,7 +63,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) hash_key: Option<String>,
 
     /// How often all captures are gone through
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "synthetic")]
     pub(crate) loops: u64,
 
     /// Packets a second (with k or M), max, or capture for the capture's own times
@@ -86,8 +90,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FRAME:KNOB=VALUE")]
     pub(crate) at: Vec<ScriptedChange>,
 
-    /// Slots of the flow table, rounded up to a power of two
-    #[arg(long, value_name = "N", default_value_t = path::steer::RPS_FLOW_CNT)]
+    /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
+    /// take memory whether or not there are as many flows
+    #[arg(long, value_name = "N", default_value_t = path::steer::RPS_FLOW_CNT,
+          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_MAX))]
     pub(crate) rps_flow_cnt: u32,
 
     /// Packets that follow their flow to a CPU it should leave before a held move begins

@@ -25,6 +25,13 @@ pub(crate) enum Failure {
         /// What to repeat it with.
         seed: u64,
     },
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output: {error}")]
+    #[diagnostic(help("see that there is room where it goes, then try again"))]
+    Output {
+        /// Why not.
+        error: std::io::Error,
+    },
     /// The command line or the input cannot be used.
     #[error("{problem}")]
     Usage {
@@ -52,6 +59,7 @@ impl Failure {
         match self {
             Self::Promise { .. } => 1,
             Self::Usage { .. } => 2,
+            Self::Output { .. } => 3,
             Self::Host { error, .. } if error.is_refusal() => 3,
             Self::Host { .. } => 2,
         }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Write};
 use std::net::IpAddr;
 
 use path::hash::Toeplitz;
@@ -11,6 +10,7 @@ use serde::Deserialize;
 
 use crate::args::HashArgs;
 use crate::failure::Failure;
+use crate::output;
 
 /// A file of vectors.
 #[derive(Debug, Deserialize)]
@@ -60,9 +60,7 @@ pub(crate) fn run(args: &HashArgs) -> Result<(), Failure> {
     for raw in &vectors.raw {
         lines += &format!("{},{:08x}\n", raw.id, hash_raw(raw, &vectors)?);
     }
-    // A reader that has enough closes the pipe; there is nobody to tell.
-    let _ = io::stdout().write_all(lines.as_bytes());
-    Ok(())
+    output::print(&lines)
 }
 
 fn hash_tuple(tuple: &Tuple, vectors: &Vectors) -> Result<[u32; 2], Failure> {

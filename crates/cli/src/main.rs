@@ -8,6 +8,7 @@ mod bench; //     forebay bench
 mod hash; //      forebay hash
 mod replay; //    forebay replay
 mod table; //     the end of a replay, for people
+mod output; //    what goes to standard output
 mod failure; //   what a person is told when something goes wrong, and the exit code
 
 use std::process::ExitCode;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use forebay::control::cpus::MAX_CPUS;
 use forebay::control::{Change, CpuList, Script, ScriptedChange};
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
@@ -16,13 +17,15 @@ use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan, bundled_capt
 use forebay::sys;
 use indicatif::{ProgressBar, ProgressStyle};
 use path::CpuId;
-use path::hash::Hasher;
 use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use path::hash::{Hasher, RETA_ENTRIES};
 use path::parse::Verify;
 use path::steer::{MoveAfter, SpreadPolicy};
+use serde::Serialize;
 
 use crate::args::{HashKind, ReplayArgs, SpreadArg, WhenFullArg};
 use crate::failure::Failure;
+use crate::output;
 use crate::synthetic::SyntheticSpec;
 use crate::table;
 
@@ -31,36 +34,62 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 /// Runs a replay and prints its report.
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
-    let seed = args.seed.unwrap_or(1);
+    let seed = seed(args);
     let plan = plan(args, seed)?;
     let cpus = plan.engine.cpus.clone();
     let replay = Replay::open(plan)?;
-    stop_on_signals(replay.stopper());
+    let interrupted = stop_on_signals(replay.stopper());
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
     bar.finish();
-    finish(report?, args, seed, &cpus)
+    let result =
+        Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
+    finish(result, args, &cpus)
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Replayed {
+    #[serde(flatten)]
+    report: Report,
+    /// What all draws were determined by.
+    seed: u64,
+    /// Whether a signal asked the run to end early.
+    interrupted: bool,
+}
+
+/// What all draws are determined by.
+fn seed(args: &ReplayArgs) -> u64 {
+    let is_fixed = args.deterministic || args.synthetic.is_some();
+    args.seed.unwrap_or_else(|| if is_fixed { 1 } else { drawn_seed() })
+}
+
+/// A number that readers of JSON can hold, whatever they make of it.
+fn drawn_seed() -> u64 {
+    const JSON_BITS: u32 = 53;
+    let bits = sys::random_key().first_chunk().copied().map_or(1, u64::from_le_bytes);
+    bits >> (u64::BITS - JSON_BITS)
 }
 
 /// Prints a report and says what went wrong.
-fn finish(mut report: Report, args: &ReplayArgs, seed: u64, cpus: &CpuList) -> Result<(), Failure> {
+fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), Failure> {
+    let report = &replayed.report;
     if let Some(first) = &report.first_damage {
         eprintln!("forebay: {} damaged records passed over: {first}", report.damaged_records);
     }
     let text = if args.json {
-        serde_json::to_string(&report).unwrap_or_default() + "\n"
+        serde_json::to_string(&replayed).unwrap_or_default() + "\n"
     } else {
-        table::render(&report, cpus)
+        table::render(report, cpus)
     };
-    // A reader that has enough closes the pipe; there is nobody to tell.
-    let _ = io::stdout().write_all(text.as_bytes());
+    let printed = output::print(&text);
     let broken = report.broken_promises();
     if !broken.is_empty() {
-        return Err(Failure::Promise { broken, seed });
+        return Err(Failure::Promise { broken, seed: replayed.seed });
     }
-    match report.errors.drain(..).next() {
+    match replayed.report.errors.into_iter().next() {
         Some(error) => Err(error.into()),
-        None => Ok(()),
+        None => printed,
     }
 }
 
@@ -69,10 +98,13 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
         (Some(WhenFullArg::Wait), _) | (None, Rate::Max) => WhenFull::Wait,
         (Some(WhenFullArg::Drop), _) | (None, _) => WhenFull::Drop,
     };
-    let lossy = when_full == WhenFull::Drop;
     let input = match &args.synthetic {
+        Some(_) if args.rate.0 == Rate::Capture => {
+            let problem = "--rate capture: made-up traffic has no times of its own";
+            return Err(Failure::usage(problem, "give a rate in packets a second, or max"));
+        }
         Some(SyntheticSpec(spec)) => {
-            Input::Synthetic(SyntheticPlan { seed, rate: args.rate.0, lossy, ..spec.clone() })
+            Input::Synthetic(SyntheticPlan { seed, rate: args.rate.0, ..spec.clone() })
         }
         None => {
             let files = args.files.iter().cloned().map(Capture::File);
@@ -81,9 +113,14 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
                 captures.push(bundled_capture());
             }
             let (loops, rate) = (args.loops, args.rate.0);
-            Input::Captures(ReplayPlan { captures, loops, rate, lossy })
+            Input::Captures(ReplayPlan { captures, loops, rate })
         }
     };
+    if args.queues.get() > RETA_ENTRIES {
+        let problem = format!("--queues {}: there is no way to deal frames to all", args.queues);
+        let help = format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");
+        return Err(Failure::usage(problem, help));
+    }
     Ok(Plan {
         input,
         queues: args.queues,
@@ -108,9 +145,7 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
     let set = args.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
     let script = Script::new(set.chain(args.at.iter().cloned()).collect());
     for change in script.changes() {
-        if let Change::RpsCpus(list) = &change.change {
-            say_ignored("rps_cpus", list, &config.cpus);
-        }
+        check_cpus(&change.change, &config.cpus)?;
     }
     config.script = script;
     config.when_full = when_full;
@@ -125,6 +160,21 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         config.move_after = MoveAfter { packets, ..MoveAfter::default() };
     }
     Ok(config)
+}
+
+/// Says which CPUs a change names in vain, and refuses one that has nothing else to say.
+fn check_cpus(change: &Change, cpus: &CpuList) -> Result<(), Failure> {
+    match change {
+        Change::RpsCpus(list) | Change::FlowLimitCpuBitmap(list) => {
+            say_ignored(change.knob(), list, cpus);
+        }
+        Change::Pause(cpu) | Change::Resume(cpu) if !cpus.contains(*cpu) => {
+            let problem = format!("{}={cpu}: that CPU is not among --cpus", change.knob());
+            return Err(Failure::usage(problem, format!("give one of {cpus}")));
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// The kernel drops CPUs that it cannot use from a mask without a word; we say so (RPS-9).
@@ -142,8 +192,12 @@ fn cpus(args: &ReplayArgs) -> Result<CpuList, Failure> {
     let Some(text) = &args.cpus else { return Ok(CpuList::new(allowed)) };
     let help = "give a number of CPUs from 1 on, or a list such as 0-3,8";
     let list = match text.trim().parse::<u16>() {
+        Ok(count) if count > MAX_CPUS => {
+            let problem = format!("--cpus {count}: that is more than there can be");
+            return Err(Failure::usage(problem, format!("give {MAX_CPUS} at most")));
+        }
         Ok(count) => {
-            let count = usize::from(count.min(forebay::control::cpus::MAX_CPUS));
+            let count = usize::from(count);
             let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
             CpuList::new(allowed.iter().copied().chain(others).take(count))
         }
@@ -177,8 +231,7 @@ fn hasher(args: &ReplayArgs, seed: u64) -> Result<Hasher, Failure> {
                     let problem = format!("--hash-key of {} bytes", key.len());
                     Failure::usage(problem, "a key for the keyed hash has 16 bytes")
                 })?,
-                None if args.seed.is_some() || args.deterministic => seeded_key(seed),
-                None => sys::random_key(),
+                None => seeded_key(seed),
             };
             Ok(Hasher::keyed(&key, args.hash == HashKind::KeyedSymmetric))
         }
@@ -194,7 +247,8 @@ fn hasher(args: &ReplayArgs, seed: u64) -> Result<Hasher, Failure> {
     }
 }
 
-/// A key that the seed determines, so that a run can be repeated.
+/// A key that the seed determines, so that a run can be repeated. Whoever wrote the captures does
+/// not know a seed that is drawn.
 fn seeded_key(seed: u64) -> [u8; 16] {
     let mut random = Random::new(seed);
     let words = [random.bits().to_le_bytes(), random.bits().to_le_bytes()];
@@ -203,8 +257,9 @@ fn seeded_key(seed: u64) -> [u8; 16] {
     key
 }
 
-/// The first signal ends the run early, in order; a second one ends the program.
-fn stop_on_signals(stopper: Stopper) {
+/// The first signal ends the run early, in order; a second one ends the program. Returns what
+/// tells whether the run was asked to end.
+fn stop_on_signals(stopper: Stopper) -> Arc<AtomicBool> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let asked = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -212,12 +267,18 @@ fn stop_on_signals(stopper: Stopper) {
         let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
         let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
     }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&interrupted);
     thread::spawn(move || {
         while !asked.load(Ordering::Relaxed) {
             thread::sleep(PROGRESS_PERIOD);
         }
+        // A terminal that is gone must not keep the run from ending in order.
+        let _ = writeln!(io::stderr(), "forebay: stopping; once more to end now");
+        told.store(true, Ordering::Relaxed);
         stopper.stop();
     });
+    interrupted
 }
 
 /// A progress bar on standard error, if that is a terminal.

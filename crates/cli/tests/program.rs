@@ -52,6 +52,19 @@ impl Desk {
         }
     }
 
+    /// Runs the program with its standard output on a device that is full.
+    fn run_out_of_room(&self, args: &str) -> Run {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output =
+            command.current_dir(&self.0).args(args.split(' ')).stdout(full).output().unwrap();
+        Run {
+            code: output.status.code(),
+            stdout: String::new(),
+            told: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
     /// The report of a replay that keeps all promises.
     fn report(&self, args: &str) -> Value {
         let run = self.run(&format!("replay --json {args}"));
@@ -153,6 +166,8 @@ fn json_is_alone_on_standard_output_and_notices_are_on_standard_error() {
     assert_eq!(run.code, Some(0));
     assert!(run.stdout.ends_with("}\n") && run.stdout.lines().count() == 1, "{}", run.stdout);
     assert!(run.told.contains("--rps: CPUs 1 are not among --cpus (0) and are ignored"));
+    let run = desk.run("replay --json --cpus 1 --set flow_limit_cpu_bitmap=2");
+    assert!(run.told.contains("flow_limit_cpu_bitmap: CPUs 1 are not among"), "{}", run.told);
 }
 
 #[test]
@@ -232,6 +247,17 @@ fn bad_options_are_refused_by_name() {
         ("replay --start-counters 4294967296", "--start-counters <N>"),
         ("replay --trace-parse", "--trace <DIR>"),
         ("replay --rps_cpus 3", "unexpected argument"),
+        ("replay --queues 129", "give at most 128"),
+        ("replay --queues 2 /dev/null", "/dev/null is not a regular file"),
+        ("replay --loops 2 /dev/null", "/dev/null is not a regular file"),
+        ("replay --cpus 4097", "give 4096 at most"),
+        ("replay --rps-flow-cnt 4194305", "--rps-flow-cnt <N>"),
+        ("replay --cpus 2 --at 5:pause=9", "pause=9: that CPU is not among --cpus"),
+        ("replay --cpus 2 --set resume=9", "resume=9: that CPU is not among --cpus"),
+        ("replay --synthetic frames=1 --loops 2", "cannot be used with"),
+        ("replay --synthetic frames=1 --rate capture", "made-up traffic has no times of its own"),
+        ("bench parse --reps 0", "--reps <N>"),
+        ("bench parse --secs 0", "--secs <S>"),
         ("play", "unrecognized subcommand 'play'"),
         ("hash", "--vectors <FILE>"),
         ("bench speed", "[possible values: parse, checksum"),
@@ -441,4 +467,134 @@ fn a_benchmark_prints_one_line_of_figures() {
     let [min, median, max] = ["min", "median", "max"].map(|field| figures[field].as_f64().unwrap());
     assert!(0.0 < min && min <= median && median <= max, "{figures}");
     assert!((1..=3).contains(&number(&figures["n"])), "{figures}");
+}
+
+#[test]
+fn a_benchmark_of_steering_takes_packets_that_can_be_steered_whatever_their_size() {
+    let desk = Desk::new();
+    let arp = [[0xff; 12].as_slice(), &[8, 6], &[0; 46]].concat();
+    let mut jumbo = Vec::new();
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .udp(1, 2)
+        .write(&mut jumbo, &[0; 8000])
+        .unwrap();
+    for (name, frames) in [("arp.pcap", vec![&arp]), ("mixed.pcap", vec![&arp, &jumbo])] {
+        let mut writer = PcapWriter::new(File::create(desk.path(name)).unwrap()).unwrap();
+        for frame in frames {
+            let len = u32::try_from(frame.len()).unwrap();
+            writer.write_packet(&PcapPacket::new(std::time::Duration::ZERO, len, frame)).unwrap();
+        }
+    }
+    let run = desk.run("bench steer arp.pcap --reps 1");
+    assert_eq!(run.code, Some(2));
+    if run.told.contains("needs two CPUs") {
+        return;
+    }
+    assert!(run.told.contains("no packet with a flow hash"), "{}", run.told);
+    let run = desk.run("bench steer mixed.pcap --reps 1");
+    assert_eq!(run.code, Some(0), "{}", run.told);
+    let figures: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert!(figures["median"].as_f64().unwrap() > 0.0, "{figures}");
+    assert_eq!([&figures["packets"], &figures["dropped"]], [1, 0], "{figures}");
+}
+
+#[test]
+fn output_never_goes_over_input() {
+    let desk = Desk::new();
+    fs::create_dir(desk.path("out")).unwrap();
+    desk.write_one_flow("out/cpu7.pcap", 3);
+    fs::write(desk.path("out/cpu0.pcap"), "kept").unwrap();
+    std::os::unix::fs::symlink("cpu7.pcap", desk.path("out/deliver.csv")).unwrap();
+    std::os::unix::fs::symlink("out/cpu7.pcap", desk.path("link.pcap")).unwrap();
+    for args in ["link.pcap --write-pcap out", "out/cpu7.pcap --trace out"] {
+        let run = desk.run(&format!("replay --cpus 1 {args}"));
+        assert_eq!(run.code, Some(2), "{args}");
+        assert!(run.told.contains("is to be replayed and would be lost"), "{}", run.told);
+        assert_eq!(frames_of(&desk.path("out/cpu7.pcap")).len(), 3);
+        assert_eq!(desk.read("out/cpu0.pcap"), "kept");
+    }
+}
+
+#[test]
+fn what_lies_in_an_output_directory_is_of_one_run() {
+    let desk = Desk::new();
+    fs::create_dir(desk.path("out")).unwrap();
+    for name in ["cpu9.pcap", "cpu0-ip.pcap", "cpu9.txt", "parse.csv", "counters.json"] {
+        fs::write(desk.path("out").join(name), "stale").unwrap();
+    }
+    desk.report("--cpus 1 --write-pcap out --trace out");
+    let files = fs::read_dir(desk.path("out")).unwrap();
+    let files: BTreeSet<_> =
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    let expected =
+        ["config.csv", "counters.json", "cpu0.pcap", "cpu9.txt", "deliver.csv", "drop.csv"];
+    assert_eq!(files, expected.map(str::to_owned).into());
+    assert!(desk.read("out/counters.json").starts_with('{'));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_told_and_the_report_comes_all_the_same() {
+    let desk = Desk::new();
+    fs::write(desk.path("v.json"), VECTORS).unwrap();
+    for args in [
+        "replay --cpus 1",
+        "replay --json --cpus 1",
+        "hash --vectors v.json",
+        "bench hash --reps 1",
+    ] {
+        let run = desk.run_out_of_room(args);
+        assert_eq!(run.code, Some(3), "{args}: {}", run.told);
+        assert!(run.told.contains("cannot write to standard output"), "{args}: {}", run.told);
+    }
+    fs::create_dir(desk.path("t")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", desk.path("t/drop.csv")).unwrap();
+    let run = desk.run("replay --json --cpus 1 --trace t");
+    assert_eq!(run.code, Some(3), "{}", run.told);
+    assert!(run.told.contains("see that there is room"), "{}", run.told);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(report["delivered"], BUNDLED_FRAMES);
+    assert!(report["error"].as_str().unwrap().starts_with("cannot write t/drop.csv"));
+    assert!(desk.read("t/counters.json").contains("32000"));
+}
+
+#[test]
+fn rps_9_the_trace_shows_the_mask_that_is_in_force() {
+    let desk = Desk::new();
+    desk.report("--deterministic --cpus 0,2 --rps 7 --at 100:rps_cpus=6 --trace t");
+    assert_eq!(desk.column("t/config.csv", "value"), ["5", "4"]);
+}
+
+#[test]
+fn every_run_tells_its_seed() {
+    let desk = Desk::new();
+    let seed = |args: &str| number(&desk.report(&format!("--cpus 1 {args}"))["seed"]);
+    assert_eq!(seed("--seed 7"), 7);
+    assert_eq!(seed("--deterministic"), 1);
+    assert_eq!(seed("--synthetic frames=10"), 1);
+    assert_ne!(seed("--queues 1"), seed("--queues 1"), "drawn");
+    assert_eq!(desk.report("--cpus 1")["interrupted"], false);
+}
+
+#[test]
+fn a_signal_ends_a_run_in_order() {
+    let desk = Desk::new();
+    let args = "replay --json --cpus 1 --rate 1000 --loops 1000 --write-pcap out";
+    let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let run = run.current_dir(&desk.0).args(args.split(' '));
+    let run = run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut run = run.spawn().unwrap();
+    // Created with the first packet, when signals are caught.
+    while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let killed = std::process::Command::new("kill").args(["-TERM", &run.id().to_string()]).status();
+    assert!(killed.unwrap().success());
+    let output = run.wait_with_output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains("forebay: stopping; once more to end now"), "{told}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert_eq!(report["packets_in"], report["delivered"]);
 }

@@ -66,7 +66,8 @@ pub enum Error {
         /// What it said.
         source: SourceError,
     },
-    /// A thread panicked: a bug in the handler, or in the path.
+    /// A thread panicked: a bug in the handler, or in the path. Programs built with unwinding see
+    /// it; releases of the `forebay` program abort instead.
     #[error("the thread of CPU {cpu} panicked: {message}")]
     Panicked {
         /// Whose thread.
@@ -81,6 +82,11 @@ impl Error {
     #[must_use]
     pub fn help(&self) -> String {
         match self {
+            Self::File { .. } if self.is_refusal() => {
+                "see that there is room and that files can be written there, or give another \
+                 directory, then try again"
+                    .to_owned()
+            }
             Self::File { action, .. } => {
                 format!("check that the path is right and that you may {action} it, then try again")
             }
@@ -102,13 +108,17 @@ impl Error {
     /// Whether the system refused, rather than the input or the usage being bad.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
-        matches!(
-            self,
-            Self::Memory { .. } | Self::Thread { .. } | Self::Source { .. } | Self::Panicked { .. }
-        )
+        match self {
+            Self::File { action, source, .. } => is_output(action) && !is_bad_path(source.kind()),
+            Self::Memory { .. }
+            | Self::Thread { .. }
+            | Self::Source { .. }
+            | Self::Panicked { .. } => true,
+            Self::Capture { .. } | Self::Setting { .. } => false,
+        }
     }
 
-    /// Whether a `Result` of this module's functions holds it.
+    /// Names what was tried and the file in an error of the system's: for `map_err`.
     pub(crate) fn file(
         action: &'static str,
         path: impl Into<PathBuf>,
@@ -118,5 +128,53 @@ impl Error {
     }
 }
 
+/// Whether that was done to a file of ours, rather than to one that was given to us.
+fn is_output(action: &str) -> bool {
+    ["create", "write", "remove"].contains(&action)
+}
+
+/// Whether the path is to blame. Anything else is the device: it is full, read-only or broken.
+fn is_bad_path(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,
+        PermissionDenied,
+    };
+    matches!(
+        kind,
+        AlreadyExists
+            | InvalidFilename
+            | InvalidInput
+            | IsADirectory
+            | NotADirectory
+            | NotFound
+            | PermissionDenied
+    )
+}
+
 /// A result of the host.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_written_refuses_and_a_wrong_path_is_usage() {
+        use io::ErrorKind::{
+            IsADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem,
+            StorageFull, WriteZero,
+        };
+        let is_refusal = |action, kind: io::ErrorKind| {
+            let error = Error::file(action, "f")(kind.into());
+            assert_eq!(error.help().contains("room"), error.is_refusal(), "{error}");
+            error.is_refusal()
+        };
+        for kind in [StorageFull, QuotaExceeded, ReadOnlyFilesystem, WriteZero] {
+            assert!(is_refusal("create", kind) && is_refusal("write", kind), "{kind}");
+            assert!(!is_refusal("read", kind), "{kind}");
+        }
+        for kind in [NotFound, PermissionDenied, IsADirectory] {
+            assert!(!is_refusal("create", kind), "{kind}");
+        }
+    }
+}

@@ -117,8 +117,8 @@ impl Ledger {
 
     /// The entries that a flow may have.
     fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &Entry> {
-        // By the upper bits, as the RPS map deals hashes out: entries of one cache line are those
-        // of one CPU.
+        // By the upper bits, as the RPS map deals hashes out: neighbours are mostly those of one
+        // CPU, so a probe seldom reads a line that another CPU writes.
         let start = (hash.0 >> (u32::BITS - LEDGER_FLOWS.trailing_zeros())) as usize;
         let (entries, count) =
             if hash.is_some() { (&self.entries, PROBES) } else { (&self.unsteered, 1) };

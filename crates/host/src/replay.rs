@@ -1,10 +1,11 @@
 //! Replay: a capture, or made-up traffic, through the whole path, with every packet checked.
 
 mod handler;
+mod outputs;
 mod report;
 
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use path::hash::Indirection;
@@ -84,13 +85,16 @@ impl Replay {
     /// Opens everything that the plan names.
     ///
     /// # Errors
-    /// When a capture cannot be read, a file not be created, or there is no memory.
+    /// When a capture cannot be read, a file not be created or would be written over a capture, or
+    /// there is no memory.
     pub fn open(mut plan: Plan) -> Result<Self> {
         let clock = match plan.mode {
             Mode::Live => Clock::machine(),
             Mode::Stepped { .. } => Clock::virtual_at_zero(),
         };
+        check_inputs_can_be_read_again(&plan)?;
         let (sources, progress) = open_sources(&plan)?;
+        outputs::clear(&plan)?;
         let trace = match &plan.trace {
             Some(trace) => Some(Trace::create(&trace.directory, trace.parse)?),
             None => None,
@@ -125,8 +129,8 @@ impl Replay {
     /// Runs to the end.
     ///
     /// # Errors
-    /// When a thread fails, or a file cannot be written. What goes wrong with the input is part of
-    /// the report.
+    /// When a thread fails. What goes wrong with the input, or with a file that is written, is part
+    /// of the report.
     pub fn run(self) -> Result<Report> {
         let cpu_ns = sys::process_cpu_ns();
         let mut outcome = match self.plan.mode {
@@ -137,20 +141,45 @@ impl Replay {
             }
         };
         let cpu_ns = sys::process_cpu_ns() - cpu_ns;
-        finish_handlers(&mut outcome)?;
+        finish_handlers(&mut outcome);
         let mut report = Report::of(&outcome, &self.ledger, &self.progress, cpu_ns);
-        if let Some(trace) = &self.trace {
-            trace.finish(&report.counters_json())?;
-        }
-        report.error = outcome.errors.first().map(ToString::to_string);
         report.errors = outcome.errors;
+        if let Some(trace) = &self.trace {
+            report.errors.extend(trace.finish(&report.counters_json()));
+        }
+        report.error = report.errors.first().map(ToString::to_string);
         Ok(report)
     }
 }
 
-/// Writes out what the handlers hold, and ends them.
-fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) -> Result<()> {
-    outcome.handlers.drain(..).try_for_each(ReplayHandler::finish)
+/// Writes out what the handlers hold, and ends them, each whatever becomes of the others.
+fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) {
+    let finished = outcome.handlers.drain(..).map(ReplayHandler::finish);
+    outcome.errors.extend(finished.filter_map(Result::err));
+}
+
+/// Each queue and each loop opens a capture anew, and a pipe gives what it holds only once.
+fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
+    let Input::Captures(replay) = &plan.input else { return Ok(()) };
+    let (what, value) = match (plan.queues.get(), replay.loops) {
+        (queues @ 2.., _) => ("queues", u64::from(queues)),
+        (_, loops @ 2..) => ("loops", loops),
+        _ => return Ok(()),
+    };
+    // A directory, or what is not there, is told when it is opened.
+    let is_read_once = |path: &Path| {
+        path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
+    };
+    for capture in &replay.captures {
+        if let Capture::File(path) = capture
+            && is_read_once(path)
+        {
+            let path = path.display();
+            let why = format!("{path} is not a regular file and can be read only once; copy it");
+            return Err(Error::Setting { what, value: value.to_string(), why });
+        }
+    }
+    Ok(())
 }
 
 type Sources = Vec<Box<dyn Source>>;

@@ -17,7 +17,7 @@ use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
 use forebay::sys;
-use path::arrive::{Burst, Polled, SourceError};
+use path::arrive::{Ask, Burst, Polled, SourceError};
 use path::delivery::Batch;
 use path::hash::Hasher;
 use path::{CpuId, DropReason, Handler, Packet, Source};
@@ -149,6 +149,16 @@ fn promise_2_and_3_a_paused_cpu_keeps_a_backlog_and_the_rest_is_dropped() {
     assert_eq!(report.per_cpu[1].dropped, report.dropped_in_all());
     assert_eq!(report.per_cpu[1].backlog_max, 201);
     assert!(report.per_cpu[1].packets > report.per_cpu[1].dropped, "it went on: {report:?}");
+}
+
+#[test]
+fn promise_2_a_pause_that_uses_up_the_packet_memory_drops_by_name() {
+    let large = SyntheticPlan { payload_bytes: (17_000, 17_000), ..traffic(6000, 64) };
+    let mut plan = stepped(2, large, 1);
+    plan.engine.script = script(&["0:pause=0", "0:pause=1", "5500:resume=0", "5500:resume=1"]);
+    let report = run(plan);
+    assert_eq!(report.packets_in, 6000, "the frame that ends the pause comes");
+    assert!(report.dropped["no_buffer"] > 0, "{report:?}");
 }
 
 #[test]
@@ -346,7 +356,7 @@ mod drops {
 
     #[test]
     fn promise_4_frames_that_a_handler_keeps_are_missed_and_then_lacked() {
-        let traffic = SyntheticPlan { lossy: true, ..traffic(50_000, 64) };
+        let traffic = traffic(50_000, 64);
         let clock = Clock::virtual_at_zero();
         let config = Config { when_full: WhenFull::Drop, ..config(&[CpuId(0), CpuId(1)]) };
         let engine =
@@ -382,12 +392,11 @@ struct Broken(SyntheticSource);
 impl Source for Broken {
     fn poll(
         &mut self,
-        now_ns: u64,
-        max: usize,
+        ask: Ask,
         pool: &mut mem::Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        match self.0.poll(now_ns, max, pool, burst)? {
+        match self.0.poll(ask, pool, burst)? {
             Polled::Exhausted => Err("the cable is gone".into()),
             polled => Ok(polled),
         }

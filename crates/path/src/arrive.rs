@@ -9,18 +9,24 @@ use crate::packet::{Arrival, Packet};
 ///
 /// One CPU polls a source, and never waits in it.
 pub trait Source: Send {
-    /// Adds up to `max` frames to `burst`, in the order of arrival, in memory from `pool`.
-    /// `now_ns` is the engine's time.
+    /// Adds frames to `burst`, in the order of arrival, in memory from `pool`.
     ///
     /// # Errors
     /// When the source is broken and will give no more. What came before stays in `burst`.
-    fn poll(
-        &mut self,
-        now_ns: u64,
-        max: usize,
-        pool: &mut Pool,
-        burst: &mut Burst,
-    ) -> Result<Polled, SourceError>;
+    fn poll(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst)
+    -> Result<Polled, SourceError>;
+}
+
+/// What a source is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ask {
+    /// The engine's time.
+    pub now_ns: u64,
+    /// The most frames.
+    pub max: usize,
+    /// Whether a frame that is due while no packet memory is free may wait, if the source can keep
+    /// it, rather than be dropped as by a device.
+    pub may_wait: bool,
 }
 
 /// What broke a source, said so that a person can mend it.

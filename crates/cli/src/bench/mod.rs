@@ -15,7 +15,6 @@ mod ring;
 mod solo;
 mod steer;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::thread;
 
@@ -24,6 +23,7 @@ use forebay::sys;
 use path::CpuId;
 
 use crate::failure::Failure;
+use crate::output;
 use figures::Figures;
 
 #[derive(Debug, Args)]
@@ -36,11 +36,11 @@ pub(crate) struct BenchArgs {
     file: Option<PathBuf>,
 
     /// Repeats to gather
-    #[arg(long, value_name = "N", default_value_t = 61)]
-    reps: usize,
+    #[arg(long, value_name = "N", default_value_t = 61, value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
 
     /// Seconds to spend at most
-    #[arg(long, value_name = "S", default_value_t = 20)]
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     secs: u64,
 
     /// Objects or packets handed over at once (ring, pool, steer)
@@ -109,8 +109,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         let measured = thread::scope(|scope| scope.spawn(|| measure(*stage, args, &cpus)).join());
         let figures = measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let line = serde_json::to_string(&figures).unwrap_or_default() + "\n";
-        // A reader that has enough closes the pipe; there is nobody to tell.
-        let _ = std::io::stdout().write_all(line.as_bytes());
+        output::print(&line)?;
     }
     Ok(())
 }

@@ -141,7 +141,7 @@ pub(super) fn measure(
     for round in 0.. {
         let enough = classes
             .iter()
-            .any(|(class, samples)| *class != Class::Moved && samples.len() >= args.reps);
+            .any(|(class, samples)| *class != Class::Moved && samples.len() >= args.reps as usize);
         if enough || started.elapsed() > Duration::from_secs(args.secs) {
             break;
         }

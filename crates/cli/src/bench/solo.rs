@@ -32,7 +32,7 @@ pub(super) fn measure(
     }
     let started = Instant::now();
     let (mut kept, mut dropped) = (Vec::new(), Vec::new());
-    while kept.len() < args.reps && started.elapsed().as_secs() < args.secs {
+    while kept.len() < args.reps as usize && started.elapsed().as_secs() < args.secs {
         let before = calibrate();
         let sample = repeat(count, &mut round);
         let after = calibrate();

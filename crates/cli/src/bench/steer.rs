@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::sys;
-use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::frame::HEADROOM_BYTES;
+use mem::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
 use mem::{Pool, Position};
 use path::arrive::Burst;
 use path::backlog::NETDEV_MAX_BACKLOG;
@@ -19,7 +20,7 @@ use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{self, Verify, View};
-use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig, Tick};
 use path::{Delivery, Handler, Intake, Packet, RxQueue};
 
 use super::figures::Figures;
@@ -30,7 +31,14 @@ use super::{BenchArgs, BenchHash};
 use crate::failure::Failure;
 
 const RING_CAPACITY: u32 = 1024;
-const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 8191 };
+
+/// Chunks are at least this large, as the engine's smallest are.
+const CHUNK_BYTES_MIN: u32 = 2048;
+
+/// Chunks of that size, and of larger ones, of which fewer fill the caches as well. Either is more
+/// than what can be under way: a ring, a burst, and lots on their way home.
+const CHUNKS: u32 = 8191;
+const LARGE_CHUNKS: u32 = 2047;
 
 /// How long a repeat takes.
 const REPEAT: Duration = Duration::from_millis(60);
@@ -47,14 +55,13 @@ struct Shared {
 }
 
 pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
-    let packets = input::packets(args.file.as_deref())?;
     let hasher = Arc::new(hasher(args)?);
-    let hashes = device_hashes(&packets, &hasher, args.hash);
+    let (packets, hashes) = steerable(input::packets(args.file.as_deref())?, &hasher, args.hash)?;
     let verify = if args.verify { Verify::Checksums } else { Verify::Nothing };
     let mut intake = intake(cpus, hasher, verify, args.bulk);
     let lane = intake.connect(cpus.there, RING_CAPACITY, Position(0), false);
     intake.set_rps_cpus([cpus.there], 0);
-    let [mut pool, other_pool] = pools()?;
+    let [mut pool, other_pool] = pools(&packets)?;
     let shared = Arc::new(Shared::default());
     let other = Arc::clone(&shared);
     let batch = args.bulk as usize;
@@ -92,6 +99,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     };
     Ok(figures
         .with("input", input::name(args.file.as_deref()))
+        .with("packets", packets.len())
         .with("hash", hash)
         .with("burst", args.bulk)
         .with("verify", args.verify)
@@ -107,18 +115,24 @@ fn hasher(args: &BenchArgs) -> Result<Hasher, Failure> {
     }
 }
 
-/// The hash that a device would give each packet, or none.
-fn device_hashes(packets: &[Sample], hasher: &Hasher, hash: BenchHash) -> Vec<FlowHash> {
-    let given = |packet: &Sample| {
+/// The packets that have a flow hash, and the hash that a device would give each, or none. Packets
+/// without one (ARP, say) stay on the polling CPU, which delivers nothing here.
+fn steerable(
+    packets: Vec<Sample>,
+    hasher: &Hasher,
+    hash: BenchHash,
+) -> Result<(Vec<Sample>, Vec<FlowHash>), Failure> {
+    let hashed = |packet: Sample| {
         let headers = parse::parse(&packet.bytes, packet.wire_len, packet.link, Verify::Nothing);
-        hasher.hash(&View::new(&packet.bytes, &headers))
+        let flow = hasher.hash(&View::new(&packet.bytes, &headers));
+        let given = if hash == BenchHash::Given { flow } else { FlowHash::NONE };
+        flow.is_some().then_some((packet, given))
     };
-    let none = |_: &Sample| FlowHash::NONE;
-    if hash == BenchHash::Given {
-        packets.iter().map(given).collect()
-    } else {
-        packets.iter().map(none).collect()
+    let (packets, hashes): (Vec<_>, Vec<_>) = packets.into_iter().filter_map(hashed).unzip();
+    if packets.is_empty() {
+        return Err(Failure::usage("the capture holds no packet with a flow hash", "give another"));
     }
+    Ok((packets, hashes))
 }
 
 fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Intake {
@@ -129,7 +143,6 @@ fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Inta
         hasher,
         steer: SteerConfig {
             polling_cpu: cpus.here,
-            rps_map: RpsMap::default(),
             rps_flow_cnt: RPS_FLOW_CNT,
             move_after: MoveAfter::default(),
             hold_max: HOLD_MAX,
@@ -140,8 +153,16 @@ fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Inta
     })
 }
 
-fn pools() -> Result<[Pool; 2], Failure> {
-    let shares = [vec![CHUNKS], vec![]];
+fn pools(packets: &[Sample]) -> Result<[Pool; 2], Failure> {
+    let largest = packets.iter().map(|packet| packet.bytes.len()).max().unwrap_or(0);
+    let chunk_bytes = u32::try_from(largest).unwrap_or(u32::MAX).saturating_add(HEADROOM_BYTES);
+    let chunks = if chunk_bytes <= CHUNK_BYTES_MIN {
+        ChunkClass { chunk_bytes: CHUNK_BYTES_MIN, chunks: CHUNKS }
+    } else {
+        let chunk_bytes = chunk_bytes.next_multiple_of(CHUNK_ALIGN_BYTES);
+        ChunkClass { chunk_bytes, chunks: LARGE_CHUNKS }
+    };
+    let shares = [vec![chunks], vec![]];
     let region = sys::map_packet_memory(region_bytes(&shares))?;
     let pools = carve(region, &shares).ok().and_then(|pools| pools.try_into().ok());
     pools.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))

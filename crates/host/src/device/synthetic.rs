@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mem::Pool;
-use path::arrive::{Burst, Polled, Refused, SourceError};
+use path::arrive::{Ask, Burst, Polled, Refused, SourceError};
 use path::hash::FlowHash;
 use path::packet::Arrival;
 use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, checksum::Sum};
@@ -41,8 +41,6 @@ pub struct SyntheticPlan {
     pub seed: u64,
     /// How fast.
     pub rate: Rate,
-    /// As in [`ReplayPlan`](super::pcap::ReplayPlan).
-    pub lossy: bool,
 }
 
 impl Default for SyntheticPlan {
@@ -55,7 +53,6 @@ impl Default for SyntheticPlan {
             ipv6: false,
             seed: 1,
             rate: Rate::Max,
-            lossy: false,
         }
     }
 }
@@ -171,8 +168,7 @@ fn shared_out(plan: &SyntheticPlan, share: &QueueShare) -> Vec<Option<FlowHash>>
 impl Source for SyntheticSource {
     fn poll(
         &mut self,
-        now_ns: u64,
-        max: usize,
+        Ask { now_ns, max, may_wait }: Ask,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -186,7 +182,7 @@ impl Source for SyntheticSource {
             }
             match self.take(due_ns, pool, &mut burst.packets) {
                 Ok(()) => {}
-                Err(_) if !self.plan.lossy => break,
+                Err(_) if may_wait => break,
                 Err(refused) => burst.refused.push(refused),
             }
             self.sequence[self.run.0 as usize] += 1;

@@ -54,6 +54,8 @@ pub(super) fn run<H: Handler + 'static>(
 }
 
 /// Runs a worker. If it panics, what it was to drain never will be, so the others end at once.
+/// That is for programs built with unwinding, as tests are; where a panic aborts, as in releases of
+/// the `forebay` program, nothing comes back here.
 fn guarded<H: Handler>(mut worker: Worker<H>) -> Result<Worker<H>, String> {
     let caught = panic::catch_unwind(AssertUnwindSafe(|| work(&mut worker)));
     caught.map_err(|payload| {

@@ -21,7 +21,7 @@ use path::counters::{DeliveryCounters, IntakeCounters};
 use path::hash::Hasher;
 use path::intake::{DEV_WEIGHT, IntakeConfig};
 use path::parse::Verify;
-use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RpsMap, SpreadPolicy, SteerConfig};
+use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig};
 use path::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 
 use crate::clock::Clock;
@@ -257,7 +257,6 @@ fn open_queue(
         hasher: Arc::clone(&config.hasher),
         steer: SteerConfig {
             polling_cpu,
-            rps_map: RpsMap::default(),
             rps_flow_cnt: config.rps_flow_cnt,
             move_after: config.move_after,
             hold_max: config.hold_max,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mem::Pool;
-use path::arrive::{Burst, Polled, SourceError};
+use path::arrive::{Ask, Burst, Polled, SourceError};
 use path::backlog::FlowLimit;
 use path::counters::IntakeCounters;
 use path::intake::DEV_WEIGHT;
@@ -118,7 +118,8 @@ impl Queue {
             }
         }
         let now_ns = shared.clock.now_ns();
-        match self.source.poll(now_ns, burst as usize, pool, &mut self.burst) {
+        let ask = Ask { now_ns, max: burst as usize, may_wait: waits };
+        match self.source.poll(ask, pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => Activity::Blocked,
             Ok(Polled::Ready) => Activity::Worked(0),
             Ok(Polled::IdleUntil { now_ns }) => Activity::IdleUntil(Some(now_ns)),
@@ -144,6 +145,7 @@ impl Queue {
     fn take_in(&mut self, pool: &mut Pool, shared: &Shared) {
         if let Some(trace) = &mut self.trace {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
+            self.burst.refused.iter().for_each(|refused| trace.refused(refused));
         }
         while let Some(at) = self.next_change() {
             let rest = self.burst.packets.split_off(at);

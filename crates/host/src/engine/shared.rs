@@ -38,7 +38,8 @@ impl Shared {
     pub(super) fn new(config: &Config, clock: Clock, queues: usize) -> Self {
         let cpus = config.cpus.cpus().len();
         if let Some(trace) = &config.trace {
-            let mask = config.rps_cpus.to_mask(mask_width(config));
+            let in_force = among(&config.rps_cpus, &config.cpus);
+            let mask = in_force.to_mask(mask_width(config));
             trace.changed(clock.now_ns(), 0, "rps_cpus", &mask);
         }
         Self {
@@ -165,9 +166,14 @@ impl Shared {
         self.announced.fetch_max(epoch, Ordering::Relaxed) < epoch
     }
 
-    /// A change's value as it is read back.
+    /// A change's value as it is read back: as it is in force.
     pub(super) fn value_of(&self, change: &Change) -> String {
-        change.value(self.cpu_count)
+        let in_force = match change {
+            Change::RpsCpus(list) => Change::RpsCpus(among(list, &self.cpus)),
+            Change::FlowLimitCpuBitmap(list) => Change::FlowLimitCpuBitmap(among(list, &self.cpus)),
+            other => other.clone(),
+        };
+        in_force.value(self.cpu_count)
     }
 
     fn wake_all(&self) {
@@ -179,6 +185,11 @@ impl Shared {
     fn index_of(&self, cpu: CpuId) -> Option<usize> {
         self.cpus.cpus().binary_search(&cpu).ok()
     }
+}
+
+/// The CPUs of a list that the engine runs on; the others are ignored, as the kernel does.
+fn among(list: &CpuList, cpus: &CpuList) -> CpuList {
+    CpuList::new(list.cpus().iter().copied().filter(|cpu| cpus.contains(*cpu)))
 }
 
 /// Bits of a mask of this engine's CPUs.

@@ -55,7 +55,7 @@ impl ReplayHandler {
     /// Stands for what an application does with a packet.
     fn work(&self) {
         if self.work_ns > 0 {
-            let done_ns = self.clock.now_ns() + self.work_ns;
+            let done_ns = self.clock.now_ns().saturating_add(self.work_ns);
             // No pause in this loop: an application works, and a hypervisor takes pauses for
             // waiting and runs somebody else.
             while self.clock.now_ns() < done_ns {}

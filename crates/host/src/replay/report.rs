@@ -36,7 +36,8 @@ pub struct Report {
     pub pps: f64,
     /// CPU time of the whole process meanwhile.
     pub cpu_s: f64,
-    /// Flows seen.
+    /// Flows seen; those beyond [`LEDGER_FLOWS`](crate::ledger::LEDGER_FLOWS) are not told apart,
+    /// and not counted here.
     pub flows: u64,
     /// Packets of the largest flow.
     pub largest_flow: u64,
@@ -54,7 +55,8 @@ pub struct Report {
     pub first_damage: Option<String>,
     /// Frames that did not come home to their owners.
     pub frames_away: usize,
-    /// What ended the input early, if anything; what came before was still delivered.
+    /// What ended the input early, or could not be written, if anything: the first of it. What
+    /// came in before was still delivered.
     pub error: Option<String>,
     /// The same, all of it.
     #[serde(skip)]

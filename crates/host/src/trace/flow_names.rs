@@ -1,4 +1,12 @@
 //! How a trace names flows and their packets: by stamps, TCP connections, or hashes.
+//!
+//! Each kind has numbers of its own, so that no two flows get the same name:
+//!
+//! | numbers | named by |
+//! |---|---|
+//! | below 2^32 | the stamp's flow |
+//! | 2^32 and up | the flow hash, added to 2^32 |
+//! | 2^33 and up | the TCP connection, counted from there |
 
 use std::collections::HashMap;
 
@@ -8,6 +16,12 @@ use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 
 /// Connections that are told apart; further ones go by their hash.
 const CONNECTIONS_MAX: usize = 1 << 20;
+
+/// Where the numbers of flows that go by their hash begin: past all stamps.
+const HASHES: u64 = 1 << 32;
+
+/// Where those of TCP connections begin: past all hashes.
+const CONNECTIONS: u64 = 1 << 33;
 
 /// A packet's place in its flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,26 +49,34 @@ struct Connection {
     offset: u64,
 }
 
+impl Connection {
+    /// A connection whose first packet has this sequence number. Its stream is taken to be past
+    /// the first 2^32 bytes, so that there are offsets for older segments that come later.
+    fn begun(number: u64, sequence: u32) -> Self {
+        Self { number, offset: 1 << 32 | u64::from(sequence) }
+    }
+}
+
 impl FlowNames {
     /// The name of a packet, which was frame `frame` of its source.
     pub(super) fn of(&mut self, packet: &Packet, frame: u64) -> FlowName {
         stamp(packet)
             .or_else(|| self.connection(packet))
-            .unwrap_or(FlowName { flow: packet.hash.0.into(), sequence: frame })
+            .unwrap_or(FlowName { flow: HASHES + u64::from(packet.hash.0), sequence: frame })
     }
 
     fn connection(&mut self, packet: &Packet) -> Option<FlowName> {
         let view = packet.view();
         let sequence = view.tcp_sequence()?;
         let endpoints = (view.address_bytes()?.into(), *view.port_bytes()?);
-        let number = self.connections.len();
-        if number >= CONNECTIONS_MAX && !self.connections.contains_key(&endpoints) {
+        let known = self.connections.len();
+        if known >= CONNECTIONS_MAX && !self.connections.contains_key(&endpoints) {
             return None;
         }
         let connection = self
             .connections
             .entry(endpoints)
-            .or_insert(Connection { number: number as u64, offset: sequence.into() });
+            .or_insert_with(|| Connection::begun(CONNECTIONS + known as u64, sequence));
         connection.offset = unwrap_near(sequence, connection.offset);
         Some(FlowName { flow: connection.number, sequence: connection.offset })
     }
@@ -82,6 +104,13 @@ fn unwrap_near(sequence: u32, offset: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_older_than_the_first_one_have_offsets_below_its_own() {
+        let first = Connection::begun(CONNECTIONS, 5).offset;
+        let older = [4, 0, u32::MAX, 1 << 31 | 6].map(|sequence| unwrap_near(sequence, first));
+        assert!(older[0] < first && older.is_sorted_by(|newer, older| newer > older), "{older:?}");
+    }
 
     #[test]
     fn stream_offsets_go_on_where_sequence_numbers_wrap() {

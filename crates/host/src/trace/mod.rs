@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use path::arrive::Refused;
 use path::backlog::Note;
 use path::hash::Hasher;
 use path::intake::Dropped;
@@ -22,6 +23,16 @@ use path::{CpuId, Packet, RxQueue};
 
 use crate::error::{Error, Result};
 use flow_names::FlowNames;
+
+const DELIVER_FILE: &str = "deliver.csv";
+const DROP_FILE: &str = "drop.csv";
+const CONFIG_FILE: &str = "config.csv";
+pub(crate) const PARSE_FILE: &str = "parse.csv";
+pub(crate) const COUNTERS_FILE: &str = "counters.json";
+
+/// Every file that a trace may have.
+pub(crate) const FILES: [&str; 5] =
+    [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, COUNTERS_FILE];
 
 const DELIVER_HEADER: &str =
     "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,because,t_enq,t_deq\n";
@@ -54,10 +65,10 @@ impl Trace {
         let file = |name, header| TraceFile::create(directory.join(name), header);
         Ok(Arc::new(Self {
             directory: directory.to_owned(),
-            deliver: file("deliver.csv", DELIVER_HEADER)?,
-            drop: file("drop.csv", DROP_HEADER)?,
-            config: file("config.csv", CONFIG_HEADER)?,
-            parse: if parse { Some(file("parse.csv", parse_row::HEADER)?) } else { None },
+            deliver: file(DELIVER_FILE, DELIVER_HEADER)?,
+            drop: file(DROP_FILE, DROP_HEADER)?,
+            config: file(CONFIG_FILE, CONFIG_HEADER)?,
+            parse: if parse { Some(file(PARSE_FILE, parse_row::HEADER)?) } else { None },
             names: Mutex::default(),
             order: AtomicU64::new(0),
         }))
@@ -69,15 +80,16 @@ impl Trace {
         self.config.write(&format!("{now_ns},{epoch},{what},{value}\n"));
     }
 
-    /// Writes the counters and closes the files.
-    ///
-    /// # Errors
-    /// When one of the files could not be written, now or during the run.
-    pub fn finish(&self, counters: &str) -> Result<()> {
-        let path = self.directory.join("counters.json");
-        fs::write(&path, counters).map_err(Error::file("write", &path))?;
+    /// Writes the counters and closes the files, each whatever becomes of the others; returns
+    /// which could not be written, now or during the run.
+    #[must_use]
+    pub fn finish(&self, counters: &str) -> Vec<Error> {
+        let path = self.directory.join(COUNTERS_FILE);
+        let counters = fs::write(&path, counters).map_err(Error::file("write", &path));
         let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
-        files.into_iter().chain([self.parse.as_ref()]).flatten().try_for_each(TraceFile::finish)
+        let files = files.into_iter().chain([self.parse.as_ref()]).flatten();
+        let finished = files.map(TraceFile::finish).chain([counters]);
+        finished.filter_map(Result::err).collect()
     }
 }
 
@@ -157,6 +169,14 @@ impl IntakeTrace {
         self.last_frame = packet.arrival.unwrap_near(self.last_frame);
         if let Some(file) = &self.trace.parse {
             file.write(&parse_row::row(packet, self.last_frame, &self.hasher, self.verify));
+        }
+    }
+
+    /// Writes that the source refused a frame, of which only this much is known.
+    pub fn refused(&mut self, refused: &Refused) {
+        self.last_frame = refused.arrival.unwrap_near(self.last_frame);
+        if let Some(file) = &self.trace.parse {
+            file.write(&parse_row::refused(refused, self.last_frame));
         }
     }
 

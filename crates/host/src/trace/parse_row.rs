@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use path::Packet;
+use path::arrive::Refused;
 use path::hash::Hasher;
 use path::parse::{
     Checksum, Flaw, Fragment, Headers, Network, Transport, Verify, View, link_layer, parse,
@@ -46,6 +47,12 @@ pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) 
         verdict(&headers, bytes.len() < packet.wire_len as usize).to_owned(),
     ];
     fields.join(",") + "\n"
+}
+
+/// The line of a frame that never came into packet memory: its number, its length, and why.
+pub(super) fn refused(refused: &Refused, frame: u64) -> String {
+    let between = ",".repeat(HEADER.matches(',').count() - 1);
+    format!("{frame},{}{between}{}\n", refused.wire_len, refused.reason.name())
 }
 
 fn field(value: Option<impl Display>) -> String {
@@ -103,5 +110,22 @@ fn flaw_name(flaw: Flaw) -> &'static str {
         Flaw::Extension => "extension",
         Flaw::TransportHeader => "transport_header",
         Flaw::UdpLength => "udp_length",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use path::DropReason;
+    use path::packet::Arrival;
+
+    use super::*;
+
+    #[test]
+    fn a_refused_frame_has_a_row_of_as_many_fields_as_any_other() {
+        let (arrival, reason) = (Arrival::of_frame(7), DropReason::LinkType);
+        let row = super::refused(&Refused { arrival, wire_len: 60, reason }, 7);
+        let fields: Vec<_> = row.trim_end().split(',').collect();
+        assert_eq!(fields.len(), HEADER.split(',').count());
+        assert_eq!([fields[0], fields[1], fields[2], fields[21]], ["7", "60", "", "link_type"]);
     }
 }

@@ -18,7 +18,7 @@ use crate::replays::{directory, plan, run};
 
 fn replay(file: &Path, rate: Rate, loops: u64) -> Plan {
     let captures = vec![Capture::File(file.to_owned())];
-    let input = Input::Captures(ReplayPlan { captures, loops, rate, lossy: false });
+    let input = Input::Captures(ReplayPlan { captures, loops, rate });
     plan([CpuId(0), CpuId(1)], input, Mode::Stepped { seed: 1 })
 }
 

@@ -31,10 +31,6 @@ pub(crate) fn stepped(cpus: u16, traffic: SyntheticPlan, seed: u64) -> Plan {
 /// Makes a replay drop what comes when there is no room for it.
 pub(crate) fn drop_when_full(plan: &mut Plan) {
     plan.engine.when_full = WhenFull::Drop;
-    match &mut plan.input {
-        Input::Synthetic(traffic) => traffic.lossy = true,
-        Input::Captures(captures) => captures.lossy = true,
-    }
 }
 
 /// Changes as on the command line.

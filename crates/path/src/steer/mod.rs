@@ -61,8 +61,6 @@ impl Default for MoveAfter {
 pub struct SteerConfig {
     /// The CPU that polls the queue.
     pub polling_cpu: CpuId,
-    /// The map to begin with.
-    pub rps_map: RpsMap,
     /// Slots of the flow table.
     pub rps_flow_cnt: u32,
     /// When a held move begins.
@@ -147,13 +145,13 @@ struct Wait {
 }
 
 impl Steering {
-    /// Steers nothing yet: every slot is empty.
+    /// Steers nothing yet: the RPS map and every slot are empty.
     #[must_use]
     pub fn new(config: &SteerConfig) -> Self {
         let table = FlowTable::new(config.rps_flow_cnt);
         Self {
             polling_cpu: config.polling_cpu,
-            rps_map: config.rps_map.clone(),
+            rps_map: RpsMap::default(),
             waits: vec![Wait::default(); table.len()].into(),
             table,
             holds: Holds::new(config.hold_max.max(1)),

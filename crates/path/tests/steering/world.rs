@@ -12,7 +12,7 @@ use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{Link, Verify};
-use path::steer::{MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Tick};
+use path::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
 use path::{Because, CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 
 pub(crate) const CPUS: u16 = 8;
@@ -86,7 +86,6 @@ impl World {
             hasher: Arc::new(Hasher::keyed(&KEY, false)),
             steer: SteerConfig {
                 polling_cpu: POLLING,
-                rps_map: RpsMap::default(),
                 rps_flow_cnt: settings.rps_flow_cnt,
                 move_after: settings.move_after,
                 hold_max: settings.hold_max,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mem::Pool;
-use path::arrive::{Burst, Polled, Refused, SourceError};
+use path::arrive::{Ask, Burst, Polled, Refused, SourceError};
 use path::hash::FlowHash;
 use path::packet::Arrival;
 use path::{DropReason, Packet, Source};
@@ -76,9 +76,6 @@ pub struct ReplayPlan {
     pub loops: u64,
     /// How fast.
     pub rate: Rate,
-    /// Whether a frame that is due while no packet memory is free is dropped, as a device would,
-    /// rather than kept for later.
-    pub lossy: bool,
 }
 
 /// A replay of captures.
@@ -166,8 +163,7 @@ impl PcapSource {
 
     fn poll_records(
         &mut self,
-        now_ns: u64,
-        max: usize,
+        Ask { now_ns, max, may_wait }: Ask,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled> {
@@ -187,7 +183,7 @@ impl PcapSource {
             let arrival = Arrival::of_frame(self.number);
             match take(&record, arrival, self.share.as_ref(), pool, &mut burst.packets) {
                 Ok(()) => {}
-                Err(DropReason::NoBuffer) if !self.plan.lossy => return Ok(Polled::Ready),
+                Err(DropReason::NoBuffer) if may_wait => return Ok(Polled::Ready),
                 Err(reason) => {
                     burst.refused.push(Refused { arrival, wire_len: record.wire_len, reason });
                 }
@@ -202,12 +198,11 @@ impl PcapSource {
 impl Source for PcapSource {
     fn poll(
         &mut self,
-        now_ns: u64,
-        max: usize,
+        ask: Ask,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        let polled = self.poll_records(now_ns, max, pool, burst);
+        let polled = self.poll_records(ask, pool, burst);
         self.report();
         if polled.is_err() {
             self.reader = None;
