@@ -78,7 +78,7 @@ fuzz_target!(|schedule: Schedule| {
         rig.step(step);
         rig.account();
     }
-    rig.drain(schedule.knobs.hold_max.into());
+    rig.drain(rig.hold_max);
 });
 
 struct Rig {
@@ -126,7 +126,7 @@ impl Rig {
             first_frame: knobs.start.into(),
             arrived: 0,
             dropped: 0,
-            hold_max: knobs.hold_max.into(),
+            hold_max: usize::from(knobs.hold_max).max(1), // one packet may always be held
             epoch: 0,
         }
     }
