@@ -180,3 +180,22 @@ fn assert_counted<const N: usize>(files: [Damaged; N]) {
         assert!(reading.asked_bytes <= MAX_BLOCK_BYTES as usize, "{name}");
     }
 }
+
+#[test]
+fn a_damaged_interface_keeps_its_number() {
+    for order in [LITTLE, Order::Big] {
+        let damaged = with_u32(interface(order, 1, 0, &[]), 16, 24);
+        let file = [
+            section(order),
+            interface(order, 1, 0, &[]),
+            damaged,
+            interface(order, 101, 0, &[]),
+            enhanced(order, 1, 0, 4, b"lost"),
+            enhanced(order, 2, 0, 4, b"good"),
+        ];
+        let reading = read(&file.concat());
+        let links: Vec<_> = reading.records.iter().map(|record| record.link).collect();
+        assert_eq!(links, [None, Some(Link::Ip)]);
+        assert_eq!(reading.damage.records, 1);
+    }
+}

@@ -23,6 +23,10 @@ enum Resolution {
 }
 
 impl Interface {
+    /// What stands for one whose description cannot be read: its packets cannot be either.
+    pub(super) const DAMAGED: Self =
+        Self { link: None, snaplen: 0, resolution: Resolution::Decimal(6), offset_s: 0 };
+
     pub(super) fn of(description: &InterfaceDescriptionBlock<'_>, big_endian: bool) -> Self {
         // pcap-parser reads this option as little-endian in every section.
         let offset = description

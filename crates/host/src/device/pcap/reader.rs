@@ -28,6 +28,7 @@ const RECORD_HEADER_BYTES: usize = 16;
 const MODIFIED_RECORD_HEADER_BYTES: usize = 24;
 const BLOCK_HEADER_BYTES: usize = 12;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+const INTERFACE_BLOCK: u32 = 1;
 /// The type of the obsolete packet block.
 const PACKET_BLOCK: u32 = 2;
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
@@ -304,12 +305,18 @@ fn read_block(
 ) -> Result<Option<Located>, &'static str> {
     type Parse = fn(&[u8]) -> IResult<&[u8], Block<'_>, PcapError<&[u8]>>;
     let parse: Parse = if *big_endian { parse_block_be } else { parse_block_le };
-    let (_, parsed) = parse(block).map_err(|_| "a block is damaged")?;
+    let is_interface = block_type(block, *big_endian) == Some(INTERFACE_BLOCK);
+    if is_interface && interfaces.len() == MAX_INTERFACES {
+        return Err("a section has too many interfaces");
+    }
+    let Ok((_, parsed)) = parse(block) else {
+        if is_interface {
+            interfaces.push(Interface::DAMAGED); // those after it keep their numbers
+        }
+        return Err("a block is damaged");
+    };
     match parsed {
         Block::InterfaceDescription(description) => {
-            if interfaces.len() == MAX_INTERFACES {
-                return Err("a section has too many interfaces");
-            }
             interfaces.push(Interface::of(&description, *big_endian));
             Ok(None)
         }
@@ -341,14 +348,14 @@ fn read_block(
                 link: interface.link,
             }))
         }
-        Block::Unknown(other) => {
-            // pcap-parser reads the type as little-endian in every section.
-            let packet_block = if *big_endian { PACKET_BLOCK.swap_bytes() } else { PACKET_BLOCK };
-            if other.block_type == packet_block {
-                return Err("an obsolete packet block, which is not read");
-            }
-            Ok(None)
+        Block::Unknown(_) if block_type(block, *big_endian) == Some(PACKET_BLOCK) => {
+            Err("an obsolete packet block, which is not read")
         }
         _ => Ok(None),
     }
+}
+
+fn block_type(block: &[u8], big_endian: bool) -> Option<u32> {
+    let bytes = block.first_chunk().copied()?;
+    Some(if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
 }
