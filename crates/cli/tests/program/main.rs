@@ -1,6 +1,8 @@
 //! The program as people and scripts meet it: exit codes, what it prints where, and its options.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod hash_and_bench; // the other commands
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
@@ -375,131 +377,6 @@ fn queues_and_start_counters_show_in_the_trace() {
 }
 
 #[test]
-fn rps_5_hashes_are_those_of_network_cards_and_symmetric_ones_are() {
-    let desk = Desk::new();
-    desk.write_udp("pair.pcap", [&MS_V4_0, &MS_V4_0_BACK]);
-    let hashes = |args: &str| {
-        desk.report(&format!("pair.pcap --deterministic --cpus 1 --trace t {args}"));
-        desk.column("t/deliver.csv", "hash")
-    };
-    assert_eq!(hashes("--hash toeplitz")[0], "51ccc178");
-    for (kind, is_symmetric) in [
-        ("keyed", false),
-        ("keyed-symmetric", true),
-        ("toeplitz", false),
-        ("toeplitz-symmetric", true),
-    ] {
-        let [there, back] = &hashes(&format!("--hash {kind}"))[..] else { panic!("two frames") };
-        assert_eq!(there == back, is_symmetric, "{kind}");
-    }
-    let key = "--hash-key 000102030405060708090a0b0c0d0e0f";
-    assert_eq!(hashes(&format!("{key} --seed 1")), hashes(&format!("{key} --seed 2")));
-    assert_ne!(hashes("--seed 1"), hashes("--seed 2"), "the seed draws the key");
-}
-
-/// Rows of Microsoft's "Verifying the RSS Hash Calculation", and a raw input: the first row's.
-const VECTORS: &str = r#"{
-    "keys": {"ms40": "6d5a56da255b0ec24167253d43a38fb0d0ca2bcbae7b30b477cb2da38030f20c6a42b73bbeac01fa",
-             "short": "6d5a56da255b0ec2", "odd": "6d5"},
-    "tuples": [
-        {"id": "v4", "src": "66.9.149.187", "sport": 2794, "dst": "161.142.100.80", "dport": 1766, "key": "ms40"},
-        {"id": "v4b", "src": "199.92.111.2", "sport": 14230, "dst": "65.69.140.83", "dport": 4739, "key": "ms40"},
-        {"id": "v6", "src": "3ffe:2501:200:1fff::7", "sport": 2794, "dst": "3ffe:2501:200:3::1", "dport": 1766, "key": "ms40"}
-    ],
-    "raw": [{"id": "raw", "data": "420995bba18e64500aea06e6", "key": "ms40"}]
-}"#;
-
-#[test]
-fn rps_5_published_vectors_are_hashed() {
-    let desk = Desk::new();
-    fs::write(desk.path("v.json"), VECTORS).unwrap();
-    let run = desk.run("hash --vectors v.json");
-    assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
-    assert_eq!(
-        run.stdout.lines().collect::<Vec<_>>(),
-        [
-            "v4/l3,323e8fc2",
-            "v4/l3l4,51ccc178",
-            "v4b/l3,d718262a",
-            "v4b/l3l4,c626b0ea",
-            "v6/l3,2cc18cd5",
-            "v6/l3l4,40207d3d",
-            "raw,51ccc178",
-        ]
-    );
-}
-
-#[test]
-fn vectors_that_cannot_be_hashed_are_refused_by_id() {
-    let desk = Desk::new();
-    for (from, to, part) in [
-        ("\"keys\"", "keys", "v.json: key must be a string at line 2"),
-        ("\"keys\"", "\"key\"", "v.json: missing field `keys`"),
-        ("161.142.100.80", "::1", "vector v4: src and dst are of different kinds"),
-        ("161.142.100.80", "161.142.100", "v.json: invalid IP address"),
-        ("2794", "70000", "v.json: invalid value: integer `70000`"),
-        (
-            "1766, \"key\": \"ms40\"",
-            "1766, \"key\": \"ms41\"",
-            "vector v4: there is no key \"ms41\"",
-        ),
-        ("1766, \"key\": \"ms40\"", "1766, \"key\": \"odd\"", "vector v4: key \"odd\": Odd number"),
-        ("1766, \"key\": \"ms40\"", "1766, \"key\": \"short\"", "vector v4:"),
-        ("420995bb", "420995b", "vector raw: data: Odd number of digits"),
-    ] {
-        fs::write(desk.path("v.json"), VECTORS.replacen(from, to, 1)).unwrap();
-        let run = desk.run("hash --vectors v.json");
-        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{to}: {}", run.told);
-        assert!(run.told.contains(part), "{to}: {part:?} is not in {:?}", run.told);
-    }
-    let run = desk.run("hash --vectors none.json");
-    assert_eq!(run.code, Some(2));
-    assert!(run.told.contains("cannot read none.json"), "{}", run.told);
-}
-
-#[test]
-fn a_benchmark_prints_one_line_of_figures() {
-    let run = Desk::new().run("bench checksum --reps 3 --secs 1");
-    assert_eq!(run.code, Some(0), "{}", run.told);
-    assert_eq!(run.stdout.lines().count(), 1);
-    let figures: Value = serde_json::from_str(&run.stdout).unwrap();
-    assert_eq!([&figures["name"], &figures["unit"]], ["checksum", "ns/packet"]);
-    let [min, median, max] = ["min", "median", "max"].map(|field| figures[field].as_f64().unwrap());
-    assert!(0.0 < min && min <= median && median <= max, "{figures}");
-    assert!((1..=3).contains(&number(&figures["n"])), "{figures}");
-}
-
-#[test]
-fn a_benchmark_of_steering_takes_packets_that_can_be_steered_whatever_their_size() {
-    let desk = Desk::new();
-    let arp = [[0xff; 12].as_slice(), &[8, 6], &[0; 46]].concat();
-    let mut jumbo = Vec::new();
-    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
-        .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
-        .udp(1, 2)
-        .write(&mut jumbo, &[0; 8000])
-        .unwrap();
-    for (name, frames) in [("arp.pcap", vec![&arp]), ("mixed.pcap", vec![&arp, &jumbo])] {
-        let mut writer = PcapWriter::new(File::create(desk.path(name)).unwrap()).unwrap();
-        for frame in frames {
-            let len = u32::try_from(frame.len()).unwrap();
-            writer.write_packet(&PcapPacket::new(std::time::Duration::ZERO, len, frame)).unwrap();
-        }
-    }
-    let run = desk.run("bench steer arp.pcap --reps 1");
-    assert_eq!(run.code, Some(2));
-    if run.told.contains("needs two CPUs") {
-        return;
-    }
-    assert!(run.told.contains("no packet with a flow hash"), "{}", run.told);
-    let run = desk.run("bench steer mixed.pcap --reps 1");
-    assert_eq!(run.code, Some(0), "{}", run.told);
-    let figures: Value = serde_json::from_str(&run.stdout).unwrap();
-    assert!(figures["median"].as_f64().unwrap() > 0.0, "{figures}");
-    assert_eq!([&figures["packets"], &figures["dropped"]], [1, 0], "{figures}");
-}
-
-#[test]
 fn output_never_goes_over_input() {
     let desk = Desk::new();
     fs::create_dir(desk.path("out")).unwrap();
@@ -536,7 +413,7 @@ fn what_lies_in_an_output_directory_is_of_one_run() {
 #[test]
 fn output_that_cannot_be_written_is_told_and_the_report_comes_all_the_same() {
     let desk = Desk::new();
-    fs::write(desk.path("v.json"), VECTORS).unwrap();
+    fs::write(desk.path("v.json"), hash_and_bench::VECTORS).unwrap();
     for args in [
         "replay --cpus 1",
         "replay --json --cpus 1",
