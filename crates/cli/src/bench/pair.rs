@@ -55,6 +55,47 @@ impl Class {
     }
 }
 
+/// What the two sides of a benchmark agree on: one opens a round, the other closes it.
+#[derive(Default)]
+pub(super) struct Rounds {
+    pub(super) probe: Probe,
+    opened: AtomicU64,
+    closed: AtomicU64,
+}
+
+/// The round that is none.
+const END: u64 = u64::MAX;
+
+impl Rounds {
+    pub(super) fn open(&self, round: u64) {
+        self.opened.store(round, Ordering::Release);
+    }
+
+    /// Opens no more rounds.
+    pub(super) fn end(&self) {
+        self.open(END);
+    }
+
+    pub(super) fn wait_until_closed(&self, round: u64) {
+        while self.closed.load(Ordering::Acquire) < round {}
+    }
+
+    pub(super) fn close(&self, round: u64) {
+        self.closed.store(round, Ordering::Release);
+    }
+
+    /// Waits for a round, answering the probe meanwhile. Returns whether there is one.
+    pub(super) fn wait_until_open(&self, round: u64) -> bool {
+        loop {
+            match self.opened.load(Ordering::Acquire) {
+                END => return false,
+                opened if opened >= round => return true,
+                _ => self.probe.answer_if_asked(),
+            }
+        }
+    }
+}
+
 /// The CPU that a benchmark across two runs on, and the other one.
 pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
     match cpus {

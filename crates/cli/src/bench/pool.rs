@@ -1,7 +1,6 @@
 //! `bench pool`: a frame allocated on one CPU, freed on another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -12,7 +11,7 @@ use mem::{Frame, Pool, Position};
 
 use super::BenchArgs;
 use super::figures::Figures;
-use super::pair::{self, CpuPair, Probe};
+use super::pair::{self, CpuPair, Rounds};
 use super::solo::{as_f64, nanoseconds};
 use crate::failure::Failure;
 
@@ -21,16 +20,6 @@ const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 8191 };
 
 /// Frames in one repeat.
 const FRAMES: u64 = 2_000_000;
-
-/// What the two sides agree on; as in `ring`.
-#[derive(Default)]
-struct Rounds {
-    probe: Probe,
-    begun: AtomicU64,
-    done: AtomicU64,
-}
-
-const END: u64 = u64::MAX;
 
 pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let bulk = u64::from(args.bulk);
@@ -49,7 +38,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let figures = pair::measure(args, "pool", "ns/packet", &rounds.probe, || {
         round += 1;
         let started = Instant::now();
-        rounds.begun.store(round, Ordering::Release);
+        rounds.open(round);
         for sent in (0..frames).step_by(batch) {
             pool.collect();
             while u64::from(CAPACITY - producer.queued()) < bulk
@@ -65,10 +54,10 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
             }
             producer.publish();
         }
-        while rounds.done.load(Ordering::Acquire) < round {}
+        rounds.wait_until_closed(round);
         nanoseconds(started.elapsed()) / as_f64(usize::try_from(frames).unwrap_or(1))
     });
-    rounds.begun.store(END, Ordering::Release);
+    rounds.end();
     // It has nothing to panic about.
     let _ = freer.join();
     let away = pool.away();
@@ -100,14 +89,8 @@ fn free(
 ) -> u64 {
     let mut taken = Vec::with_capacity(batch);
     let mut seen = 0u64;
-    for round in 1.. {
-        loop {
-            match rounds.begun.load(Ordering::Acquire) {
-                END => return seen,
-                begun if begun >= round => break,
-                _ => rounds.probe.answer_if_asked(),
-            }
-        }
+    let mut round = 1;
+    while rounds.wait_until_open(round) {
         let mut got = 0;
         while got < frames {
             got += consumer.take(batch, &mut taken) as u64;
@@ -120,7 +103,8 @@ fn free(
             consumer.release();
         }
         pool.flush();
-        rounds.done.store(round, Ordering::Release);
+        rounds.close(round);
+        round += 1;
     }
     seen
 }
