@@ -7,24 +7,35 @@ use std::slice;
 use crate::cache::prefetch_to_read;
 use crate::lot::{Home, Lot};
 
+/// The beginning of a chunk: kept for the handles of frames that [follow](crate::chain) this one.
+pub const CHAIN_BYTES: u32 = 128;
+
 /// Room in front of a packet's first byte, for headers that are put before it later.
 pub const HEADROOM_BYTES: u32 = 128;
+
+/// What a chunk holds before a packet as it was received.
+pub const BEFORE_PACKET_BYTES: u32 = CHAIN_BYTES + HEADROOM_BYTES;
+
+/// The same, as handles count it.
+const START: u16 = 256;
+const _: () = assert!(START as u32 == BEFORE_PACKET_BYTES);
 
 /// The bytes of one packet, in a chunk that belongs to the CPU whose pool it came from.
 ///
 /// A frame has one holder at a time; moving it moves the right to its bytes. Give it back with
 /// [`Pool::put`] on any CPU, which costs an array store. A frame that is merely dropped goes home
 /// too, alone, at the price of a compare-and-swap: so a lost frame is a slow one, never a leak.
+/// Frames that were [appended](Self::append) to it go with it.
 ///
 /// [`Pool::put`]: crate::Pool::put
 pub struct Frame {
     home: NonNull<Home>,
     /// First byte of the chunk; the packet begins `start` bytes further on.
-    chunk: NonNull<u8>,
-    /// With `start` one whole word: frames are moved by the word, and a word put together from
-    /// smaller stores is not forwarded to the load that moves it.
+    pub(crate) chunk: NonNull<u8>,
     len_bytes: u32,
-    start: u32,
+    start: u16,
+    /// Frames that follow, by the links in the chain's chunks.
+    pub(crate) followers: u16,
 }
 
 // SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `Home` is
@@ -39,7 +50,7 @@ impl Frame {
     /// # Safety
     /// `chunk` belongs to `home`, which is alive, and to the caller, who gives it up.
     pub(crate) unsafe fn new(home: NonNull<Home>, chunk: NonNull<u8>) -> Self {
-        Self { home, chunk, len_bytes: 0, start: HEADROOM_BYTES }
+        Self { home, chunk, len_bytes: 0, start: START, followers: 0 }
     }
 
     /// The packet's bytes.
@@ -87,16 +98,43 @@ impl Frame {
         self.data_mut().copy_from_slice(bytes);
     }
 
+    /// Takes `len_bytes` bytes off the packet's front, as the kernel's `skb_pull`. They stay where
+    /// they are, in the headroom.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn pull(&mut self, len_bytes: u32) {
+        assert!(len_bytes <= self.len_bytes, "{len_bytes} bytes of a packet of {}", self.len_bytes);
+        self.start = u16::try_from(u32::from(self.start) + len_bytes)
+            .unwrap_or_else(|_| panic!("a packet begins within a chunk's first 64 KiB"));
+        self.len_bytes -= len_bytes;
+    }
+
+    /// Adds the last `len_bytes` bytes of the headroom to the packet's front, as the kernel's
+    /// `skb_push`. What stands there is what was pulled off, or left over from an earlier packet.
+    ///
+    /// # Panics
+    /// When the headroom is smaller.
+    pub fn push(&mut self, len_bytes: u32) {
+        let headroom = u32::from(self.start) - CHAIN_BYTES;
+        assert!(len_bytes <= headroom, "{len_bytes} bytes do not fit in a headroom of {headroom}");
+        // Lossless: at most `start`.
+        self.start -= u16::try_from(len_bytes).unwrap_or(self.start);
+        self.len_bytes += len_bytes;
+    }
+
     /// The packet's length.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// What the packet occupies, holes included: its whole chunk.
+    /// What the packet occupies, holes included: its whole chunk, and those of the frames that
+    /// follow.
     #[must_use]
     pub fn truesize(&self) -> u32 {
-        self.home().chunk_bytes
+        self.followers().map(|frame| frame.home().chunk_bytes).sum::<u32>()
+            + self.home().chunk_bytes
     }
 
     /// The CPU slot whose pool this frame belongs to.
@@ -111,12 +149,12 @@ impl Frame {
     }
 
     fn room_bytes(&self) -> u32 {
-        self.home().chunk_bytes - self.start
+        self.home().chunk_bytes - u32::from(self.start)
     }
 
     fn first_byte(&self) -> *mut u8 {
         // SAFETY: start lies within the chunk.
-        unsafe { self.chunk.as_ptr().add(self.start as usize) }
+        unsafe { self.chunk.as_ptr().add(self.start.into()) }
     }
 
     pub(crate) fn home(&self) -> &Home {
@@ -124,8 +162,9 @@ impl Frame {
         unsafe { self.home.as_ref() }
     }
 
-    /// Takes the handle apart without sending the frame home.
+    /// Takes the handle of a frame without followers apart, without sending the frame home.
     pub(crate) fn into_parts(self) -> (NonNull<Home>, NonNull<u8>) {
+        debug_assert_eq!(self.followers, 0, "followers go home first");
         let parts = (self.home, self.chunk);
         std::mem::forget(self);
         parts
@@ -134,6 +173,9 @@ impl Frame {
 
 impl Drop for Frame {
     fn drop(&mut self) {
+        if self.followers > 0 {
+            drop(self.take_followers());
+        }
         // SAFETY: the chunk is this frame's, and the frame ends here.
         let lot = unsafe { Lot::begin(self.chunk) };
         // SAFETY: a lot of one, of this frame's home; neither is used again.

@@ -11,6 +11,7 @@
 
 pub mod region; //   one piece of memory for all the frames of an engine
 pub mod frame; //    one chunk of it: a move-only handle
+pub mod chain; //   frames behind a frame: one packet in several pieces
 pub mod pool; //     the frames of one CPU, and the way home for the frames of others
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
 

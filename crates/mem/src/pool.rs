@@ -4,14 +4,14 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::cache::{LINE_BYTES, prefetch_to_write};
-use crate::frame::{Frame, HEADROOM_BYTES};
+use crate::frame::{BEFORE_PACKET_BYTES, Frame};
 use crate::lot::{Home, HomeId, Lot};
 use crate::region::Region;
 use crate::sync::Arc;
 
 pub use crate::lot::LOT_FRAMES;
 
-/// The least a chunk holds: headroom and a small packet, or a lot's list.
+/// The least a chunk holds: what stands before a packet and a small one, or a lot's list.
 pub const MIN_CHUNK_BYTES: u32 = 512;
 
 /// Chunks begin on cache lines.
@@ -136,7 +136,7 @@ impl Pool {
     /// from larger ones when those are all away. `None`: every chunk that would do is away.
     #[inline] // keeps the frame in registers: see `Frame::len_bytes`
     pub fn allocate(&mut self, len_bytes: u32) -> Option<Frame> {
-        let chunk_bytes = len_bytes.checked_add(HEADROOM_BYTES)?;
+        let chunk_bytes = len_bytes.checked_add(BEFORE_PACKET_BYTES)?;
         self.shelves
             .iter_mut()
             .filter(|shelf| shelf.home().chunk_bytes >= chunk_bytes)
@@ -146,11 +146,20 @@ impl Pool {
     /// The most that a frame of this pool can hold.
     #[must_use]
     pub fn largest_frame_bytes(&self) -> u32 {
-        self.shelves.last().map_or(0, |shelf| shelf.home().chunk_bytes - HEADROOM_BYTES)
+        self.shelves.last().map_or(0, |shelf| shelf.home().chunk_bytes - BEFORE_PACKET_BYTES)
     }
 
-    /// Takes a frame back, whoever owns it.
-    pub fn put(&mut self, frame: Frame) {
+    /// Takes a frame back, whoever owns it, and the frames that follow it, whoever owns those.
+    pub fn put(&mut self, mut frame: Frame) {
+        if frame.follower_count() > 0 {
+            for follower in frame.take_followers() {
+                self.put_alone(follower);
+            }
+        }
+        self.put_alone(frame);
+    }
+
+    fn put_alone(&mut self, frame: Frame) {
         let home = frame.home();
         if !Arc::ptr_eq(&home.region, &self.region) {
             return drop(frame); // of another engine: it finds its own way
@@ -285,7 +294,7 @@ impl Shelf {
 
 /// Asks for a free chunk's first packet lines: they were read on another CPU last.
 fn prefetch_free(chunk: NonNull<u8>) {
-    let first_byte = chunk.as_ptr().wrapping_add(HEADROOM_BYTES as usize);
+    let first_byte = chunk.as_ptr().wrapping_add(BEFORE_PACKET_BYTES as usize);
     prefetch_to_write(first_byte);
     prefetch_to_write(first_byte.wrapping_add(LINE_BYTES));
 }
@@ -330,12 +339,12 @@ mod tests {
     #[test]
     fn the_smallest_chunks_that_fit_are_taken_first_then_larger_ones() {
         let [mut pool, _] = pair();
-        let frames: Vec<_> = std::iter::from_fn(|| pool.allocate(384)).collect();
+        let frames: Vec<_> = std::iter::from_fn(|| pool.allocate(256)).collect();
         let sizes: Vec<_> = frames.iter().map(Frame::truesize).collect();
         assert_eq!(sizes, [[512; 40].as_slice(), &[2048; 3]].concat());
         assert!(pool.allocate(1).is_none(), "all away");
         assert!(pool.allocate(u32::MAX).is_none());
-        assert_eq!(pool.largest_frame_bytes(), 2048 - HEADROOM_BYTES);
+        assert_eq!(pool.largest_frame_bytes(), 2048 - BEFORE_PACKET_BYTES);
         assert_eq!(pool.away(), 43);
     }
 
@@ -401,9 +410,9 @@ mod tests {
     fn lengths_are_held_to_the_room() {
         let [mut pool, _] = pair();
         let mut frame = pool.allocate(0).unwrap();
-        assert_eq!(frame.room_mut().len(), 512 - 128);
-        frame.set_len(384);
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.set_len(385)));
+        assert_eq!(frame.room_mut().len(), 512 - 256);
+        frame.set_len(256);
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.set_len(257)));
         assert!(refused.is_err());
     }
 

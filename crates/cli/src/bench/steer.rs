@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::sys;
-use mem::frame::HEADROOM_BYTES;
+use mem::frame::BEFORE_PACKET_BYTES;
 use mem::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
 use mem::{Pool, Position};
 use path::arrive::Burst;
@@ -155,7 +155,8 @@ fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Inta
 
 fn pools(packets: &[Sample]) -> Result<[Pool; 2], Failure> {
     let largest = packets.iter().map(|packet| packet.bytes.len()).max().unwrap_or(0);
-    let chunk_bytes = u32::try_from(largest).unwrap_or(u32::MAX).saturating_add(HEADROOM_BYTES);
+    let chunk_bytes =
+        u32::try_from(largest).unwrap_or(u32::MAX).saturating_add(BEFORE_PACKET_BYTES);
     let chunks = if chunk_bytes <= CHUNK_BYTES_MIN {
         ChunkClass { chunk_bytes: CHUNK_BYTES_MIN, chunks: CHUNKS }
     } else {

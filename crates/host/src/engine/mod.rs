@@ -302,8 +302,9 @@ fn pools(config: &Config, queues: &[Vec<Queue>]) -> Result<Vec<Pool>> {
 fn chunk_classes(packets: u32) -> Vec<ChunkClass> {
     const SMALL_BYTES: u32 = 2 << 10;
     const JUMBO_BYTES: u32 = 16 << 10;
-    const LARGEST_BYTES: u32 =
-        (crate::device::pcap::MAX_RECORD_BYTES + mem::frame::HEADROOM_BYTES).next_multiple_of(64);
+    const LARGEST_BYTES: u32 = (crate::device::pcap::MAX_RECORD_BYTES
+        + mem::frame::BEFORE_PACKET_BYTES)
+        .next_multiple_of(64);
     let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
     vec![
         ChunkClass { chunk_bytes: SMALL_BYTES, chunks: packets + burst },
