@@ -69,10 +69,10 @@ impl Ledger {
         }
     }
 
-    /// Notes that `cpu` delivers a packet now.
-    pub fn deliver(&self, packet: &Packet, cpu: CpuId) {
+    /// Notes that `cpu` delivers a packet of `queue` now.
+    pub fn deliver(&self, packet: &Packet, queue: RxQueue, cpu: CpuId) {
         let key = if packet.hash.is_some() { packet.hash.0 } else { UNSTEERED_KEY };
-        let candidates = self.candidates(packet.hash, packet.rx_queue);
+        let candidates = self.candidates(packet.hash, queue);
         let found = candidates
             .into_iter()
             .find_map(|entry| Some((entry, entry.exchange(key, packet.arrival)?)));
@@ -179,9 +179,8 @@ mod tests {
                 wire_len: 60,
                 hash: FlowHash(hash),
                 headers: Headers::default(),
-                rx_queue: RxQueue(0),
             };
-            ledger.deliver(&packet, CpuId(cpu));
+            ledger.deliver(&packet, RxQueue(0), CpuId(cpu));
         }
         ledger.flows(2)
     }

@@ -8,7 +8,7 @@ use mem::ring::Consumer;
 
 use crate::backlog::{Lane, Note};
 use crate::counters::DeliveryCounters;
-use crate::cpu::CpuId;
+use crate::cpu::{CpuId, RxQueue};
 use crate::packet::Packet;
 
 /// The application: gets packets in batches, on the CPU they were steered to.
@@ -26,6 +26,8 @@ pub trait Handler: Send {
 pub struct Batch<'a> {
     /// The CPU that they were steered to: this one.
     pub cpu: CpuId,
+    /// The queue that they came from.
+    pub rx_queue: RxQueue,
     /// The packets.
     pub packets: &'a mut Vec<Packet>,
     /// What was decided about each of them, if notes are taken.
@@ -100,6 +102,7 @@ impl Delivery {
         self.counters.batches.add(1);
         handler.handle(&mut Batch {
             cpu: self.cpu,
+            rx_queue: self.lanes[self.lane].rx_queue,
             packets: &mut self.packets,
             notes: &self.notes,
         });

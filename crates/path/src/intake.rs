@@ -75,7 +75,7 @@ impl Intake {
             verify: config.verify,
             hasher: config.hasher,
             steering: Steering::new(&config.steer),
-            backlogs: Backlogs::new(config.cpus, config.netdev_max_backlog),
+            backlogs: Backlogs::new(config.queue, config.cpus, config.netdev_max_backlog),
             epoch: 0,
             next_hold: 0,
             counters: Arc::new(IntakeCounters::new(config.cpus)),
@@ -193,7 +193,6 @@ impl Intake {
         let mut bytes = 0;
         for packet in &mut *packets {
             bytes += u64::from(packet.wire_len);
-            packet.rx_queue = self.queue;
             let Packet { frame, headers, wire_len, .. } = packet;
             parse::parse_into(headers, frame.data(), *wire_len, self.verify);
         }
@@ -230,8 +229,10 @@ impl Intake {
         if target.slot.is_none() {
             self.counters.unsteered.add(1);
         }
-        let (flow, epoch, steering) = (packet.hash, self.epoch, &self.steering);
+        let (flow, arrival) = (packet.hash, packet.arrival);
+        let (epoch, steering) = (self.epoch, &self.steering);
         let note = |position| Note {
+            arrival,
             enqueued_ns: now_ns,
             epoch,
             because: target.because,

@@ -2,7 +2,6 @@
 
 use mem::Frame;
 
-use crate::cpu::RxQueue;
 use crate::hash::FlowHash;
 use crate::parse::{Headers, Link, View};
 
@@ -22,8 +21,6 @@ pub struct Packet {
     pub hash: FlowHash,
     /// Where the headers are. A source sets the link.
     pub headers: Headers,
-    /// The queue it came from. The intake sets it.
-    pub rx_queue: RxQueue,
 }
 
 const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache line");
@@ -40,7 +37,6 @@ impl Packet {
             wire_len,
             hash: FlowHash::NONE,
             headers: Headers { link, ..Headers::default() },
-            rx_queue: RxQueue(0),
         }
     }
 

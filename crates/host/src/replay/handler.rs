@@ -70,9 +70,9 @@ impl Handler for ReplayHandler {
         }
         for (index, packet) in batch.packets.iter().enumerate() {
             self.work();
-            self.ledger.deliver(packet, batch.cpu);
+            self.ledger.deliver(packet, batch.rx_queue, batch.cpu);
             if let (Some(trace), Some(note)) = (&mut self.trace, batch.notes.get(index)) {
-                trace.delivered(packet, note, batch.cpu, self.clock.now_ns());
+                trace.delivered(packet, note, (batch.rx_queue, batch.cpu), self.clock.now_ns());
             }
             if let Some(writer) = &mut self.writer
                 && self.failed.is_none()

@@ -109,13 +109,19 @@ impl DeliverTrace {
         Self { trace, rows: String::with_capacity(ROWS_BYTES), last_frame: 0 }
     }
 
-    /// Writes a packet that the application has got, at `now_ns`.
-    pub fn delivered(&mut self, packet: &Packet, note: &Note, cpu: CpuId, now_ns: u64) {
+    /// Writes a packet that the application has got at `now_ns`, from this queue on this CPU.
+    pub fn delivered(
+        &mut self,
+        packet: &Packet,
+        note: &Note,
+        (queue, cpu): (RxQueue, CpuId),
+        now_ns: u64,
+    ) {
         let order = self.trace.order.fetch_add(1, Ordering::Relaxed);
         let frame = packet.arrival.unwrap_near(self.last_frame);
         self.last_frame = frame;
         let name = locked(&self.trace.names).of(packet, frame);
-        let Note { enqueued_ns, epoch, because, position, head_old, behind } = note;
+        let Note { enqueued_ns, epoch, because, position, head_old, behind, .. } = note;
         // Readers hold it against the flow's own last packet, not against one that shares its slot.
         let head_old = head_old.filter(|_| *behind == packet.hash);
         let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
@@ -123,7 +129,7 @@ impl DeliverTrace {
             "{order},{},{},{},{frame},{:08x},{epoch},{cpu},{},{head_old},{},{enqueued_ns},{now_ns}\n",
             name.flow,
             name.sequence,
-            packet.rx_queue.0,
+            queue.0,
             packet.hash.0,
             position.0,
             because.name(),

@@ -10,10 +10,10 @@ use mem::Position;
 use mem::ring::{Consumer, Producer, ring};
 
 use crate::because::Because;
-use crate::cpu::CpuId;
+use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
-use crate::packet::Packet;
+use crate::packet::{Arrival, Packet};
 pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 
 /// The kernel's default of `netdev_max_backlog`.
@@ -26,6 +26,8 @@ const WATCH_TURNS: u32 = 64;
 /// own, and only when somebody asked for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Note {
+    /// The packet's place in the order of arrival.
+    pub arrival: Arrival,
     /// The intake's time when it put the packet on the backlog.
     pub enqueued_ns: u64,
     /// Which configuration the decision was made under.
@@ -45,6 +47,8 @@ pub struct Note {
 /// The consuming end of one backlog ring: what a [`Delivery`](crate::Delivery) owns.
 #[derive(Debug)]
 pub struct Lane {
+    /// Where its packets come from.
+    pub(crate) rx_queue: RxQueue,
     pub(crate) packets: Consumer<Packet>,
     pub(crate) notes: Option<Consumer<Note>>,
 }
@@ -52,6 +56,7 @@ pub struct Lane {
 /// The producing ends of one rx queue's backlog rings: what an [`Intake`](crate::Intake) owns.
 #[derive(Debug)]
 pub struct Backlogs {
+    rx_queue: RxQueue,
     /// By [`CpuId::index`].
     targets: Vec<Option<Target>>,
     /// Targets with packets that are not yet published, in the order they were first pushed to.
@@ -85,10 +90,12 @@ pub enum Depth {
 }
 
 impl Backlogs {
-    /// No targets yet; `cpus` is one more than the highest CPU there will be.
+    /// The backlogs of `rx_queue`: no targets yet; `cpus` is one more than the highest CPU there
+    /// will be.
     #[must_use]
-    pub fn new(cpus: usize, netdev_max_backlog: u32) -> Self {
+    pub fn new(rx_queue: RxQueue, cpus: usize, netdev_max_backlog: u32) -> Self {
         Self {
+            rx_queue,
             targets: (0..cpus).map(|_| None).collect(),
             touched: Vec::with_capacity(cpus),
             netdev_max_backlog,
@@ -108,7 +115,7 @@ impl Backlogs {
         let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
         self.targets[cpu.index()] =
             Some(Target { packets, notes, head_before: start, head_during: None, touched: false });
-        Lane { packets: lane, notes: lane_notes }
+        Lane { rx_queue: self.rx_queue, packets: lane, notes: lane_notes }
     }
 
     /// The CPUs that packets can go to.

@@ -8,7 +8,7 @@ use path::delivery::Delivery;
 use path::hash::FlowHash;
 use path::packet::Arrival;
 use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use path::{Because, CpuId, DropReason};
+use path::{Because, CpuId, DropReason, RxQueue};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -240,7 +240,7 @@ fn promise_1_the_checker_of_order_sees_one_swap_in_one_flow() {
 #[test]
 fn promise_1_the_kernels_rule_breaks_order_when_the_mask_changes() {
     let mut world = World::new(Settings::default());
-    let mut backlogs = Backlogs::new(CPUS.into(), 100);
+    let mut backlogs = Backlogs::new(RxQueue(0), CPUS.into(), 100);
     let start = Position(u32::MAX);
     let mut deliveries = [0, 1].map(|cpu| {
         let lane = backlogs.connect(CpuId(cpu), 128, start, true);

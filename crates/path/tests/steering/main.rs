@@ -13,7 +13,7 @@ use path::backlog::{Backlogs, FlowLimit};
 use path::hash::{FlowHash, Hasher};
 use path::parse::{self, Link, Verify, View};
 use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use path::{Because, CpuId, Delivery, DropReason};
+use path::{Because, CpuId, Delivery, DropReason, RxQueue};
 
 use world::{CPUS, Flow, Journal, POLLING, Settings, World, cpus_of, put};
 
@@ -460,7 +460,7 @@ fn rps_c2_a_quiet_queue_gathers_on_the_polling_cpu_and_a_full_burst_spreads_it_a
 fn promise_3_batches_and_turns_are_bounded_and_rx_queues_have_their_turns() {
     let mut world = World::new(Settings::default());
     let start = Position(u32::MAX);
-    let mut queues = [0, 1].map(|_| Backlogs::new(4, 100));
+    let mut queues = [0, 1].map(|_| Backlogs::new(RxQueue(0), 4, 100));
     let lanes = queues.each_mut().map(|queue| queue.connect(CpuId(2), 32, start, true));
     let mut delivery = Delivery::new(CpuId(2), lanes.into(), 4);
     for (flow, queue) in (0..).zip(&mut queues) {

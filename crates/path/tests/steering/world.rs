@@ -245,8 +245,9 @@ impl World {
 
 /// Puts a packet on a backlog, by no rule but the caller's.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
-    let because = Because::Rps;
+    let (arrival, because) = (packet.arrival, Because::Rps);
     let note = |position| Note {
+        arrival,
         enqueued_ns: 0,
         epoch: 0,
         because,
