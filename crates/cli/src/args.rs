@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay::control::coalesce::{MTU_MAX, MTU_MIN};
 use forebay::control::{Change, ScriptedChange};
 use forebay::device::Rate;
 
@@ -82,6 +83,32 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) spread: SpreadArg,
 
+    /// Merge segments of one flow: what can be taken apart again exactly (gro), also TCP whose
+    /// acknowledgement, window and timestamps advance (lro), or nothing [default: off; gro if one
+    /// of the next four options is given]
+    #[arg(long, value_enum)]
+    pub(crate) coalesce: Option<CoalesceArg>,
+
+    /// Where: before steering, as in the kernel, or on the CPUs that packets were steered to
+    /// [default: arrive]
+    #[arg(long, value_enum)]
+    pub(crate) coalesce_at: Option<CoalesceAtArg>,
+
+    /// Nanoseconds that a packet waits for more segments after the queue ran empty (arrive)
+    /// [default: 0]
+    #[arg(long, value_name = "NS")]
+    pub(crate) gro_flush_timeout: Option<u64>,
+
+    /// Flows of which segments can be held at once, rounded up to a power of two [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32)
+          .range(1..=i64::from(path::coalesce::LRO_DESCRIPTORS_MAX)))]
+    pub(crate) descriptors: Option<u32>,
+
+    /// The longest IP packet that the device receives, for which lro leaves room [default: 1500]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32)
+          .range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
+    pub(crate) mtu: Option<u32>,
+
     /// Set a knob before the first frame, as in netdev_max_backlog=300; repeatable
     #[arg(long, value_name = "KNOB=VALUE")]
     pub(crate) set: Vec<Change>,
@@ -120,6 +147,10 @@ pub(crate) struct ReplayArgs {
     /// Write delivered packets to DIR/cpuN.pcap, one capture for each CPU
     #[arg(long, value_name = "DIR")]
     pub(crate) write_pcap: Option<PathBuf>,
+
+    /// Write merged packets as the frames they were merged of
+    #[arg(long, requires = "write_pcap")]
+    pub(crate) resegment: bool,
 
     /// Write a trace of every packet and change to DIR
     #[arg(long, value_name = "DIR")]
@@ -172,6 +203,26 @@ pub(crate) enum SpreadArg {
     Busy,
     /// Always, as in the kernel
     Always,
+}
+
+/// What is merged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum CoalesceArg {
+    /// What can be taken apart again exactly
+    Gro,
+    /// TCP whose acknowledgement, window and timestamps advance, too
+    Lro,
+    /// Nothing
+    Off,
+}
+
+/// Where packets are coalesced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum CoalesceAtArg {
+    /// Before steering
+    Arrive,
+    /// On the CPUs that packets were steered to
+    Deliver,
 }
 
 /// A rate on the command line.

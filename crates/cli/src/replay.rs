@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay::control::cpus::MAX_CPUS;
-use forebay::control::{Change, CpuList, Script, ScriptedChange};
+use forebay::control::{Change, Coalesce, CoalesceAt, CpuList, Script, ScriptedChange};
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::device::{Progress, Rate};
@@ -17,13 +17,14 @@ use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan, bundled_capt
 use forebay::sys;
 use indicatif::{ProgressBar, ProgressStyle};
 use path::CpuId;
+use path::coalesce::{CoalesceConfig, CoalesceMode};
 use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 use path::hash::{Hasher, RETA_ENTRIES};
 use path::parse::Verify;
 use path::steer::{MoveAfter, SpreadPolicy};
 use serde::Serialize;
 
-use crate::args::{HashKind, ReplayArgs, SpreadArg, WhenFullArg};
+use crate::args::{CoalesceArg, CoalesceAtArg, HashKind, ReplayArgs, SpreadArg, WhenFullArg};
 use crate::failure::Failure;
 use crate::output;
 use crate::synthetic::SyntheticSpec;
@@ -128,6 +129,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
         mode: if args.deterministic { Mode::Stepped { seed } } else { Mode::Live },
         work_ns: args.work,
         write_pcap: args.write_pcap.clone(),
+        resegment: args.resegment,
         trace: args.trace.clone().map(|directory| TracePlan { directory, parse: args.trace_parse }),
     })
 }
@@ -149,6 +151,12 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
     }
     config.script = script;
     config.when_full = when_full;
+    config.coalesce = coalesce(args);
+    if args.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
+        eprintln!(
+            "forebay: --no-checksums: what nobody has verified is not merged, so nothing will be"
+        );
+    }
     config.rps_flow_cnt = args.rps_flow_cnt;
     config.start_counters = args.start_counters;
     config.verify = if args.no_checksums { Verify::Nothing } else { Verify::Checksums };
@@ -160,6 +168,34 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         config.move_after = MoveAfter { packets, ..MoveAfter::default() };
     }
     Ok(config)
+}
+
+/// How packets are coalesced at first: in `gro` mode where anything is said about it but that.
+fn coalesce(args: &ReplayArgs) -> Coalesce {
+    let is_asked = args.coalesce_at.is_some()
+        || args.gro_flush_timeout.is_some()
+        || args.descriptors.is_some()
+        || args.mtu.is_some();
+    let mode = match args.coalesce {
+        Some(CoalesceArg::Gro) => Some(CoalesceMode::Gro),
+        Some(CoalesceArg::Lro) => Some(CoalesceMode::Lro),
+        Some(CoalesceArg::Off) => None,
+        None => is_asked.then_some(CoalesceMode::default()),
+    };
+    let default = CoalesceConfig::default();
+    Coalesce {
+        is_on: mode.is_some(),
+        at: match args.coalesce_at {
+            Some(CoalesceAtArg::Deliver) => CoalesceAt::Deliver,
+            Some(CoalesceAtArg::Arrive) | None => CoalesceAt::Arrive,
+        },
+        config: CoalesceConfig {
+            mode: mode.unwrap_or_default(),
+            descriptors: args.descriptors.unwrap_or(default.descriptors),
+            mtu: args.mtu.unwrap_or(default.mtu),
+            gro_flush_timeout_ns: args.gro_flush_timeout.unwrap_or(default.gro_flush_timeout_ns),
+        },
+    }
 }
 
 /// Says which CPUs a change names in vain, and refuses one that has nothing else to say.

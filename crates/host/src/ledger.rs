@@ -72,12 +72,12 @@ impl Ledger {
     /// Notes that `cpu` delivers a packet of `queue` now.
     pub fn deliver(&self, packet: &Packet, queue: RxQueue, cpu: CpuId) {
         let key = if packet.hash.is_some() { packet.hash.0 } else { UNSTEERED_KEY };
-        let candidates = self.candidates(packet.hash, queue);
-        let found = candidates
-            .into_iter()
-            .find_map(|entry| Some((entry, entry.exchange(key, packet.arrival)?)));
+        let (last, frames) = (packet.last_arrival(), u64::from(packet.segment_count()));
+        let candidates = self.candidates(packet.hash, queue).into_iter();
+        let found =
+            candidates.into_iter().find_map(|entry| Some((entry, entry.exchange(key, last)?)));
         let Some((entry, before)) = found else {
-            self.unchecked.fetch_add(1, Ordering::Relaxed);
+            self.unchecked.fetch_add(frames, Ordering::Relaxed);
             return;
         };
         if let Before::Packet(before) = before
@@ -88,7 +88,7 @@ impl Ledger {
         // Only a violation of order could make two CPUs meet here; the count is a figure for
         // people then.
         let packets = entry.tally.load(Ordering::Relaxed) & ((1 << CPU_SHIFT) - 1);
-        entry.tally.store(u64::from(cpu.0) << CPU_SHIFT | (packets + 1), Ordering::Relaxed);
+        entry.tally.store(u64::from(cpu.0) << CPU_SHIFT | (packets + frames), Ordering::Relaxed);
     }
 
     /// What has been delivered.
@@ -159,7 +159,7 @@ impl Entry {
 mod tests {
     use mem::pool::{ChunkClass, carve, region_bytes};
     use mem::{Pool, Region};
-    use path::parse::Headers;
+    use path::parse::Link;
 
     use super::*;
 
@@ -172,14 +172,9 @@ mod tests {
     fn delivered(packets: &[(u32, u64, u16)]) -> Flows {
         let (ledger, mut pool) = (Ledger::new(1), pool());
         for &(hash, number, cpu) in packets {
-            let packet = Packet {
-                frame: pool.allocate(1).unwrap(),
-                timestamp_ns: 0,
-                arrival: Arrival::of_frame(number),
-                wire_len: 60,
-                hash: FlowHash(hash),
-                headers: Headers::default(),
-            };
+            let (frame, arrival) = (pool.allocate(1).unwrap(), Arrival::of_frame(number));
+            let received = Packet::received(frame, arrival, 60, Link::Ethernet);
+            let packet = Packet { hash: FlowHash(hash), ..received };
             ledger.deliver(&packet, RxQueue(0), CpuId(cpu));
         }
         ledger.flows(2)

@@ -68,6 +68,8 @@ pub struct Plan {
     pub work_ns: u64,
     /// Where delivered packets are written, one capture for each CPU.
     pub write_pcap: Option<PathBuf>,
+    /// Whether merged packets are written as the frames that they were merged of.
+    pub resegment: bool,
     /// Where the run is traced.
     pub trace: Option<TracePlan>,
 }
@@ -96,13 +98,17 @@ impl Replay {
         let (sources, progress) = open_sources(&plan)?;
         outputs::clear(&plan)?;
         let trace = match &plan.trace {
-            Some(trace) => Some(Trace::create(&trace.directory, trace.parse)?),
+            Some(trace) => {
+                let lro = plan.engine.coalesces(|coalesce| coalesce.is_on);
+                Some(Trace::create(&trace.directory, trace.parse, lro)?)
+            }
             None => None,
         };
-        if trace.is_some() {
-            // A trace shows when each packet was done, so the backlog's head follows each packet.
+        plan.engine.trace.clone_from(&trace);
+        if trace.is_some() && !plan.engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
+            // A trace shows when each packet was done, so the backlog's head follows each packet;
+            // but what is merged on delivery is done together.
             plan.engine.batch_max = 1;
-            plan.engine.trace.clone_from(&trace);
         }
         if let Some(directory) = &plan.write_pcap {
             std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;

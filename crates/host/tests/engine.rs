@@ -374,7 +374,7 @@ fn assert_conserved<H>(outcome: &Outcome<H>, frames: u64) {
     let came: u64 = outcome.queues.iter().map(|queue| queue.frames.get()).sum();
     let drops = outcome.queues.iter().flat_map(|queue| &queue.drops);
     let dropped: u64 = drops.map(path::counters::Counter::get).sum();
-    let delivered: u64 = outcome.cpus.iter().map(|cpu| cpu.delivery.packets.get()).sum();
+    let delivered: u64 = outcome.cpus.iter().map(|cpu| cpu.delivery.frames.get()).sum();
     assert_eq!((came, dropped + delivered + outcome.queued), (frames, frames));
 }
 

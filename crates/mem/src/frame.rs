@@ -123,6 +123,17 @@ impl Frame {
         self.len_bytes += len_bytes;
     }
 
+    /// What stands before the packet, to its first byte: what was pulled off it, or left over.
+    #[must_use]
+    pub fn headroom(&self) -> &[u8] {
+        let (before, headroom) = (CHAIN_BYTES as usize, usize::from(self.start));
+        // SAFETY: start lies within the chunk, which was initialised with its region.
+        let first = unsafe { self.chunk.as_ptr().add(before) };
+        // SAFETY: from the end of the chain's place to the packet's start; nothing else is written
+        // there while this handle is borrowed.
+        unsafe { slice::from_raw_parts(first, headroom - before) }
+    }
+
     /// The packet's length.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {

@@ -53,6 +53,20 @@ pub struct Burst {
     pub packets: Vec<Packet>,
     /// Those that could not be.
     pub refused: Vec<Refused>,
+    /// What the source has behind them. Whoever polls says so.
+    pub behind: Behind,
+}
+
+/// What there is behind a burst: whether segments may wait for more of their kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Behind {
+    /// More, right now.
+    More,
+    /// Nothing yet.
+    #[default]
+    Nothing,
+    /// Nothing ever again.
+    End,
 }
 
 impl Burst {

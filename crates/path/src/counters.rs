@@ -1,7 +1,9 @@
 //! Counters with one writer each: the stage that owns them. Everyone else only reads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::coalesce::{FlushReason, Refusal};
 use crate::drop_reason::DropReason;
 
 /// A number that one thread raises and any thread reads, without a locked instruction.
@@ -53,16 +55,19 @@ pub struct IntakeCounters {
     pub holds: Counter,
     /// The longest that a held move took, in nanoseconds.
     pub held_max_ns: Counter,
+    /// What coalescing did on arrival.
+    pub coalesce: Arc<CoalesceCounters>,
     /// By [`CpuId::index`](crate::CpuId::index) of the target.
     pub per_cpu: Box<[TargetCounters]>,
 }
 
-/// What one intake counts of one target CPU.
+/// What one intake counts of one target CPU, in frames: a merged packet is as many as it was merged
+/// of.
 #[derive(Debug, Default)]
 pub struct TargetCounters {
-    /// Packets put on the backlog.
+    /// Those put on the backlog.
     pub enqueued: Counter,
-    /// Packets that the backlog had no room for, or its flow limit refused.
+    /// Those that the backlog had no room for, or its flow limit refused.
     pub dropped: Counter,
 }
 
@@ -83,11 +88,12 @@ impl IntakeCounters {
             stays: zero(),
             holds: zero(),
             held_max_ns: zero(),
+            coalesce: Arc::default(),
             per_cpu: (0..cpus).map(|_| TargetCounters::default()).collect(),
         }
     }
 
-    /// Packets that were put on a backlog.
+    /// Frames that were put on a backlog.
     #[must_use]
     pub fn enqueued(&self) -> u64 {
         self.per_cpu.iter().map(|target| target.enqueued.get()).sum()
@@ -100,23 +106,51 @@ impl IntakeCounters {
     }
 }
 
+/// What one [`Coalescer`](crate::coalesce::Coalescer) counts. Written by the CPU that turns it.
+#[derive(Debug)]
+pub struct CoalesceCounters {
+    /// Frames that came to it.
+    pub segments_in: Counter,
+    /// Packets that left it, merged ones counted once.
+    pub packets_out: Counter,
+    /// Their bytes: headers once.
+    pub bytes_out: Counter,
+    /// Frames that were not added to a packet, by [`Refusal::index`].
+    pub refused: [Counter; Refusal::ALL.len()],
+    /// Packets that were held and let go, by [`FlushReason::index`].
+    pub flushes: [Counter; FlushReason::ALL.len()],
+}
+
+impl Default for CoalesceCounters {
+    fn default() -> Self {
+        Self {
+            segments_in: Counter::default(),
+            packets_out: Counter::default(),
+            bytes_out: Counter::default(),
+            refused: [const { Counter(AtomicU64::new(0)) }; _],
+            flushes: [const { Counter(AtomicU64::new(0)) }; _],
+        }
+    }
+}
+
 /// What one delivery counts. Written by its CPU.
 #[derive(Debug, Default)]
 pub struct DeliveryCounters {
-    /// Packets handed to the handler; those of the batch under way are counted already.
-    pub packets: Counter,
-    /// Their bytes on the wire.
+    /// Frames handed to the handler, in whatever packets; those of the batch under way are counted
+    /// already.
+    pub frames: Counter,
+    /// Bytes of the packets, a merged one's headers counted once.
     pub bytes: Counter,
     /// Batches they came in.
     pub batches: Counter,
     /// The most packets that were seen waiting in one backlog ring.
     pub backlog_max: Counter,
+    /// What coalescing did on delivery.
+    pub coalesce: Arc<CoalesceCounters>,
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     /// The proof of "only reads" is the type: what raises a counter is visible in this crate only.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use mem::Pool;
 use mem::ring::Consumer;
 
+use crate::arrive::Behind;
 use crate::backlog::{Lane, Note};
+use crate::coalesce::{CoalesceConfig, Coalescer};
 use crate::counters::DeliveryCounters;
 use crate::cpu::{CpuId, RxQueue};
-use crate::packet::Packet;
+use crate::packet::{Arrival, Packet};
 
 /// The application: gets packets in batches, on the CPU they were steered to.
 pub trait Handler: Send {
@@ -30,8 +32,17 @@ pub struct Batch<'a> {
     pub rx_queue: RxQueue,
     /// The packets.
     pub packets: &'a mut Vec<Packet>,
-    /// What was decided about each of them, if notes are taken.
+    /// What was decided about each packet that was on the backlog, if notes are taken.
     pub notes: &'a [Note],
+}
+
+impl Batch<'_> {
+    /// What was decided about a packet, by the place of one of its segments in the order of
+    /// arrival: where packets are merged behind the backlog, every segment has a note of its own.
+    #[must_use]
+    pub fn note_of(&self, arrival: Arrival) -> Option<&Note> {
+        self.notes.iter().find(|note| note.arrival == arrival)
+    }
 }
 
 /// The delivery of one CPU.
@@ -46,6 +57,9 @@ pub struct Delivery {
     /// The batch in hand; empty between batches.
     packets: Vec<Packet>,
     notes: Vec<Note>,
+    coalescer: Option<Coalescer>,
+    /// Where packets go while they are coalesced; empty otherwise.
+    coalesced: Vec<Packet>,
     counters: Arc<DeliveryCounters>,
 }
 
@@ -54,8 +68,23 @@ impl Delivery {
     #[must_use]
     pub fn new(cpu: CpuId, lanes: Vec<Lane>, batch_max: usize) -> Self {
         let packets = Vec::with_capacity(batch_max);
-        let counters = Arc::default();
-        Self { cpu, batch_max, lanes, lane: 0, packets, notes: Vec::new(), counters }
+        Self {
+            cpu,
+            batch_max,
+            lanes,
+            lane: 0,
+            packets,
+            notes: Vec::new(),
+            coalescer: None,
+            coalesced: Vec::new(),
+            counters: Arc::default(),
+        }
+    }
+
+    /// Changes how packets are coalesced on delivery, if they are. Nothing is in hand.
+    pub fn set_coalesce(&mut self, coalesce: Option<CoalesceConfig>) {
+        let counters = &self.counters.coalesce;
+        self.coalescer = coalesce.map(|config| Coalescer::new(config, Arc::clone(counters)));
     }
 
     /// The spine: takes up to `budget` packets from the backlogs to the handler, and returns how
@@ -67,6 +96,7 @@ impl Delivery {
             if taken == 0 {
                 break;
             }
+            self.coalesce();
             self.handle(handler);
             self.complete(pool);
             done += taken;
@@ -94,10 +124,29 @@ impl Delivery {
         0
     }
 
+    /// Merges what can be merged of the batch in hand. A batch is a poll, whatever the
+    /// `gro_flush_timeout`: the backlog's head may only pass what was handled, so nothing is kept.
+    pub fn coalesce(&mut self) {
+        let Some(coalescer) = &mut self.coalescer else { return };
+        coalescer.coalesce(&mut self.packets, 0, &mut self.coalesced);
+        coalescer.end_poll(Behind::End, 0, &mut self.coalesced);
+        std::mem::swap(&mut self.packets, &mut self.coalesced);
+    }
+
+    /// Packets in hand.
+    #[must_use]
+    pub fn in_hand(&self) -> usize {
+        self.packets.len()
+    }
+
     /// Hands the batch to the handler.
     pub fn handle(&mut self, handler: &mut impl Handler) {
-        let bytes = self.packets.iter().map(|packet| u64::from(packet.wire_len)).sum();
-        self.counters.packets.add(self.packets.len() as u64);
+        let (mut frames, mut bytes) = (0, 0);
+        for packet in &self.packets {
+            frames += u64::from(packet.segment_count());
+            bytes += u64::from(packet.wire_len);
+        }
+        self.counters.frames.add(frames);
         self.counters.bytes.add(bytes);
         self.counters.batches.add(1);
         handler.handle(&mut Batch {

@@ -7,6 +7,7 @@ use mem::Position;
 
 use crate::arrive::{Burst, Refused};
 use crate::backlog::{Backlogs, FlowLimit, Lane, Note};
+use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::counters::IntakeCounters;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
@@ -33,6 +34,8 @@ pub struct IntakeConfig {
     pub verify: Verify,
     /// How flows are hashed.
     pub hasher: Arc<Hasher>,
+    /// How packets are coalesced here, before steering, if they are.
+    pub coalesce: Option<CoalesceConfig>,
     /// How packets find their CPU.
     pub steer: SteerConfig,
     /// Packets that each backlog takes.
@@ -45,6 +48,10 @@ pub struct Intake {
     queue: RxQueue,
     verify: Verify,
     hasher: Arc<Hasher>,
+    coalescer: Option<Coalescer>,
+    /// Packets that left coalescing and are not steered yet; between turns, those that a change
+    /// of its settings let go.
+    coalesced: Vec<Packet>,
     steering: Steering,
     backlogs: Backlogs,
     /// The number of live changes so far.
@@ -55,10 +62,11 @@ pub struct Intake {
     dropped: Vec<Dropped>,
 }
 
-/// A frame that was dropped, on its way to whoever returns its memory.
+/// A frame, or the frames of a merged packet, that was dropped, on its way to whoever returns its
+/// memory.
 #[derive(Debug)]
 pub struct Dropped {
-    /// Its number on the source, modulo 2^32.
+    /// Its number on the source, modulo 2^32; the first one's.
     pub arrival: Arrival,
     /// Why.
     pub reason: DropReason,
@@ -70,15 +78,19 @@ impl Intake {
     /// An intake without CPUs to send to; see [`connect`](Self::connect).
     #[must_use]
     pub fn new(config: IntakeConfig) -> Self {
+        let counters = Arc::new(IntakeCounters::new(config.cpus));
+        let coalescer = |coalesce| Coalescer::new(coalesce, Arc::clone(&counters.coalesce));
         Self {
             queue: config.queue,
             verify: config.verify,
             hasher: config.hasher,
+            coalescer: config.coalesce.map(coalescer),
+            coalesced: Vec::new(),
             steering: Steering::new(&config.steer),
             backlogs: Backlogs::new(config.queue, config.cpus, config.netdev_max_backlog),
             epoch: 0,
             next_hold: 0,
-            counters: Arc::new(IntakeCounters::new(config.cpus)),
+            counters,
             dropped: Vec::new(),
         }
     }
@@ -105,6 +117,7 @@ impl Intake {
         let full_burst = burst.packets.len() >= DEV_WEIGHT;
         self.parse(&mut burst.packets);
         self.hash(&mut burst.packets);
+        self.coalesce(burst, tick.now_ns);
         if self.steering.update_spread(tick, full_burst) {
             self.backlogs.watch();
         }
@@ -126,15 +139,29 @@ impl Intake {
         let hold_max = u32::try_from(self.steering.hold_max()).unwrap_or(u32::MAX);
         let burst = burst.min(self.backlogs.limit()).min(hold_max);
         // What is held goes to the backlogs too, and first.
-        let count = u32::try_from(self.held()).unwrap_or(u32::MAX).saturating_add(burst);
+        let held = self.held() + self.coalescing();
+        let count = u32::try_from(held).unwrap_or(u32::MAX).saturating_add(burst);
         let is_hold_room = self.steering.hold_room() >= burst as usize;
         if is_hold_room && self.backlogs.all_have_room_for(count) { burst } else { 0 }
     }
 
-    /// Packets that are held.
+    /// Packets that are held until their flow may move.
     #[must_use]
     pub fn held(&self) -> usize {
         self.steering.held()
+    }
+
+    /// Packets that are held for more segments, merged ones counted once.
+    #[must_use]
+    pub fn coalescing(&self) -> usize {
+        self.coalesced.len() + self.coalescer.as_ref().map_or(0, Coalescer::held)
+    }
+
+    /// When the intake wants an empty turn, to let go of packets that were held for a
+    /// `gro_flush_timeout`.
+    #[must_use]
+    pub fn next_timeout_ns(&self) -> Option<u64> {
+        if self.coalesced.is_empty() { self.coalescer.as_ref()?.next_timeout_ns() } else { Some(0) }
     }
 
     /// Packets on the backlogs or in the CPUs' hands.
@@ -176,6 +203,21 @@ impl Intake {
         self.epoch = epoch;
     }
 
+    /// Changes how packets are coalesced before steering, if they are. What is held goes first.
+    pub fn set_coalesce(&mut self, coalesce: Option<CoalesceConfig>, epoch: u32) {
+        match (&mut self.coalescer, coalesce) {
+            (Some(coalescer), Some(config)) => coalescer.set_config(config, &mut self.coalesced),
+            (Some(coalescer), None) => coalescer.flush(FlushReason::Switch, &mut self.coalesced),
+            (None, _) => {}
+        }
+        let counters = &self.counters.coalesce;
+        self.coalescer = coalesce.map(|config| {
+            let present = self.coalescer.take();
+            present.unwrap_or_else(|| Coalescer::new(config, Arc::clone(counters)))
+        });
+        self.epoch = epoch;
+    }
+
     /// Notes a change that concerns somebody else, so that traces tell packets before and after.
     pub fn set_epoch(&mut self, epoch: u32) {
         self.epoch = epoch;
@@ -185,7 +227,7 @@ impl Intake {
         for Refused { arrival, wire_len, reason } in burst.refused.drain(..) {
             self.counters.frames.add(1);
             self.counters.bytes.add(wire_len.into());
-            self.drop_frame(arrival, reason, None);
+            self.drop_frames(arrival, reason, None);
         }
     }
 
@@ -193,8 +235,8 @@ impl Intake {
         let mut bytes = 0;
         for packet in &mut *packets {
             bytes += u64::from(packet.wire_len);
-            let Packet { frame, headers, wire_len, .. } = packet;
-            parse::parse_into(headers, frame.data(), *wire_len, self.verify);
+            let Packet { frame, headers, wire_len, device_sum, .. } = packet;
+            parse::parse_into(headers, frame.data(), *wire_len, *device_sum, self.verify);
         }
         self.counters.frames.add(packets.len() as u64);
         self.counters.bytes.add(bytes);
@@ -207,6 +249,25 @@ impl Intake {
                 packet.hash = self.hasher.hash(&packet.view());
             }
         }
+    }
+
+    /// Merges what can be merged; afterwards the burst is what goes on now.
+    fn coalesce(&mut self, burst: &mut Burst, now_ns: u64) {
+        let out = &mut self.coalesced;
+        match &mut self.coalescer {
+            Some(coalescer) => {
+                coalescer.coalesce(&mut burst.packets, now_ns, out);
+                if self.steering.active_holds() > 0 {
+                    // A flow that waits to move is not kept waiting here as well.
+                    coalescer.flush(FlushReason::HeldMove, out);
+                } else {
+                    coalescer.end_poll(burst.behind, now_ns, out);
+                }
+            }
+            None if out.is_empty() => return,
+            None => out.append(&mut burst.packets),
+        }
+        std::mem::swap(&mut burst.packets, out);
     }
 
     fn steer(&mut self, packets: &mut Vec<Packet>, now_ns: u64) {
@@ -229,7 +290,7 @@ impl Intake {
         if target.slot.is_none() {
             self.counters.unsteered.add(1);
         }
-        let (flow, arrival) = (packet.hash, packet.arrival);
+        let (flow, arrival, segments) = (packet.hash, packet.arrival, packet.segment_count());
         let (epoch, steering) = (self.epoch, &self.steering);
         let note = |position| Note {
             arrival,
@@ -243,7 +304,7 @@ impl Intake {
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
                 self.steering.record(flow, target, tail);
-                self.counters.per_cpu[target.cpu.index()].enqueued.add(1);
+                self.counters.per_cpu[target.cpu.index()].enqueued.add(segments.into());
                 Some(tail)
             }
             Err((packet, reason)) => {
@@ -255,7 +316,7 @@ impl Intake {
 
     fn hold(&mut self, packet: Packet, hold: HoldId, now_ns: u64) {
         if let Err(packet) = self.steering.hold(hold, packet) {
-            self.drop_frame(packet.arrival, DropReason::HoldFull, Some(packet));
+            self.drop_frames(packet.arrival, DropReason::HoldFull, Some(packet));
             self.steering.end_hold(hold, now_ns);
         }
     }
@@ -291,12 +352,13 @@ impl Intake {
     }
 
     fn drop_packet(&mut self, packet: Packet, cpu: CpuId, reason: DropReason) {
-        self.counters.per_cpu[cpu.index()].dropped.add(1);
-        self.drop_frame(packet.arrival, reason, Some(packet));
+        self.counters.per_cpu[cpu.index()].dropped.add(packet.segment_count().into());
+        self.drop_frames(packet.arrival, reason, Some(packet));
     }
 
-    fn drop_frame(&mut self, arrival: Arrival, reason: DropReason, packet: Option<Packet>) {
-        self.counters.drops[reason.index()].add(1);
+    fn drop_frames(&mut self, arrival: Arrival, reason: DropReason, packet: Option<Packet>) {
+        let frames = packet.as_ref().map_or(1, Packet::segment_count);
+        self.counters.drops[reason.index()].add(frames.into());
         self.dropped.push(Dropped { arrival, reason, packet });
     }
 

@@ -1,8 +1,8 @@
 //! The receive path: what happens to a packet between a device's queue and the application.
 //!
 //! ```text
-//!  source ─► arrive ─► parse ─► hash ─► steer ─►║ backlog ║─► handler
-//!  └──────── Intake: the CPU that polls ───────┘ └ rings ─┘ └ Delivery: the CPU it was steered to
+//!  source ─► arrive ─► parse ─► hash ─► coalesce ─► steer ─►║ backlog ║─► (coalesce) ─► handler
+//!  └────────────── Intake: the CPU that polls ─────────────┘ └ rings ─┘ └ Delivery: where it was steered
 //! ```
 //!
 //! Nothing here does I/O, reads a clock, starts a thread or draws a random number: times, seeds
@@ -13,6 +13,7 @@
 pub mod arrive; //      frames come in bursts from a source
 pub mod parse; //       one walk over the headers, checksums verified
 pub mod hash; //        the flow's hash: keyed, Toeplitz, or the device's
+pub mod coalesce; //    segments of one flow become one packet
 pub mod steer; //       which CPU, and why: RPS map, flow table, held moves
 pub mod backlog; //     the rings between the polling CPU and the others
 pub mod intake; //      the first spine: from the source to the backlog

@@ -3,7 +3,7 @@
 use mem::Frame;
 
 use crate::hash::FlowHash;
-use crate::parse::{Headers, Link, View};
+use crate::parse::{DeviceSum, Headers, Link, View};
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]
@@ -21,6 +21,11 @@ pub struct Packet {
     pub hash: FlowHash,
     /// Where the headers are. A source sets the link.
     pub headers: Headers,
+    /// The payload of each segment but the last, if this packet was merged of several; else 0.
+    pub gso_size: u16,
+    /// The sum that the device took of the frame, if it does that. A source sets it; a packet that
+    /// is not merged keeps it (LRO-1).
+    pub device_sum: Option<DeviceSum>,
 }
 
 const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache line");
@@ -37,13 +42,24 @@ impl Packet {
             wire_len,
             hash: FlowHash::NONE,
             headers: Headers { link, ..Headers::default() },
+            gso_size: 0,
+            device_sum: None,
         }
     }
 
-    /// The fields of the headers.
+    /// The fields of the headers, and the payload: of a merged packet, the first segment's.
     #[must_use]
     pub fn view(&self) -> View<'_> {
-        View::new(self.frame.data(), &self.headers)
+        let bytes = self.frame.data();
+        let bytes = match self.gso_size {
+            0 => bytes,
+            // What was behind the first segment is not followed by the second.
+            size => {
+                let end = usize::from(self.headers.payload_offset) + usize::from(size);
+                bytes.get(..end).unwrap_or(bytes)
+            }
+        };
+        View::new(bytes, &self.headers)
     }
 }
 

@@ -141,6 +141,7 @@ fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Inta
         cpus: cpus.there.index() + 1,
         verify,
         hasher,
+        coalesce: None,
         steer: SteerConfig {
             polling_cpu: cpus.here,
             rps_flow_cnt: RPS_FLOW_CNT,

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use path::CpuId;
 use path::backlog::FlowLimit;
 
+use super::coalesce::{Coalesce, CoalesceChange};
 use super::cpus::CpuList;
 use crate::error::Error;
 
@@ -19,6 +20,8 @@ pub enum Change {
     FlowLimitCpuBitmap(CpuList),
     /// Buckets of a flow limit that is turned on after this.
     FlowLimitTableLen(u32),
+    /// How packets are coalesced.
+    Coalesce(CoalesceChange),
     /// The CPU stops taking packets from its backlogs.
     Pause(CpuId),
     /// The CPU goes on.
@@ -52,6 +55,16 @@ impl Script {
         self.0.get(usize::try_from(epoch.checked_sub(1)?).ok()?)
     }
 
+    /// How packets are coalesced in `epoch`, if they were coalesced like that in the epoch `since`.
+    #[must_use]
+    pub fn coalesce_in(&self, epoch: u32, since: u32, coalesce: Coalesce) -> Coalesce {
+        let changes = (since..epoch).filter_map(|before| self.begins(before + 1));
+        changes.fold(coalesce, |coalesce, scripted| match scripted.change {
+            Change::Coalesce(change) => coalesce.after(change),
+            _ => coalesce,
+        })
+    }
+
     /// All changes.
     #[must_use]
     pub fn changes(&self) -> &[ScriptedChange] {
@@ -68,6 +81,7 @@ impl Change {
             Self::NetdevMaxBacklog(_) => "netdev_max_backlog",
             Self::FlowLimitCpuBitmap(_) => "flow_limit_cpu_bitmap",
             Self::FlowLimitTableLen(_) => "flow_limit_table_len",
+            Self::Coalesce(change) => change.knob(),
             Self::Pause(_) => "pause",
             Self::Resume(_) => "resume",
         }
@@ -79,6 +93,7 @@ impl Change {
         match self {
             Self::RpsCpus(list) | Self::FlowLimitCpuBitmap(list) => list.to_mask(cpus),
             Self::NetdevMaxBacklog(number) | Self::FlowLimitTableLen(number) => number.to_string(),
+            Self::Coalesce(change) => change.value(),
             Self::Pause(cpu) | Self::Resume(cpu) => cpu.to_string(),
         }
     }
@@ -92,6 +107,9 @@ impl FromStr for Change {
         let Some((knob, value)) = text.split_once('=') else {
             return Err(refused("a change", text, "it has the form KNOB=VALUE"));
         };
+        if let Some(change) = CoalesceChange::parse(knob.trim(), value) {
+            return change.map(Self::Coalesce);
+        }
         let cpus = |what| {
             let parsed = CpuList::parse_mask_or_list(value);
             parsed.map_err(|error| refused(what, value, &error.to_string()))
@@ -122,7 +140,8 @@ impl FromStr for Change {
                     "a knob",
                     knob,
                     "those that change during a run are rps_cpus, netdev_max_backlog, \
-                     flow_limit_cpu_bitmap, flow_limit_table_len, pause and resume",
+                     flow_limit_cpu_bitmap, flow_limit_table_len, coalesce, coalesce_at, \
+                     lro_descriptors, gro_flush_timeout, mtu, pause and resume",
                 ));
             }
         })
@@ -188,6 +207,11 @@ mod tests {
             "1:rps_cpu=3",
             "1:netdev_max_backlog=-1",
             "1:flow_limit_table_len=1000",
+            "1:coalesce=on",
+            "1:coalesce_at=x",
+            "1:lro_descriptors=0",
+            "1:gro_flush_timeout=1ms",
+            "1:mtu=67",
             "1:pause=x",
         ] {
             assert!(scripted(text).unwrap_err().contains("cannot be"), "{text}");

@@ -25,7 +25,7 @@ use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig};
 use path::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 
 use crate::clock::Clock;
-use crate::control::{Change, CpuList, Script};
+use crate::control::{Change, Coalesce, CpuList, Script};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::trace::{IntakeTrace, Trace};
@@ -49,6 +49,8 @@ pub struct Config {
     pub hasher: Arc<Hasher>,
     /// Whether checksums are verified.
     pub verify: Verify,
+    /// How packets are coalesced at first, if they are.
+    pub coalesce: Coalesce,
     /// Slots of each queue's flow table.
     pub rps_flow_cnt: u32,
     /// When a held move begins.
@@ -92,6 +94,7 @@ impl Config {
             cpus,
             hasher,
             verify: Verify::Checksums,
+            coalesce: Coalesce::default(),
             rps_flow_cnt: RPS_FLOW_CNT,
             move_after: MoveAfter::default(),
             hold_max: HOLD_MAX,
@@ -104,6 +107,22 @@ impl Config {
             spin_max_ns: SPIN_MAX_NS,
             trace: None,
         }
+    }
+
+    /// Whether packets are ever coalesced like that during the run.
+    #[must_use]
+    pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
+        let mut coalesce = self.coalesce;
+        let changes = self.script.changes().iter();
+        let after = changes.filter_map(|scripted| match scripted.change {
+            Change::Coalesce(change) => Some(change),
+            _ => None,
+        });
+        like(&coalesce)
+            || after.into_iter().any(|change| {
+                coalesce = coalesce.after(change);
+                like(&coalesce)
+            })
     }
 
     /// One more than the highest CPU.
@@ -193,14 +212,12 @@ impl<H: Handler + 'static> Engine<H> {
         }
         let pools = pools(config, &queues)?;
         let workers = cpus.iter().zip(queues).zip(lanes).zip(pools).enumerate().map(
-            |(index, (((&cpu, queues), lanes), pool))| Worker {
-                cpu,
-                index,
-                pool,
-                queues,
-                delivery: Delivery::new(cpu, lanes, config.batch_max as usize),
-                handler: handler(cpu),
-                shared: Arc::clone(&shared),
+            |(index, (((&cpu, queues), lanes), pool))| {
+                let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
+                delivery.set_coalesce(config.coalesce.on_delivery());
+                let (handler, shared) = (handler(cpu), Arc::clone(&shared));
+                let (epoch, coalesce) = (0, config.coalesce);
+                Worker { cpu, index, pool, queues, delivery, handler, epoch, coalesce, shared }
             },
         );
         Ok(Self { workers: workers.collect(), shared })
@@ -255,6 +272,7 @@ fn open_queue(
         cpus: config.cpu_count(),
         verify: config.verify,
         hasher: Arc::clone(&config.hasher),
+        coalesce: config.coalesce.on_arrival(),
         steer: SteerConfig {
             polling_cpu,
             rps_flow_cnt: config.rps_flow_cnt,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mem::Pool;
-use path::arrive::{Ask, Burst, Polled, SourceError};
+use path::arrive::{Ask, Behind, Burst, Polled, SourceError};
 use path::backlog::FlowLimit;
 use path::counters::IntakeCounters;
 use path::intake::DEV_WEIGHT;
@@ -12,7 +12,7 @@ use path::{CpuId, Intake, Packet, Source};
 
 use super::shared::Shared;
 use super::{Config, WhenFull};
-use crate::control::{Change, Script, ScriptedChange};
+use crate::control::{Change, Coalesce, Script, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
@@ -32,6 +32,7 @@ pub(super) struct Queue {
     /// No frame below this number is still to come.
     next_frame: u64,
     epoch: u32,
+    coalesce: Coalesce,
     flow_limit_table_len: u32,
     when_full: WhenFull,
     trace: Option<IntakeTrace>,
@@ -70,6 +71,7 @@ impl Queue {
             script: Arc::new(config.script.clone()),
             next_frame: 0,
             epoch: 0,
+            coalesce: config.coalesce,
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
             trace,
@@ -99,12 +101,16 @@ impl Queue {
             _ if frames > 0 => Activity::Worked(frames),
             Activity::Ended => Activity::Blocked,
             _ if self.intake.held() > 0 => Activity::Blocked,
-            idle => idle,
+            Activity::IdleUntil(due_ns) => {
+                Activity::IdleUntil(due_ns.into_iter().chain(self.intake.next_timeout_ns()).min())
+            }
+            blocked => blocked,
         }
     }
 
-    /// Fills the burst, unless there would be no room for it.
+    /// Fills the burst, unless there would be no room for it, and says what is behind it.
     fn poll(&mut self, pool: &mut Pool, shared: &Shared) -> Activity {
+        self.burst.behind = Behind::More;
         if self.source_ended || shared.is_stopping() {
             self.end_source(shared);
             return Activity::Ended;
@@ -120,9 +126,16 @@ impl Queue {
         let now_ns = shared.clock.now_ns();
         let ask = Ask { now_ns, max: burst as usize, may_wait: waits };
         match self.source.poll(ask, pool, &mut self.burst) {
-            Ok(Polled::Ready) if self.burst.is_empty() => Activity::Blocked,
+            Ok(Polled::Ready) if self.burst.is_empty() => {
+                // No memory was free. What is held here may be what is missing.
+                self.burst.behind = Behind::Nothing;
+                Activity::Blocked
+            }
             Ok(Polled::Ready) => Activity::Worked(0),
-            Ok(Polled::IdleUntil { now_ns }) => Activity::IdleUntil(Some(now_ns)),
+            Ok(Polled::IdleUntil { now_ns }) => {
+                self.burst.behind = Behind::Nothing;
+                Activity::IdleUntil(Some(now_ns))
+            }
             Ok(Polled::Exhausted) => {
                 self.end_source(shared);
                 Activity::Ended
@@ -136,6 +149,7 @@ impl Queue {
     }
 
     fn end_source(&mut self, shared: &Shared) {
+        self.burst.behind = Behind::End;
         if !std::mem::replace(&mut self.source_ended, true) {
             shared.source_ended();
         }
@@ -147,12 +161,15 @@ impl Queue {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
             self.burst.refused.iter().for_each(|refused| trace.refused(refused));
         }
+        let behind = self.burst.behind;
         while let Some(at) = self.next_change() {
             let rest = self.burst.packets.split_off(at);
+            self.burst.behind = Behind::More;
             self.intake_turn(pool, shared);
             self.apply_change(shared);
             self.burst.packets = rest;
         }
+        self.burst.behind = behind;
         if let Some(last) = self.burst.packets.last() {
             self.next_frame = last.arrival.unwrap_near(self.next_frame) + 1;
         }
@@ -223,6 +240,10 @@ impl Queue {
                 self.flow_limit_table_len = *len;
                 self.intake.set_epoch(epoch);
             }
+            Change::Coalesce(change) => {
+                self.coalesce = self.coalesce.after(*change);
+                self.intake.set_coalesce(self.coalesce.on_arrival(), epoch);
+            }
             Change::Pause(cpu) => {
                 shared.set_paused(*cpu, true);
                 self.intake.set_epoch(epoch);
@@ -232,8 +253,8 @@ impl Queue {
                 self.intake.set_epoch(epoch);
             }
         }
-        if let Some(trace) = &self.trace
-            && shared.announces(epoch)
+        if shared.announces(epoch)
+            && let Some(trace) = &self.trace
         {
             let now_ns = shared.clock.now_ns();
             trace.trace().changed(now_ns, epoch, change.knob(), &shared.value_of(change));

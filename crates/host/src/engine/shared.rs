@@ -8,7 +8,7 @@ use path::CpuId;
 use super::Config;
 use super::bell::Bell;
 use crate::clock::Clock;
-use crate::control::{Change, CpuList};
+use crate::control::{Change, CpuList, Script};
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]
@@ -29,7 +29,8 @@ pub(super) struct Shared {
     live_sources: AtomicUsize,
     /// Queues that still have packets to give, held ones included.
     live_queues: AtomicUsize,
-    /// The latest epoch that was written to the trace.
+    pub(super) script: Script,
+    /// The latest epoch that has begun on any queue.
     announced: AtomicU32,
     pub(super) spin_max_ns: u64,
 }
@@ -55,6 +56,7 @@ impl Shared {
             aborted: AtomicBool::new(false),
             live_sources: AtomicUsize::new(queues),
             live_queues: AtomicUsize::new(queues),
+            script: config.script.clone(),
             announced: AtomicU32::new(0),
             spin_max_ns: config.spin_max_ns,
         }
@@ -164,6 +166,11 @@ impl Shared {
     /// Whether the caller is the first to see this epoch begin.
     pub(super) fn announces(&self, epoch: u32) -> bool {
         self.announced.fetch_max(epoch, Ordering::Relaxed) < epoch
+    }
+
+    /// The latest epoch that has begun.
+    pub(super) fn epoch(&self) -> u32 {
+        self.announced.load(Ordering::Relaxed)
     }
 
     /// A change's value as it is read back: as it is in force.

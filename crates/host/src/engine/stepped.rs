@@ -129,9 +129,12 @@ impl<H: Handler> Stepper<H> {
         if worker.shared.is_paused(worker.index) {
             return None;
         }
-        let taken = worker.delivery.take(usize::MAX);
+        worker.follow_changes();
+        let taken = worker.delivery.take(usize::MAX) as u64;
+        worker.delivery.coalesce();
+        let packets = worker.delivery.in_hand() as u64;
         self.in_hand = taken > 0;
-        self.in_hand.then(|| varied(random, (costs.delivery_ns + costs.work_ns) * taken as u64))
+        self.in_hand.then(|| varied(random, costs.delivery_ns * taken + costs.work_ns * packets))
     }
 
     fn busy(&self, cost_ns: u64) -> u64 {

@@ -9,6 +9,7 @@ use path::{CpuId, Delivery, Handler};
 use super::queue::{Activity, Queue};
 use super::shared::Shared;
 use super::{CpuOutcome, Outcome};
+use crate::control::Coalesce;
 use crate::error::Error;
 
 /// All that belongs to one CPU.
@@ -20,6 +21,10 @@ pub(super) struct Worker<H> {
     pub(super) queues: Vec<Queue>,
     pub(super) delivery: Delivery,
     pub(super) handler: H,
+    /// The epoch that the delivery follows.
+    pub(super) epoch: u32,
+    /// How packets are coalesced in it.
+    pub(super) coalesce: Coalesce,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -48,7 +53,21 @@ impl<H: Handler> Worker<H> {
         if self.shared.is_paused(self.index) {
             return 0;
         }
+        self.follow_changes();
         self.delivery.turn(budget, &mut self.pool, &mut self.handler)
+    }
+
+    /// Has the delivery coalesce as the latest changes say.
+    pub(super) fn follow_changes(&mut self) {
+        let epoch = self.shared.epoch();
+        if epoch == self.epoch {
+            return;
+        }
+        let coalesce = self.shared.script.coalesce_in(epoch, self.epoch, self.coalesce);
+        if coalesce.on_delivery() != self.coalesce.on_delivery() {
+            self.delivery.set_coalesce(coalesce.on_delivery());
+        }
+        (self.epoch, self.coalesce) = (epoch, coalesce);
     }
 
     /// Whether there is a reason not to sleep, other than what a source may have.

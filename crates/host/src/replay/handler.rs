@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use path::coalesce::resegment;
 use path::delivery::Batch;
-use path::{CpuId, Handler};
+use path::{CpuId, Handler, Packet};
 
 use super::{Mode, Plan};
 use crate::clock::Clock;
@@ -21,6 +22,8 @@ pub(super) struct ReplayHandler {
     ledger: Arc<Ledger>,
     trace: Option<DeliverTrace>,
     writer: Option<CaptureWriter>,
+    /// Whether merged packets are written as the frames that they were merged of.
+    resegments: bool,
     failed: Option<Error>,
 }
 
@@ -39,6 +42,7 @@ impl ReplayHandler {
             ledger: Arc::clone(ledger),
             trace: trace.map(|trace| DeliverTrace::new(Arc::clone(trace))),
             writer: plan.write_pcap.as_ref().map(stem).map(CaptureWriter::new),
+            resegments: plan.resegment,
             failed: None,
         }
     }
@@ -63,6 +67,13 @@ impl ReplayHandler {
     }
 }
 
+/// Has the frames that packets were merged of take their places.
+fn take_apart(packets: &mut Vec<Packet>) {
+    let mut frames = Vec::with_capacity(packets.len());
+    packets.drain(..).for_each(|packet| resegment(packet, &mut frames));
+    *packets = frames;
+}
+
 impl Handler for ReplayHandler {
     fn handle(&mut self, batch: &mut Batch<'_>) {
         for packet in batch.packets.iter() {
@@ -71,14 +82,17 @@ impl Handler for ReplayHandler {
         for (index, packet) in batch.packets.iter().enumerate() {
             self.work();
             self.ledger.deliver(packet, batch.rx_queue, batch.cpu);
-            if let (Some(trace), Some(note)) = (&mut self.trace, batch.notes.get(index)) {
-                trace.delivered(packet, note, (batch.rx_queue, batch.cpu), self.clock.now_ns());
+            if let Some(trace) = &mut self.trace {
+                trace.delivered(batch, index, self.clock.now_ns());
             }
-            if let Some(writer) = &mut self.writer
-                && self.failed.is_none()
-            {
-                self.failed = writer.write(packet).err();
+        }
+        if let Some(writer) = &mut self.writer
+            && self.failed.is_none()
+        {
+            if self.resegments {
+                take_apart(batch.packets);
             }
+            self.failed = batch.packets.iter().find_map(|packet| writer.write(packet).err());
         }
     }
 }

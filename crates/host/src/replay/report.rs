@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use path::DropReason;
-use path::counters::{Counter, IntakeCounters};
+use path::coalesce::{FlushReason, Refusal};
+use path::counters::{CoalesceCounters, Counter, IntakeCounters};
 use serde::Serialize;
 
 use crate::device::Progress;
@@ -20,7 +21,7 @@ pub struct Report {
     pub packets_in: u64,
     /// Their bytes on the wire.
     pub bytes_in: u64,
-    /// Packets handed to the application, and processed.
+    /// Frames handed to the application, in whatever packets, and processed.
     pub delivered: u64,
     /// Frames dropped, by the name of the reason.
     pub dropped: BTreeMap<&'static str, u64>,
@@ -45,7 +46,7 @@ pub struct Report {
     pub per_cpu: Vec<CpuReport>,
     /// What steering did.
     pub steer: SteerReport,
-    /// What coalescing did: nothing yet, every packet is one segment.
+    /// What coalescing did.
     pub lro: LroReport,
     /// What parsing found.
     pub parse: ParseReport,
@@ -68,9 +69,9 @@ pub struct Report {
 pub struct CpuReport {
     /// The CPU.
     pub cpu: u16,
-    /// Packets it delivered.
+    /// Frames it delivered, in whatever packets.
     pub packets: u64,
-    /// Their bytes on the wire.
+    /// Bytes of the packets: a merged one's headers count once.
     pub bytes: u64,
     /// Flows whose last packet it delivered.
     pub flows: u64,
@@ -101,13 +102,19 @@ pub struct SteerReport {
     pub unsteered: u64,
 }
 
-/// What coalescing did.
+/// What coalescing did. Where it was off, every frame is a packet.
 #[derive(Debug, Serialize)]
 pub struct LroReport {
-    /// Packets before.
+    /// Frames that came to it.
     pub segments_in: u64,
-    /// Packets after.
+    /// Packets that they became.
     pub packets_out: u64,
+    /// Bytes in one of those on average, headers counted once.
+    pub bytes_per_packet: f64,
+    /// Frames that were not added to a packet, by the name of the reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Packets that were held for more segments and let go, by the name of the reason.
+    pub flushes: BTreeMap<&'static str, u64>,
 }
 
 /// What parsing found.
@@ -162,7 +169,7 @@ impl Report {
                 held_max_ns: queues.iter().map(|queue| queue.held_max_ns.get()).max().unwrap_or(0),
                 unsteered: sum(|queue| &queue.unsteered),
             },
-            lro: LroReport { segments_in: delivered, packets_out: delivered },
+            lro: LroReport::of(outcome, delivered),
             parse: ParseReport {
                 flawed: sum(|queue| &queue.flawed),
                 ip_checksum_bad: sum(|queue| &queue.ip_checksum_bad),
@@ -229,6 +236,38 @@ impl Report {
     }
 }
 
+impl LroReport {
+    fn of<H>(outcome: &Outcome<H>, delivered: u64) -> Self {
+        let queues = outcome.queues.iter().map(|queue| &*queue.coalesce);
+        let cpus = outcome.cpus.iter().map(|cpu| &*cpu.delivery.coalesce);
+        let all: Vec<_> = queues.chain(cpus).collect();
+        let sum = |counter: &dyn Fn(&CoalesceCounters) -> &Counter| -> u64 {
+            all.iter().map(|coalesce| counter(coalesce).get()).sum()
+        };
+        let segments_in = sum(&|coalesce| &coalesce.segments_in);
+        let (segments_in, packets_out, bytes_out) = if segments_in == 0 {
+            let bytes = outcome.cpus.iter().map(|cpu| cpu.delivery.bytes.get()).sum();
+            (delivered, delivered, bytes)
+        } else {
+            let packets_out = sum(&|coalesce| &coalesce.packets_out);
+            (segments_in, packets_out, sum(&|coalesce| &coalesce.bytes_out))
+        };
+        let refused = Refusal::ALL
+            .into_iter()
+            .map(|refusal| (refusal.name(), sum(&|coalesce| &coalesce.refused[refusal.index()])));
+        let flushes = FlushReason::ALL
+            .into_iter()
+            .map(|reason| (reason.name(), sum(&|coalesce| &coalesce.flushes[reason.index()])));
+        Self {
+            segments_in,
+            packets_out,
+            bytes_per_packet: as_f64(bytes_out) / as_f64(packets_out).max(1.0),
+            refused: refused.collect(),
+            flushes: flushes.collect(),
+        }
+    }
+}
+
 impl CpuReport {
     fn of<H>(cpu: &CpuOutcome, outcome: &Outcome<H>, flows: u64) -> Self {
         let targets = || {
@@ -237,7 +276,7 @@ impl CpuReport {
         };
         Self {
             cpu: cpu.cpu.0,
-            packets: cpu.delivery.packets.get(),
+            packets: cpu.delivery.frames.get(),
             bytes: cpu.delivery.bytes.get(),
             flows,
             busy_ns: cpu.busy_ns,

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use path::Packet;
+use path::coalesce::Segment;
 
 use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 
@@ -58,16 +59,16 @@ impl Connection {
 }
 
 impl FlowNames {
-    /// The name of a packet, which was frame `frame` of its source.
-    pub(super) fn of(&mut self, packet: &Packet, frame: u64) -> FlowName {
-        stamp(packet)
-            .or_else(|| self.connection(packet))
+    /// The name of a segment of a packet, which was frame `frame` of its source.
+    pub(super) fn of(&mut self, packet: &Packet, segment: &Segment<'_>, frame: u64) -> FlowName {
+        stamp(segment)
+            .or_else(|| self.connection(packet, segment.offset))
             .unwrap_or(FlowName { flow: HASHES + u64::from(packet.hash.0), sequence: frame })
     }
 
-    fn connection(&mut self, packet: &Packet) -> Option<FlowName> {
+    fn connection(&mut self, packet: &Packet, offset: u32) -> Option<FlowName> {
         let view = packet.view();
-        let sequence = view.tcp_sequence()?;
+        let sequence = view.tcp_sequence()?.wrapping_add(offset);
         let endpoints = (view.address_bytes()?.into(), *view.port_bytes()?);
         let known = self.connections.len();
         if known >= CONNECTIONS_MAX && !self.connections.contains_key(&endpoints) {
@@ -83,9 +84,8 @@ impl FlowNames {
 }
 
 /// The name that a stamped payload carries.
-pub(super) fn stamp(packet: &Packet) -> Option<FlowName> {
-    let view = packet.view();
-    let stamp = view.payload().first_chunk::<STAMP_BYTES>()?;
+pub(super) fn stamp(segment: &Segment<'_>) -> Option<FlowName> {
+    let stamp = segment.payload.first_chunk::<STAMP_BYTES>()?;
     let (magic, rest) = stamp.split_first_chunk::<4>()?;
     let (flow, sequence) = rest.split_first_chunk::<4>()?;
     (*magic == STAMP_MAGIC).then_some(FlowName {

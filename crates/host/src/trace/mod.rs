@@ -1,9 +1,10 @@
 //! The trace of a run: plain files from which outsiders can judge it.
 //!
-//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` (if asked for) and `counters.json`, in one
-//! directory. Tracing may cost speed: rows are written under locks.
+//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` (if asked for), `lro.jsonl` (if packets are
+//! coalesced) and `counters.json`, in one directory. Tracing may cost speed: rows are written under locks.
 
 mod flow_names;
+mod lro_row;
 mod parse_row;
 
 use std::fmt::Write as _;
@@ -15,24 +16,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use path::arrive::Refused;
 use path::backlog::Note;
+use path::delivery::Batch;
 use path::hash::Hasher;
 use path::intake::Dropped;
 use path::packet::Arrival;
 use path::parse::Verify;
-use path::{CpuId, Packet, RxQueue};
+use path::{Packet, RxQueue};
 
 use crate::error::{Error, Result};
-use flow_names::FlowNames;
+use flow_names::{FlowName, FlowNames};
 
 const DELIVER_FILE: &str = "deliver.csv";
 const DROP_FILE: &str = "drop.csv";
 const CONFIG_FILE: &str = "config.csv";
 pub(crate) const PARSE_FILE: &str = "parse.csv";
+pub(crate) const LRO_FILE: &str = "lro.jsonl";
 pub(crate) const COUNTERS_FILE: &str = "counters.json";
 
 /// Every file that a trace may have.
-pub(crate) const FILES: [&str; 5] =
-    [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, COUNTERS_FILE];
+pub(crate) const FILES: [&str; 6] =
+    [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, LRO_FILE, COUNTERS_FILE];
 
 const DELIVER_HEADER: &str =
     "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,because,t_enq,t_deq\n";
@@ -50,17 +53,19 @@ pub struct Trace {
     drop: TraceFile,
     config: TraceFile,
     parse: Option<TraceFile>,
+    lro: Option<TraceFile>,
     names: Mutex<FlowNames>,
     /// The order in which packets reached the application, over all CPUs.
     order: AtomicU64,
 }
 
 impl Trace {
-    /// Creates the directory and begins its files; `parse` asks for `parse.csv` too.
+    /// Creates the directory and begins its files; `parse` asks for `parse.csv` too, `lro` for
+    /// `lro.jsonl`.
     ///
     /// # Errors
     /// When they cannot be created.
-    pub fn create(directory: &Path, parse: bool) -> Result<Arc<Self>> {
+    pub fn create(directory: &Path, parse: bool, lro: bool) -> Result<Arc<Self>> {
         fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
         let file = |name, header| TraceFile::create(directory.join(name), header);
         Ok(Arc::new(Self {
@@ -69,6 +74,7 @@ impl Trace {
             drop: file(DROP_FILE, DROP_HEADER)?,
             config: file(CONFIG_FILE, CONFIG_HEADER)?,
             parse: if parse { Some(file(PARSE_FILE, parse_row::HEADER)?) } else { None },
+            lro: if lro { Some(file(LRO_FILE, "")?) } else { None },
             names: Mutex::default(),
             order: AtomicU64::new(0),
         }))
@@ -87,7 +93,7 @@ impl Trace {
         let path = self.directory.join(COUNTERS_FILE);
         let counters = fs::write(&path, counters).map_err(Error::file("write", &path));
         let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
-        let files = files.into_iter().chain([self.parse.as_ref()]).flatten();
+        let files = files.into_iter().chain([self.parse.as_ref(), self.lro.as_ref()]).flatten();
         let finished = files.map(TraceFile::finish).chain([counters]);
         finished.filter_map(Result::err).collect()
     }
@@ -109,28 +115,47 @@ impl DeliverTrace {
         Self { trace, rows: String::with_capacity(ROWS_BYTES), last_frame: 0 }
     }
 
-    /// Writes a packet that the application has got at `now_ns`, from this queue on this CPU.
-    pub fn delivered(
+    /// Writes the packet at `index` of a batch, which the application has got at `now_ns`.
+    pub fn delivered(&mut self, batch: &Batch<'_>, index: usize, now_ns: u64) {
+        let packet = &batch.packets[index];
+        let order = self.trace.order.fetch_add(1, Ordering::Relaxed);
+        let mut frames = Vec::new();
+        for segment in packet.segments() {
+            let frame = segment.arrival.unwrap_near(self.last_frame);
+            self.last_frame = frame;
+            frames.push(frame);
+            // Merged before it was steered, a packet has one note; after, each segment its own.
+            let note = batch.note_of(segment.arrival).or_else(|| batch.note_of(packet.arrival));
+            if let Some(note) = note {
+                let name = locked(&self.trace.names).of(packet, &segment, frame);
+                self.row(order, (packet, batch), note, (name, frame), now_ns);
+            }
+        }
+        if let Some(lro) = &self.trace.lro {
+            // At once, so that the file keeps the order in which a flow was delivered.
+            lro.write(&lro_row::row(packet, &frames));
+        }
+    }
+
+    fn row(
         &mut self,
-        packet: &Packet,
+        order: u64,
+        (packet, batch): (&Packet, &Batch<'_>),
         note: &Note,
-        (queue, cpu): (RxQueue, CpuId),
+        (name, frame): (FlowName, u64),
         now_ns: u64,
     ) {
-        let order = self.trace.order.fetch_add(1, Ordering::Relaxed);
-        let frame = packet.arrival.unwrap_near(self.last_frame);
-        self.last_frame = frame;
-        let name = locked(&self.trace.names).of(packet, frame);
         let Note { enqueued_ns, epoch, because, position, head_old, behind, .. } = note;
         // Readers hold it against the flow's own last packet, not against one that shares its slot.
         let head_old = head_old.filter(|_| *behind == packet.hash);
         let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
         let row = format_args!(
-            "{order},{},{},{},{frame},{:08x},{epoch},{cpu},{},{head_old},{},{enqueued_ns},{now_ns}\n",
+            "{order},{},{},{},{frame},{:08x},{epoch},{},{},{head_old},{},{enqueued_ns},{now_ns}\n",
             name.flow,
             name.sequence,
-            queue.0,
+            batch.rx_queue.0,
             packet.hash.0,
+            batch.cpu,
             position.0,
             because.name(),
         );
@@ -186,16 +211,29 @@ impl IntakeTrace {
         }
     }
 
-    /// Writes a frame that was dropped.
+    /// Writes a frame that was dropped, or all those that a dropped packet was merged of.
     pub fn dropped(&self, dropped: &Dropped, queue: RxQueue) {
-        let frame = self.full_number(dropped.arrival);
         let reason = dropped.reason.name();
-        let stamp = dropped.packet.as_ref().and_then(flow_names::stamp);
-        let (flow, sequence) = match stamp {
-            Some(name) => (name.flow.to_string(), name.sequence.to_string()),
-            None => (String::new(), String::new()),
+        let row = |frame, stamp: Option<FlowName>| {
+            let (flow, sequence) = match stamp {
+                Some(name) => (name.flow.to_string(), name.sequence.to_string()),
+                None => (String::new(), String::new()),
+            };
+            self.trace.drop.write(&format!("{},{frame},{reason},{flow},{sequence}\n", queue.0));
         };
-        self.trace.drop.write(&format!("{},{frame},{reason},{flow},{sequence}\n", queue.0));
+        let mut frames = Vec::new();
+        for segment in dropped.packet.iter().flat_map(Packet::segments) {
+            let frame = self.full_number(segment.arrival);
+            row(frame, flow_names::stamp(&segment));
+            frames.push(frame);
+        }
+        if dropped.packet.is_none() {
+            frames.push(self.full_number(dropped.arrival));
+            row(frames[0], None);
+        }
+        if let Some(lro) = &self.trace.lro {
+            lro.write(&lro_row::lost(&frames, reason));
+        }
     }
 
     /// The trace that this is a part of.

@@ -20,7 +20,16 @@ pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mo
     let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
     let mut engine = Config::new(CpuList::new(cpus), hasher);
     engine.spread = SpreadPolicy::Always;
-    Plan { input, queues: NonZeroU16::MIN, engine, mode, work_ns: 0, write_pcap: None, trace: None }
+    Plan {
+        input,
+        queues: NonZeroU16::MIN,
+        engine,
+        mode,
+        work_ns: 0,
+        write_pcap: None,
+        resegment: false,
+        trace: None,
+    }
 }
 
 /// The same on CPUs 0 to `cpus - 1`, stepped, of made-up traffic.

@@ -48,7 +48,7 @@ impl LinkLayer {
 #[must_use]
 pub fn link_layer(bytes: &[u8], link: Link) -> LinkLayer {
     let mut found = LinkLayer::default();
-    let seen = Seen::new(bytes, 0);
+    let seen = Seen::new(bytes, 0, link);
     // Where the walk stops, `found` holds what came before.
     let _ = fill(&seen, link, &mut found);
     found

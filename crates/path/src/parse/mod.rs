@@ -8,12 +8,14 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 pub mod checksum;
+mod device_sum;
 mod ethernet;
 mod ipv4;
 mod ipv6;
 mod transport;
 mod view;
 
+pub use device_sum::DeviceSum;
 pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
 pub use ipv6::MAX_EXTENSION_HEADERS;
 pub use view::View;
@@ -54,7 +56,8 @@ pub struct Headers {
     pub flaw: Option<Flaw>,
     /// The IPv4 header checksum.
     pub ip_checksum: Checksum,
-    /// The TCP or UDP checksum.
+    /// The TCP or UDP checksum. A source sets it if the device has verified it (the kernel's
+    /// `CHECKSUM_UNNECESSARY`); then it is not verified here.
     pub l4_checksum: Checksum,
     /// Where the network header begins, if there is one.
     pub network_offset: u8,
@@ -149,13 +152,21 @@ pub enum Flaw {
 #[must_use]
 pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers {
     let mut headers = Headers { link, ..Headers::default() };
-    parse_into(&mut headers, bytes, wire_len, verify);
+    parse_into(&mut headers, bytes, wire_len, None, verify);
     headers
 }
 
-/// The same, for headers that lie where they will stay and know no more than their link yet.
-pub fn parse_into(headers: &mut Headers, bytes: &[u8], wire_len: u32, verify: Verify) {
-    let seen = Seen::new(bytes, wire_len);
+/// The same, for headers that lie where they will stay and know no more yet than what the device
+/// said: their link, and perhaps of their checksum. A checksum is told from the device's sum if
+/// there is one, whether or not others are verified.
+pub fn parse_into(
+    headers: &mut Headers,
+    bytes: &[u8],
+    wire_len: u32,
+    device_sum: Option<DeviceSum>,
+    verify: Verify,
+) {
+    let seen = Seen { device_sum, ..Seen::new(bytes, wire_len, headers.link) };
     if let Err(Stop::Flaw(flaw)) = walk(&seen, verify, headers) {
         headers.flaw.get_or_insert(flaw);
     }
@@ -183,6 +194,10 @@ struct Seen<'a> {
     bytes: &'a [u8],
     /// How much there was; never less than what was captured.
     wire_len: usize,
+    /// What the bytes begin with.
+    link: Link,
+    /// What the device has summed up.
+    device_sum: Option<DeviceSum>,
 }
 
 /// Why the walk ends before the last header.
@@ -194,8 +209,9 @@ enum Stop {
 }
 
 impl<'a> Seen<'a> {
-    fn new(bytes: &'a [u8], wire_len: u32) -> Self {
-        Self { bytes, wire_len: (wire_len as usize).max(bytes.len()) }
+    fn new(bytes: &'a [u8], wire_len: u32, link: Link) -> Self {
+        let wire_len = (wire_len as usize).max(bytes.len());
+        Self { bytes, wire_len, link, device_sum: None }
     }
 
     /// The `N` bytes at `at`; if they are not there, `flaw` says what that makes of the frame.

@@ -78,9 +78,7 @@ fn tcp(
     set_payload(headers, segment.start + header_len, segment.end);
     seen.header::<TCP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
     headers.transport = Transport::Tcp;
-    if verify == Verify::Checksums {
-        headers.l4_checksum = judge(seen, segment, segment.len(), headers);
-    }
+    headers.l4_checksum = judge(seen, segment, segment.len(), verify, headers);
     Ok(())
 }
 
@@ -107,13 +105,12 @@ fn udp(
         let is_whole = headers.fragment.is_whole();
         return if is_whole { Err(Stop::Flaw(Flaw::UdpLength)) } else { Ok(()) };
     }
-    if verify == Verify::Checksums {
-        headers.l4_checksum = match (header[6], header[7], headers.network) {
-            (0, 0, Network::Ipv6) => Checksum::Bad, // RFC 8200, section 8.1
-            (0, 0, _) => Checksum::Unknown,
-            _ => judge(seen, segment, len, headers),
-        };
-    }
+    headers.l4_checksum = match (header[6], header[7], headers.network) {
+        (0, 0, _) if verify == Verify::Nothing => Checksum::Unknown,
+        (0, 0, Network::Ipv6) => Checksum::Bad, // RFC 8200, section 8.1
+        (0, 0, _) => Checksum::Unknown,
+        _ => judge(seen, segment, len, verify, headers),
+    };
     Ok(())
 }
 
@@ -125,14 +122,31 @@ fn icmp(seen: &Seen<'_>, segment: &Segment, headers: &mut Headers) -> Result<(),
     Ok(())
 }
 
-/// Sums up a segment of `len` bytes, if all of it was captured and it is a whole datagram.
-fn judge(seen: &Seen<'_>, segment: &Segment, len: usize, headers: &Headers) -> Checksum {
-    let whole = seen.bytes.get(segment.start..segment.start + len);
-    match (whole, segment.pseudo_sum, headers.fragment.is_whole()) {
-        (Some(bytes), Some(pseudo_sum), true) => {
-            checksum::judge(pseudo_sum.plus_len(len).plus(checksum::Sum::of(bytes)))
+/// Judges the checksum of a segment of `len` bytes, unless the device has done so: by the device's
+/// sum, or by summing up all of it, if all was captured and it is a whole datagram.
+fn judge(
+    seen: &Seen<'_>,
+    segment: &Segment,
+    len: usize,
+    verify: Verify,
+    headers: &Headers,
+) -> Checksum {
+    if headers.l4_checksum != Checksum::Unknown {
+        return headers.l4_checksum;
+    }
+    let (Some(pseudo_sum), true) = (segment.pseudo_sum, headers.fragment.is_whole()) else {
+        return Checksum::Unknown;
+    };
+    let told = seen.device_sum.and_then(|sum| sum.of_segment(seen, segment.start, len));
+    let summed = || match verify {
+        Verify::Checksums => {
+            seen.bytes.get(segment.start..segment.start + len).map(checksum::Sum::of)
         }
-        _ => Checksum::Unknown,
+        Verify::Nothing => None,
+    };
+    match told.or_else(summed) {
+        Some(sum) => checksum::judge(pseudo_sum.plus_len(len).plus(sum)),
+        None => Checksum::Unknown,
     }
 }
 

@@ -19,6 +19,12 @@ impl<'a> View<'a> {
         Self { bytes, headers }
     }
 
+    /// All bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// Source address of the outermost IP header.
     #[must_use]
     pub fn source(&self) -> Option<IpAddr> {

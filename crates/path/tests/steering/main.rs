@@ -76,7 +76,7 @@ fn rps_5_a_devices_hash_is_used_as_it_is_and_no_hash_is_no_steering() {
     let from_device = FlowHash(!computed.0);
     let mut packets: Vec<_> = [&bytes, &bytes, &vec![0; 60]].map(|it| world.packet(it)).into();
     packets[0].hash = from_device;
-    world.turn(Burst { packets, refused: Vec::new() });
+    world.turn(Burst { packets, ..Burst::default() });
     world.settle();
     world.check();
 
@@ -423,7 +423,7 @@ fn promise_2_what_a_source_refused_is_counted_once_and_named() {
         let mut world = World::new(Settings::default());
         let packets = vec![world.packet(&[0, 1])];
         let refused = vec![world.refused(reason)];
-        world.turn(Burst { packets, refused });
+        world.turn(Burst { packets, refused, ..Burst::default() });
         world.check();
         assert_eq!(world.drops, [(world.last_arrival(), reason)]);
         assert_eq!(world.intake.counters().bytes.get(), 2 + 60);

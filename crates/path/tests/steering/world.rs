@@ -84,6 +84,7 @@ impl World {
             cpus: CPUS.into(),
             verify: Verify::Checksums,
             hasher: Arc::new(Hasher::keyed(&KEY, false)),
+            coalesce: None,
             steer: SteerConfig {
                 polling_cpu: POLLING,
                 rps_flow_cnt: settings.rps_flow_cnt,
@@ -123,7 +124,7 @@ impl World {
             packet
         });
         let packets = packets.collect();
-        self.turn(Burst { packets, refused: Vec::new() })
+        self.turn(Burst { packets, ..Burst::default() })
     }
 
     /// A frame of these bytes, not yet in a burst.
@@ -234,7 +235,7 @@ impl World {
     }
 
     fn delivered_on(&self, cpu: u16) -> u64 {
-        self.deliveries[usize::from(cpu)].counters().packets.get()
+        self.deliveries[usize::from(cpu)].counters().frames.get()
     }
 
     fn next_arrival(&mut self) -> Arrival {

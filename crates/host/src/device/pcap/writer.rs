@@ -23,6 +23,8 @@ pub struct CaptureWriter {
     stem: PathBuf,
     ethernet: Option<PcapWriter<BufWriter<File>>>,
     ip: Option<PcapWriter<BufWriter<File>>>,
+    /// A merged packet in one piece.
+    whole: Vec<u8>,
 }
 
 impl CaptureWriter {
@@ -30,7 +32,7 @@ impl CaptureWriter {
     /// file is created with its first packet.
     #[must_use]
     pub fn new(stem: PathBuf) -> Self {
-        Self { stem, ethernet: None, ip: None }
+        Self { stem, ethernet: None, ip: None, whole: Vec::new() }
     }
 
     /// Adds a packet with its recorded time, or the last one that can be told.
@@ -49,7 +51,14 @@ impl CaptureWriter {
             None => writer.insert(begin(&path, link)?),
         };
         let time = Duration::from_nanos(packet.timestamp_ns.min(LAST_TIME_NS));
-        let record = PcapPacket::new(time, packet.wire_len, packet.frame.data());
+        let data = if packet.gso_size == 0 {
+            packet.frame.data()
+        } else {
+            self.whole.clear();
+            packet.fragments().for_each(|fragment| self.whole.extend_from_slice(fragment));
+            &self.whole
+        };
+        let record = PcapPacket::new(time, packet.wire_len, data);
         writer.write_packet(&record).map(drop).map_err(|error| failed(error, &path))
     }
 

@@ -1,0 +1,75 @@
+//! What a device, or the kernel behind a TUN, must know to cut a merged packet again.
+
+use super::header::HeaderBytes;
+use crate::packet::Packet;
+use crate::parse::{Network, Transport};
+
+/// The `virtio_net_hdr` of a packet (virtio 1.2, section 5.1.6), all that goes before it on a TUN
+/// with `IFF_VNET_HDR`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VirtioNetHdr {
+    /// Bit 0: the checksum is still to be completed.
+    pub flags: u8,
+    /// How the packet is cut.
+    pub gso_type: u8,
+    /// Bytes of headers, which go before every segment.
+    pub hdr_len: u16,
+    /// Bytes of payload in every segment but the last.
+    pub gso_size: u16,
+    /// Where summing begins.
+    pub csum_start: u16,
+    /// Where the sum goes, from there.
+    pub csum_offset: u16,
+}
+
+/// The checksum is the pseudo header's so far.
+pub const NEEDS_CSUM: u8 = 1;
+/// Not to be cut.
+pub const GSO_NONE: u8 = 0;
+/// TCP over IPv4.
+pub const GSO_TCPV4: u8 = 1;
+/// TCP over IPv6.
+pub const GSO_TCPV6: u8 = 4;
+/// UDP datagrams of one size.
+pub const GSO_UDP_L4: u8 = 5;
+
+/// Bytes of a header without a buffer count.
+pub const VIRTIO_NET_HDR_BYTES: usize = 10;
+
+impl VirtioNetHdr {
+    /// As it lies before a packet, little-endian as virtio 1 and `TUNSETVNETLE` have it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; VIRTIO_NET_HDR_BYTES] {
+        let [a, b] = self.hdr_len.to_le_bytes();
+        let [c, d] = self.gso_size.to_le_bytes();
+        let [e, f] = self.csum_start.to_le_bytes();
+        let [g, h] = self.csum_offset.to_le_bytes();
+        [self.flags, self.gso_type, a, b, c, d, e, f, g, h]
+    }
+}
+
+/// Describes a packet for whoever cuts it, and puts into its checksum field what they expect: of a
+/// merged packet the pseudo header's sum. One that was not merged is left as it is, to be sent as
+/// it is.
+///
+/// Who cuts it by this description gives every IPv4 segment an id one larger than the one before:
+/// there is no word in it for ids that stay. All else comes out as it came in.
+pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
+    let headers = packet.headers;
+    let (gso_type, csum_offset) = match (packet.gso_size, headers.transport, headers.network) {
+        (0, ..) => return VirtioNetHdr::default(),
+        (_, Transport::Tcp, Network::Ipv6) => (GSO_TCPV6, 16),
+        (_, Transport::Tcp, _) => (GSO_TCPV4, 16),
+        _ => (GSO_UDP_L4, 6),
+    };
+    let mut bytes = HeaderBytes::new(packet.frame.data_mut(), &headers);
+    bytes.set_partial_checksum(headers.payload_len.into());
+    VirtioNetHdr {
+        flags: NEEDS_CSUM,
+        gso_type,
+        hdr_len: headers.payload_offset,
+        gso_size: packet.gso_size,
+        csum_start: headers.transport_offset,
+        csum_offset,
+    }
+}

@@ -1,0 +1,76 @@
+//! What may advance within a packet in `lro` mode, as in the generic LRO of Linux 2.6.24
+//! (`net/ipv4/inet_lro.c`): acknowledgement, window and timestamps.
+
+use super::CoalesceMode;
+use super::candidate::TCP_BYTES;
+use super::refusal::Refusal;
+use crate::packet::Packet;
+
+/// NOP, NOP, timestamps (kind 8) of ten bytes: how every stack sends them (RFC 7323, appendix A).
+const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
+
+/// A TCP header's timestamps, if they are its only options.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Timestamps {
+    value: u32,
+    echo: u32,
+}
+
+impl Timestamps {
+    /// Reads all options of a header. As in the source, an echo of 0 does not count.
+    pub(super) fn of(options: &[u8]) -> Option<Self> {
+        let options: &[u8; 12] = options.try_into().ok()?;
+        let ([kind, value, echo], []) = options.as_chunks::<4>() else { return None };
+        let timestamps =
+            Self { value: u32::from_be_bytes(*value), echo: u32::from_be_bytes(*echo) };
+        (*kind == TIMESTAMPS && timestamps.echo != 0).then_some(timestamps)
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        let words = [TIMESTAMPS, self.value.to_be_bytes(), self.echo.to_be_bytes()];
+        bytes.copy_from_slice(words.as_flattened());
+        bytes
+    }
+}
+
+/// What the latest segment says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Newest {
+    pub(super) acknowledgement: u32,
+    pub(super) window: u16,
+    pub(super) timestamps: Option<Timestamps>,
+}
+
+impl Newest {
+    /// What a segment says; nothing in a mode in which nothing advances.
+    pub(super) fn of(packet: &Packet, mode: CoalesceMode) -> Self {
+        if mode == CoalesceMode::Gro {
+            return Self::default();
+        }
+        let start = usize::from(packet.headers.transport_offset);
+        let end = usize::from(packet.headers.payload_offset);
+        let bytes = packet.frame.data().get(start..end).unwrap_or_default();
+        let Some((header, options)) = bytes.split_first_chunk::<TCP_BYTES>() else {
+            return Self::default();
+        };
+        Self {
+            acknowledgement: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
+            window: u16::from_be_bytes([header[14], header[15]]),
+            timestamps: Timestamps::of(options),
+        }
+    }
+
+    /// Whether `next` does not go back behind this.
+    pub(super) fn advances_to(&self, next: &Self) -> Result<(), Refusal> {
+        let goes_back = |from: u32, to: u32| to.wrapping_sub(from).cast_signed() < 0;
+        if goes_back(self.acknowledgement, next.acknowledgement) {
+            return Err(Refusal::Acknowledgement);
+        }
+        match (self.timestamps, next.timestamps) {
+            (Some(from), Some(to)) if goes_back(from.value, to.value) => Err(Refusal::OtherOptions),
+            (Some(_), Some(_)) | (None, None) => Ok(()),
+            _ => Err(Refusal::OtherOptions),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Coalesce: segments of one flow become one packet, and the rest of the path walks once for all.
+//!
+//! A packet whose headers say that it may go on is *held* in a descriptor; the next segments of its
+//! flow are added to it, and it is let go (*flushed*) when it can grow no more, when a packet of its
+//! flow comes that cannot be added, when the queue runs empty, or after a time. What is held of a
+//! hash goes before anything else of that hash, so nothing overtakes: no later segment, no pure
+//! acknowledgement, no FIN.
+//!
+//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment`] can give both
+//! back byte for byte: the rules are the kernel's (`net/ipv4/tcp_offload.c`, `net/ipv4/udp_offload.c`,
+//! `include/net/gro.h` in Linux 6.18), and a few that it lacks (the urgent pointer, a checksum of
+//! 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement, window and timestamps may advance,
+//! and the packet carries the newest (LRO-8).
+//!
+//! Where it stands is the engine's choice: before steering, where it saves the hand-over of every
+//! segment but the first; or behind it, where every CPU merges what is its own.
+
+mod candidate;
+mod compare;
+pub mod gso;
+mod header;
+mod held;
+mod lro;
+mod refusal;
+mod resegment;
+mod segments;
+mod sums;
+mod table;
+
+use std::sync::Arc;
+
+use crate::arrive::Behind;
+use crate::counters::CoalesceCounters;
+use crate::packet::Packet;
+use candidate::{Candidate, examine};
+use held::{Held, Rules};
+pub use held::{TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX};
+pub use refusal::{FlushReason, Refusal};
+pub use resegment::resegment;
+pub use segments::{Segment, Segments};
+pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
+use table::{Place, Room, Table};
+
+/// How long a packet may be held while the queue never runs empty: the kernel's tick of 1 ms, after
+/// which it flushes what is old even if a poll used up its budget.
+pub const HELD_NS_MAX: u64 = 1_000_000;
+
+/// The MTU of an ordinary Ethernet.
+pub const MTU: u32 = 1500;
+
+/// What may be merged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum CoalesceMode {
+    /// What can be taken apart again exactly.
+    #[default]
+    Gro,
+    /// TCP whose acknowledgement, window and timestamps advance, too.
+    Lro,
+}
+
+/// What a [`Coalescer`] is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CoalesceConfig {
+    /// What may be merged.
+    pub mode: CoalesceMode,
+    /// Flows of which something can be held at once; rounded up to a power of two, at most
+    /// [`LRO_DESCRIPTORS_MAX`].
+    pub descriptors: u32,
+    /// The longest IP packet that the device receives.
+    pub mtu: u32,
+    /// How long a packet is held after the queue ran empty, in nanoseconds; 0 lets go of all then.
+    pub gro_flush_timeout_ns: u64,
+}
+
+impl Default for CoalesceConfig {
+    fn default() -> Self {
+        Self {
+            mode: CoalesceMode::default(),
+            descriptors: LRO_DESCRIPTORS,
+            mtu: MTU,
+            gro_flush_timeout_ns: 0,
+        }
+    }
+}
+
+/// The coalescing of one rx queue, or of one CPU. Nobody shares it (LRO-10).
+#[derive(Debug)]
+pub struct Coalescer {
+    config: CoalesceConfig,
+    table: Table,
+    /// Packets first held so far, modulo 2^32.
+    born: u32,
+    /// What a flush lets go of, in that order; empty between flushes.
+    order: Vec<(u32, Place)>,
+    counters: Arc<CoalesceCounters>,
+}
+
+impl Coalescer {
+    /// Holds nothing yet.
+    #[must_use]
+    pub fn new(config: CoalesceConfig, counters: Arc<CoalesceCounters>) -> Self {
+        let table = Table::new(config.descriptors);
+        Self { config, table, born: 0, order: Vec::new(), counters }
+    }
+
+    /// What it was told.
+    #[must_use]
+    pub fn config(&self) -> &CoalesceConfig {
+        &self.config
+    }
+
+    /// Packets that are held, merged ones counted once.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Takes in parsed and hashed packets, in the order of arrival, and puts those that go on into
+    /// `out`.
+    pub fn coalesce(&mut self, packets: &mut Vec<Packet>, now_ns: u64, out: &mut Vec<Packet>) {
+        let before = out.len();
+        self.counters.segments_in.add(packets.len() as u64);
+        for packet in packets.drain(..) {
+            self.take_in(packet, now_ns, out);
+        }
+        self.count(out, before);
+    }
+
+    /// Lets go of everything, oldest first.
+    pub fn flush(&mut self, reason: FlushReason, out: &mut Vec<Packet>) {
+        let before = out.len();
+        self.flush_those(reason, out, |_| true);
+        self.count(out, before);
+    }
+
+    /// Lets go of what must not be held on after a poll: everything if the queue ran empty, but
+    /// for a `gro_flush_timeout`; else what has been held for long.
+    pub fn end_poll(&mut self, behind: Behind, now_ns: u64, out: &mut Vec<Packet>) {
+        let limit_ns = match (behind, self.config.gro_flush_timeout_ns) {
+            (Behind::End, _) | (Behind::Nothing, 0) => {
+                return self.flush(FlushReason::PollEnd, out);
+            }
+            (Behind::More, 0) => HELD_NS_MAX,
+            (_, timeout_ns) => timeout_ns,
+        };
+        let before = out.len();
+        self.flush_those(FlushReason::Timeout, out, |held| {
+            now_ns.saturating_sub(held.since_ns()) >= limit_ns
+        });
+        self.count(out, before);
+    }
+
+    /// When the next packet has been held for a `gro_flush_timeout`, if anything is held.
+    #[must_use]
+    pub fn next_timeout_ns(&self) -> Option<u64> {
+        let timeout_ns = self.config.gro_flush_timeout_ns;
+        self.table.iter().map(|(_, held)| held.since_ns().saturating_add(timeout_ns)).min()
+    }
+
+    /// Follows new settings, and lets go of what was held under the old ones.
+    pub fn set_config(&mut self, config: CoalesceConfig, out: &mut Vec<Packet>) {
+        self.flush(FlushReason::Switch, out);
+        if config.descriptors != self.config.descriptors {
+            self.table = Table::new(config.descriptors);
+        }
+        self.config = config;
+    }
+
+    fn take_in(&mut self, packet: Packet, now_ns: u64, out: &mut Vec<Packet>) {
+        self.table.tick();
+        let place = self.table.find(packet.hash);
+        match (examine(&packet, self.config.mode), place) {
+            (Ok(candidate), Some(place)) => self.add(place, packet, &candidate, now_ns, out),
+            (Ok(candidate), None) => self.begin(packet, &candidate, now_ns, out),
+            (Err(refusal), place) => self.pass(packet, place, refusal, out),
+        }
+    }
+
+    /// Adds a segment to what is held of its flow, or lets that go and begins anew.
+    fn add(
+        &mut self,
+        place: Place,
+        packet: Packet,
+        candidate: &Candidate,
+        now_ns: u64,
+        out: &mut Vec<Packet>,
+    ) {
+        let rules = Rules { mode: self.config.mode, mtu: self.config.mtu };
+        let Some(held) = self.table.get_mut(place) else { return out.push(packet) };
+        match held.fits(&packet, candidate, rules) {
+            Ok(ids) => {
+                if let Some(reason) = held.add(packet, candidate, ids, rules) {
+                    self.let_go(place, reason, out);
+                }
+            }
+            Err(refusal) => {
+                self.refuse(refusal);
+                let is_full = refusal == Refusal::Size;
+                let reason = if is_full { FlushReason::Size } else { FlushReason::Mismatch };
+                self.let_go(place, reason, out);
+                self.begin(packet, candidate, now_ns, out);
+            }
+        }
+    }
+
+    /// Holds what may be the first segment of several, of a hash of which nothing is held.
+    fn begin(&mut self, packet: Packet, candidate: &Candidate, now_ns: u64, out: &mut Vec<Packet>) {
+        if candidate.ends() {
+            return self.pass(packet, None, Refusal::Push, out);
+        }
+        let place = match self.table.room(packet.hash) {
+            Room::Free(place) => place,
+            Room::Idle(place) => {
+                self.let_go(place, FlushReason::Evicted, out);
+                place
+            }
+            Room::None => return self.pass(packet, None, Refusal::TableFull, out),
+        };
+        self.born = self.born.wrapping_add(1);
+        self.table.put(place, Held::begin(packet, candidate, self.config.mode, now_ns, self.born));
+    }
+
+    /// Passes a packet on as it is, behind what is held of its flow.
+    fn pass(
+        &mut self,
+        packet: Packet,
+        place: Option<Place>,
+        refusal: Refusal,
+        out: &mut Vec<Packet>,
+    ) {
+        self.refuse(refusal);
+        if let Some(place) = place {
+            self.let_go(place, FlushReason::Mismatch, out);
+        }
+        if refusal == Refusal::Fragment
+            && let Some(addresses) = packet.view().address_bytes()
+        {
+            // It may be of any flow between these addresses: it has no ports, or is hashed as if.
+            self.flush_those(FlushReason::Mismatch, out, |held| held.has_addresses(addresses));
+        }
+        out.push(packet);
+    }
+
+    fn let_go(&mut self, place: Place, reason: FlushReason, out: &mut Vec<Packet>) {
+        if let Some(held) = self.table.take(place) {
+            self.counters.flushes[reason.index()].add(1);
+            out.push(held.finish(self.config.mode));
+        }
+    }
+
+    fn flush_those(
+        &mut self,
+        reason: FlushReason,
+        out: &mut Vec<Packet>,
+        is_one: impl Fn(&Held) -> bool,
+    ) {
+        if self.table.len() == 0 {
+            return;
+        }
+        let mut order = std::mem::take(&mut self.order);
+        let those = self.table.iter().filter(|(_, held)| is_one(held));
+        order.extend(those.map(|(place, held)| (self.born.wrapping_sub(held.born()), place)));
+        order.sort_unstable_by_key(|&(age, _)| std::cmp::Reverse(age));
+        for (_, place) in order.drain(..) {
+            self.let_go(place, reason, out);
+        }
+        self.order = order;
+    }
+
+    /// Counts what has gone into `out` since it had `before` packets.
+    fn count(&self, out: &[Packet], before: usize) {
+        let those = &out[before..];
+        self.counters.packets_out.add(those.len() as u64);
+        self.counters.bytes_out.add(those.iter().map(|packet| u64::from(packet.wire_len)).sum());
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        self.counters.refused[refusal.index()].add(1);
+    }
+}

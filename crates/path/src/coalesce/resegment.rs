@@ -1,0 +1,106 @@
+//! The inverse of merging: the frames that a packet was made of.
+
+use mem::Frame;
+
+use super::candidate::{FIN, PSH};
+use super::header::{HeaderBytes, ipv4_id};
+use super::segments::read_tag;
+use crate::packet::Packet;
+use crate::parse::checksum::Sum;
+use crate::parse::{Checksum, Headers};
+
+/// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
+/// as it is.
+///
+/// Only the payloads, and what was behind them, are the original bytes: the headers of every
+/// segment are made anew from those of the packet. Of a packet merged in
+/// [`Gro`](super::CoalesceMode::Gro) mode they are byte for byte what they were; one merged in
+/// [`Lro`](super::CoalesceMode::Lro) mode has forgotten older acknowledgements, windows, timestamps
+/// and ids, and its segments carry the newest.
+pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
+    if packet.gso_size == 0 {
+        out.push(packet);
+        return;
+    }
+    let plan = Plan::of(&packet);
+    let followers = packet.frame.take_followers();
+    let first = out.len();
+    out.push(plan.first(packet));
+    for (number, frame) in (1..).zip(followers) {
+        out.push(plan.follower(number, frame, &out[first]));
+    }
+}
+
+/// What the segments have in common.
+struct Plan {
+    /// Of the packet; of a segment but for the payload's length.
+    headers: Headers,
+    gso_size: u32,
+    payload_len: u32,
+    segments: u32,
+    sequence: u32,
+    /// PSH and FIN, which are the last segment's.
+    last_flags: u8,
+    first_id: Option<u16>,
+    /// How much larger each id is than the one before: 0 or 1.
+    id_step: u16,
+}
+
+impl Plan {
+    fn of(packet: &Packet) -> Self {
+        let headers = packet.headers;
+        let view = packet.view();
+        let first_id = ipv4_id(packet.frame.data(), &headers);
+        Self {
+            headers,
+            gso_size: packet.gso_size.into(),
+            payload_len: headers.payload_len.into(),
+            segments: packet.segment_count(),
+            sequence: view.tcp_sequence().unwrap_or(0),
+            last_flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1] & (PSH | FIN)),
+            first_id,
+            id_step: packet.frame.followers().next().map_or(0, |frame| {
+                let dead = frame.headroom();
+                let header = dead.get(dead.len() - usize::from(headers.payload_offset)..);
+                let second = header.and_then(|header| ipv4_id(header, &headers));
+                u16::from(second != first_id)
+            }),
+        }
+    }
+
+    fn first(&self, mut packet: Packet) -> Packet {
+        packet.gso_size = 0;
+        self.rewrite(0, &mut packet);
+        packet
+    }
+
+    fn follower(&self, number: u32, mut frame: Frame, first: &Packet) -> Packet {
+        let (arrival, timestamp_ns) = read_tag(&frame);
+        frame.push(self.headers.payload_offset.into());
+        let header_len = usize::from(self.headers.payload_offset);
+        frame.data_mut()[..header_len].copy_from_slice(&first.frame.data()[..header_len]);
+        let received = Packet::received(frame, arrival, 0, self.headers.link);
+        let mut packet =
+            Packet { timestamp_ns, hash: first.hash, headers: self.headers, ..received };
+        self.rewrite(number, &mut packet);
+        packet
+    }
+
+    /// Gives the segment of this number its own lengths, ids, flags and checksum.
+    fn rewrite(&self, number: u32, packet: &mut Packet) {
+        let offset = number * self.gso_size;
+        let payload_len = (self.payload_len - offset).min(self.gso_size);
+        packet.wire_len = packet.frame.len_bytes();
+        packet.headers.payload_len = u16::try_from(payload_len).unwrap_or(u16::MAX);
+        packet.headers.l4_checksum = Checksum::Good;
+        let is_last = number + 1 == self.segments;
+        let step = self.id_step * u16::try_from(number).unwrap_or(u16::MAX);
+        let id = self.first_id.map(|id| id.wrapping_add(step));
+        let payload = Sum::of(packet.view().payload());
+        let mut header = HeaderBytes::new(packet.frame.data_mut(), &self.headers);
+        header.set_lengths(payload_len, id);
+        header.set_sequence(self.sequence.wrapping_add(offset));
+        header.set_flags(PSH | FIN, if is_last { self.last_flags } else { 0 });
+        header.set_checksum(payload_len, payload);
+    }
+}

@@ -1,0 +1,106 @@
+//! The segments of a merged packet, one by one.
+//!
+//! The first segment's frame keeps its headers; they are the packet's. Each further frame begins at
+//! its payload. Its own headers, just before, are dead: whatever they said, the packet's say, or can
+//! be computed. What cannot, when the segment arrived, is written over their end.
+
+use mem::Frame;
+use mem::chain::Followers;
+
+use crate::packet::{Arrival, Packet};
+
+/// Arrival number and timestamp.
+const TAG_BYTES: usize = 12;
+
+/// A segment of a packet; of one that was not merged, all of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The frame's place in the order of arrival.
+    pub arrival: Arrival,
+    /// When the source says it arrived; 0 if it does not say.
+    pub timestamp_ns: u64,
+    /// Where its payload begins in that of the packet.
+    pub offset: u32,
+    /// Its payload, as far as it was captured.
+    pub payload: &'a [u8],
+}
+
+impl Packet {
+    /// How many frames this packet was merged of; 1 if it was not.
+    #[must_use]
+    pub fn segment_count(&self) -> u32 {
+        u32::from(self.frame.follower_count()) + 1
+    }
+
+    /// The segments, in the order of arrival.
+    #[must_use]
+    pub fn segments(&self) -> Segments<'_> {
+        Segments { packet: self, next: 0, followers: self.frame.followers() }
+    }
+
+    /// The bytes of the packet as one: its headers with the first segment's payload, then the other
+    /// payloads, without what was behind them.
+    pub fn fragments(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.view().bytes())
+            .chain(self.segments().skip(1).map(|segment| segment.payload))
+    }
+
+    /// The place in the order of arrival of the last segment.
+    #[must_use]
+    pub fn last_arrival(&self) -> Arrival {
+        let last = self.frame.followers().last();
+        last.map_or(self.arrival, |frame| read_tag(frame).0)
+    }
+}
+
+/// See [`Packet::segments`].
+#[derive(Debug)]
+pub struct Segments<'a> {
+    packet: &'a Packet,
+    /// The number of the next segment.
+    next: u32,
+    followers: Followers<'a>,
+}
+
+impl<'a> Iterator for Segments<'a> {
+    type Item = Segment<'a>;
+
+    fn next(&mut self) -> Option<Segment<'a>> {
+        let packet = self.packet;
+        let offset = self.next * u32::from(packet.gso_size);
+        let segment = if self.next == 0 {
+            let Packet { arrival, timestamp_ns, .. } = *packet;
+            Segment { arrival, timestamp_ns, offset, payload: packet.view().payload() }
+        } else {
+            let frame = self.followers.next()?;
+            let (arrival, timestamp_ns) = read_tag(frame);
+            let left = u32::from(packet.headers.payload_len).saturating_sub(offset);
+            let len = left.min(packet.gso_size.into()) as usize;
+            let payload = frame.data().get(..len).unwrap_or_default();
+            Segment { arrival, timestamp_ns, offset, payload }
+        };
+        self.next += 1;
+        Some(segment)
+    }
+}
+
+/// Notes in the dead headers of a frame, which end `header_len` bytes behind its beginning, when it
+/// arrived, and has the frame begin behind them.
+pub(super) fn tag(packet: &mut Packet, header_len: usize) {
+    let arrival = packet.arrival.0.to_ne_bytes();
+    let timestamp = packet.timestamp_ns.to_ne_bytes();
+    let header = packet.frame.data_mut().get_mut(..header_len);
+    // IP and transport headers have at least 28 bytes.
+    if let Some(tag) = header.and_then(<[u8]>::last_chunk_mut::<TAG_BYTES>) {
+        tag[..4].copy_from_slice(&arrival);
+        tag[4..].copy_from_slice(&timestamp);
+    }
+    packet.frame.pull(u32::try_from(header_len).unwrap_or(u32::MAX));
+}
+
+/// What [`tag`] noted.
+pub(super) fn read_tag(frame: &Frame) -> (Arrival, u64) {
+    let tag = frame.headroom().last_chunk::<TAG_BYTES>().copied().unwrap_or_default();
+    let [a, b, c, d, timestamp @ ..] = tag;
+    (Arrival(u32::from_ne_bytes([a, b, c, d])), u64::from_ne_bytes(timestamp))
+}

@@ -1,0 +1,53 @@
+//! The sum that a device took while it received a frame.
+
+use std::num::NonZeroU16;
+
+use super::Seen;
+use super::checksum::Sum;
+
+/// Bytes that devices leave out: the untagged Ethernet header.
+const ETHERNET_BYTES: usize = 14;
+
+/// A ones' complement sum of all that came behind the Ethernet header, VLAN tags, padding and all:
+/// the kernel's `CHECKSUM_COMPLETE`. Of a frame without link header, of all of it.
+///
+/// It is never 0, for no IP packet is all zeros; so a packet that has none is told apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceSum(NonZeroU16);
+
+impl DeviceSum {
+    /// A device's sum, by its value in network byte order; a 0 is no sum.
+    #[must_use]
+    pub fn new(sum: u16) -> Option<Self> {
+        NonZeroU16::new(sum).map(Self)
+    }
+
+    /// The sum that a device takes of a frame: what a driver's `CHECKSUM_COMPLETE` would say.
+    #[must_use]
+    pub fn of_frame(bytes: &[u8], link: super::Link) -> Option<Self> {
+        Self::new(Sum::of(bytes.get(skipped(link)..)?).fold())
+    }
+
+    /// The part of the sum that is of the transport's `len` bytes from `start`: what stands before
+    /// and behind is taken out again (LRO-2, LRO-3). `None` where the frame was cut short, so that
+    /// this cannot be told.
+    pub(super) fn of_segment(self, seen: &Seen<'_>, start: usize, len: usize) -> Option<Sum> {
+        if seen.bytes.len() != seen.wire_len {
+            return None;
+        }
+        let first = skipped(seen.link);
+        let before = Sum::of(seen.bytes.get(first..start)?);
+        let behind = Sum::of(seen.bytes.get(start + len..)?).fold();
+        // An odd number of bytes before puts the rest into the other halves of its words.
+        let behind =
+            if (start + len - first).is_multiple_of(2) { behind } else { behind.swap_bytes() };
+        Some(Sum::default().plus_word(self.0.get()).plus_word(!before.fold()).plus_word(!behind))
+    }
+}
+
+fn skipped(link: super::Link) -> usize {
+    match link {
+        super::Link::Ethernet => ETHERNET_BYTES,
+        super::Link::Ip => 0,
+    }
+}
