@@ -16,6 +16,7 @@ pub mod pool; //     the frames of one CPU, and the way home for the frames of o
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
 
 pub mod position; // a point in a ring's life: a counter that wraps
+pub mod sum; //      the checksum's sum of bytes, by the vectors of the CPU at hand
 mod lot; //          frames on their way home, thirty-two at a time
 mod cache; //        cache lines: kept apart, and asked for ahead of their use
 mod sync; //         the standard library's atomics, or loom's

@@ -13,29 +13,7 @@ impl Sum {
     /// Sums up `bytes`, padded with a zero byte if their number is odd.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        // Eight 64-bit lanes of 32-bit words, the even ones and the odd ones: no carry is lost
-        // below 2^32 words, and the compiler makes vector instructions of it.
-        const BLOCK_BYTES: usize = 32;
-        let (mut even, mut odd) = ([0u64; BLOCK_BYTES / 8], [0u64; BLOCK_BYTES / 8]);
-        let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
-        for block in blocks {
-            let (pairs, _) = block.as_chunks::<8>();
-            for ((even, odd), pair) in even.iter_mut().zip(&mut odd).zip(pairs) {
-                let pair = u64::from_ne_bytes(*pair);
-                *even += pair & u64::from(u32::MAX);
-                *odd += pair >> 32;
-            }
-        }
-        let (words, tail) = rest.as_chunks::<4>();
-        let words = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word)));
-        let sum = even.iter().chain(&odd).copied().chain(words).sum::<u64>();
-        let last = match *tail {
-            [a] => [a, 0, 0, 0],
-            [a, b] => [a, b, 0, 0],
-            [a, b, c] => [a, b, c, 0],
-            _ => [0; 4],
-        };
-        Self(sum + u64::from(u32::from_ne_bytes(last)))
+        Self(mem::sum::sum(bytes))
     }
 
     /// The sum of both.
@@ -60,10 +38,11 @@ impl Sum {
     /// The sum as a 16-bit word by its value, carries added in.
     #[must_use]
     pub fn fold(self) -> u16 {
-        let mut sum = self.0;
-        while sum > u64::from(u16::MAX) {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
+        // A number plus itself with its halves swapped has the sum of the halves in the upper one,
+        // and the carry of that sum too, from the lower one. No branch depends on the bytes.
+        let sum = self.0.wrapping_add(self.0.rotate_left(32)) >> 32;
+        let sum = u32::try_from(sum).unwrap_or(u32::MAX);
+        let sum = sum.wrapping_add(sum.rotate_left(16)) >> 16;
         u16::from_be(u16::try_from(sum).unwrap_or(u16::MAX))
     }
 }

@@ -1,0 +1,359 @@
+//! The Internet checksum's sum of bytes (RFC 1071), by the vectors of the CPU at hand.
+//!
+//! Every implementation here gives a number of its own, but the same one as all others once
+//! carries are added in. That leaves two liberties, and both are taken: words of 16 bits may be
+//! summed two or four at a time, and from any even offset in any lane.
+//!
+//! It lives among the unsafe because instructions that not every CPU has are unsafe to call.
+
+/// Below this many bytes, vectors cost more than they save.
+const SHORT_BYTES: usize = 128;
+
+/// The sum of the 16-bit words of `bytes` as they lie in memory, carries not added in; padded with
+/// a zero byte if their number is odd.
+///
+/// Holds for up to 16 GiB. The sum of a packet leaves room to add many others with `+`.
+#[inline]
+#[must_use]
+pub fn sum(bytes: &[u8]) -> u64 {
+    // Fewer than 2^32 words of 32 bits: no sum of these leaves 64 bits.
+    debug_assert!(bytes.len() / 4 < u32::MAX as usize, "{} bytes are too many", bytes.len());
+    if bytes.len() < SHORT_BYTES { short(bytes) } else { long(bytes) }
+}
+
+fn long(bytes: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx512::is_fast() {
+            // SAFETY: this CPU has AVX-512F and AVX-512BW, as was just found.
+            return unsafe { avx512::sum(bytes) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: this CPU has AVX2, as was just found.
+            return unsafe { avx2::sum(bytes) };
+        }
+    }
+    portable(bytes)
+}
+
+/// Eight bytes at a time, without vectors.
+#[inline]
+fn short(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    // Carries gather in the upper half.
+    let mut sum = words.iter().map(|word| u128::from(u64::from_ne_bytes(*word))).sum::<u128>();
+    if !rest.is_empty() {
+        let rest = match bytes.last_chunk::<8>() {
+            // Eight bytes at once, less those that were in a word: no branch for each length.
+            Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
+            None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+        };
+        sum += u128::from(u64::from_ne_bytes(rest.to_le_bytes()));
+    }
+    let (carries, low) = (sum >> 64, sum & u128::from(u64::MAX));
+    let sum = carries + (low >> 32) + (low & u128::from(u32::MAX));
+    u64::try_from(sum).unwrap_or(u64::MAX)
+}
+
+/// For any CPU, and the twin of what is for one.
+fn portable(bytes: &[u8]) -> u64 {
+    // Eight 64-bit lanes of 32-bit words, the even ones and the odd ones: the compiler makes
+    // vector instructions of it.
+    const BLOCK_BYTES: usize = 32;
+    let (mut even, mut odd) = ([0u64; BLOCK_BYTES / 8], [0u64; BLOCK_BYTES / 8]);
+    let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
+    for block in blocks {
+        let (pairs, _) = block.as_chunks::<8>();
+        for ((even, odd), pair) in even.iter_mut().zip(&mut odd).zip(pairs) {
+            let pair = u64::from_ne_bytes(*pair);
+            *even += pair & u64::from(u32::MAX);
+            *odd += pair >> 32;
+        }
+    }
+    even.iter().chain(&odd).copied().chain([short(rest)]).sum()
+}
+
+/// The bytes before the first boundary of `align` bytes, where vectors that begin there hold whole
+/// words. From an odd address none do, and they begin at once: slower, not wrong.
+#[cfg(target_arch = "x86_64")]
+fn head_len(bytes: &[u8], align: usize) -> usize {
+    let head_len = bytes.as_ptr().addr().wrapping_neg() % align;
+    if head_len.is_multiple_of(2) { head_len.min(bytes.len()) } else { 0 }
+}
+
+/// Four lanes of 64 bits.
+///
+/// Vectors are loaded from their own boundaries, for a load from two cache lines costs two; what
+/// lies before and after comes out of the first and the last 32 bytes.
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    #[allow(clippy::wildcard_imports, reason = "the names are the instructions'")]
+    use std::arch::x86_64::*;
+
+    const VECTOR_BYTES: usize = 32;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn sum(bytes: &[u8]) -> u64 {
+        // The last 32 bytes of an odd number would be torn words.
+        let (even, odd) = bytes.split_at(bytes.len() & !1);
+        let (Some(first), Some(last)) = (even.first_chunk(), even.last_chunk()) else {
+            return super::short(bytes);
+        };
+        let (head, rest) = even.split_at(super::head_len(even, VECTOR_BYTES));
+        let (vectors, tail) = rest.as_chunks::<VECTOR_BYTES>();
+        let (pairs, single) = vectors.as_chunks::<2>();
+
+        // Two accumulators hide an addition's latency; more would only have to be added up.
+        let mut one = Lanes::of(keep_first(load(first), head.len()));
+        let mut two = Lanes::of(keep_last(load(last), tail.len()));
+        for [first, second] in pairs {
+            one.add(load(first));
+            two.add(load(second));
+        }
+        for single in single {
+            one.add(load(single));
+        }
+        one.add_up(two) + odd.first().map_or(0, |byte| u64::from(*byte))
+    }
+
+    /// Sums of pairs of 32-bit words.
+    #[derive(Clone, Copy)]
+    struct Lanes {
+        /// Of the pairs, less what left the lane.
+        pairs: __m256i,
+        /// Of their upper words: all of it, and so what the lower words' sum follows from.
+        uppers: __m256i,
+    }
+
+    impl Lanes {
+        #[target_feature(enable = "avx2")]
+        fn of(pairs: __m256i) -> Self {
+            Self { pairs, uppers: _mm256_srli_epi64::<32>(pairs) }
+        }
+
+        #[target_feature(enable = "avx2")]
+        fn add(&mut self, pairs: __m256i) {
+            self.pairs = _mm256_add_epi64(self.pairs, pairs);
+            self.uppers = _mm256_add_epi64(self.uppers, _mm256_srli_epi64::<32>(pairs));
+        }
+
+        #[target_feature(enable = "avx2")]
+        fn add_up(self, other: Self) -> u64 {
+            let pairs = _mm256_add_epi64(self.pairs, other.pairs);
+            let uppers = _mm256_add_epi64(self.uppers, other.uppers);
+            let lowers = _mm256_sub_epi64(pairs, _mm256_slli_epi64::<32>(uppers));
+            let four = _mm256_add_epi64(lowers, uppers);
+            let upper_two = _mm256_extracti128_si256::<1>(four);
+            let two = _mm_add_epi64(_mm256_castsi256_si128(four), upper_two);
+            let one = _mm_add_epi64(two, _mm_unpackhi_epi64(two, two));
+            _mm_cvtsi128_si64(one).cast_unsigned()
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn load(bytes: &[u8; VECTOR_BYTES]) -> __m256i {
+        // SAFETY: the bytes that are read are the array's; they need no alignment.
+        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    /// The vector with zeros for all but its first `count` bytes, `count` < 32.
+    #[target_feature(enable = "avx2")]
+    fn keep_first(vector: __m256i, count: usize) -> __m256i {
+        let count = _mm256_set1_epi8(count.to_le_bytes()[0].cast_signed());
+        _mm256_and_si256(vector, _mm256_cmpgt_epi8(count, places()))
+    }
+
+    /// The vector with zeros for all but its last `count` bytes, `count` < 32.
+    #[target_feature(enable = "avx2")]
+    fn keep_last(vector: __m256i, count: usize) -> __m256i {
+        let before = _mm256_set1_epi8((VECTOR_BYTES - 1 - count).to_le_bytes()[0].cast_signed());
+        _mm256_and_si256(vector, _mm256_cmpgt_epi8(places(), before))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[rustfmt::skip]
+    fn places() -> __m256i {
+        _mm256_setr_epi8(
+            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+            16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+        )
+    }
+}
+
+/// Eight lanes of 64 bits, a cache line; see [`avx2`]. A masked load takes what is left of one.
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    #[allow(clippy::wildcard_imports, reason = "the names are the instructions'")]
+    use std::arch::x86_64::*;
+
+    const VECTOR_BYTES: usize = 64;
+
+    /// Not needed is VBMI; but the CPUs that have AVX-512 without it lower their clock for it.
+    pub(super) fn is_fast() -> bool {
+        use std::arch::is_x86_feature_detected as has;
+        has!("avx512f") && has!("avx512bw") && has!("avx512vbmi")
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn sum(bytes: &[u8]) -> u64 {
+        let (head, rest) = bytes.split_at(super::head_len(bytes, VECTOR_BYTES));
+        let (vectors, tail) = rest.as_chunks::<VECTOR_BYTES>();
+        let (pairs, single) = vectors.as_chunks::<2>();
+
+        let mut one = Lanes::of(load_part(head));
+        let mut two = Lanes::of(load_part(tail));
+        for [first, second] in pairs {
+            one.add(load(first));
+            two.add(load(second));
+        }
+        for single in single {
+            one.add(load(single));
+        }
+        one.add_up(two)
+    }
+
+    /// Sums of pairs of 32-bit words, as in [`super::avx2`].
+    #[derive(Clone, Copy)]
+    struct Lanes {
+        pairs: __m512i,
+        uppers: __m512i,
+    }
+
+    impl Lanes {
+        #[target_feature(enable = "avx512f")]
+        fn of(pairs: __m512i) -> Self {
+            Self { pairs, uppers: _mm512_srli_epi64::<32>(pairs) }
+        }
+
+        #[target_feature(enable = "avx512f")]
+        fn add(&mut self, pairs: __m512i) {
+            self.pairs = _mm512_add_epi64(self.pairs, pairs);
+            self.uppers = _mm512_add_epi64(self.uppers, _mm512_srli_epi64::<32>(pairs));
+        }
+
+        #[target_feature(enable = "avx512f")]
+        fn add_up(self, other: Self) -> u64 {
+            let pairs = _mm512_add_epi64(self.pairs, other.pairs);
+            let uppers = _mm512_add_epi64(self.uppers, other.uppers);
+            let lowers = _mm512_sub_epi64(pairs, _mm512_slli_epi64::<32>(uppers));
+            _mm512_reduce_add_epi64(_mm512_add_epi64(lowers, uppers)).cast_unsigned()
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn load(bytes: &[u8; VECTOR_BYTES]) -> __m512i {
+        // SAFETY: the bytes that are read are the array's; they need no alignment.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    /// Fewer bytes than a vector has, and zeros.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn load_part(bytes: &[u8]) -> __m512i {
+        debug_assert!(bytes.len() < VECTOR_BYTES);
+        let mask = (1u64 << (bytes.len() % VECTOR_BYTES)) - 1;
+        // SAFETY: only bytes whose bit is set are read, and no more bits are set than `bytes` has
+        // bytes; they need no alignment.
+        unsafe { _mm512_maskz_loadu_epi8(mask, bytes.as_ptr().cast()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Implementation = (&'static str, fn(&[u8]) -> u64);
+
+    /// All that this CPU can run, each by itself.
+    fn implementations() -> Vec<Implementation> {
+        let mut all: Vec<Implementation> =
+            vec![("sum", sum), ("long", long), ("short", short), ("portable", portable)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            if has!("avx2") {
+                // SAFETY: this CPU has AVX2, as was just found.
+                all.push(("avx2", |bytes| unsafe { avx2::sum(bytes) }));
+            }
+            if has!("avx512f") && has!("avx512bw") {
+                // SAFETY: this CPU has AVX-512F and AVX-512BW, as was just found.
+                all.push(("avx512", |bytes| unsafe { avx512::sum(bytes) }));
+            }
+        }
+        all
+    }
+
+    /// The slow twin: RFC 1071, section 4.1, in the byte order of this machine.
+    fn slow_sum(bytes: &[u8]) -> u64 {
+        let words = bytes.chunks(2).map(|word| [word[0], *word.get(1).unwrap_or(&0)]);
+        fold(words.map(|word| u64::from(u16::from_ne_bytes(word))).sum())
+    }
+
+    fn fold(mut sum: u64) -> u64 {
+        while sum > u64::from(u16::MAX) {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum
+    }
+
+    #[track_caller]
+    fn check(bytes: &[u8]) {
+        let expected = slow_sum(bytes);
+        for (name, sum) in implementations() {
+            let place = bytes.as_ptr().addr() % 64;
+            assert_eq!(fold(sum(bytes)), expected, "{name} of {} bytes at {place}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn every_short_length_at_every_place() {
+        let (place_step, len_step) = if cfg!(miri) { (13, 37) } else { (1, 1) };
+        let counted: Vec<u8> = (0..600usize).map(|place| place.to_le_bytes()[0] | 1).collect();
+        for bytes in [counted, vec![0xff; 600], vec![0; 600]] {
+            for place in (0..64).step_by(place_step) {
+                for len in (0..=4 * 128).step_by(len_step) {
+                    check(&bytes[place..place + len]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too many bytes for an interpreter")]
+    fn no_carry_is_lost_in_the_longest() {
+        for len in [65_535, 65_536, 262_144, 262_145, 1 << 24] {
+            let ones = vec![0xff; len + 3];
+            let upper_ones: Vec<u8> = [0, 0xff].repeat(len / 2 + 2);
+            for place in 0..3 {
+                check(&ones[place..place + len]);
+                check(&upper_ones[place..place + len]);
+            }
+        }
+    }
+
+    #[test]
+    fn sums_leave_room_for_others() {
+        for (name, sum) in implementations() {
+            let sum = sum(&[0xff; if cfg!(miri) { 1_500 } else { 65_535 }]);
+            assert!(sum < 1 << 48, "{name}: {sum:#x}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 512 }))]
+
+        #[test]
+        fn all_sums_are_the_slow_sum(
+            bytes in proptest::collection::vec(any::<u8>(), 0..if cfg!(miri) { 500 } else { 4096 + 64 }),
+            place in 0usize..64,
+        ) {
+            check(bytes.get(place..).unwrap_or(&[]));
+        }
+
+        #[test]
+        fn all_sums_of_ones_are_the_slow_sum(len in 0usize..4096, place in 0usize..64) {
+            check(&[0xff; 4096 + 64][place..place + len]);
+        }
+    }
+}
