@@ -47,10 +47,25 @@ pub(crate) fn write_pcap(path: &Path, frames: &[Frame]) {
     pcap(file, PcapHeader::default(), frames).flush().unwrap();
 }
 
+/// The same, of frames with times.
+pub(crate) fn write_pcap_at(path: &Path, frames: &[(Duration, Frame)]) {
+    let file = BufWriter::new(fs::File::create(path).unwrap());
+    let timed = frames.iter().map(|(time, frame)| (*time, frame));
+    pcap_at(file, PcapHeader::default(), timed).flush().unwrap();
+}
+
 fn pcap<W: Write>(to: W, header: PcapHeader, frames: &[Frame]) -> W {
+    pcap_at(to, header, frames.iter().zip(1..).map(|(frame, at)| (Duration::from_secs(at), frame)))
+}
+
+fn pcap_at<'a, W: Write>(
+    to: W,
+    header: PcapHeader,
+    frames: impl Iterator<Item = (Duration, &'a Frame)>,
+) -> W {
     let mut writer = PcapWriter::with_header(to, header).unwrap();
-    for (frame, second) in frames.iter().zip(1..) {
-        let packet = PcapPacket::new(Duration::from_secs(second), frame.wire_len, &frame.bytes);
+    for (time, frame) in frames {
+        let packet = PcapPacket::new(time, frame.wire_len, &frame.bytes);
         writer.write_packet(&packet).unwrap();
     }
     writer.into_writer()

@@ -1,5 +1,5 @@
 //! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
-//! packets for order and completeness, and damage for the readers of captures.
+//! packets for order and completeness, damage for the readers of captures, and Linux for coalescing.
 //!
 //! A judge whose tool is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
@@ -7,6 +7,7 @@
 mod captures; // capture files, written by another library
 mod damage; //   captures with seeded damage
 mod frames; //   frames of every kind
+mod gro; //      coalescing, by laws and by the kernel
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
 mod tshark; //   every field, told twice
@@ -20,6 +21,14 @@ fn main() {
         judge("promise_1_order_holds_with_flips_live", order::one_cpu(), order::judge_live),
         judge("promise_1_order_holds_with_flips_deterministic", None, order::judge_deterministic),
         judge("promise_5_damaged_captures_never_break_the_program", None, damage::judge),
+    ]);
+    trials.extend(gro::TRIALS.map(|(name, trial)| judge(name, None, trial)));
+    let kernel = gro::kernel_missing();
+    let tagged = kernel.clone().or_else(gro::kernel_missing_vlans);
+    trials.extend([
+        judge("lro_8_agrees_with_the_kernel", kernel.clone(), gro::judge_kernel),
+        judge("lro_2_agrees_with_the_kernel_behind_tags", tagged, gro::judge_kernel_tagged),
+        judge("lro_11_bulk_merges_as_well_as_in_the_kernel", kernel, gro::judge_bulk),
     ]);
     libtest_mimic::run(&arguments, trials).exit();
 }

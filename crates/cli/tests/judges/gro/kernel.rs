@@ -1,0 +1,242 @@
+//! Linux's own GRO, asked what it makes of the same frames. It only ever merges too little, by
+//! timing, so of several tries the one that merged most counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use libtest_mimic::Failed;
+
+use crate::Judgement;
+use crate::captures;
+use crate::frames::Frame;
+use crate::gro::case::{Case, Expected};
+use crate::gro::rig::{self, Rig};
+use crate::gro::segment::{END, Family, Segment, Tags};
+use crate::gro::wire::{FIN, Wire};
+use crate::gro::{FAMILIES, Group, further, selftest, trace};
+
+/// More for what the kernel still merges less than we do.
+const TRIES: usize = 40;
+const TRIES_OF_ALL: usize = 8;
+
+/// tcpreplay takes a time of zero for none.
+const BEGIN: Duration = Duration::from_secs(1);
+
+/// Of a bulk transfer: 90 full packets.
+const BULK_SEGMENTS: usize = 4000;
+const BULK_SEGMENT_BYTES: usize = 1448;
+/// A timestamp option, as bulk transfers have.
+const TIMESTAMP: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
+
+/// The kernel is not asked about padding, which it leaves to the device, and about damage.
+const GROUPS: [Group; 13] = [
+    selftest::data,
+    selftest::ack,
+    selftest::flags,
+    selftest::tcp,
+    selftest::ip,
+    selftest::large,
+    selftest::single,
+    selftest::capacity,
+    further::sequence,
+    further::overtaking,
+    further::flows,
+    further::sizes,
+    further::udp,
+];
+
+/// Where Linux does otherwise, and why. The table of cases still says what we must do.
+const DIFFERENCES: [(&str, &str); 3] = [
+    ("sixteen_flows", "Linux holds 64 flows, in buckets, where LRO has eight descriptors"),
+    ("mixed_mtu", "of 58 frames in a row timing tears some apart, on a bad day in every try"),
+    ("udp_at_most_64", "as seen with 6.18, the 65th passes alone, and only then a packet begins"),
+];
+
+/// Payload lengths of each flow's packets.
+type Flows = BTreeMap<Vec<u8>, Vec<usize>>;
+
+pub(crate) fn missing() -> Option<String> {
+    rig::missing()
+}
+
+/// Without this module GRO does not look behind a tag.
+pub(crate) fn missing_vlans() -> Option<String> {
+    let is_there = Path::new("/proc/net/vlan").exists();
+    (!is_there).then(|| "this kernel's GRO knows no VLANs (CONFIG_VLAN_8021Q)".to_owned())
+}
+
+pub(crate) fn judge_kernel() -> Judgement {
+    FAMILIES.into_iter().try_for_each(|family| judge(family, Tags::None))
+}
+
+pub(crate) fn judge_kernel_tagged() -> Judgement {
+    let both = |family| [Tags::Single, Tags::Double].map(|tags| (family, tags));
+    FAMILIES.into_iter().flat_map(both).try_for_each(|(family, tags)| judge(family, tags))
+}
+
+fn judge(family: Family, tags: Tags) -> Judgement {
+    let first = Segment::first(family, tags, 0);
+    let cases: Vec<Case> = GROUPS.iter().flat_map(|group| group(&first)).collect();
+    let ours = ask_ours(&cases)?;
+    let agrees = |number: u8, theirs: &Flows| {
+        let (case, ours) = (&cases[usize::from(number) - 1], &ours[&number]);
+        let is_stated = DIFFERENCES.iter().any(|(name, _)| *name == case.name);
+        ours == theirs || is_stated || are_versions(case, ours, theirs)
+    };
+    let mut wrong = Vec::new();
+    for (number, theirs) in ask_kernel(&cases, agrees)? {
+        if !agrees(number, &theirs) {
+            let name = cases[usize::from(number) - 1].name;
+            let [ours, theirs] =
+                [&ours[&number], &theirs].map(|it| it.values().collect::<Vec<_>>());
+            wrong.push(format!("{name} {family:?} tags {tags:?}: {ours:?}, Linux {theirs:?}"));
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+/// We merge a bulk transfer into no more packets than Linux does (LRO-11).
+pub(crate) fn judge_bulk() -> Judgement {
+    for family in FAMILIES {
+        let first = Segment::first(family, Tags::None, 0).tcp_options(TIMESTAMP);
+        let segment = |index: usize| {
+            let identification = u16::try_from(index).unwrap();
+            let segment = first.at(index * BULK_SEGMENT_BYTES).len(BULK_SEGMENT_BYTES);
+            segment.identification(identification, true)
+        };
+        let segments: Vec<_> = (0..BULK_SEGMENTS).map(segment).collect();
+        let expected = Expected::Lawful;
+        let bulk = [Case { name: "bulk", segments, expected, alone: Vec::new() }];
+        let theirs = packets(&ask_kernel(&bulk, |_, _| true)?[&1]);
+        let ours = packets(&ask_ours(&bulk)?[&1]);
+        if ours == 0 || ours > theirs {
+            return Err(format!("{family:?}: {ours} packets, Linux {theirs}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Versions of Linux differ where a case accepts several outcomes.
+fn are_versions(case: &Case, ours: &Flows, theirs: &Flows) -> bool {
+    let Expected::Payloads(accepted) = &case.expected else { return false };
+    [ours, theirs]
+        .iter()
+        .all(|flows| accepted.contains(&flows.values().flatten().copied().collect()))
+}
+
+/// By case; each is a replay of its own.
+fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
+    let args = ["--deterministic", "--cpus", "1", "--rate", "capture"];
+    let ask = |(number, case): (u8, &Case)| {
+        let left = trace::coalesce(&case.frames(number), &args)?;
+        let packets: Vec<_> = left.into_iter().map(|packet| packet.bytes).collect();
+        Ok((number, flows_of(&packets).remove(&number).unwrap_or_default()))
+    };
+    (1..).zip(cases).map(ask).collect()
+}
+
+/// By case, the best of all tries. After a few, only what is not `settled` is tried further.
+fn ask_kernel(
+    cases: &[Case],
+    settled: impl Fn(u8, &Flows) -> bool,
+) -> Result<BTreeMap<u8, Flows>, Failed> {
+    let directory = tempfile::tempdir()?;
+    let capture = directory.path().join("f.pcap");
+    let mut rig = Rig::new()?;
+    let mut best: BTreeMap<u8, Flows> = BTreeMap::new();
+    for round in 0..TRIES {
+        let is_asked = |number: u8| {
+            round < TRIES_OF_ALL || best.get(&number).is_none_or(|best| !settled(number, best))
+        };
+        let asked: Vec<_> = (1..).zip(cases).filter(|(number, _)| is_asked(*number)).collect();
+        if asked.is_empty() {
+            break;
+        }
+        let (timed, at_once): (Vec<_>, Vec<_>) =
+            asked.into_iter().partition(|(_, case)| case.is_timed());
+        let mut frames = Vec::new();
+        for (cases, is_timed) in [(at_once, false), (timed, true)] {
+            let row = in_a_row(&cases);
+            captures::write_pcap_at(&capture, &row);
+            if !row.is_empty() {
+                rig.play(&capture, is_timed)?;
+            }
+            frames.extend(row);
+        }
+        let sent: Vec<_> = frames.into_iter().map(|(_, frame)| frame.bytes).collect();
+        let Some(seen) = watch(&rig, &sent) else {
+            // What is late must not be taken for the next try's.
+            rig = Rig::new()?;
+            continue;
+        };
+        let sent = flows_of(&sent);
+        for (number, flows) in flows_of(&seen) {
+            // A try that lost something says nothing.
+            let is_whole = sent.get(&number).is_some_and(|sent| totals(sent) == totals(&flows));
+            if is_whole && best.get(&number).is_none_or(|best| merging(&flows) > merging(best)) {
+                best.insert(number, flows);
+            }
+        }
+    }
+    let numbers = (1..).zip(cases).map(|(number, _)| number);
+    let silent: Vec<u8> = numbers.filter(|number| !best.contains_key(number)).collect();
+    if silent.is_empty() { Ok(best) } else { Err(format!("never seen whole: {silent:?}").into()) }
+}
+
+/// One case behind the other.
+fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
+    let mut all: Vec<(Duration, Frame)> = Vec::new();
+    for (number, case) in cases {
+        let begin = all.last().map_or(BEGIN, |(time, _)| *time);
+        all.extend(case.frames(*number).into_iter().map(|(time, frame)| (begin + time, frame)));
+    }
+    all
+}
+
+/// All packets up to the ends of all flows, if those all come.
+fn watch(rig: &Rig, sent: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
+    let ends = sent.iter().filter_map(|bytes| Wire::read(bytes)).filter(is_end);
+    let mut ends: BTreeSet<_> = ends.map(|wire| wire.flow()).collect();
+    let mut seen = Vec::new();
+    while !ends.is_empty() {
+        let bytes = rig.receive()?;
+        if let Some(end) = Wire::read(&bytes).filter(is_end) {
+            ends.remove(&end.flow());
+        }
+        seen.push(bytes);
+    }
+    Some(seen)
+}
+
+/// By case; without what ends the flows.
+fn flows_of(packets: &[Vec<u8>]) -> BTreeMap<u8, Flows> {
+    let mut cases: BTreeMap<u8, Flows> = BTreeMap::new();
+    for wire in packets.iter().filter_map(|bytes| Wire::read(bytes)).filter(|wire| !is_end(wire)) {
+        let flow = cases.entry(wire.case()).or_default().entry(wire.flow()).or_default();
+        flow.push(wire.payload().len());
+    }
+    cases
+}
+
+fn is_end(wire: &Wire) -> bool {
+    let is_empty_fin = wire.flags() & FIN != 0 && wire.payload().is_empty();
+    if wire.is_tcp { is_empty_fin } else { wire.payload().starts_with(END) }
+}
+
+fn packets(flows: &Flows) -> usize {
+    flows.values().map(Vec::len).sum()
+}
+
+/// Larger for fewer packets, and for the same number if the early ones are full.
+fn merging(flows: &Flows) -> usize {
+    flows.values().flatten().map(|len| len * len).sum()
+}
+
+/// What merging leaves as it is: of each flow the bytes, and the packets without any.
+fn totals(flows: &Flows) -> Vec<(usize, usize)> {
+    let total = |packets: &Vec<usize>| {
+        (packets.iter().sum(), packets.iter().filter(|len| **len == 0).count())
+    };
+    flows.values().map(total).collect()
+}
