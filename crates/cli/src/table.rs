@@ -10,6 +10,7 @@ pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
     let mut text = totals(report);
     text += &format!("\n{}\n", per_cpu(report));
     text += &steering(report, cpus);
+    text += &coalescing(report);
     text += &losses(report);
     text += &verdict(report);
     text
@@ -77,6 +78,30 @@ fn steering(report: &Report, cpus: &CpuList) -> String {
     }
     if steer.unsteered > 0 {
         text += &format!("{} packets without a flow hash, not steered\n", grouped(steer.unsteered));
+    }
+    text
+}
+
+fn coalescing(report: &Report) -> String {
+    let lro = &report.lro;
+    if lro.flushes.values().sum::<u64>() + lro.refused.values().sum::<u64>() == 0 {
+        return String::new();
+    }
+    let mut text = format!(
+        "{} frames became {} packets: {:.1} frames and {:.0} bytes each\n",
+        grouped(lro.segments_in),
+        grouped(lro.packets_out),
+        as_f64(lro.segments_in) / as_f64(lro.packets_out).max(1.0),
+        lro.bytes_per_packet,
+    );
+    for (what, counts) in [("not merged", &lro.refused), ("let go", &lro.flushes)] {
+        let mut counts: Vec<_> = counts.iter().filter(|(_, count)| **count > 0).collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let counts = counts.iter().map(|(name, count)| format!("{} {name}", grouped(**count)));
+        let counts: Vec<_> = counts.collect();
+        if !counts.is_empty() {
+            text += &format!("  {what}: {}\n", counts.join(", "));
+        }
     }
     text
 }

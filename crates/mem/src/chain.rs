@@ -39,6 +39,7 @@ impl Frame {
     ///
     /// # Panics
     /// When `frame` has followers itself, or this one has [`FOLLOWERS_MAX`] already.
+    #[inline(always)]
     pub fn append(&mut self, frame: Frame) {
         assert!(frame.followers == 0, "a frame is appended alone");
         assert!(self.followers < FOLLOWERS_MAX, "a chain has no room for another frame");
@@ -52,8 +53,10 @@ impl Frame {
             if place > 0 {
                 last
             } else {
-                // SAFETY: the last link is full: as many handles were written as it holds.
-                let carrier = unsafe { (*last.as_ptr()).frames[LINK_FRAMES - 1].assume_init_ref() };
+                // SAFETY: a link of this chain, which is this handle's alone.
+                let full = unsafe { last.as_ref() };
+                // SAFETY: as many handles were written to it as it holds.
+                let carrier = unsafe { full.frames[LINK_FRAMES - 1].assume_init_ref() };
                 carrier.chunk.cast()
             }
         };
@@ -108,9 +111,10 @@ impl<'a> Iterator for Followers<'a> {
             return None;
         }
         let place = usize::from(self.next) % LINK_FRAMES;
-        // SAFETY: a link of the chain, with as many handles written as the head counts; none is
-        // written or taken off while the head is borrowed.
-        let frame = unsafe { (*self.link.as_ptr()).frames[place].assume_init_ref() };
+        // SAFETY: a link of the chain; none is written or taken off while the head is borrowed.
+        let link = unsafe { self.link.as_ref() };
+        // SAFETY: the head counts the handles that were written.
+        let frame = unsafe { link.frames[place].assume_init_ref() };
         self.next += 1;
         if place == LINK_FRAMES - 1 {
             self.link = frame.chunk.cast();

@@ -103,6 +103,7 @@ impl Frame {
     ///
     /// # Panics
     /// When there are fewer.
+    #[inline]
     pub fn pull(&mut self, len_bytes: u32) {
         assert!(len_bytes <= self.len_bytes, "{len_bytes} bytes of a packet of {}", self.len_bytes);
         self.start = u16::try_from(u32::from(self.start) + len_bytes)

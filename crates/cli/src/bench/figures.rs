@@ -45,8 +45,9 @@ impl Figures {
     }
 
     /// Adds a detail.
-    pub(super) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.details.insert(name, value.into());
+    pub(super) fn with(mut self, name: &'static str, value: impl Serialize) -> Self {
+        // Numbers, words and what is made of them always can be written.
+        self.details.insert(name, serde_json::to_value(value).unwrap_or_default());
         self
     }
 }

@@ -8,6 +8,7 @@ mod checksum;
 mod figures;
 mod hash;
 mod input;
+mod lro;
 mod pair;
 mod parse;
 mod pool;
@@ -47,7 +48,20 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=64))]
     bulk: u32,
 
-    /// hash, steer: how packets are hashed
+    /// lro: frames coalesced at once
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    burst: u32,
+
+    /// lro: flows of which segments can be held at once
+    #[arg(long, value_name = "N", default_value_t = path::coalesce::LRO_DESCRIPTORS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(path::coalesce::LRO_DESCRIPTORS_MAX)))]
+    descriptors: u32,
+
+    /// lro: merge TCP whose acknowledgements, windows and timestamps advance, too
+    #[arg(long)]
+    lro: bool,
+
+    /// hash, steer, lro: how packets are hashed
     #[arg(long, value_enum, default_value_t)]
     hash: BenchHash,
 
@@ -81,6 +95,8 @@ enum What {
     Ring,
     /// A frame allocated here, freed there
     Pool,
+    /// Segments of a capture merged
+    Lro,
     /// Frame in, parse, hash, steer, hand over, read on the other CPU, return
     Steer,
     /// All of them, one line each
@@ -123,6 +139,7 @@ fn measure(what: What, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Fail
         What::Parse => parse::run(args),
         What::Checksum => Ok(checksum::run(args)),
         What::Hash => hash::run(args),
+        What::Lro => lro::run(args),
         What::Ring => ring::run(args, pair::two_of(cpus)?),
         What::Pool => pool::run(args, pair::two_of(cpus)?),
         What::Steer | What::All => steer::run(args, pair::two_of(cpus)?),

@@ -11,7 +11,7 @@ use super::BenchArgs;
 use super::figures::{Figures, Spread};
 
 /// How long a repeat takes.
-const REPEAT: Duration = Duration::from_millis(10);
+pub(super) const REPEAT: Duration = Duration::from_millis(10);
 
 /// A repeat is dropped when the fixed loop beside it took this much longer than its best.
 const DISTURBED: f64 = 1.35;
@@ -26,6 +26,19 @@ pub(super) fn measure(
     count: usize,
     mut round: impl FnMut(),
 ) -> Figures {
+    samples(args, || repeat(count, &mut round)).figures(name, unit)
+}
+
+/// Repeats that were gathered.
+pub(super) struct Samples {
+    /// Those that count: undisturbed ones, or all if there are none.
+    counted: Vec<f64>,
+    dropped: usize,
+    all_disturbed: bool,
+}
+
+/// Gathers what `sample` measures, between runs of the fixed loop.
+pub(super) fn samples(args: &BenchArgs, mut sample: impl FnMut() -> f64) -> Samples {
     let mut best = f64::INFINITY;
     for _ in 0..50 {
         best = best.min(calibrate());
@@ -34,16 +47,26 @@ pub(super) fn measure(
     let (mut kept, mut dropped) = (Vec::new(), Vec::new());
     while kept.len() < args.reps as usize && started.elapsed().as_secs() < args.secs {
         let before = calibrate();
-        let sample = repeat(count, &mut round);
+        let sample = sample();
         let after = calibrate();
         best = best.min(before).min(after);
         let disturbed = before.max(after) > best * DISTURBED;
         if disturbed { &mut dropped } else { &mut kept }.push(sample);
     }
-    let samples = if kept.is_empty() { &dropped } else { &kept };
-    Figures::new(name, unit, Spread::of(samples))
-        .with("dropped", dropped.len())
-        .with("all_disturbed", kept.is_empty())
+    let (all_disturbed, counts) = (kept.is_empty(), dropped.len());
+    Samples { counted: if all_disturbed { dropped } else { kept }, dropped: counts, all_disturbed }
+}
+
+impl Samples {
+    pub(super) fn spread(&self) -> Spread {
+        Spread::of(&self.counted)
+    }
+
+    pub(super) fn figures(&self, name: &'static str, unit: &'static str) -> Figures {
+        Figures::new(name, unit, self.spread())
+            .with("dropped", self.dropped)
+            .with("all_disturbed", self.all_disturbed)
+    }
 }
 
 fn repeat(count: usize, round: &mut impl FnMut()) -> f64 {

@@ -107,7 +107,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
         .with("frames_away", pool.away()))
 }
 
-fn hasher(args: &BenchArgs) -> Result<Hasher, Failure> {
+pub(super) fn hasher(args: &BenchArgs) -> Result<Hasher, Failure> {
     match args.hash {
         BenchHash::Keyed => Ok(Hasher::keyed(&[7; 16], false)),
         BenchHash::Toeplitz | BenchHash::Given => Hasher::toeplitz(&STANDARD_KEY)

@@ -1,7 +1,5 @@
 //! Where and how packets are coalesced, as people say it.
 
-use std::str::FromStr;
-
 use path::coalesce::{CoalesceConfig, CoalesceMode};
 
 use crate::error::Error;
@@ -143,6 +141,90 @@ pub const MTU_MIN: u32 = 68;
 /// The longest IP packet.
 pub const MTU_MAX: u32 = 65_535;
 
-fn between<N: FromStr + PartialOrd>(text: &str, least: N, most: N) -> Option<N> {
-    text.parse().ok().filter(|number| *number >= least && *number <= most)
+fn between(text: &str, least: u32, most: u32) -> Option<u32> {
+    text.parse().ok().filter(|number| (least..=most).contains(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(knob: &str, value: &str) -> Option<Result<CoalesceChange, String>> {
+        CoalesceChange::parse(knob, value).map(|read| read.map_err(|error| error.to_string()))
+    }
+
+    /// What is said in these words, after each other.
+    fn after(words: &[(&str, &str)]) -> Coalesce {
+        let changes = words.iter().map(|(knob, value)| parsed(knob, value).unwrap().unwrap());
+        changes.fold(Coalesce::default(), Coalesce::after)
+    }
+
+    #[test]
+    fn every_knob_is_read_back_as_it_was_written() {
+        let values: [(&str, &[&str]); 5] = [
+            ("coalesce", &["off", "gro", "lro"]),
+            ("coalesce_at", &["arrive", "deliver"]),
+            ("lro_descriptors", &["1", "8", "4096"]),
+            ("gro_flush_timeout", &["0", "20000", "18446744073709551615"]),
+            ("mtu", &["68", "1500", "65535"]),
+        ];
+        assert_eq!(values.map(|(knob, _)| knob), CoalesceChange::KNOBS);
+        for (knob, values) in values {
+            for value in values {
+                let change = parsed(knob, &format!(" {value} ")).unwrap().unwrap();
+                assert_eq!((change.knob(), change.value().as_str()), (knob, *value));
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_and_other_knobs_are_left_to_others() {
+        for (knob, value, why) in [
+            ("coalesce", "on", "it is gro, lro or off"),
+            ("coalesce", "", "it is gro, lro or off"),
+            ("coalesce_at", "steer", "it is arrive or deliver"),
+            ("lro_descriptors", "0", "it is a number from 1 to 4096"),
+            ("lro_descriptors", "4097", "it is a number from 1 to 4096"),
+            ("gro_flush_timeout", "-1", "it is a number of nanoseconds"),
+            ("gro_flush_timeout", "18446744073709551616", "it is a number of nanoseconds"),
+            ("mtu", "67", "it is a number from 68 to 65535"),
+            ("mtu", "65536", "it is a number from 68 to 65535"),
+        ] {
+            let message = parsed(knob, value).unwrap().unwrap_err();
+            assert!(message.contains(why) && message.contains(knob), "{knob}={value}: {message}");
+        }
+        assert_eq!(parsed("rps_cpus", "3"), None);
+        assert_eq!(parsed("", "off"), None);
+    }
+
+    #[test]
+    fn one_end_coalesces_at_most() {
+        assert_eq!((after(&[]).on_arrival(), after(&[]).on_delivery()), (None, None));
+        for (at, is_arrival) in [("arrive", true), ("deliver", false)] {
+            let on = after(&[("mtu", "9000"), ("coalesce", "lro"), ("coalesce_at", at)]);
+            let config =
+                CoalesceConfig { mode: CoalesceMode::Lro, mtu: 9000, ..Default::default() };
+            assert_eq!(on.on_arrival(), is_arrival.then_some(config));
+            assert_eq!(on.on_delivery(), (!is_arrival).then_some(config));
+            let off = on.after(CoalesceChange::Mode(None));
+            assert_eq!((off.on_arrival(), off.on_delivery()), (None, None));
+        }
+    }
+
+    #[test]
+    fn what_is_said_while_it_is_off_counts_when_it_is_on() {
+        let words = [
+            ("coalesce", "lro"),
+            ("coalesce", "off"),
+            ("lro_descriptors", "32"),
+            ("gro_flush_timeout", "900"),
+            ("coalesce", "gro"),
+        ];
+        let config = CoalesceConfig {
+            descriptors: 32,
+            gro_flush_timeout_ns: 900,
+            ..CoalesceConfig::default()
+        };
+        assert_eq!(after(&words).on_arrival(), Some(config));
+    }
 }

@@ -85,7 +85,7 @@ fn inputs(plan: &Plan) -> impl Iterator<Item = &Path> {
         Input::Synthetic(_) => &[],
     };
     captures.iter().filter_map(|capture| match capture {
-        Capture::File(path) => Some(path.as_path()),
+        Capture::File(path) | Capture::Kept(path, _) => Some(path.as_path()),
         Capture::Bundled(..) => None,
     })
 }

@@ -68,3 +68,73 @@ fn hex(bytes: &[u8]) -> String {
     let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0x0f)]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use mem::pool::{ChunkClass, carve, region_bytes};
+    use mem::{Pool, Region};
+    use path::packet::Arrival;
+    use path::parse::{Link, Verify, parse};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 4 }]];
+        let region = Region::allocate(region_bytes(&shares));
+        carve(region, &shares).unwrap().pop().unwrap()
+    }
+
+    /// The line of a frame that was not merged.
+    fn told(bytes: &[u8], link: Link) -> Value {
+        let (mut pool, len_bytes) = (pool(), u32::try_from(bytes.len()).unwrap());
+        let mut frame = pool.allocate(len_bytes).unwrap();
+        frame.copy_from(bytes);
+        let mut packet = Packet::received(frame, Arrival(7), len_bytes, link);
+        packet.headers = parse(bytes, len_bytes, link, Verify::Checksums);
+        let line = row(&packet, &[7]);
+        assert!(line.ends_with("}\n") && line.lines().count() == 1, "{line}");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn line_of(payload_len: usize, flags: &str, bytes: &[u8]) -> Value {
+        let digits: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = digits.concat();
+        json!({"in": [7], "payload_len": payload_len, "gso_size": 0, "flags": flags, "hex": hex})
+    }
+
+    /// IPv4 and TCP headers with these flags, before `payload_len` bytes.
+    fn tcp(flags: u8, payload_len: u8) -> Vec<u8> {
+        let mut bytes = vec![0x45, 0, 0, 40 + payload_len, 0, 0, 0, 0, 64, 6, 0, 0];
+        bytes.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 9, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1]);
+        bytes.extend([0x50, flags, 1, 0, 0, 0, 0, 0]);
+        bytes.extend(0..payload_len);
+        bytes
+    }
+
+    #[test]
+    fn a_frame_of_tcp_is_told_with_its_flags_lowest_first() {
+        for (flags, letters) in
+            [(0, ""), (0x10, "A"), (0x18, "PA"), (0x11, "FA"), (0xff, "FSRPAUEC")]
+        {
+            let bytes = tcp(flags, 5);
+            assert_eq!(told(&bytes, Link::Ip), line_of(5, letters, &bytes));
+        }
+    }
+
+    #[test]
+    fn what_carries_neither_tcp_nor_udp_is_told_all_the_same() {
+        let mut icmp = tcp(0, 3);
+        icmp[9] = 1;
+        assert_eq!(told(&icmp, Link::Ip), line_of(23, "", &icmp), "what IP carries");
+        let arp = [&[0xff; 12][..], &[8, 6], &[0; 28]].concat();
+        assert_eq!(told(&arp, Link::Ethernet), line_of(0, "", &arp));
+        assert_eq!(told(&[], Link::Ethernet), line_of(0, "", &[]));
+    }
+
+    #[test]
+    fn frames_that_were_dropped_are_told_together() {
+        let line: Value = serde_json::from_str(&lost(&[3, 4, 9], "backlog_full")).unwrap();
+        assert_eq!(line, json!({"in": [3, 4, 9], "drop": "backlog_full"}));
+    }
+}

@@ -1,6 +1,7 @@
 //! What a packet must be to be merged at all, whatever is held of its flow.
 
 use super::CoalesceMode;
+use super::compare::{HEADER_BYTES_MAX, Own};
 use super::lro::Timestamps;
 use super::refusal::Refusal;
 use crate::packet::Packet;
@@ -20,6 +21,9 @@ pub(super) const IPV6_BYTES: usize = 40;
 pub(super) const TCP_BYTES: usize = 20;
 pub(super) const UDP_BYTES: usize = 8;
 
+/// Right, perhaps, but not as anybody computes it: a sum of 0 is what is meant.
+pub(super) const ODD_CHECKSUM: [u8; 2] = [0xff; 2];
+
 const RESERVED_BIT: u8 = 0x80;
 const CONGESTION_EXPERIENCED: u8 = 0x03;
 const HOP_BY_HOP: u8 = 0;
@@ -31,16 +35,14 @@ pub(super) struct Candidate {
     /// Bytes before the payload.
     pub(super) header_len: usize,
     pub(super) payload_len: u32,
-    /// TCP's sequence number.
-    pub(super) sequence: u32,
-    /// TCP's lower eight flags.
-    pub(super) flags: u8,
+    /// What a further segment's would be held against.
+    pub(super) own: Own,
 }
 
 impl Candidate {
     /// Whether nothing may follow this segment.
     pub(super) fn ends(&self) -> bool {
-        self.flags & (PSH | FIN) != 0
+        self.own.flags & (PSH | FIN) != 0
     }
 }
 
@@ -56,6 +58,15 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     if headers.fragment != Fragment::Whole {
         return Err(Refusal::Fragment);
     }
+    let is_tcp = match headers.transport {
+        Transport::Tcp => true,
+        Transport::Udp => false,
+        // Cut short, it need not show what it is.
+        Transport::Other if bytes.len() != packet.wire_len as usize => {
+            return Err(Refusal::Snapped);
+        }
+        Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
+    };
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
     let (end, tos) = match headers.network {
         Network::Ipv4 => ipv4(rest, network_len, headers.ip_checksum)?,
@@ -66,11 +77,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         return Err(Refusal::CongestionMark);
     }
     let Some(segment) = rest.get(network_len..) else { return Err(Refusal::Snapped) };
-    match headers.transport {
-        Transport::Tcp => tcp(packet, segment, mode),
-        Transport::Udp => udp(packet, segment, start + end),
-        Transport::Icmp | Transport::Other => Err(Refusal::Protocol),
-    }
+    if is_tcp { tcp(packet, segment, mode) } else { udp(packet, segment, start + end) }
 }
 
 /// Returns where the packet ends, from the network header on, and its type of service.
@@ -86,7 +93,7 @@ fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<(usize, u
     if verdict != Checksum::Good {
         return Err(Refusal::IpChecksum);
     }
-    if [header[10], header[11]] == [0xff; 2] {
+    if [header[10], header[11]] == ODD_CHECKSUM {
         return Err(Refusal::OddChecksum);
     }
     Ok((u16::from_be_bytes([header[2], header[3]]).into(), header[1]))
@@ -119,9 +126,10 @@ fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate,
     if flags & (SYN | RST | URG | CWR) != 0 {
         return Err(Refusal::TcpFlags);
     }
-    let candidate =
-        whole(packet, u32::from_be_bytes([header[4], header[5], header[6], header[7]]), flags)?;
-    if [header[16], header[17]] == [0xff; 2] {
+    let sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+    let checksum = u16::from_be_bytes([header[16], header[17]]);
+    let candidate = whole(packet, Own { id_ahead: 0, sequence, checksum, flags })?;
+    if [header[16], header[17]] == ODD_CHECKSUM {
         return Err(Refusal::OddChecksum);
     }
     if mode == CoalesceMode::Lro {
@@ -143,7 +151,8 @@ fn udp(packet: &Packet, segment: &[u8], end: usize) -> Result<Candidate, Refusal
     if [header[6], header[7]] == [0; 2] {
         return Err(Refusal::NoChecksum);
     }
-    let candidate = whole(packet, 0, 0)?;
+    let checksum = u16::from_be_bytes([header[6], header[7]]);
+    let candidate = whole(packet, Own { id_ahead: 0, sequence: 0, checksum, flags: 0 })?;
     if candidate.header_len + usize::from(packet.headers.payload_len) != end {
         return Err(Refusal::UdpLength);
     }
@@ -153,12 +162,26 @@ fn udp(packet: &Packet, segment: &[u8], end: usize) -> Result<Candidate, Refusal
     Ok(candidate)
 }
 
+/// Whether a UDP datagram ends where its IP packet does, and that where the frame does.
+pub(super) fn is_all_of_ip(packet: &Packet) -> bool {
+    let headers = &packet.headers;
+    let before = match headers.network {
+        Network::Ipv6 => IPV6_BYTES,
+        _ => 0,
+    };
+    let len = packet.view().network_len_field().map_or(0, usize::from);
+    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
+    usize::from(headers.network_offset) + before + len == end && packet.frame.data().len() == end
+}
+
 /// What TCP and UDP have in common: all of it is there, it is right, and there is something.
-fn whole(packet: &Packet, sequence: u32, flags: u8) -> Result<Candidate, Refusal> {
+fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);
     let len = packet.frame.data().len();
-    if len != packet.wire_len as usize || len < header_len + usize::from(headers.payload_len) {
+    // Of a packet that was merged before, only the first segment is here too.
+    let is_snapped = packet.gso_size != 0 || len != packet.wire_len as usize;
+    if is_snapped || len < header_len + usize::from(headers.payload_len) {
         return Err(Refusal::Snapped);
     }
     match headers.l4_checksum {
@@ -169,5 +192,8 @@ fn whole(packet: &Packet, sequence: u32, flags: u8) -> Result<Candidate, Refusal
     if headers.payload_len == 0 {
         return Err(Refusal::NoPayload);
     }
-    Ok(Candidate { header_len, payload_len: headers.payload_len.into(), sequence, flags })
+    if header_len > HEADER_BYTES_MAX {
+        return Err(Refusal::Extension); // nothing else makes headers so long
+    }
+    Ok(Candidate { header_len, payload_len: headers.payload_len.into(), own })
 }

@@ -2,132 +2,198 @@
 //! packet.
 
 use super::CoalesceMode;
-use super::candidate::{FIN, IPV4_BYTES, IPV6_BYTES, PSH, TCP_BYTES, UDP_BYTES};
+use super::candidate::{FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, TCP_BYTES, UDP_BYTES};
 use super::refusal::Refusal;
 use crate::packet::Packet;
-use crate::parse::{Headers, Network, Transport};
+use crate::parse::checksum::{self, Sum};
+use crate::parse::{Checksum, Headers, Network, Transport};
 
-const ETHERNET_BYTES: usize = 14;
-const TIMESTAMPS_BYTES: usize = 12;
+/// The longest headers that are compared: two VLAN tags, IPv6 and the longest TCP header have 122.
+pub(super) const HEADER_BYTES_MAX: usize = 128;
+
+/// Most headers are not longer than this: one tag, IPv6, TCP with timestamps have 90.
+const MOST_HEADERS_BYTES: usize = 96;
+
 const DONT_FRAGMENT: usize = 6;
 
-/// The bits of a word that must agree, from its bytes as they lie in memory.
-const fn mask(bytes: [u8; 8]) -> u64 {
-    u64::from_ne_bytes(bytes)
+/// The bytes of a packet's headers that must agree with those of the first segment. Built when a
+/// first segment comes whose headers are laid out otherwise than those of the one before it.
+#[derive(Clone, Debug)]
+pub(super) struct HeaderMask {
+    layout: Layout,
+    bytes: [u8; HEADER_BYTES_MAX],
 }
 
-/// All but the total length and the id; all but the checksum.
-const IPV4_MASKS: [u64; 2] =
-    [mask([!0, !0, 0, 0, 0, 0, !0, !0]), mask([!0, !0, 0, 0, !0, !0, !0, !0])];
-/// All but the payload length.
-const IPV6_MASK: u64 = mask([!0, !0, !0, !0, 0, 0, !0, !0]);
-/// The ports, not the sequence number; not what ends a packet; not the checksum. Of UDP, ports only.
-const PORTS_MASK: u64 = mask([!0, !0, !0, !0, 0, 0, 0, 0]);
-const GRO_MASK: u64 = mask([!0, !0, !0, !0, !0, !(PSH | FIN), !0, !0]);
-/// Neither acknowledgement nor window.
-const LRO_MASK: u64 = mask([0, 0, 0, 0, !0, !(PSH | FIN), 0, 0]);
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Layout {
+    network: Network,
+    network_offset: u8,
+    transport: Transport,
+    transport_offset: u16,
+    payload_offset: u16,
+    mode: CoalesceMode,
+}
 
-/// Compares the headers of two candidates. Sequence numbers, lengths and ids are told apart
-/// elsewhere.
-pub(super) fn same_headers(first: &Packet, next: &Packet, mode: CoalesceMode) -> bool {
-    let headers = &first.headers;
-    let len = usize::from(headers.payload_offset);
-    if next.headers.payload_offset != headers.payload_offset || next.headers.link != headers.link {
-        return false;
+impl Default for HeaderMask {
+    fn default() -> Self {
+        Self::new(Layout::of(&Headers::default(), CoalesceMode::Gro))
     }
-    let (Some(a), Some(b)) = (first.frame.data().get(..len), next.frame.data().get(..len)) else {
-        return false;
-    };
+}
+
+impl HeaderMask {
+    /// Has the mask fit a first segment.
+    pub(super) fn fit(&mut self, first: &Packet, mode: CoalesceMode) {
+        let layout = Layout::of(&first.headers, mode);
+        if layout != self.layout {
+            *self = Self::new(layout);
+        }
+    }
+
+    fn new(layout: Layout) -> Self {
+        let mut mask = Self { layout, bytes: [0; _] };
+        let headers = mask.bytes.iter_mut().take(layout.payload_offset.into());
+        headers.for_each(|byte| *byte = !0);
+        let (network, transport) =
+            (usize::from(layout.network_offset), usize::from(layout.transport_offset));
+        match layout.network {
+            // Total length and id, which are told elsewhere, and the checksum.
+            Network::Ipv4 => {
+                mask.clear(network + 2, &[0; 4]);
+                mask.clear(network + 10, &[0; 2]);
+            }
+            Network::Ipv6 => mask.clear(network + 4, &[0; 2]),
+            Network::Other => {}
+        }
+        match (layout.transport, layout.mode) {
+            // The sequence number, what ends a packet, and the checksum.
+            (Transport::Tcp, CoalesceMode::Gro) => {
+                mask.clear(transport + 4, &[0; 4]);
+                mask.clear(transport + 13, &[!(PSH | FIN)]);
+                mask.clear(transport + 16, &[0; 2]);
+            }
+            // Besides, acknowledgement, window and timestamps; but FIN is not for merging here.
+            (Transport::Tcp, CoalesceMode::Lro) => {
+                mask.clear(transport + 4, &[0; 8]);
+                mask.clear(transport + 13, &[!PSH, 0, 0, 0, 0]);
+                mask.clear(transport + TCP_BYTES, &[0; 40]);
+            }
+            // Length and checksum.
+            _ => mask.clear(transport + 4, &[0; 4]),
+        }
+        mask
+    }
+
+    fn clear(&mut self, at: usize, bits: &[u8]) {
+        for (byte, bits) in self.bytes.iter_mut().skip(at).zip(bits) {
+            *byte &= bits;
+        }
+    }
+
+    /// Whether the first bytes of two frames agree where they must.
+    #[inline(always)]
+    fn agrees(&self, a: &[u8], b: &[u8]) -> bool {
+        let end = usize::from(self.layout.payload_offset);
+        match (a.first_chunk::<MOST_HEADERS_BYTES>(), b.first_chunk::<MOST_HEADERS_BYTES>()) {
+            // All at once, payload and all, for which the mask has no bits.
+            (Some(a), Some(b)) if end <= MOST_HEADERS_BYTES => self.differ(a, b) == 0,
+            _ => self.short_agrees(a, b),
+        }
+    }
+
+    /// The same for frames that are short, or whose headers are long.
+    #[cold]
+    fn short_agrees(&self, a: &[u8], b: &[u8]) -> bool {
+        let end = usize::from(self.layout.payload_offset);
+        match (a.get(..end), b.get(..end)) {
+            (Some(a), Some(b)) => self.differ(a, b) == 0,
+            _ => false,
+        }
+    }
+
+    /// The bits that differ between two pieces of the same length, put together.
+    #[inline(always)]
+    fn differ(&self, a: &[u8], b: &[u8]) -> u64 {
+        let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+        let (mask, _) = self.bytes.as_chunks::<8>();
+        let words = a.iter().zip(b).zip(mask);
+        let whole = words.fold(0, |differ, ((a, b), mask)| {
+            let [a, b, mask] = [a, b, mask].map(|word| u64::from_ne_bytes(*word));
+            differ | (a ^ b) & mask
+        });
+        let rest = a_rest.iter().zip(b_rest).zip(self.bytes.iter().skip(a.len() * 8));
+        rest.fold(whole, |differ, ((a, b), mask)| differ | u64::from((a ^ b) & mask))
+    }
+}
+
+impl Layout {
+    fn of(headers: &Headers, mode: CoalesceMode) -> Self {
+        let Headers { network, network_offset, transport, .. } = *headers;
+        let Headers { transport_offset, payload_offset, .. } = *headers;
+        Self { network, network_offset, transport, transport_offset, payload_offset, mode }
+    }
+}
+
+/// What a further segment's headers have of their own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    /// How far its IPv4 id is ahead of the first segment's; 0 where there is none.
+    pub(super) id_ahead: u16,
+    /// TCP's sequence number.
+    pub(super) sequence: u32,
+    /// The transport's checksum.
+    pub(super) checksum: u16,
+    /// TCP's lower eight flags.
+    pub(super) flags: u8,
+}
+
+/// Compares the headers of a packet with those of a first segment, which had been examined. `None`
+/// where they differ in more than the segments of a packet may, or in a way that could not be given
+/// back; who wants to know in which asks [`difference`].
+#[inline(always)]
+pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Option<Own> {
+    let headers = &first.headers;
+    if next.headers.payload_offset != headers.payload_offset || next.headers.link != headers.link {
+        return None;
+    }
+    let (a, b) = (first.frame.data(), next.frame.data());
+    if !mask.agrees(a, b) {
+        return None;
+    }
     // Equal link headers have the network header at the same place, equal network headers the
     // transport's, so these offsets are both packets'.
-    let (Some((a_link, a)), Some((b_link, b))) =
-        (split(a, headers.network_offset.into()), split(b, headers.network_offset.into()))
-    else {
-        return false;
-    };
-    let network_len = usize::from(headers.transport_offset) - usize::from(headers.network_offset);
-    let (Some((a_network, a)), Some((b_network, b))) =
-        (split(a, network_len), split(b, network_len))
-    else {
-        return false;
-    };
-    same_link(a_link, b_link)
-        && match headers.network {
-            Network::Ipv4 => same_ipv4(a_network, b_network),
-            Network::Ipv6 => same_ipv6(a_network, b_network),
-            Network::Other => false,
+    let id_ahead = match headers.network {
+        Network::Ipv4 => {
+            let at = usize::from(headers.network_offset);
+            let (a, b) = (a.get(at..)?.first_chunk()?, b.get(at..)?.first_chunk()?);
+            id_ahead(a, b, next.headers.ip_checksum)?
         }
-        && match headers.transport {
-            Transport::Tcp => same_tcp(a, b, mode),
-            Transport::Udp => same_udp(a, b),
-            Transport::Icmp | Transport::Other => false,
-        }
-}
-
-fn split(bytes: &[u8], at: usize) -> Option<(&[u8], &[u8])> {
-    bytes.split_at_checked(at)
-}
-
-fn same_link(a: &[u8], b: &[u8]) -> bool {
-    // Mostly these are as long as this, and compared in two loads.
-    match (<&[u8; ETHERNET_BYTES]>::try_from(a), <&[u8; ETHERNET_BYTES]>::try_from(b)) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => a == b,
+        _ => 0,
+    };
+    let transport = b.get(headers.transport_offset.into()..)?;
+    if headers.transport == Transport::Tcp {
+        let header = transport.first_chunk::<TCP_BYTES>()?;
+        let sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+        let checksum = u16::from_be_bytes([header[16], header[17]]);
+        let is_odd = checksum == u16::from_be_bytes(ODD_CHECKSUM);
+        (!is_odd).then_some(Own { id_ahead, sequence, checksum, flags: header[13] })
+    } else {
+        let header = transport.first_chunk::<UDP_BYTES>()?;
+        let checksum = u16::from_be_bytes([header[6], header[7]]);
+        Some(Own { id_ahead, sequence: 0, checksum, flags: 0 })
     }
 }
 
-fn same_ipv4(a: &[u8], b: &[u8]) -> bool {
-    let (Ok(a), Ok(b)) = (<&[u8; IPV4_BYTES]>::try_from(a), <&[u8; IPV4_BYTES]>::try_from(b))
-    else {
-        return false;
+/// How far the id of an IPv4 header is ahead, if its checksum is right, and as it would be made
+/// again.
+#[inline(always)]
+fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Option<u16> {
+    let verdict = match verdict {
+        Checksum::Unknown => checksum::judge(Sum::of_words(b.as_chunks().0)),
+        known => known,
     };
-    let differ = |at| word(a, at) ^ word(b, at);
-    let destination = u32::from_ne_bytes([a[16], a[17], a[18], a[19]])
-        ^ u32::from_ne_bytes([b[16], b[17], b[18], b[19]]);
-    differ(0) & IPV4_MASKS[0] | differ(8) & IPV4_MASKS[1] | u64::from(destination) == 0
-}
-
-fn same_ipv6(a: &[u8], b: &[u8]) -> bool {
-    let (Some((a, a_options)), Some((b, b_options))) =
-        (a.split_first_chunk::<IPV6_BYTES>(), b.split_first_chunk::<IPV6_BYTES>())
-    else {
-        return false;
-    };
-    let differ = |at| word(a, at) ^ word(b, at);
-    let addresses = differ(8) | differ(16) | differ(24) | differ(32);
-    differ(0) & IPV6_MASK | addresses == 0 && a_options == b_options
-}
-
-fn same_tcp(a: &[u8], b: &[u8], mode: CoalesceMode) -> bool {
-    let (Some((a, a_options)), Some((b, b_options))) =
-        (a.split_first_chunk::<TCP_BYTES>(), b.split_first_chunk::<TCP_BYTES>())
-    else {
-        return false;
-    };
-    let differ = |at| word(a, at) ^ word(b, at);
-    let mask = if mode == CoalesceMode::Gro { GRO_MASK } else { LRO_MASK };
-    let urgent = u64::from(a[18] ^ b[18] | a[19] ^ b[19]);
-    differ(0) & PORTS_MASK | differ(8) & mask | urgent == 0
-        && (mode == CoalesceMode::Lro || same_options(a_options, b_options))
-}
-
-fn same_options(a: &[u8], b: &[u8]) -> bool {
-    match (<&[u8; TIMESTAMPS_BYTES]>::try_from(a), <&[u8; TIMESTAMPS_BYTES]>::try_from(b)) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => a == b,
-    }
-}
-
-fn same_udp(a: &[u8], b: &[u8]) -> bool {
-    let (Some(a), Some(b)) = (a.first_chunk::<UDP_BYTES>(), b.first_chunk::<UDP_BYTES>()) else {
-        return false;
-    };
-    (word(a, 0) ^ word(b, 0)) & PORTS_MASK == 0
-}
-
-/// Eight bytes of a header as they lie in memory.
-fn word<const N: usize>(header: &[u8; N], at: usize) -> u64 {
-    header[at..].first_chunk().copied().map_or(0, u64::from_ne_bytes)
+    let is_right = verdict == Checksum::Good && [b[10], b[11]] != ODD_CHECKSUM;
+    let id = |header: &[u8; IPV4_BYTES]| u16::from_be_bytes([header[4], header[5]]);
+    is_right.then(|| id(b).wrapping_sub(id(a)))
 }
 
 /// Names the first difference between headers that are not the same.

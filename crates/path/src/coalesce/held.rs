@@ -1,9 +1,9 @@
 //! A packet that is held for more segments, and what may be added to it.
 
 use super::CoalesceMode;
-use super::candidate::{Candidate, FIN, PSH};
-use super::compare::{difference, same_headers};
-use super::header::{HeaderBytes, ipv4_id};
+use super::candidate::{Candidate, FIN, PSH, is_all_of_ip};
+use super::compare::{HeaderMask, Own, difference, own_fields};
+use super::header::HeaderBytes;
 use super::lro::Newest;
 use super::refusal::{FlushReason, Refusal};
 use super::segments::tag;
@@ -43,6 +43,10 @@ pub(super) struct Held {
     born: u32,
     /// Of all segments.
     payload_len: u32,
+    /// Bytes that the IP packet may still grow by.
+    room: u32,
+    /// Segments that it may still get.
+    segments_left: u32,
     next_sequence: u32,
     /// PSH and FIN of the latest segment.
     flags: u8,
@@ -53,7 +57,7 @@ pub(super) struct Held {
 
 /// How IPv4 ids go on: the second segment decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ids {
+enum Ids {
     Undecided,
     Fixed,
     Rising,
@@ -68,18 +72,30 @@ impl Held {
         since_ns: u64,
         born: u32,
     ) -> Self {
+        let headers = &packet.headers;
+        let ip_len = u32::from(headers.payload_offset) - u32::from(headers.network_offset)
+            + candidate.payload_len;
+        let is_tcp = headers.transport == Transport::Tcp;
+        let segments_max = if is_tcp { TCP_SEGMENTS_MAX } else { UDP_SEGMENTS_MAX };
         let newest = Newest::of(&packet, mode);
         Self {
             since_ns,
             born,
             payload_len: candidate.payload_len,
-            next_sequence: candidate.sequence.wrapping_add(candidate.payload_len),
+            room: IP_PACKET_BYTES_MAX.saturating_sub(ip_len),
+            segments_left: segments_max - 1,
+            next_sequence: candidate.own.sequence.wrapping_add(candidate.payload_len),
             flags: 0,
             ids: Ids::Undecided,
             newest,
-            sums: SegmentSums::default(),
+            sums: SegmentSums::begin(&packet, &candidate.own, mode),
             packet,
         }
+    }
+
+    /// The first segment.
+    pub(super) fn first(&self) -> &Packet {
+        &self.packet
     }
 
     pub(super) fn hash(&self) -> FlowHash {
@@ -100,67 +116,90 @@ impl Held {
         self.packet.view().address_bytes() == Some(addresses)
     }
 
-    /// Whether `packet` can be added: as the next segment, with headers that differ only in what
-    /// can be told again from the whole.
-    pub(super) fn fits(
+    /// What `packet` adds if it is the next segment, with headers that differ only in what can be
+    /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
+    /// what its headers share with the first segment's has been examined there.
+    #[inline(always)]
+    pub(super) fn next(&self, packet: &Packet, mask: &HeaderMask, rules: Rules) -> Option<Next> {
+        let headers = &packet.headers;
+        let payload_len = u32::from(headers.payload_len);
+        let is_whole = headers.flaw.is_none()
+            && headers.l4_checksum == Checksum::Good
+            && packet.gso_size == 0
+            && packet.wire_len == packet.frame.len_bytes();
+        if !is_whole || payload_len == 0 || payload_len > self.first_len() {
+            return None;
+        }
+        let own = own_fields(&self.packet, packet, mask)?;
+        let ids = match rules.mode {
+            CoalesceMode::Gro => self.ids.after(own.id_ahead, self.packet.segment_count())?,
+            CoalesceMode::Lro => self.lro_difference(packet).is_none().then_some(Ids::Undecided)?,
+        };
+        let is_next = match self.packet.headers.transport {
+            Transport::Tcp => own.sequence == self.next_sequence,
+            _ => is_all_of_ip(packet),
+        };
+        let fits = payload_len <= self.room && !self.is_gap(packet);
+        (is_next && fits).then_some(Next { payload_len, own, ids })
+    }
+
+    /// The first thing that keeps a packet, which may be merged, from being the next segment: the
+    /// slow twin of [`next`](Self::next).
+    #[cold]
+    pub(super) fn refusal(
         &self,
         packet: &Packet,
         candidate: &Candidate,
+        mask: &HeaderMask,
         rules: Rules,
-    ) -> Result<Ids, Refusal> {
-        if !same_headers(&self.packet, packet, rules.mode) {
-            return Err(difference(&self.packet, packet, rules.mode));
+    ) -> Refusal {
+        if own_fields(&self.packet, packet, mask).is_none() {
+            return difference(&self.packet, packet, rules.mode);
         }
-        if candidate.sequence != self.next_sequence && packet.headers.transport == Transport::Tcp {
-            return Err(Refusal::Sequence);
-        }
-        let size = self.first_len();
-        if candidate.payload_len > size {
-            return Err(Refusal::Larger);
-        }
-        if self.ip_len(candidate.header_len) + candidate.payload_len > IP_PACKET_BYTES_MAX {
-            return Err(Refusal::Size);
-        }
-        let (first, next) = (self.packet.timestamp_ns, packet.timestamp_ns);
-        if first.abs_diff(next) > GAP_NS && first != 0 && next != 0 {
-            return Err(Refusal::Gap);
-        }
-        match rules.mode {
-            CoalesceMode::Gro => self.next_ids(packet),
-            CoalesceMode::Lro => {
-                self.newest.advances_to(&Newest::of(packet, rules.mode)).map(|()| Ids::Undecided)
-            }
+        let is_tcp = packet.headers.transport == Transport::Tcp;
+        if is_tcp && candidate.own.sequence != self.next_sequence {
+            Refusal::Sequence
+        } else if candidate.payload_len > self.first_len() {
+            Refusal::Larger
+        } else if candidate.payload_len > self.room {
+            Refusal::Size
+        } else if self.is_gap(packet) {
+            Refusal::Gap
+        } else {
+            let advanced = (rules.mode == CoalesceMode::Lro).then(|| self.lro_difference(packet));
+            advanced.flatten().unwrap_or(Refusal::IpId)
         }
     }
 
-    /// Adds a packet that fits. Returns why nothing more can be added, if so.
+    /// Adds the next segment. Returns why nothing more can be added, if so.
+    #[inline(always)]
     pub(super) fn add(
         &mut self,
         mut packet: Packet,
-        candidate: &Candidate,
-        ids: Ids,
+        next: Next,
         rules: Rules,
     ) -> Option<FlushReason> {
-        let transport = packet.headers.transport;
+        let Next { payload_len, own, ids } = next;
         self.ids = ids;
-        self.newest = Newest::of(&packet, rules.mode);
-        self.sums.add(&packet, candidate, self.payload_len, rules.mode);
-        tag(&mut packet, candidate.header_len);
+        if rules.mode == CoalesceMode::Lro {
+            self.newest = Newest::of(&packet, rules.mode);
+        }
+        self.sums.add(&packet, &own, self.payload_len, rules.mode);
+        tag(&mut packet);
         self.packet.frame.append(packet.frame);
-        self.payload_len += candidate.payload_len;
-        self.next_sequence = self.next_sequence.wrapping_add(candidate.payload_len);
-        self.flags = candidate.flags & (PSH | FIN);
-        let segments = self.packet.segment_count();
-        if candidate.ends() {
+        self.payload_len += payload_len;
+        self.next_sequence = self.next_sequence.wrapping_add(payload_len);
+        self.flags = own.flags & (PSH | FIN);
+        self.room -= payload_len;
+        self.segments_left -= 1;
+        if self.flags != 0 {
             Some(FlushReason::Push)
-        } else if candidate.payload_len < self.first_len() {
+        } else if payload_len < self.first_len() {
             Some(FlushReason::Short)
-        } else if transport == Transport::Udp && segments >= UDP_SEGMENTS_MAX
-            || segments >= TCP_SEGMENTS_MAX
-        {
+        } else if self.segments_left == 0 {
             Some(FlushReason::Count)
         } else {
-            self.is_full(candidate.header_len, rules).then_some(FlushReason::Size)
+            self.is_full(rules).then_some(FlushReason::Size)
         }
     }
 
@@ -173,7 +212,7 @@ impl Held {
         }
         let headers = packet.headers;
         packet.gso_size = headers.payload_len;
-        let payload_sum = sums.payloads(&packet, mode);
+        let payload_sum = sums.payloads(&packet, payload_len, flags, mode);
         let mut header = HeaderBytes::new(packet.frame.data_mut(), &headers);
         header.set_lengths(payload_len, None);
         if headers.transport == Transport::Tcp {
@@ -199,40 +238,50 @@ impl Held {
         self.packet.headers.payload_len.into()
     }
 
-    /// How long the IP packet is so far.
-    fn ip_len(&self, header_len: usize) -> u32 {
-        let before = usize::from(self.packet.headers.network_offset);
-        u32::try_from(header_len - before).unwrap_or(u32::MAX) + self.payload_len
+    /// Whether the packet was recorded long after the first segment.
+    fn is_gap(&self, packet: &Packet) -> bool {
+        let (first, next) = (self.packet.timestamp_ns, packet.timestamp_ns);
+        first.abs_diff(next) > GAP_NS && first != 0 && next != 0
+    }
+
+    /// What does not advance in `lro` mode, if anything.
+    fn lro_difference(&self, packet: &Packet) -> Option<Refusal> {
+        self.newest.advances_to(&Newest::of(packet, CoalesceMode::Lro)).err()
     }
 
     /// Whether there is no room for another segment. In `lro` mode that is for one as large as any
     /// before, or as the device's MTU allows (LRO-7); not for the largest that a device with a
     /// larger MTU than the sender's could get (LRO-6). In `gro` mode the last one may be shorter
     /// and still fit, so the next one itself is asked.
-    fn is_full(&self, header_len: usize, rules: Rules) -> bool {
-        let so_far = self.ip_len(header_len);
+    fn is_full(&self, rules: Rules) -> bool {
         match rules.mode {
-            CoalesceMode::Gro => so_far >= IP_PACKET_BYTES_MAX,
+            CoalesceMode::Gro => self.room == 0,
             CoalesceMode::Lro => {
-                let next = (so_far - self.payload_len + self.first_len()).min(rules.mtu);
-                so_far + next > IP_PACKET_BYTES_MAX
+                let headers = &self.packet.headers;
+                let frame = u32::from(headers.payload_offset) - u32::from(headers.network_offset)
+                    + self.first_len();
+                self.room < frame.min(rules.mtu)
             }
         }
     }
+}
 
-    fn next_ids(&self, packet: &Packet) -> Result<Ids, Refusal> {
-        let headers = &packet.headers;
-        let (Some(first), Some(id)) =
-            (ipv4_id(self.packet.frame.data(), headers), ipv4_id(packet.frame.data(), headers))
-        else {
-            return Ok(Ids::Fixed); // IPv6 has none
-        };
-        let ahead = id.wrapping_sub(first);
-        let is_rising = u32::from(ahead) == self.packet.segment_count();
-        match self.ids {
-            Ids::Undecided | Ids::Fixed if ahead == 0 => Ok(Ids::Fixed),
-            Ids::Undecided | Ids::Rising if is_rising => Ok(Ids::Rising),
-            _ => Err(Refusal::IpId),
+impl Ids {
+    /// How ids go on with one that is so far ahead of the first of `segments`.
+    #[inline]
+    fn after(self, ahead: u16, segments: u32) -> Option<Self> {
+        match self {
+            Self::Undecided | Self::Fixed if ahead == 0 => Some(Self::Fixed),
+            Self::Undecided | Self::Rising if u32::from(ahead) == segments => Some(Self::Rising),
+            _ => None,
         }
     }
+}
+
+/// What a segment adds to a packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Next {
+    payload_len: u32,
+    own: Own,
+    ids: Ids,
 }

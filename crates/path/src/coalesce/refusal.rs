@@ -14,7 +14,8 @@ pub enum Refusal {
     Fragment,
     /// IPv4 options, or the reserved bit.
     IpOptions,
-    /// An IPv6 extension header other than hop-by-hop and destination options, or a jumbogram.
+    /// An IPv6 extension header other than hop-by-hop and destination options, headers of more than
+    /// 128 bytes with those, or a jumbogram.
     Extension,
     /// A wrong IPv4 header checksum.
     IpChecksum,

@@ -84,18 +84,19 @@ impl<'a> Iterator for Segments<'a> {
     }
 }
 
-/// Notes in the dead headers of a frame, which end `header_len` bytes behind its beginning, when it
-/// arrived, and has the frame begin behind them.
-pub(super) fn tag(packet: &mut Packet, header_len: usize) {
+/// Notes in a packet's headers, which are dead from now on, when it arrived, and has its frame begin
+/// behind them.
+pub(super) fn tag(packet: &mut Packet) {
+    let header_len = packet.headers.payload_offset;
     let arrival = packet.arrival.0.to_ne_bytes();
     let timestamp = packet.timestamp_ns.to_ne_bytes();
-    let header = packet.frame.data_mut().get_mut(..header_len);
+    let header = packet.frame.data_mut().get_mut(..header_len.into());
     // IP and transport headers have at least 28 bytes.
     if let Some(tag) = header.and_then(<[u8]>::last_chunk_mut::<TAG_BYTES>) {
         tag[..4].copy_from_slice(&arrival);
         tag[4..].copy_from_slice(&timestamp);
     }
-    packet.frame.pull(u32::try_from(header_len).unwrap_or(u32::MAX));
+    packet.frame.pull(header_len.into());
 }
 
 /// What [`tag`] noted.

@@ -1,91 +1,96 @@
 //! The checksum of a merged packet, told from those of its segments without looking at a payload.
 //!
-//! A right checksum makes a segment's words sum up to nothing, so its payload's sum is the opposite
-//! of its headers'. The headers of one packet differ in few words; what they share is summed up
-//! once, at the end.
+//! A right checksum makes all words of a segment sum up to nothing, so its payload's sum is the
+//! opposite of its headers'. Of those, few words differ between the segments of a packet; only they
+//! are added up as segments come.
 
 use super::CoalesceMode;
-use super::candidate::{Candidate, TCP_BYTES, UDP_BYTES};
+use super::compare::Own;
 use super::header::pseudo_sum;
 use crate::packet::Packet;
 use crate::parse::Transport;
 use crate::parse::checksum::Sum;
 
-/// The words that differ between segments, summed up over those behind the first.
-#[derive(Clone, Copy, Debug, Default)]
+/// Ones' complement sums are numbers modulo this.
+const MODULUS: u64 = 0xffff;
+
+/// What the headers of a packet's segments have of their own, lengths and last flags aside.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentSums {
-    /// Of the segments whose payload begins at an even place of the packet's.
-    even: Sum,
-    even_count: u16,
-    /// Of the others: their bytes are the other halves of the packet's words.
-    odd: Sum,
-    odd_count: u16,
+    /// Of segments whose payload begins at an even place of the packet's; and of the others, whose
+    /// bytes are the other halves of the packet's words.
+    sides: [Side; 2],
+    /// The first segment's.
+    first: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Side {
+    words: u64,
+    segments: u64,
 }
 
 impl SegmentSums {
-    /// Adds a segment, still with its headers, whose payload goes to `offset`.
-    pub(super) fn add(
-        &mut self,
-        packet: &Packet,
-        candidate: &Candidate,
-        offset: u32,
-        mode: CoalesceMode,
-    ) {
-        let words = varying(packet, candidate.payload_len, mode);
-        let (sum, count) = if offset.is_multiple_of(2) {
-            (&mut self.even, &mut self.even_count)
-        } else {
-            (&mut self.odd, &mut self.odd_count)
-        };
-        *sum = sum.plus(words);
-        *count += 1;
+    /// Begins with the first segment.
+    pub(super) fn begin(packet: &Packet, own: &Own, mode: CoalesceMode) -> Self {
+        let first = words(packet, own, mode);
+        Self { sides: [Side { words: first, segments: 1 }, Side::default()], first }
     }
 
-    /// The sum of all payloads, behind that of `first`, whose headers are still as they came.
-    pub(super) fn payloads(&self, first: &Packet, mode: CoalesceMode) -> Sum {
-        let (bytes, headers) = (first.frame.data(), &first.headers);
-        let payload_len = headers.payload_len.into();
-        let header = bytes.get(headers.transport_offset.into()..headers.payload_offset.into());
-        let whole =
-            pseudo_sum(bytes, headers, payload_len).plus(Sum::of(header.unwrap_or_default()));
-        let own = varying(first, payload_len, mode);
-        let shared = whole.plus_word(!own.fold());
-        let times =
-            |count: u16| Sum::default().plus_len(usize::from(shared.fold()) * usize::from(count));
-        let even = times(self.even_count + 1).plus(own).plus(self.even);
-        let odd = times(self.odd_count).plus(self.odd);
-        Sum::default().plus_word(!even.fold()).plus_word((!odd.fold()).swap_bytes())
+    /// Adds a segment, still with its headers, whose payload goes to `offset`.
+    #[inline(always)]
+    pub(super) fn add(&mut self, packet: &Packet, own: &Own, offset: u32, mode: CoalesceMode) {
+        let side = &mut self.sides[(offset & 1) as usize];
+        side.words += words(packet, own, mode);
+        side.segments += 1;
+    }
+
+    /// The sum of the payloads, `payload_len` bytes in all behind the headers of `first`, which are
+    /// still as they came; `last_flags` are those that only the last segment has.
+    pub(super) fn payloads(
+        &self,
+        first: &Packet,
+        payload_len: u32,
+        last_flags: u8,
+        mode: CoalesceMode,
+    ) -> Sum {
+        let headers = &first.headers;
+        let size = u64::from(headers.payload_len);
+        let behind_last = self.sides[0].segments + self.sides[1].segments - 1;
+        let last_lacks = size * (behind_last + 1) - u64::from(payload_len);
+        let last_side = usize::from(size * behind_last % 2 == 1);
+        let whole = pseudo_sum(first.frame.data(), headers, headers.payload_len.into())
+            .plus(Sum::of(header_bytes(first)));
+        // All that a segment of full length has, but for its own words.
+        let shared = u64::from(whole.fold()) + MODULUS - self.first % MODULUS;
+        // A length stands in the pseudo header, and again in UDP's, which may be among the own words.
+        let is_udp = headers.transport == Transport::Udp;
+        let lengths = if is_udp && mode == CoalesceMode::Gro { 2 } else { 1 };
+        let flags = if mode == CoalesceMode::Gro { u64::from(last_flags) } else { 0 };
+        let of_last = flags + lengths * (MODULUS - last_lacks);
+        let [even, odd] = [0, 1].map(|place| {
+            let Side { words, segments } = self.sides[place];
+            let of_last = if place == last_side { of_last } else { 0 };
+            let sum = words + segments * (shared % MODULUS) + of_last;
+            u16::try_from(sum % MODULUS).unwrap_or(0)
+        });
+        Sum::default().plus_word(!even).plus_word((!odd).swap_bytes())
     }
 }
 
-/// The words of a segment's header, and of its pseudo header, that need not be those of the others.
-fn varying(packet: &Packet, payload_len: u32, mode: CoalesceMode) -> Sum {
-    let (bytes, headers) = (packet.frame.data(), &packet.headers);
-    let start = usize::from(headers.transport_offset);
-    let len = usize::from(headers.payload_offset) - start + payload_len as usize;
-    let segment = bytes.get(start..headers.payload_offset.into()).unwrap_or_default();
-    let sum = Sum::default().plus_len(len);
-    match headers.transport {
-        Transport::Tcp => {
-            let Some((header, options)) = segment.split_first_chunk::<TCP_BYTES>() else {
-                return sum;
-            };
-            let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-            let sum =
-                sum.plus_word(word(4)).plus_word(word(6)).plus_word(word(12)).plus_word(word(16));
-            match mode {
-                CoalesceMode::Gro => sum,
-                CoalesceMode::Lro => {
-                    let sum = sum.plus_word(word(8)).plus_word(word(10)).plus_word(word(14));
-                    sum.plus(Sum::of(options))
-                }
-            }
-        }
-        _ => match segment.first_chunk::<UDP_BYTES>() {
-            Some(&[.., len_high, len_low, high, low]) => sum
-                .plus_word(u16::from_be_bytes([len_high, len_low]))
-                .plus_word(u16::from_be_bytes([high, low])),
-            None => sum,
-        },
+/// A segment's own words by their values: sequence number and checksum; in `lro` mode, in which most
+/// of it may advance, all of its header.
+#[inline(always)]
+fn words(packet: &Packet, own: &Own, mode: CoalesceMode) -> u64 {
+    match mode {
+        CoalesceMode::Gro => u64::from(own.sequence) + u64::from(own.checksum),
+        CoalesceMode::Lro => Sum::of(header_bytes(packet)).fold().into(),
     }
+}
+
+/// The transport header.
+fn header_bytes(packet: &Packet) -> &[u8] {
+    let headers = &packet.headers;
+    let place = headers.transport_offset.into()..headers.payload_offset.into();
+    packet.frame.data().get(place).unwrap_or_default()
 }

@@ -2,6 +2,8 @@
 
 use crate::hash::FlowHash;
 
+use super::CoalesceMode;
+use super::compare::HeaderMask;
 use super::held::Held;
 
 /// Descriptors unless somebody asks for more: as many as the generic LRO of Linux 2.6.24 (LRO-9).
@@ -22,29 +24,30 @@ const IDLE_PACKETS: u32 = 64;
 /// it or lets it go first, so that nothing of one hash overtakes anything.
 #[derive(Debug)]
 pub(super) struct Table {
-    sets: Box<[Set]>,
-    held: Box<[Option<Held>]>,
+    /// By place; [`FlowHash::NONE`] where it is free.
+    hashes: Box<[u32]>,
+    descriptors: Box<[Descriptor]>,
     /// Ways in use: fewer than all in a table of fewer.
     ways: usize,
     count: usize,
     /// Packets that have come so far, modulo 2^32.
     clock: u32,
+    /// The place used last.
+    latest: Place,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Set {
-    /// [`FlowHash::NONE`] where a way is free.
-    hashes: [u32; WAYS],
+#[derive(Debug, Default)]
+struct Descriptor {
+    held: Option<Held>,
     /// The clock at the latest segment.
-    touched: [u32; WAYS],
+    touched: u32,
+    /// For what is held. Kept from packet to packet, for their headers are mostly laid out alike.
+    mask: HeaderMask,
 }
 
-/// A descriptor's place.
+/// A descriptor's place: [`WAYS`] of them for each part of the hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
-    set: usize,
-    way: usize,
-}
+pub(super) struct Place(usize);
 
 /// Where something new may be held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,13 +66,14 @@ impl Table {
     pub(super) fn new(descriptors: u32) -> Self {
         let descriptors = descriptors.clamp(1, LRO_DESCRIPTORS_MAX).next_power_of_two() as usize;
         let ways = descriptors.min(WAYS);
-        let sets = descriptors / ways;
+        let places = descriptors / ways * WAYS;
         Self {
-            sets: vec![Set::default(); sets].into(),
-            held: (0..sets * WAYS).map(|_| None).collect(),
+            hashes: vec![FlowHash::NONE.0; places].into(),
+            descriptors: (0..places).map(|_| Descriptor::default()).collect(),
             ways,
             count: 0,
             clock: 0,
+            latest: Place(0),
         }
     }
 
@@ -84,73 +88,72 @@ impl Table {
     }
 
     /// What is held of a hash.
+    #[inline(always)]
     pub(super) fn find(&self, hash: FlowHash) -> Option<Place> {
+        if self.hashes.get(self.latest.0) == Some(&hash.0) && hash.is_some() {
+            return Some(self.latest); // segments come in runs
+        }
         let set = self.set_of(hash);
         // All ways at once, without a branch each.
         let mut found = 0u32;
-        for (way, &at) in self.sets[set].hashes.iter().enumerate() {
+        for (way, &at) in self.hashes[set..set + WAYS].iter().enumerate() {
             found |= u32::from(at == hash.0) << way;
         }
-        (found != 0 && hash.is_some()).then(|| Place { set, way: found.trailing_zeros() as usize })
+        (found != 0 && hash.is_some()).then(|| Place(set + found.trailing_zeros() as usize))
     }
 
     /// Where a packet of this hash, of which nothing is held, could be.
     pub(super) fn room(&self, hash: FlowHash) -> Room {
         let set = self.set_of(hash);
-        let Set { hashes, touched } = &self.sets[set];
-        let ways = hashes.iter().zip(touched).take(self.ways).enumerate();
-        let mut oldest = (0, 0);
-        for (way, (&at, &touched)) in ways {
-            if at == FlowHash::NONE.0 {
-                return Room::Free(Place { set, way });
+        let mut oldest = (0, set);
+        for place in set..set + self.ways {
+            if self.hashes[place] == FlowHash::NONE.0 {
+                return Room::Free(Place(place));
             }
-            oldest = oldest.max((self.clock.wrapping_sub(touched), way));
+            let idle = self.clock.wrapping_sub(self.descriptors[place].touched);
+            oldest = oldest.max((idle, place));
         }
-        let (idle, way) = oldest;
-        if idle > IDLE_PACKETS { Room::Idle(Place { set, way }) } else { Room::None }
+        let (idle, place) = oldest;
+        if idle > IDLE_PACKETS { Room::Idle(Place(place)) } else { Room::None }
     }
 
     /// Holds a packet at a free place.
-    pub(super) fn put(&mut self, place: Place, held: Held) {
-        let set = &mut self.sets[place.set];
-        set.hashes[place.way] = held.hash().0;
-        set.touched[place.way] = self.clock;
-        let before = self.held[place.index()].replace(held);
+    pub(super) fn put(&mut self, place: Place, held: Held, mode: CoalesceMode) {
+        self.hashes[place.0] = held.hash().0;
+        let descriptor = &mut self.descriptors[place.0];
+        descriptor.mask.fit(held.first(), mode);
+        descriptor.touched = self.clock;
+        let before = descriptor.held.replace(held);
         debug_assert!(before.is_none(), "a place is free before it is taken");
         self.count += 1;
+        self.latest = place;
     }
 
-    /// The packet at a place, about to get another segment.
-    pub(super) fn get_mut(&mut self, place: Place) -> Option<&mut Held> {
-        self.sets[place.set].touched[place.way] = self.clock;
-        self.held[place.index()].as_mut()
+    /// The packet at a place, of whose flow another has come, and where their headers must agree.
+    #[inline(always)]
+    pub(super) fn get_mut(&mut self, place: Place) -> Option<(&mut Held, &HeaderMask)> {
+        self.latest = place;
+        let descriptor = &mut self.descriptors[place.0];
+        descriptor.touched = self.clock;
+        Some((descriptor.held.as_mut()?, &descriptor.mask))
     }
 
     /// Takes a packet off the table.
     pub(super) fn take(&mut self, place: Place) -> Option<Held> {
-        self.sets[place.set].hashes[place.way] = FlowHash::NONE.0;
-        let held = self.held[place.index()].take();
+        self.hashes[place.0] = FlowHash::NONE.0;
+        let held = self.descriptors[place.0].held.take();
         self.count -= usize::from(held.is_some());
         held
     }
 
     /// All that is held, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Held)> {
-        let held = self.held.iter().enumerate();
-        held.filter_map(|(index, held)| Some((Place::of_index(index), held.as_ref()?)))
+        let held = self.descriptors.iter().map(|descriptor| descriptor.held.as_ref());
+        held.enumerate().filter_map(|(place, held)| Some((Place(place), held?)))
     }
 
+    /// The first of the places that a hash may have.
     fn set_of(&self, hash: FlowHash) -> usize {
-        hash.0 as usize & (self.sets.len() - 1)
-    }
-}
-
-impl Place {
-    fn index(self) -> usize {
-        self.set * WAYS + self.way
-    }
-
-    fn of_index(index: usize) -> Self {
-        Self { set: index / WAYS, way: index % WAYS }
+        (hash.0 as usize * WAYS) & (self.hashes.len() - 1)
     }
 }

@@ -16,6 +16,13 @@ impl Sum {
         Self(mem::sum::sum(bytes))
     }
 
+    /// Sums up the few words of a header, whose number is known to the compiler.
+    #[inline]
+    #[must_use]
+    pub fn of_words(words: &[[u8; 4]]) -> Self {
+        Self(words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum())
+    }
+
     /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {

@@ -5,7 +5,7 @@ mod reader;
 mod window;
 mod writer;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +23,9 @@ use crate::error::{Error, Result};
 pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
 pub use writer::CaptureWriter;
 
+/// The largest capture that is kept in memory.
+const KEPT_BYTES_MAX: u64 = 1 << 30;
+
 /// Where a capture's bytes are.
 #[derive(Clone, Debug)]
 pub enum Capture {
@@ -30,6 +33,8 @@ pub enum Capture {
     File(PathBuf),
     /// In the program: a name and the bytes.
     Bundled(&'static str, &'static [u8]),
+    /// In memory, read from this file.
+    Kept(PathBuf, Arc<[u8]>),
 }
 
 impl Capture {
@@ -37,7 +42,7 @@ impl Capture {
     #[must_use]
     pub fn name(&self) -> String {
         match self {
-            Self::File(path) => path.display().to_string(),
+            Self::File(path) | Self::Kept(path, _) => path.display().to_string(),
             Self::Bundled(name, _) => (*name).to_owned(),
         }
     }
@@ -51,6 +56,7 @@ impl Capture {
                 metadata.is_file().then_some(metadata.len())
             }
             Self::Bundled(_, bytes) => Some(bytes.len() as u64),
+            Self::Kept(_, bytes) => Some(bytes.len() as u64),
         }
     }
 
@@ -62,9 +68,30 @@ impl Capture {
         let reader: Box<dyn Read + Send> = match self {
             Self::File(path) => Box::new(File::open(path).map_err(Error::file("open", path))?),
             Self::Bundled(_, bytes) => Box::new(io::Cursor::new(*bytes)),
+            Self::Kept(_, bytes) => return Reader::of_bytes(self.name(), Arc::clone(bytes)),
         };
         Reader::new(self.name(), reader)
     }
+
+    /// The same, in memory if it is a file that is not too large. One that cannot be read stays
+    /// what it is, and says why when it is opened.
+    #[must_use]
+    pub fn kept(self) -> Self {
+        match self {
+            Self::File(path) if path.metadata().is_ok_and(|file| is_kept(&file)) => {
+                match std::fs::read(&path) {
+                    Ok(bytes) => Self::Kept(path, bytes.into()),
+                    Err(_) => Self::File(path),
+                }
+            }
+            other => other,
+        }
+    }
+}
+
+/// Whether a file that is gone through more than once is read only once.
+fn is_kept(file: &Metadata) -> bool {
+    file.is_file() && file.len() <= KEPT_BYTES_MAX
 }
 
 /// How captures are replayed.

@@ -2,6 +2,7 @@
 //! and time resolution, and damage told apart from the end.
 
 use std::io::{self, Read};
+use std::sync::Arc;
 
 use path::parse::Link;
 use pcap_parser::nom::{Err as NomErr, IResult};
@@ -93,7 +94,18 @@ impl Reader {
     /// # Errors
     /// When it is no capture, or of a link type that the path cannot read.
     pub fn new(name: String, reader: Box<dyn Read + Send>) -> Result<Self> {
-        let mut window = Window::new(reader);
+        Self::begin(name, Window::new(reader))
+    }
+
+    /// Begins with a capture that is in memory.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_bytes(name: String, bytes: Arc<[u8]>) -> Result<Self> {
+        Self::begin(name, Window::whole(bytes))
+    }
+
+    fn begin(name: String, mut window: Window) -> Result<Self> {
         let start = window.at_least(PCAP_HEADER_BYTES).map_err(Error::file("read", &name))?;
         let format = if start.starts_with(&SECTION_HEADER) {
             Format::PcapNg { big_endian: false, interfaces: Vec::new() }

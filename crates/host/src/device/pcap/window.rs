@@ -1,14 +1,15 @@
 //! A bounded window on a stream of bytes, with the offset of everything in it.
 
 use std::io::{self, Read};
+use std::sync::Arc;
 
 /// Bytes asked of the reader at once.
 const READ_BYTES: usize = 256 << 10;
 
-/// A buffer that slides over what a reader gives.
+/// A buffer that slides over what a reader gives, or all of a capture that is in memory.
 pub(super) struct Window {
     reader: Box<dyn Read + Send>,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// The unread bytes are `buffer[start..end]`.
     start: usize,
     end: usize,
@@ -17,9 +18,22 @@ pub(super) struct Window {
     at_end: bool,
 }
 
+enum Buffer {
+    Sliding(Vec<u8>),
+    Whole(Arc<[u8]>),
+}
+
 impl Window {
     pub(super) fn new(reader: Box<dyn Read + Send>) -> Self {
-        Self { reader, buffer: Vec::new(), start: 0, end: 0, offset: 0, at_end: false }
+        let buffer = Buffer::Sliding(Vec::new());
+        Self { reader, buffer, start: 0, end: 0, offset: 0, at_end: false }
+    }
+
+    /// A window on bytes that are all here.
+    pub(super) fn whole(bytes: Arc<[u8]>) -> Self {
+        let end = bytes.len();
+        let (reader, buffer) = (Box::new(io::empty()), Buffer::Whole(bytes));
+        Self { reader, buffer, start: 0, end, offset: 0, at_end: true }
     }
 
     /// The unread bytes, at least `count` of them unless the stream ends before. The caller bounds
@@ -28,12 +42,16 @@ impl Window {
         while self.end - self.start < count && !self.at_end {
             self.read_more(count)?;
         }
-        Ok(&self.buffer[self.start..self.end])
+        Ok(self.unread())
     }
 
     /// The unread bytes that are here already.
     pub(super) fn unread(&self) -> &[u8] {
-        &self.buffer[self.start..self.end]
+        let bytes = match &self.buffer {
+            Buffer::Sliding(bytes) => bytes.as_slice(),
+            Buffer::Whole(bytes) => bytes,
+        };
+        &bytes[self.start..self.end]
     }
 
     /// Passes over `count` unread bytes.
@@ -49,14 +67,15 @@ impl Window {
     }
 
     fn read_more(&mut self, count: usize) -> io::Result<()> {
-        self.buffer.copy_within(self.start..self.end, 0);
+        let Buffer::Sliding(buffer) = &mut self.buffer else { return Ok(()) };
+        buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let wanted = count.max(READ_BYTES);
-        if self.buffer.len() < wanted {
-            self.buffer.resize(wanted, 0);
+        if buffer.len() < wanted {
+            buffer.resize(wanted, 0);
         }
         let read = loop {
-            match self.reader.read(&mut self.buffer[self.end..]) {
+            match self.reader.read(&mut buffer[self.end..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 read => break read?,
             }

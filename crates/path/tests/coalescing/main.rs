@@ -1,0 +1,15 @@
+//! Coalescing: what is merged, what is not and why, and that all of it can be taken apart again.
+
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+mod frames; //   segments and frames
+mod rig; //      a coalescer by itself
+mod refused; //  every refusal, one field changed at a time
+mod flushed; //  every reason to let go, and when
+mod merged; //   what a merged packet is, and its segments again
+mod gso; //      its description, and whoever cuts it by that
+mod limits; //   bytes, counts, and what advances in `lro` mode
+mod table; //    the descriptors
+mod device; //   checksums by the device
+mod laws; //     what holds for any traffic
+mod spines; //   the same on arrival and on delivery, while settings change

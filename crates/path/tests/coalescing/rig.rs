@@ -1,0 +1,157 @@
+//! A coalescer by itself: frames in, packets out, and an account of both.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mem::Region;
+use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+use path::arrive::Behind;
+use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason, Refusal, resegment};
+use path::counters::{CoalesceCounters, Counter};
+use path::hash::{FlowHash, Hasher};
+use path::packet::{Arrival, Packet};
+use path::parse::{Link, Verify, parse_into};
+
+use crate::frames::Wire;
+
+/// What a small frame occupies.
+pub(crate) const SMALL_CHUNK_BYTES: u32 = 512;
+
+/// What a frame was, or is again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Frame {
+    pub(crate) link: Link,
+    pub(crate) hash: FlowHash,
+    pub(crate) arrival: Arrival,
+    pub(crate) timestamp_ns: u64,
+    pub(crate) wire_len: u32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Frame {
+    fn of(packet: &Packet) -> Self {
+        let Packet { hash, arrival, timestamp_ns, wire_len, .. } = *packet;
+        let bytes = packet.frame.data().to_vec();
+        Self { link: packet.headers.link, hash, arrival, timestamp_ns, wire_len, bytes }
+    }
+}
+
+/// The frames that packets were made of.
+pub(crate) fn taken_apart(packets: Vec<Packet>) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    packets.into_iter().for_each(|packet| resegment(packet, &mut frames));
+    frames.iter().map(Frame::of).collect()
+}
+
+/// Frames by flow, each flow's in their order.
+pub(crate) fn by_hash(frames: &[Frame]) -> BTreeMap<u32, Vec<&Frame>> {
+    let mut flows = BTreeMap::<_, Vec<_>>::new();
+    for frame in frames {
+        flows.entry(frame.hash.0).or_default().push(frame);
+    }
+    flows
+}
+
+/// What was counted, and how often.
+type Counts<T> = Vec<(T, u64)>;
+
+pub(crate) struct Rig {
+    pub(crate) pool: Pool,
+    pub(crate) coalescer: Coalescer,
+    pub(crate) counters: Arc<CoalesceCounters>,
+    pub(crate) verify: Verify,
+    pub(crate) now_ns: u64,
+    /// What came out and was not looked at yet.
+    pub(crate) out: Vec<Packet>,
+    /// All frames that went in.
+    pub(crate) fed: Vec<Frame>,
+    hasher: Hasher,
+}
+
+/// So many small frames, some of an Ethernet's, a few jumbo and a few of the largest.
+pub(crate) fn pool(small: u32) -> Pool {
+    let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
+    let large = [class(2048, 100), class(1 << 14, 15), class(1 << 17, 2)];
+    let shares = [[class(SMALL_CHUNK_BYTES, small)].into_iter().chain(large).collect()];
+    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+}
+
+/// A packet of `wire`, as a source gives it.
+pub(crate) fn received(wire: &Wire, arrival: Arrival, pool: &mut Pool) -> Packet {
+    let mut frame = pool.allocate(u32::try_from(wire.bytes.len()).unwrap()).unwrap();
+    frame.copy_from(&wire.bytes);
+    let mut packet = Packet::received(frame, arrival, wire.wire_len, wire.link);
+    packet.timestamp_ns = wire.timestamp_ns;
+    packet.hash = wire.hash;
+    packet.device_sum = wire.device_sum;
+    packet.headers.l4_checksum = wire.l4_checksum;
+    packet
+}
+
+impl Rig {
+    pub(crate) fn new(config: CoalesceConfig) -> Self {
+        let counters = Arc::<CoalesceCounters>::default();
+        Self {
+            pool: pool(1100),
+            coalescer: Coalescer::new(config, Arc::clone(&counters)),
+            counters,
+            verify: Verify::Checksums,
+            now_ns: 1,
+            out: Vec::new(),
+            fed: Vec::new(),
+            hasher: Hasher::keyed(&[7; 16], false),
+        }
+    }
+
+    pub(crate) fn gro() -> Self {
+        Self::new(CoalesceConfig::default())
+    }
+
+    pub(crate) fn lro(mtu: u32) -> Self {
+        Self::new(CoalesceConfig { mode: CoalesceMode::Lro, mtu, ..CoalesceConfig::default() })
+    }
+
+    /// One poll's frames, parsed and hashed as the intake does it.
+    pub(crate) fn feed(&mut self, wires: &[Wire]) {
+        let packets = wires.iter().map(|wire| {
+            let arrival = Arrival::of_frame(u64::from(u32::MAX - 2) + self.fed.len() as u64);
+            let mut packet = received(wire, arrival, &mut self.pool);
+            let Packet { frame, headers, wire_len, device_sum, .. } = &mut packet;
+            parse_into(headers, frame.data(), *wire_len, *device_sum, self.verify);
+            if !packet.hash.is_some() {
+                packet.hash = self.hasher.hash(&packet.view());
+            }
+            self.fed.push(Frame::of(&packet));
+            packet
+        });
+        let mut packets: Vec<_> = packets.collect();
+        self.coalescer.coalesce(&mut packets, self.now_ns, &mut self.out);
+        assert!(packets.is_empty(), "a poll is taken in whole");
+    }
+
+    pub(crate) fn end_poll(&mut self, behind: Behind) {
+        self.coalescer.end_poll(behind, self.now_ns, &mut self.out);
+    }
+
+    /// All that comes out of one poll and nothing behind it.
+    pub(crate) fn poll(&mut self, wires: &[Wire]) -> Vec<Packet> {
+        self.feed(wires);
+        self.end_poll(Behind::Nothing);
+        std::mem::take(&mut self.out)
+    }
+
+    /// How many segments each packet has that came out since this was last asked.
+    pub(crate) fn counts(&mut self) -> Vec<u32> {
+        self.out.drain(..).map(|packet| packet.segment_count()).collect()
+    }
+
+    /// Refusals and flushes so far, those that there were.
+    pub(crate) fn verdicts(&self) -> (Counts<Refusal>, Counts<FlushReason>) {
+        fn risen<T: Copy>(all: &[T], counters: &[Counter]) -> Counts<T> {
+            let counts = all.iter().copied().zip(counters.iter().map(Counter::get));
+            counts.filter(|&(_, count)| count > 0).collect()
+        }
+        let counters = &self.counters;
+        (risen(&Refusal::ALL, &counters.refused), risen(&FlushReason::ALL, &counters.flushes))
+    }
+}

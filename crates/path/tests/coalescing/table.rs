@@ -1,0 +1,121 @@
+//! The descriptors: how many flows are held at once, and what happens to the others.
+
+use path::arrive::Behind;
+use path::coalesce::{CoalesceConfig, FlushReason, LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX, Refusal};
+use path::packet::Packet;
+
+use crate::frames::{Segment, Wire, tcp};
+use crate::rig::{Rig, pool, taken_apart};
+
+/// The first segment of a flow, which has the hash of its number.
+fn flow(number: u32) -> Segment {
+    tcp().with(|segment| segment.port = u16::try_from(number).unwrap())
+}
+
+fn segment(number: u32, nth: u32) -> Wire {
+    flow(number).nth(nth).wire().hashed(number)
+}
+
+fn rig(descriptors: u32) -> Rig {
+    Rig::new(CoalesceConfig { descriptors, ..CoalesceConfig::default() })
+}
+
+#[test]
+fn lro_9_descriptors_are_rounded_up_to_a_power_of_two() {
+    let cases = [(0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (LRO_DESCRIPTORS, 8), (9, 16), (100, 128)];
+    for (descriptors, expected) in
+        cases.into_iter().chain([(LRO_DESCRIPTORS_MAX, 4096), (u32::MAX, 4096)])
+    {
+        let mut rig = rig(descriptors);
+        rig.pool = pool(4200);
+        // Hashes that follow each other spread evenly.
+        for number in 1..=4100 {
+            rig.feed(&[segment(number, 0)]);
+            rig.out.clear();
+        }
+        assert_eq!(rig.coalescer.held(), expected, "{descriptors} asked for");
+        rig.end_poll(Behind::Nothing);
+        assert_eq!((rig.coalescer.held(), rig.out.len()), (0, expected));
+    }
+}
+
+#[test]
+fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_64_packets() {
+    for (between, is_evicted) in [(0, false), (63, false), (64, true)] {
+        let mut rig = rig(1);
+        rig.feed(&[segment(1, 0), segment(1, 1)]);
+        let pure = flow(2).with(|pure| pure.payload.clear()).wire().hashed(2);
+        rig.feed(&vec![pure; between]);
+        rig.out.clear();
+        rig.feed(&[segment(3, 0)]);
+        let expected = if is_evicted { vec![(FlushReason::Evicted, 1)] } else { vec![] };
+        assert_eq!(rig.verdicts().1, expected, "{between} packets between");
+        let is_full = rig.verdicts().0.contains(&(Refusal::TableFull, 1));
+        assert_eq!(is_full, !is_evicted);
+        assert_eq!(rig.counts(), if is_evicted { [2] } else { [1] });
+        assert_eq!(rig.coalescer.held(), 1);
+    }
+}
+
+#[test]
+fn the_descriptor_that_was_idle_for_longest_makes_room() {
+    let mut rig = rig(8);
+    (1..=8).for_each(|number| rig.feed(&[segment(number, 0)]));
+    rig.feed(&[segment(1, 1)]);
+    let pure = flow(9).with(|pure| pure.payload.clear()).wire().hashed(9);
+    rig.feed(&vec![pure; 64]);
+    rig.out.clear();
+    rig.feed(&[segment(10, 0), segment(1, 2)]);
+    let out = taken_apart(std::mem::take(&mut rig.out));
+    assert_eq!(out.iter().map(|frame| frame.hash.0).collect::<Vec<_>>(), [2]);
+    rig.end_poll(Behind::Nothing);
+    assert_eq!(rig.counts(), [3, 1, 1, 1, 1, 1, 1, 1], "the oldest first");
+}
+
+#[test]
+fn when_sixteen_flows_take_turns_as_many_are_merged_as_there_are_descriptors() {
+    const ROUNDS: u32 = 20;
+    let mut rig = rig(LRO_DESCRIPTORS);
+    for nth in 0..ROUNDS {
+        let round: Vec<_> = (1..=16).map(|number| segment(number, nth)).collect();
+        rig.feed(&round);
+        rig.end_poll(Behind::More);
+    }
+    rig.end_poll(Behind::End);
+    let counts = rig.counts();
+    let whole = counts.iter().filter(|&&count| count == ROUNDS).count();
+    assert_eq!(whole, LRO_DESCRIPTORS as usize);
+    assert_eq!(counts.iter().sum::<u32>(), 16 * ROUNDS);
+}
+
+#[test]
+fn a_flush_empties_everything_oldest_first_whatever_collides() {
+    let mut rig = rig(16);
+    // All even hashes are of one set, which they fill; then two of the other one.
+    let hashes = [14, 2, 1, 16, 4, 6, 3, 8, 12, 10];
+    let firsts = hashes.map(|hash| segment(hash, 0));
+    let mut seconds = hashes.map(|hash| segment(hash, 1));
+    seconds.reverse();
+    rig.feed(&firsts);
+    rig.feed(&seconds);
+    assert_eq!((rig.coalescer.held(), rig.out.len()), (hashes.len(), 0));
+    rig.coalescer.flush(FlushReason::PollEnd, &mut rig.out);
+    assert_eq!(rig.coalescer.held(), 0);
+    assert_eq!(rig.out.iter().map(|packet| packet.hash.0).collect::<Vec<_>>(), hashes);
+    assert_eq!(rig.counts(), [2; 10]);
+    assert_eq!(rig.pool.away(), 0);
+}
+
+#[test]
+fn promise_1_flows_of_one_hash_keep_their_order_among_each_other() {
+    let order = [(1, 0), (2, 0), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (1, 3)];
+    let mut rig = rig(LRO_DESCRIPTORS);
+    for (number, nth) in order {
+        rig.feed(&[flow(number).nth(nth).wire().hashed(77)]);
+        assert_eq!(rig.coalescer.held(), 1, "at most one of a hash");
+    }
+    rig.end_poll(Behind::Nothing);
+    let counts: Vec<_> = rig.out.iter().map(Packet::segment_count).collect();
+    assert_eq!(counts, [1, 1, 2, 3, 1]);
+    assert_eq!(taken_apart(rig.out), rig.fed);
+}
