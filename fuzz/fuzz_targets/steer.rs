@@ -1,27 +1,31 @@
-//! A schedule of bursts, deliveries and live changes over one intake and four CPUs: every flow
-//! stays in order (promise 1), every frame is accounted for after each step (2), and whatever
-//! waits has gone in a bounded number of turns (3).
+//! A schedule of bursts, deliveries and live changes over one intake and four CPUs, coalescing at
+//! either end or not at all: every flow stays in order (promise 1), every frame is accounted for
+//! after each step (2), and whatever waits has gone in a bounded number of turns (3).
 #![no_main]
 
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
+use forebay::control::{Coalesce, CoalesceAt};
+use forebay::device::synthetic::stamped_udp;
 use libfuzzer_sys::fuzz_target;
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Position, Region};
-use path::arrive::{Burst, Refused};
+use path::arrive::{Behind, Burst, Refused};
 use path::backlog::FlowLimit;
+use path::coalesce::CoalesceConfig;
 use path::delivery::Batch;
 use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
-use path::parse::{Link, Verify};
+use path::parse::{Checksum, Headers, Link, Verify};
 use path::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
 use path::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 
 const CPUS: usize = 4;
 const POLLING: usize = 0;
 const BURST_MAX: u8 = 65;
+const PAYLOAD_BYTES: usize = 18;
 
 /// Too few for everything that may wait at once: some frames are refused.
 const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 160 };
@@ -70,6 +74,13 @@ enum Step {
     FlowLimit {
         on: bool,
     },
+    /// Segments are merged before steering, behind it, or not.
+    Coalesce {
+        on: bool,
+        deliver: bool,
+        timeout_us: u8,
+        descriptors: u8,
+    },
 }
 
 fuzz_target!(|schedule: Schedule| {
@@ -93,12 +104,15 @@ struct Rig {
     dropped: u64,
     hold_max: usize,
     epoch: u32,
+    coalesce: Coalesce,
 }
 
 struct Cpu {
     delivery: Delivery,
     pool: Pool,
     in_hand: bool,
+    /// How its delivery coalesces.
+    coalesce: Option<CoalesceConfig>,
 }
 
 impl Rig {
@@ -115,6 +129,7 @@ impl Rig {
                 delivery: Delivery::new(cpu, vec![lane], batch_max as usize),
                 pool,
                 in_hand: false,
+                coalesce: None,
             }
         });
         Self {
@@ -128,6 +143,7 @@ impl Rig {
             dropped: 0,
             hold_max: usize::from(knobs.hold_max).max(1), // one packet may always be held
             epoch: 0,
+            coalesce: Coalesce::default(),
         }
     }
 
@@ -141,7 +157,7 @@ impl Rig {
                 for packet in 0..count % BURST_MAX {
                     self.receive(flow.wrapping_add(packet % (flows % 16 + 1)));
                 }
-                self.turn();
+                self.turn(if busy { Behind::More } else { Behind::Nothing });
             }
             Step::Take { cpu } => self.take(usize::from(cpu) % CPUS),
             Step::Process { cpu } => self.process(usize::from(cpu) % CPUS),
@@ -157,23 +173,43 @@ impl Rig {
                 let limit = if on { FlowLimit::new(16) } else { None };
                 self.intake.set_flow_limit(limit, self.epoch);
             }
+            Step::Coalesce { on, deliver, timeout_us, descriptors } => {
+                self.coalesce = Coalesce {
+                    is_on: on,
+                    at: if deliver { CoalesceAt::Deliver } else { CoalesceAt::Arrive },
+                    config: CoalesceConfig {
+                        descriptors: descriptors.into(),
+                        gro_flush_timeout_ns: u64::from(timeout_us) * 1000,
+                        ..CoalesceConfig::default()
+                    },
+                };
+                self.intake.set_coalesce(self.coalesce.on_arrival(), self.epoch);
+            }
         }
     }
 
-    /// One frame, with the hash that its device gave it; of flow 0 without.
+    /// One frame, with the hash that its device gave it and a checksum that it found right; of
+    /// flow 0 an empty one without.
     fn receive(&mut self, flow: u8) {
-        const WIRE_LEN: u32 = 60;
+        let bytes = match flow {
+            0 => Vec::new(),
+            _ => stamped_udp(flow.into(), self.arrived, PAYLOAD_BYTES, false),
+        };
+        let wire_len = u32::try_from(bytes.len()).expect("short");
         let arrival = Arrival::of_frame(self.first_frame + self.arrived);
         self.arrived += 1;
-        let Some(frame) = self.cpus[POLLING].pool.allocate(0) else {
-            let refused = Refused { arrival, wire_len: WIRE_LEN, reason: DropReason::NoBuffer };
+        let Some(mut frame) = self.cpus[POLLING].pool.allocate(wire_len) else {
+            let refused = Refused { arrival, wire_len, reason: DropReason::NoBuffer };
             return self.burst.refused.push(refused);
         };
-        let packet = Packet::received(frame, arrival, WIRE_LEN, Link::Ethernet);
-        self.burst.packets.push(Packet { hash: hash_of(flow), ..packet });
+        frame.copy_from(&bytes);
+        let packet = Packet::received(frame, arrival, wire_len, Link::Ethernet);
+        let headers = Headers { l4_checksum: Checksum::Good, ..packet.headers };
+        self.burst.packets.push(Packet { hash: hash_of(flow), headers, ..packet });
     }
 
-    fn turn(&mut self) {
+    fn turn(&mut self, behind: Behind) {
+        self.burst.behind = behind;
         self.intake.observe();
         let mut woken: Vec<_> = self.intake.turn(self.tick, &mut self.burst).collect();
         let wake_ups = woken.len();
@@ -182,7 +218,8 @@ impl Rig {
         assert_eq!(woken.len(), wake_ups, "a CPU is woken once a burst");
         assert!(self.burst.is_empty());
         for dropped in self.intake.drain_dropped() {
-            self.dropped += 1;
+            self.dropped +=
+                dropped.packet.as_ref().map_or(1, |packet| packet.segment_count().into());
             if let Some(packet) = dropped.packet {
                 self.cpus[POLLING].pool.put(packet.frame);
             }
@@ -192,7 +229,9 @@ impl Rig {
     fn take(&mut self, cpu: usize) {
         let cpu = &mut self.cpus[cpu];
         if !cpu.in_hand {
+            cpu.follow(&self.coalesce);
             cpu.in_hand = cpu.delivery.take(usize::MAX) > 0;
+            cpu.delivery.coalesce();
         }
     }
 
@@ -209,12 +248,17 @@ impl Rig {
     fn account(&mut self) {
         let (queued, held) = (u64::from(self.intake.queued()), self.intake.held());
         assert!(held <= self.hold_max);
-        let waiting = queued + held as u64;
-        assert_eq!(self.arrived, self.application.handled + self.dropped + waiting);
+        let waiting = self.arrived - self.application.handled - self.dropped;
+        assert_eq!(self.cpus[POLLING].pool.away() as u64, waiting, "what waits is in memory");
         let counters = self.intake.counters();
         assert_eq!(counters.frames.get(), self.arrived);
         assert_eq!(counters.dropped(), self.dropped);
-        assert_eq!(counters.enqueued(), self.application.handled + queued);
+        // Backlogs and holds tell packets, which are of a frame each or more.
+        let on_backlogs = counters.enqueued() - self.application.handled;
+        assert!(queued <= on_backlogs && (queued > 0) == (on_backlogs > 0));
+        let not_yet = (held + self.intake.coalescing()) as u64;
+        let before_backlogs = waiting - on_backlogs;
+        assert!(not_yet <= before_backlogs && (not_yet > 0) == (before_backlogs > 0));
     }
 
     /// From now on every CPU does its work, and nothing new comes. A turn that begins with empty
@@ -222,19 +266,33 @@ impl Rig {
     /// they are empty.
     fn drain(&mut self, held_max: usize) {
         let mut turns = 0;
-        while self.intake.queued() > 0 || self.intake.held() > 0 {
+        while self.waits() {
             assert!(turns <= held_max + 2, "packets wait for ever");
             turns += 1;
             for cpu in 0..CPUS {
                 self.process(cpu);
+                self.cpus[cpu].follow(&self.coalesce);
                 let Cpu { delivery, pool, .. } = &mut self.cpus[cpu];
                 delivery.turn(usize::MAX, pool, &mut self.application);
                 pool.flush();
             }
-            self.turn();
+            self.turn(Behind::End);
             self.account();
         }
         assert!(self.cpus.iter_mut().all(|cpu| cpu.pool.away() == 0), "all frames are home");
+    }
+
+    fn waits(&mut self) -> bool {
+        self.intake.queued() > 0 || self.intake.held() > 0 || self.intake.coalescing() > 0
+    }
+}
+
+impl Cpu {
+    fn follow(&mut self, coalesce: &Coalesce) {
+        if self.coalesce != coalesce.on_delivery() {
+            self.coalesce = coalesce.on_delivery();
+            self.delivery.set_coalesce(self.coalesce);
+        }
     }
 }
 
@@ -244,6 +302,7 @@ fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
         cpus: CPUS,
         verify: Verify::Nothing,
         hasher: Arc::new(Hasher::keyed(&[7; 16], false)),
+        coalesce: None,
         steer: SteerConfig {
             polling_cpu: CpuId(0),
             rps_flow_cnt: 1 << (knobs.rps_flow_log % 8),
@@ -276,17 +335,22 @@ struct Application {
 
 impl Handler for Application {
     fn handle(&mut self, batch: &mut Batch<'_>) {
-        assert_eq!(batch.packets.len(), batch.notes.len());
+        // Each packet that was on the backlog has its note, whatever it was merged with behind it.
         let position = &mut self.positions[batch.cpu.index()];
-        for (packet, note) in batch.packets.iter().zip(batch.notes) {
-            let last = self.last[flow_of(packet.hash)].replace(packet.arrival);
-            assert!(
-                last.is_none_or(|last| packet.arrival.is_after(last)),
-                "{packet:?} overtaken by {last:?}: {note:?}"
-            );
+        for note in batch.notes {
             *position = position.plus(1);
             assert_eq!(note.position, *position);
         }
-        self.handled += batch.packets.len() as u64;
+        for packet in batch.packets.iter() {
+            assert!(batch.note_of(packet.arrival).is_some());
+            for segment in packet.segments() {
+                let last = self.last[flow_of(packet.hash)].replace(segment.arrival);
+                assert!(
+                    last.is_none_or(|last| segment.arrival.is_after(last)),
+                    "{segment:?} of {packet:?} overtaken by {last:?}"
+                );
+                self.handled += 1;
+            }
+        }
     }
 }

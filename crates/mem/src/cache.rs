@@ -20,6 +20,11 @@ pub(crate) fn prefetch_to_read(address: *const u8) {
     let _ = address;
 }
 
+/// Asks for all lines of `bytes`, to read them a little later.
+pub fn prefetch(bytes: &[u8]) {
+    bytes.chunks(LINE_BYTES).for_each(|line| prefetch_to_read(line.as_ptr()));
+}
+
 /// Asks for the line at `address`, to write it: takes it from the CPU that has it. A store waits
 /// for its line, and every later load that needs the store's bytes in another shape waits with it.
 pub(crate) fn prefetch_to_write(address: *const u8) {

@@ -216,6 +216,7 @@ impl PcapSource {
                 }
             }
             self.number += 1;
+            reader.prefetch();
             reader.advance();
         }
         Ok(Polled::Ready)

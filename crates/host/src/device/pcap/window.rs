@@ -38,6 +38,7 @@ impl Window {
 
     /// The unread bytes, at least `count` of them unless the stream ends before. The caller bounds
     /// `count`, and with it the window.
+    #[inline]
     pub(super) fn at_least(&mut self, count: usize) -> io::Result<&[u8]> {
         while self.end - self.start < count && !self.at_end {
             self.read_more(count)?;
@@ -46,6 +47,7 @@ impl Window {
     }
 
     /// The unread bytes that are here already.
+    #[inline]
     pub(super) fn unread(&self) -> &[u8] {
         let bytes = match &self.buffer {
             Buffer::Sliding(bytes) => bytes.as_slice(),
@@ -55,6 +57,7 @@ impl Window {
     }
 
     /// Passes over `count` unread bytes.
+    #[inline]
     pub(super) fn consume(&mut self, count: usize) {
         let count = count.min(self.end - self.start);
         self.start += count;
@@ -66,6 +69,7 @@ impl Window {
         self.offset
     }
 
+    #[cold]
     fn read_more(&mut self, count: usize) -> io::Result<()> {
         let Buffer::Sliding(buffer) = &mut self.buffer else { return Ok(()) };
         buffer.copy_within(self.start..self.end, 0);

@@ -1,0 +1,176 @@
+//! What came in, and what every packet that leaves is held against.
+
+use std::collections::HashMap;
+
+use mem::Pool;
+use path::Packet;
+use path::coalesce::{CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, resegment};
+use path::counters::{CoalesceCounters, Counter};
+use path::hash::FlowHash;
+use path::packet::Arrival;
+use path::parse::DeviceSum;
+use path::parse::{Checksum, Fragment, Headers, Network, Transport, Verify, View, parse};
+
+const IP_PACKET_BYTES_MAX: usize = 65_535;
+
+/// A frame as it came in.
+struct Entered {
+    bytes: Vec<u8>,
+    wire_len: u32,
+    timestamp_ns: u64,
+    hash: FlowHash,
+    headers: Headers,
+    device_sum: Option<DeviceSum>,
+}
+
+impl Entered {
+    fn payload(&self) -> &[u8] {
+        View::new(&self.bytes, &self.headers).payload()
+    }
+
+    /// What was found out about the frame by those who look at all of it.
+    fn verified(&self) -> Headers {
+        parse(&self.bytes, self.wire_len, self.headers.link, Verify::Checksums)
+    }
+}
+
+/// All frames, by the order of their arrival, and what has left.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    entered: Vec<Entered>,
+    left: u64,
+    packets_left: u64,
+    bytes_left: u64,
+    /// Of each hash, the frame that left last.
+    last: HashMap<FlowHash, Arrival>,
+    /// Of each pair of addresses, the fragment that left last.
+    last_fragment: HashMap<Vec<u8>, Arrival>,
+}
+
+impl Ledger {
+    pub(crate) fn next_frame(&self) -> u64 {
+        self.entered.len() as u64
+    }
+
+    pub(crate) fn enter(&mut self, packet: &Packet) {
+        let Packet { frame, wire_len, timestamp_ns, hash, headers, device_sum, .. } = packet;
+        self.entered.push(Entered {
+            bytes: frame.data().to_vec(),
+            wire_len: *wire_len,
+            timestamp_ns: *timestamp_ns,
+            hash: *hash,
+            headers: *headers,
+            device_sum: *device_sum,
+        });
+    }
+
+    /// Counts what leaves coalescing.
+    pub(crate) fn count(&mut self, packets: &[Packet]) {
+        self.packets_left += packets.len() as u64;
+        self.bytes_left += packets.iter().map(|packet| u64::from(packet.wire_len)).sum::<u64>();
+    }
+
+    /// Judges a packet that was merged in this mode, if it was, and sends its frames home.
+    pub(crate) fn judge(&mut self, packet: Packet, mode: CoalesceMode, pool: &mut Pool) {
+        let is_merged = packet.segment_count() > 1;
+        assert_eq!(is_merged, packet.gso_size > 0);
+        if is_merged {
+            self.judge_whole(&packet);
+        }
+        let arrivals: Vec<_> = packet.segments().map(|segment| segment.arrival).collect();
+        assert_eq!(arrivals.len(), packet.segment_count() as usize);
+        assert_eq!(arrivals.last(), Some(&packet.last_arrival()));
+        self.judge_order(&packet, &arrivals);
+        let mut segments = Vec::new();
+        resegment(packet, &mut segments);
+        assert!(segments.iter().map(|segment| segment.arrival).eq(arrivals));
+        for segment in segments {
+            self.judge_segment(&segment, is_merged, mode);
+            self.left += 1;
+            pool.put(segment.frame);
+        }
+    }
+
+    /// A merged packet, parsed as if it had come like that, is sound.
+    fn judge_whole(&self, packet: &Packet) {
+        let bytes: Vec<u8> = packet.fragments().flatten().copied().collect();
+        assert_eq!(packet.wire_len as usize, bytes.len());
+        let headers = parse(&bytes, packet.wire_len, packet.headers.link, Verify::Checksums);
+        assert_eq!(headers, packet.headers);
+        assert_eq!((headers.flaw, headers.fragment), (None, Fragment::Whole));
+        assert_eq!(headers.l4_checksum, Checksum::Good);
+        assert_eq!(headers.ip_checksum == Checksum::Good, headers.network == Network::Ipv4);
+        assert!(bytes.len() - usize::from(headers.network_offset) <= IP_PACKET_BYTES_MAX);
+        let count_max = match headers.transport {
+            Transport::Tcp => TCP_SEGMENTS_MAX,
+            _ => UDP_SEGMENTS_MAX,
+        };
+        assert!(packet.segment_count() <= count_max);
+        assert_eq!(packet.device_sum, None);
+        let mut joined = Vec::new();
+        for segment in packet.segments() {
+            let entered = &self.entered[segment.arrival.0 as usize];
+            assert_eq!(segment.offset as usize, joined.len());
+            assert_eq!(segment.payload, entered.payload());
+            assert_eq!(segment.timestamp_ns, entered.timestamp_ns);
+            joined.extend_from_slice(segment.payload);
+        }
+        assert_eq!(joined, View::new(&bytes, &headers).payload());
+    }
+
+    fn judge_order(&mut self, packet: &Packet, arrivals: &[Arrival]) {
+        for &arrival in arrivals {
+            let last = self.last.insert(packet.hash, arrival);
+            assert!(last.is_none_or(|last| arrival.is_after(last)), "{last:?} overtook {packet:?}");
+        }
+        let view = packet.view();
+        let Some(addresses) = view.address_bytes().map(<[u8]>::to_vec) else { return };
+        let fragment = self.last_fragment.get(&addresses);
+        assert!(fragment.is_none_or(|&fragment| packet.arrival.is_after(fragment)), "{packet:?}");
+        if view.is_fragment() && packet.headers.flaw.is_none() {
+            self.last_fragment.insert(addresses, packet.arrival);
+        }
+    }
+
+    fn judge_segment(&self, segment: &Packet, was_merged: bool, mode: CoalesceMode) {
+        let entered = &self.entered[segment.arrival.0 as usize];
+        assert_eq!(segment.hash, entered.hash);
+        assert_eq!(segment.timestamp_ns, entered.timestamp_ns);
+        assert_eq!(segment.wire_len, entered.wire_len);
+        if !was_merged {
+            assert_eq!(segment.headers, entered.headers);
+            assert_eq!(segment.device_sum, entered.device_sum);
+        }
+        if was_merged && mode == CoalesceMode::Lro {
+            let bytes = segment.frame.data();
+            let headers = parse(bytes, segment.wire_len, segment.headers.link, Verify::Checksums);
+            assert_eq!(headers, segment.headers);
+            assert_eq!(headers.l4_checksum, Checksum::Good);
+            assert_eq!(segment.view().payload(), entered.payload());
+        } else {
+            assert_eq!(segment.frame.data(), entered.bytes);
+        }
+        if was_merged {
+            assert_eq!(segment.headers, entered.verified());
+        }
+    }
+
+    /// Nothing leaves that did not come, and the counters tell it.
+    pub(crate) fn account(&self, counters: &CoalesceCounters) {
+        let came = self.entered.len() as u64;
+        assert!(self.left <= came);
+        assert_eq!(counters.segments_in.get(), came);
+        assert_eq!(counters.packets_out.get(), self.packets_left);
+        assert_eq!(counters.bytes_out.get(), self.bytes_left);
+    }
+
+    /// Everything has left; each packet was passed on alone, for a reason, or let go, for another.
+    pub(crate) fn close(&self, counters: &CoalesceCounters) {
+        self.account(counters);
+        assert_eq!(self.left, self.entered.len() as u64);
+        let sum = |counters: &[Counter]| counters.iter().map(Counter::get).sum::<u64>();
+        let let_go = sum(&counters.flushes);
+        assert!(let_go <= self.packets_left);
+        assert!(self.packets_left - let_go <= sum(&counters.refused));
+    }
+}

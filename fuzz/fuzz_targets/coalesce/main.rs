@@ -1,0 +1,270 @@
+//! Segments of a few flows, with something changed about some of them, and any bytes among them,
+//! through coalescing while its settings change: cut again, every merged packet is the frames that
+//! it was made of, byte for byte (promise 6), nothing of a hash overtakes (1), every frame leaves
+//! once and goes home (2, 4), and no limit is passed (3).
+#![no_main]
+
+mod flows;
+mod ledger;
+
+use std::sync::Arc;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{Pool, Region};
+use path::Packet;
+use path::arrive::Behind;
+use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason, HELD_NS_MAX};
+use path::counters::CoalesceCounters;
+use path::hash::{FlowHash, Hasher};
+use path::packet::Arrival;
+use path::parse::{DeviceSum, Headers, Link, Verify, parse, parse_into};
+
+use flows::{Change, Flows, Received};
+use ledger::Ledger;
+
+/// Enough for the longest packet of the smallest segments, and for one of the largest.
+const CHUNKS: [ChunkClass; 3] = [
+    ChunkClass { chunk_bytes: 512, chunks: 600 },
+    ChunkClass { chunk_bytes: 2048, chunks: 64 },
+    ChunkClass { chunk_bytes: 10_240, chunks: 12 },
+];
+
+#[derive(Arbitrary, Debug)]
+struct Run {
+    knobs: Knobs,
+    operations: Vec<Operation>,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Knobs {
+    settings: Settings,
+    device: Device,
+    /// Flows share two hashes.
+    collide: bool,
+    /// Frames come with the time of their arrival.
+    timed: bool,
+    /// What leaves goes through coalescing again, as when it moves from arrival to delivery.
+    twice: bool,
+}
+
+/// What the device says of the checksums.
+#[derive(Arbitrary, Clone, Copy, PartialEq, Eq, Debug)]
+enum Device {
+    Nothing,
+    /// Which are right.
+    Verifies,
+    /// The sum of all bytes.
+    SumsUp,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Settings {
+    lro: bool,
+    descriptors: u8,
+    jumbo: bool,
+    timeout_us: u8,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Operation {
+    /// Segments of a flow, one behind the other.
+    Train { flow: u8, size: u8, count: u8 },
+    /// One that is not quite what follows.
+    Odd { flow: u8, size: u8, change: Change },
+    /// Any bytes.
+    Raw { len: u8, bytes: [u8; 60] },
+    /// The poll is over, some time later.
+    EndPoll { behind: AnyBehind, wait_us: u16 },
+    /// The settings change.
+    Set(Settings),
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum AnyBehind {
+    More,
+    Nothing,
+    End,
+}
+
+fuzz_target!(|run: Run| {
+    let mut rig = Rig::new(run.knobs);
+    for operation in run.operations {
+        rig.operate(operation);
+        rig.ledger.account(&rig.counters);
+    }
+    rig.end_poll(Behind::End);
+    rig.ledger.close(&rig.counters);
+    assert_eq!(rig.pool.away(), 0, "all frames are home");
+});
+
+struct Rig {
+    knobs: Knobs,
+    coalescer: Coalescer,
+    counters: Arc<CoalesceCounters>,
+    second: Option<Coalescer>,
+    hasher: Hasher,
+    pool: Pool,
+    flows: Flows,
+    ledger: Ledger,
+    now_ns: u64,
+}
+
+impl Rig {
+    fn new(knobs: Knobs) -> Self {
+        let shares = [CHUNKS.to_vec()];
+        let pools = carve(Region::allocate(region_bytes(&shares)), &shares).expect("large enough");
+        let counters = Arc::new(CoalesceCounters::default());
+        let config = knobs.settings.config();
+        Self {
+            knobs,
+            coalescer: Coalescer::new(config, Arc::clone(&counters)),
+            second: knobs.twice.then(|| Coalescer::new(config, Arc::default())),
+            counters,
+            hasher: Hasher::keyed(&[7; 16], false),
+            pool: pools.into_iter().next().expect("one share"),
+            flows: Flows::default(),
+            ledger: Ledger::default(),
+            now_ns: 1,
+        }
+    }
+
+    fn operate(&mut self, operation: Operation) {
+        match operation {
+            Operation::Train { flow, size, count } => {
+                for _ in 0..=count {
+                    let received = self.flows.next(flow, size, Change::Nothing);
+                    self.receive(&received);
+                }
+            }
+            Operation::Odd { flow, size, change } => {
+                let received = self.flows.next(flow, size, change);
+                self.receive(&received);
+            }
+            Operation::Raw { len, bytes } => {
+                let bytes = bytes[..usize::from(len) % (bytes.len() + 1)].to_vec();
+                let link = if len < 128 { Link::Ethernet } else { Link::Ip };
+                self.receive(&Received { cut_off: 0, link, bytes });
+            }
+            Operation::EndPoll { behind, wait_us } => {
+                self.now_ns += u64::from(wait_us) * 1000;
+                self.end_poll(match behind {
+                    AnyBehind::More => Behind::More,
+                    AnyBehind::Nothing => Behind::Nothing,
+                    AnyBehind::End => Behind::End,
+                });
+            }
+            Operation::Set(settings) => {
+                let mut out = Vec::new();
+                let mode = self.coalescer.config().mode;
+                self.coalescer.set_config(settings.config(), &mut out);
+                assert_eq!(self.coalescer.held(), 0);
+                self.leave_flushed(out, mode);
+                self.leave_second(mode, |second, out| second.set_config(settings.config(), out));
+            }
+        }
+    }
+
+    fn receive(&mut self, received: &Received) {
+        let Some(packet) = self.packet(received) else { return };
+        self.ledger.enter(&packet);
+        let (mut packets, mut out) = (vec![packet], Vec::new());
+        self.coalescer.coalesce(&mut packets, self.now_ns, &mut out);
+        assert!(packets.is_empty());
+        let CoalesceConfig { mode, descriptors, .. } = *self.coalescer.config();
+        assert!(self.coalescer.held() <= descriptors.max(1).next_power_of_two() as usize);
+        self.leave(out, mode);
+    }
+
+    /// What an intake makes of a frame; none while there is no memory for it.
+    fn packet(&mut self, received: &Received) -> Option<Packet> {
+        let len_bytes = u32::try_from(received.bytes.len()).expect("short");
+        let mut frame = self.pool.allocate(len_bytes)?;
+        frame.copy_from(&received.bytes);
+        let arrival = Arrival::of_frame(self.ledger.next_frame());
+        let wire_len = len_bytes + u32::from(received.cut_off);
+        let mut packet = Packet::received(frame, arrival, wire_len, received.link);
+        packet.timestamp_ns = if self.knobs.timed { self.now_ns } else { 0 };
+        let checked = parse(&received.bytes, wire_len, received.link, Verify::Checksums);
+        let verify = match self.knobs.device {
+            Device::Nothing => Verify::Checksums,
+            Device::Verifies => {
+                let l4_checksum = checked.l4_checksum;
+                packet.headers = Headers { l4_checksum, ..packet.headers };
+                Verify::Nothing
+            }
+            Device::SumsUp => {
+                packet.device_sum = DeviceSum::of_frame(&received.bytes, received.link);
+                Verify::Nothing
+            }
+        };
+        let Packet { frame, headers, device_sum, .. } = &mut packet;
+        parse_into(headers, frame.data(), wire_len, *device_sum, verify);
+        let hash = self.hasher.hash(&packet.view());
+        let collides = self.knobs.collide && hash.is_some();
+        packet.hash = if collides { FlowHash(1 + hash.0 % 2) } else { hash };
+        Some(packet)
+    }
+
+    fn end_poll(&mut self, behind: Behind) {
+        let mut out = Vec::new();
+        self.coalescer.end_poll(behind, self.now_ns, &mut out);
+        let CoalesceConfig { mode, gro_flush_timeout_ns, .. } = *self.coalescer.config();
+        self.leave_flushed(out, mode);
+        self.leave_second(mode, |second, out| second.flush(FlushReason::PollEnd, out));
+        if behind == Behind::End || behind == Behind::Nothing && gro_flush_timeout_ns == 0 {
+            assert_eq!(self.coalescer.held(), 0);
+        }
+        assert_eq!(self.coalescer.next_timeout_ns().is_some(), self.coalescer.held() > 0);
+        let tick_ns = if gro_flush_timeout_ns == 0 { HELD_NS_MAX } else { 0 };
+        let due_ns = self.coalescer.next_timeout_ns().map(|due_ns| due_ns + tick_ns);
+        assert!(due_ns.is_none_or(|due_ns| due_ns > self.now_ns), "held for too long");
+    }
+
+    /// What was flushed together leaves oldest first.
+    fn leave_flushed(&mut self, packets: Vec<Packet>, mode: CoalesceMode) {
+        assert!(packets.is_sorted_by_key(|packet| packet.arrival.0));
+        self.leave(packets, mode);
+    }
+
+    /// Packets leave coalescing, and come to the second one if there is one.
+    fn leave(&mut self, mut packets: Vec<Packet>, mode: CoalesceMode) {
+        self.ledger.count(&packets);
+        if let Some(second) = &mut self.second {
+            let mut out = Vec::new();
+            second.coalesce(&mut packets, self.now_ns, &mut out);
+            packets = out;
+        }
+        self.judge(packets, mode);
+    }
+
+    fn leave_second(
+        &mut self,
+        mode: CoalesceMode,
+        let_go: impl FnOnce(&mut Coalescer, &mut Vec<Packet>),
+    ) {
+        let mut out = Vec::new();
+        if let Some(second) = &mut self.second {
+            let_go(second, &mut out);
+        }
+        self.judge(out, mode);
+    }
+
+    fn judge(&mut self, packets: Vec<Packet>, mode: CoalesceMode) {
+        for packet in packets {
+            self.ledger.judge(packet, mode, &mut self.pool);
+        }
+    }
+}
+
+impl Settings {
+    fn config(self) -> CoalesceConfig {
+        CoalesceConfig {
+            mode: if self.lro { CoalesceMode::Lro } else { CoalesceMode::Gro },
+            descriptors: u32::from(self.descriptors % 17),
+            mtu: if self.jumbo { 9000 } else { 1500 },
+            gro_flush_timeout_ns: u64::from(self.timeout_us) * 1000,
+        }
+    }
+}
