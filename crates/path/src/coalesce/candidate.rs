@@ -52,6 +52,9 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     let bytes = packet.frame.data();
     let start = usize::from(headers.network_offset);
     let Some(rest) = bytes.get(start..) else { return Err(Refusal::Flaw) };
+    if packet.gso_size != 0 {
+        return Err(Refusal::Merged); // only its first segment is in this frame
+    }
     if headers.flaw.is_some() {
         return Err(Refusal::Flaw);
     }
@@ -179,9 +182,7 @@ fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);
     let len = packet.frame.data().len();
-    // Of a packet that was merged before, only the first segment is here too.
-    let is_snapped = packet.gso_size != 0 || len != packet.wire_len as usize;
-    if is_snapped || len < header_len + usize::from(headers.payload_len) {
+    if len != packet.wire_len as usize || len < header_len + usize::from(headers.payload_len) {
         return Err(Refusal::Snapped);
     }
     match headers.l4_checksum {
@@ -191,6 +192,9 @@ fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
     }
     if headers.payload_len == 0 {
         return Err(Refusal::NoPayload);
+    }
+    if !packet.hash.is_some() {
+        return Err(Refusal::NoHash);
     }
     if header_len > HEADER_BYTES_MAX {
         return Err(Refusal::Extension); // nothing else makes headers so long

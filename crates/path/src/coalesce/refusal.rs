@@ -4,6 +4,10 @@
 /// it did not fit to what is held of their flow, which is let go, and begin anew.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
+    /// Merged before: on arrival, and then again on delivery.
+    Merged,
+    /// Without a flow hash: nobody could find what is held of its flow.
+    NoHash,
     /// Neither TCP nor UDP over IPv4 or IPv6.
     Protocol,
     /// Headers that lie.
@@ -76,7 +80,9 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every refusal, at its index.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
+        Self::Merged,
+        Self::NoHash,
         Self::Protocol,
         Self::Flaw,
         Self::Snapped,
@@ -116,6 +122,8 @@ impl Refusal {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Merged => "merged",
+            Self::NoHash => "no_hash",
             Self::Protocol => "protocol",
             Self::Flaw => "flaw",
             Self::Snapped => "snapped",

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use etherparse::{Ipv6Extensions, Ipv6RawExtHeader, Ipv6RoutingExtensions, ip_number};
 use path::coalesce::{CoalesceConfig, CoalesceMode, FlushReason, Refusal};
+use path::hash::FlowHash;
 use path::packet::Packet;
 use path::parse::{Headers, Link, Verify, parse_into};
 
@@ -283,7 +284,8 @@ fn lro_1_every_refusal_is_counted_and_leaves_the_frame_as_it_came() {
 }
 
 /// What a table of pairs cannot say.
-const ELSEWHERE: [Refusal; 2] = [Refusal::Unverified, Refusal::Push];
+const ELSEWHERE: [Refusal; 4] =
+    [Refusal::Unverified, Refusal::Push, Refusal::Merged, Refusal::NoHash];
 
 #[test]
 fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {
@@ -295,6 +297,22 @@ fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {
     assert_eq!(rig.verdicts(), (vec![(Refusal::Unverified, 2)], vec![]));
     assert_eq!(out.iter().map(Packet::segment_count).sum::<u32>(), 2);
     assert_eq!(rig.poll(&[first.summed(), second.summed()])[0].segment_count(), 2);
+}
+
+#[test]
+fn what_was_merged_before_or_has_no_hash_passes_as_it_is() {
+    let mut rig = Rig::gro();
+    let mut merged = rig.poll(&changed(&tcp(), |_| {}));
+    assert_eq!(merged[0].segment_count(), 2);
+    rig.coalescer.coalesce(&mut merged, 1, &mut rig.out);
+    assert_eq!(rig.counts(), [2]);
+    assert_eq!(rig.verdicts().0, [(Refusal::Merged, 1)]);
+    let mut rig = Rig::gro();
+    let mut packets = rig.poll(&[tcp().wire()]);
+    packets[0].hash = FlowHash::NONE;
+    rig.coalescer.coalesce(&mut packets, 1, &mut rig.out);
+    assert_eq!(rig.verdicts().0, [(Refusal::NoHash, 1)]);
+    assert_eq!((rig.counts(), rig.coalescer.held()), (vec![1], 0));
 }
 
 #[test]
