@@ -99,7 +99,7 @@ enum What {
     Lro,
     /// Frame in, parse, hash, steer, hand over, read on the other CPU, return
     Steer,
-    /// All of them, one line each
+    /// All of them that need no capture, one line each
     All,
 }
 

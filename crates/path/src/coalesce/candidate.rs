@@ -63,12 +63,12 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     }
     let is_tcp = match headers.transport {
         Transport::Tcp => true,
-        Transport::Udp => false,
+        Transport::Udp if mode == CoalesceMode::Gro => false,
         // Cut short, it need not show what it is.
         Transport::Other if bytes.len() != packet.wire_len as usize => {
             return Err(Refusal::Snapped);
         }
-        Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
+        Transport::Udp | Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
     };
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
     let (end, tos) = match headers.network {

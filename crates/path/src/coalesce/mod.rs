@@ -6,7 +6,7 @@
 //! hash goes before anything else of that hash, so nothing overtakes: no later segment, no pure
 //! acknowledgement, no FIN.
 //!
-//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment`] can give both
+//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment()`] can give both
 //! back byte for byte: the rules are the kernel's (`net/ipv4/tcp_offload.c`, `net/ipv4/udp_offload.c`,
 //! `include/net/gro.h` in Linux 6.18), and a few that it lacks (the urgent pointer, a checksum of
 //! 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement, window and timestamps may advance,

@@ -8,7 +8,7 @@ pub enum Refusal {
     Merged,
     /// Without a flow hash: nobody could find what is held of its flow.
     NoHash,
-    /// Neither TCP nor UDP over IPv4 or IPv6.
+    /// Neither TCP nor UDP over IPv4 or IPv6; in `lro` mode, not TCP.
     Protocol,
     /// Headers that lie.
     Flaw,

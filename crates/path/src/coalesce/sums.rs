@@ -63,9 +63,8 @@ impl SegmentSums {
             .plus(Sum::of(header_bytes(first)));
         // All that a segment of full length has, but for its own words.
         let shared = u64::from(whole.fold()) + MODULUS - self.first % MODULUS;
-        // A length stands in the pseudo header, and again in UDP's, which may be among the own words.
-        let is_udp = headers.transport == Transport::Udp;
-        let lengths = if is_udp && mode == CoalesceMode::Gro { 2 } else { 1 };
+        // A length stands in the pseudo header, and again in UDP's.
+        let lengths = if headers.transport == Transport::Udp { 2 } else { 1 };
         let flags = if mode == CoalesceMode::Gro { u64::from(last_flags) } else { 0 };
         let of_last = flags + lengths * (MODULUS - last_lacks);
         let [even, odd] = [0, 1].map(|place| {

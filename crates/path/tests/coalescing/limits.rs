@@ -125,6 +125,13 @@ fn lro_8_the_packet_carries_the_newest_acknowledgement_window_and_timestamps() {
 }
 
 #[test]
+fn lro_8_only_tcp_is_merged_in_lro_mode() {
+    let mut rig = Rig::lro(1500);
+    rig.poll(&[udp().wire(), udp().wire()]);
+    assert_eq!(rig.verdicts(), (vec![(Refusal::Protocol, 2)], vec![]));
+}
+
+#[test]
 fn lro_8_a_congestion_mark_is_kept_by_keeping_its_segment_alone() {
     let marked = tcp().nth(1).with(|segment| segment.tos = 3);
     let wires = [tcp().wire(), marked.wire(), tcp().nth(2).wire(), tcp().nth(3).wire()];
