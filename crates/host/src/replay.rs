@@ -211,7 +211,7 @@ fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
         });
         match &input {
             Input::Captures(replay) => {
-                let source = PcapSource::open(replay.clone(), share)?;
+                let source = PcapSource::open(replay.clone(), share, plan.engine.verify)?;
                 progress.get_or_insert_with(|| Arc::clone(source.progress()));
                 sources.push(Box::new(source));
             }

@@ -98,6 +98,16 @@ impl Frame {
         self.data_mut().copy_from_slice(bytes);
     }
 
+    /// Makes `bytes` the packet, and returns their [sum](crate::sum::sum), taken on the way.
+    ///
+    /// # Panics
+    /// When there is less room than that.
+    #[must_use]
+    pub fn copy_summing(&mut self, bytes: &[u8]) -> u64 {
+        self.set_len(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        crate::sum::copy_and_sum(self.data_mut(), bytes)
+    }
+
     /// Takes `len_bytes` bytes off the packet's front, as the kernel's `skb_pull`. They stay where
     /// they are, in the headroom.
     ///

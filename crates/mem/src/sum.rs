@@ -21,6 +21,28 @@ pub fn sum(bytes: &[u8]) -> u64 {
     if bytes.len() < SHORT_BYTES { short(bytes) } else { long(bytes) }
 }
 
+/// Copies bytes and sums them up on the way, which takes little longer than to copy them.
+///
+/// # Panics
+/// When the two are not equally long.
+#[must_use]
+pub fn copy_and_sum(to: &mut [u8], from: &[u8]) -> u64 {
+    assert_eq!(to.len(), from.len(), "what is copied fits");
+    #[cfg(target_arch = "x86_64")]
+    if from.len() >= SHORT_BYTES {
+        if avx512::is_fast() {
+            // SAFETY: this CPU has AVX-512F and AVX-512BW, as was just found.
+            return unsafe { avx512::copy_and_sum(to, from) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: this CPU has AVX2, as was just found.
+            return unsafe { avx2::copy_and_sum(to, from) };
+        }
+    }
+    to.copy_from_slice(from);
+    sum(to)
+}
+
 fn long(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
@@ -116,6 +138,30 @@ mod avx2 {
         one.add_up(two) + odd.first().map_or(0, |byte| u64::from(*byte))
     }
 
+    #[target_feature(enable = "avx2")]
+    pub(super) fn copy_and_sum(to: &mut [u8], from: &[u8]) -> u64 {
+        let (from, from_tail) = from.as_chunks::<VECTOR_BYTES>();
+        let (to, to_tail) = to.as_chunks_mut::<VECTOR_BYTES>();
+        to_tail.copy_from_slice(from_tail);
+        let zero = _mm256_setzero_si256();
+        let (mut one, mut two) = (Lanes::of(zero), Lanes::of(zero));
+        let (from_pairs, from_single) = from.as_chunks::<2>();
+        let (to_pairs, to_single) = to.as_chunks_mut::<2>();
+        for (to, from) in to_pairs.iter_mut().zip(from_pairs) {
+            let (first, second) = (load(&from[0]), load(&from[1]));
+            store(&mut to[0], first);
+            store(&mut to[1], second);
+            one.add(first);
+            two.add(second);
+        }
+        for (to, from) in to_single.iter_mut().zip(from_single) {
+            let vector = load(from);
+            store(to, vector);
+            one.add(vector);
+        }
+        one.add_up(two) + super::short(from_tail)
+    }
+
     /// Sums of pairs of 32-bit words.
     #[derive(Clone, Copy)]
     struct Lanes {
@@ -154,6 +200,12 @@ mod avx2 {
     fn load(bytes: &[u8; VECTOR_BYTES]) -> __m256i {
         // SAFETY: the bytes that are read are the array's; they need no alignment.
         unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn store(bytes: &mut [u8; VECTOR_BYTES], vector: __m256i) {
+        // SAFETY: the bytes that are written are the array's; they need no alignment.
+        unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), vector) };
     }
 
     /// The vector with zeros for all but its first `count` bytes, `count` < 32.
@@ -212,6 +264,30 @@ mod avx512 {
         one.add_up(two)
     }
 
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn copy_and_sum(to: &mut [u8], from: &[u8]) -> u64 {
+        let (from, from_tail) = from.as_chunks::<VECTOR_BYTES>();
+        let (to, to_tail) = to.as_chunks_mut::<VECTOR_BYTES>();
+        to_tail.copy_from_slice(from_tail);
+        let mut one = Lanes::of(load_part(from_tail));
+        let mut two = Lanes::of(_mm512_setzero_si512());
+        let (from_pairs, from_single) = from.as_chunks::<2>();
+        let (to_pairs, to_single) = to.as_chunks_mut::<2>();
+        for (to, from) in to_pairs.iter_mut().zip(from_pairs) {
+            let (first, second) = (load(&from[0]), load(&from[1]));
+            store(&mut to[0], first);
+            store(&mut to[1], second);
+            one.add(first);
+            two.add(second);
+        }
+        for (to, from) in to_single.iter_mut().zip(from_single) {
+            let vector = load(from);
+            store(to, vector);
+            one.add(vector);
+        }
+        one.add_up(two)
+    }
+
     /// Sums of pairs of 32-bit words, as in [`super::avx2`].
     #[derive(Clone, Copy)]
     struct Lanes {
@@ -246,6 +322,12 @@ mod avx512 {
         unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
     }
 
+    #[target_feature(enable = "avx512f")]
+    fn store(bytes: &mut [u8; VECTOR_BYTES], vector: __m512i) {
+        // SAFETY: the bytes that are written are the array's; they need no alignment.
+        unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) };
+    }
+
     /// Fewer bytes than a vector has, and zeros.
     #[target_feature(enable = "avx512f,avx512bw")]
     fn load_part(bytes: &[u8]) -> __m512i {
@@ -269,19 +351,36 @@ mod tests {
     fn implementations() -> Vec<Implementation> {
         let mut all: Vec<Implementation> =
             vec![("sum", sum), ("long", long), ("short", short), ("portable", portable)];
+        all.push(("copy_and_sum", |bytes| copied(bytes, copy_and_sum)));
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
             if has!("avx2") {
                 // SAFETY: this CPU has AVX2, as was just found.
                 all.push(("avx2", |bytes| unsafe { avx2::sum(bytes) }));
+                all.push(("avx2, copying", |bytes| {
+                    // SAFETY: as above.
+                    copied(bytes, |to, from| unsafe { avx2::copy_and_sum(to, from) })
+                }));
             }
             if has!("avx512f") && has!("avx512bw") {
                 // SAFETY: this CPU has AVX-512F and AVX-512BW, as was just found.
                 all.push(("avx512", |bytes| unsafe { avx512::sum(bytes) }));
+                all.push(("avx512, copying", |bytes| {
+                    // SAFETY: as above.
+                    copied(bytes, |to, from| unsafe { avx512::copy_and_sum(to, from) })
+                }));
             }
         }
         all
+    }
+
+    /// The sum that a copy returns, if it is one.
+    fn copied(bytes: &[u8], copy_and_sum: fn(&mut [u8], &[u8]) -> u64) -> u64 {
+        let mut to = vec![0x55; bytes.len()];
+        let sum = copy_and_sum(&mut to, bytes);
+        assert_eq!(to, bytes, "{} bytes are copied", bytes.len());
+        sum
     }
 
     /// The slow twin: RFC 1071, section 4.1, in the byte order of this machine.

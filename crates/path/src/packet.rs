@@ -3,7 +3,8 @@
 use mem::Frame;
 
 use crate::hash::FlowHash;
-use crate::parse::{DeviceSum, Headers, Link, View};
+use crate::parse::checksum::Sum;
+use crate::parse::{DeviceSum, Headers, Link, Verify, View};
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]
@@ -44,6 +45,22 @@ impl Packet {
             headers: Headers { link, ..Headers::default() },
             gso_size: 0,
             device_sum: None,
+        }
+    }
+
+    /// Copies a received frame's bytes in. If checksums are to be verified, the bytes are summed up
+    /// on the way, which saves a second look at them, and stand as the device's sum.
+    ///
+    /// # Panics
+    /// When there is less room than that.
+    #[inline]
+    pub fn fill(&mut self, bytes: &[u8], verify: Verify) {
+        match verify {
+            Verify::Nothing => self.frame.copy_from(bytes),
+            Verify::Checksums => {
+                let sum = Sum::taken(self.frame.copy_summing(bytes));
+                self.device_sum = DeviceSum::of_sum(sum, bytes, self.headers.link);
+            }
         }
     }
 

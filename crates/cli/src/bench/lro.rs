@@ -7,7 +7,7 @@
 //! | `all` | frame allocated, filled, parsed, hashed, coalesced, returned |
 //!
 //! Each is timed with checksums vouched for by a device, as the peer's, which looks at none; and the
-//! last two with every byte verified.
+//! last two with every byte verified: summed up while the frame is filled, as a capture's frames are.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -177,7 +177,7 @@ impl Bench {
             let received = Packet::received(frame, arrival, *wire_len, *link);
             self.packets.push(Packet { hash: self.given[number], ..received });
             if let Some(packet) = self.packets.last_mut() {
-                packet.frame.copy_from(bytes);
+                packet.fill(bytes, verify);
                 if verify == Verify::Nothing {
                     packet.headers.ip_checksum = Checksum::Good;
                     packet.headers.l4_checksum = self.vouched[number];

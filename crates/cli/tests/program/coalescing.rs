@@ -108,7 +108,7 @@ fn changes_take_effect_at_their_frames_and_are_written() {
     let desk = Desk::new();
     let changes = [
         "500:coalesce=off",
-        "1000:coalesce=lro",
+        "1000:coalesce=gro",
         "1000:mtu=9000",
         "1500:coalesce_at=deliver",
         "1500:lro_descriptors=32",

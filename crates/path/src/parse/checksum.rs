@@ -16,6 +16,12 @@ impl Sum {
         Self(mem::sum::sum(bytes))
     }
 
+    /// A sum that was [taken](mem::sum) elsewhere.
+    #[must_use]
+    pub fn taken(sum: u64) -> Self {
+        Self(sum)
+    }
+
     /// Sums up the few words of a header, whose number is known to the compiler.
     #[inline]
     #[must_use]

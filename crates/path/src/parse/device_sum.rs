@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
-use super::Seen;
 use super::checksum::Sum;
+use super::{Link, Seen};
 
 /// Bytes that devices leave out: the untagged Ethernet header.
 const ETHERNET_BYTES: usize = 14;
@@ -24,8 +24,15 @@ impl DeviceSum {
 
     /// The sum that a device takes of a frame: what a driver's `CHECKSUM_COMPLETE` would say.
     #[must_use]
-    pub fn of_frame(bytes: &[u8], link: super::Link) -> Option<Self> {
-        Self::new(Sum::of(bytes.get(skipped(link)..)?).fold())
+    pub fn of_frame(bytes: &[u8], link: Link) -> Option<Self> {
+        Self::of_sum(Sum::of(bytes), bytes, link)
+    }
+
+    /// The same of a frame that was summed up whole while it was copied.
+    #[must_use]
+    pub fn of_sum(sum: Sum, bytes: &[u8], link: Link) -> Option<Self> {
+        let left_out = Sum::of(bytes.get(..skipped(link))?);
+        Self::new(sum.plus_word(!left_out.fold()).fold())
     }
 
     /// The part of the sum that is of the transport's `len` bytes from `start`: what stands before
@@ -45,9 +52,9 @@ impl DeviceSum {
     }
 }
 
-fn skipped(link: super::Link) -> usize {
+fn skipped(link: Link) -> usize {
     match link {
-        super::Link::Ethernet => ETHERNET_BYTES,
-        super::Link::Ip => 0,
+        Link::Ethernet => ETHERNET_BYTES,
+        Link::Ip => 0,
     }
 }

@@ -15,6 +15,7 @@ use mem::Pool;
 use path::arrive::{Ask, Burst, Polled, Refused, SourceError};
 use path::hash::FlowHash;
 use path::packet::Arrival;
+use path::parse::Verify;
 use path::{DropReason, Packet, Source};
 
 use super::pace::{Pace, Rate};
@@ -109,6 +110,7 @@ pub struct ReplayPlan {
 pub struct PcapSource {
     plan: ReplayPlan,
     share: Option<QueueShare>,
+    verify: Verify,
     /// Which capture comes next, over all loops.
     next_capture: u64,
     reader: Option<Reader>,
@@ -127,11 +129,12 @@ pub struct PcapSource {
 const LOOKS_PER_FRAME: usize = 8;
 
 impl PcapSource {
-    /// Opens the first capture. With a `share`, only frames of that queue are given.
+    /// Opens the first capture. With a `share`, only frames of that queue are given. `verify` says
+    /// whether frames are summed up while they are copied.
     ///
     /// # Errors
     /// When the first capture cannot be read or is none.
-    pub fn open(plan: ReplayPlan, share: Option<QueueShare>) -> Result<Self> {
+    pub fn open(plan: ReplayPlan, share: Option<QueueShare>, verify: Verify) -> Result<Self> {
         let total = plan.captures.iter().map(Capture::len_bytes).sum::<Option<u64>>();
         let progress = Progress {
             total: total.map(|bytes| bytes.saturating_mul(plan.loops)),
@@ -141,6 +144,7 @@ impl PcapSource {
             pace: Pace::new(plan.rate),
             plan,
             share,
+            verify,
             next_capture: 0,
             reader: None,
             number: 0,
@@ -208,7 +212,8 @@ impl PcapSource {
                 return Ok(Polled::IdleUntil { now_ns: due_ns });
             }
             let arrival = Arrival::of_frame(self.number);
-            match take(&record, arrival, self.share.as_ref(), pool, &mut burst.packets) {
+            let (share, packets) = (self.share.as_ref(), &mut burst.packets);
+            match take(&record, arrival, share, self.verify, pool, packets) {
                 Ok(()) => {}
                 Err(DropReason::NoBuffer) if may_wait => return Ok(Polled::Ready),
                 Err(reason) => {
@@ -244,6 +249,7 @@ fn take(
     record: &Record<'_>,
     arrival: Arrival,
     share: Option<&QueueShare>,
+    verify: Verify,
     pool: &mut Pool,
     packets: &mut Vec<Packet>,
 ) -> Result<(), DropReason> {
@@ -266,7 +272,7 @@ fn take(
     // The bytes last: the frame's first line comes from the CPU that read it last, and nothing
     // here waits for it.
     if let Some(packet) = packets.last_mut() {
-        packet.frame.copy_from(record.bytes);
+        packet.fill(record.bytes, verify);
     }
     Ok(())
 }
