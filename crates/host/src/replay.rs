@@ -12,7 +12,7 @@ use path::hash::Indirection;
 use path::{RxQueue, Source};
 
 use crate::clock::Clock;
-use crate::device::pcap::{Capture, PcapSource, ReplayPlan};
+use crate::device::pcap::{Capture, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
 use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
 use crate::device::{Progress, QueueShare};
 use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
@@ -198,7 +198,9 @@ fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
     let input = match &plan.input {
         // Reading takes as long as all the rest of a packet's way.
         Input::Captures(replay) if replay.loops > 1 => {
-            let captures = replay.captures.iter().cloned().map(Capture::kept).collect();
+            let mut left_bytes = KEPT_BYTES_MAX;
+            let captures = replay.captures.iter().cloned();
+            let captures = captures.map(|capture| capture.kept(&mut left_bytes)).collect();
             Input::Captures(ReplayPlan { captures, ..replay.clone() })
         }
         input => input.clone(),

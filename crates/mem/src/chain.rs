@@ -24,8 +24,9 @@ const LINK_FRAMES: usize = 5;
 #[repr(C)]
 struct Link {
     frames: [MaybeUninit<Frame>; LINK_FRAMES],
-    /// Where the latest handle stands. Kept in the first link only.
-    last: NonNull<Link>,
+    /// Where the latest handle stands. Kept in the first link only; in others it is what a packet
+    /// or a list has left there, which is no pointer.
+    last: MaybeUninit<NonNull<Link>>,
 }
 
 const _: () = assert!(size_of::<Link>() <= CHAIN_BYTES as usize, "a link stays in its place");
@@ -48,8 +49,10 @@ impl Frame {
         let link = if self.followers == 0 {
             first
         } else {
-            // SAFETY: the first link was written with the first follower.
+            // SAFETY: the head's chunk is this handle's alone.
             let last = unsafe { (*first.as_ptr()).last };
+            // SAFETY: it was written with the first follower.
+            let last = unsafe { last.assume_init() };
             if place > 0 {
                 last
             } else {
@@ -64,7 +67,7 @@ impl Frame {
         // alone, is aligned to a cache line, and has CHAIN_BYTES there that no packet uses.
         unsafe { (*link.as_ptr()).frames[place].write(frame) };
         // SAFETY: as above, for the head's chunk.
-        unsafe { (*first.as_ptr()).last = link };
+        unsafe { (*first.as_ptr()).last.write(link) };
         self.followers += 1;
     }
 

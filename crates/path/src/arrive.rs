@@ -65,7 +65,7 @@ pub enum Behind {
     /// Nothing yet.
     #[default]
     Nothing,
-    /// Nothing ever again.
+    /// Nothing that segments may wait for: nothing ever again, or nothing before they make room.
     End,
 }
 

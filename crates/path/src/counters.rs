@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::coalesce::{FlushReason, Refusal};
+use crate::coalesce::refusal::{FlushReason, Refusal};
 use crate::drop_reason::DropReason;
 
 /// A number that one thread raises and any thread reads, without a locked instruction.

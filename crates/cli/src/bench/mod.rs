@@ -111,7 +111,7 @@ pub(crate) enum BenchHash {
     Toeplitz,
     /// SipHash
     Keyed,
-    /// steer: by the device
+    /// steer, lro: by the device
     Given,
 }
 

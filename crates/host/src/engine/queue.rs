@@ -8,7 +8,7 @@ use path::backlog::FlowLimit;
 use path::counters::IntakeCounters;
 use path::intake::DEV_WEIGHT;
 use path::steer::Tick;
-use path::{CpuId, Intake, Packet, Source};
+use path::{CpuId, DropReason, Intake, Packet, Source};
 
 use super::shared::Shared;
 use super::{Config, WhenFull};
@@ -120,15 +120,18 @@ impl Queue {
         if waits {
             burst = self.intake.room_for(burst);
             if burst == 0 {
+                if self.intake.queued() == 0 {
+                    // No CPU will make room: what is missing is what is held here.
+                    self.burst.behind = Behind::End;
+                }
                 return Activity::Blocked;
             }
         }
         let now_ns = shared.clock.now_ns();
         let ask = Ask { now_ns, max: burst as usize, may_wait: waits };
-        match self.source.poll(ask, pool, &mut self.burst) {
+        let activity = match self.source.poll(ask, pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {
-                // No memory was free. What is held here may be what is missing.
-                self.burst.behind = Behind::Nothing;
+                self.burst.behind = Behind::End; // no memory was free, as below
                 Activity::Blocked
             }
             Ok(Polled::Ready) => Activity::Worked(0),
@@ -145,7 +148,13 @@ impl Queue {
                 self.end_source(shared);
                 Activity::Ended
             }
+        };
+        let mut refused = self.burst.refused.iter();
+        if refused.any(|refused| refused.reason == DropReason::NoBuffer) {
+            // What is held here may be the memory that is missing.
+            self.burst.behind = Behind::End;
         }
+        activity
     }
 
     fn end_source(&mut self, shared: &Shared) {
@@ -267,7 +276,8 @@ impl Queue {
 
     /// Packets that have not been delivered.
     pub(super) fn queued(&mut self) -> u64 {
-        u64::from(self.intake.queued()) + self.intake.held() as u64
+        let held = self.intake.held() + self.intake.coalescing();
+        u64::from(self.intake.queued()) + held as u64
     }
 
     /// What went wrong with the source.

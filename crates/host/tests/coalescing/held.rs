@@ -127,3 +127,22 @@ fn segments_that_come_slowly_are_merged_by_a_timeout_that_outlasts_their_gaps() 
     assert!(packets_out(0) > 350);
     assert!((60..80).contains(&packets_out(TIMEOUT_NS)), "six to a packet");
 }
+
+#[test]
+fn promise_3_what_is_held_gives_way_when_it_is_what_is_missing() {
+    // A backlog of one packet, then packet memory for a part of what all flows could hold.
+    for (netdev_max_backlog, frames, flows) in [(0, 100, 7), (1000, 20_000, 200)] {
+        let mut plan = stepped(1, SyntheticPlan { run: (1, 1), ..in_rows(frames, flows) }, 1);
+        plan = coalescing(CoalesceAt::Arrive, plan);
+        plan.engine.netdev_max_backlog = netdev_max_backlog;
+        plan.engine.hold_max = 64;
+        let config = &mut plan.engine.coalesce.config;
+        (config.descriptors, config.gro_flush_timeout_ns) = (4096, 20_000_000);
+        let report = run(plan.clone());
+        assert_eq!((report.delivered, report.lro.flushes["timeout"]), (frames, 0), "{report:?}");
+        drop_when_full(&mut plan);
+        let report = run(plan);
+        let no_buffer = report.dropped["no_buffer"];
+        assert!(no_buffer < 1000, "{no_buffer} frames found no memory: {report:?}");
+    }
+}

@@ -4,25 +4,12 @@ use super::CoalesceMode;
 use super::compare::{HEADER_BYTES_MAX, Own};
 use super::lro::Timestamps;
 use super::refusal::Refusal;
+use super::wire::{
+    ACK, CWR, FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, RST, SYN, TCP_BYTES, UDP_BYTES, URG,
+};
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
-use crate::parse::{Checksum, Fragment, Network, Transport};
-
-pub(super) const FIN: u8 = 0x01;
-pub(super) const SYN: u8 = 0x02;
-pub(super) const RST: u8 = 0x04;
-pub(super) const PSH: u8 = 0x08;
-pub(super) const ACK: u8 = 0x10;
-pub(super) const URG: u8 = 0x20;
-pub(super) const CWR: u8 = 0x80;
-
-pub(super) const IPV4_BYTES: usize = 20;
-pub(super) const IPV6_BYTES: usize = 40;
-pub(super) const TCP_BYTES: usize = 20;
-pub(super) const UDP_BYTES: usize = 8;
-
-/// Right, perhaps, but not as anybody computes it: a sum of 0 is what is meant.
-pub(super) const ODD_CHECKSUM: [u8; 2] = [0xff; 2];
+use crate::parse::{Checksum, Fragment, Network, Transport, is_snap};
 
 const RESERVED_BIT: u8 = 0x80;
 const CONGESTION_EXPERIENCED: u8 = 0x03;
@@ -51,7 +38,9 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     let headers = &packet.headers;
     let bytes = packet.frame.data();
     let start = usize::from(headers.network_offset);
-    let Some(rest) = bytes.get(start..) else { return Err(Refusal::Flaw) };
+    let Some((link_header, rest)) = bytes.split_at_checked(start) else {
+        return Err(Refusal::Flaw);
+    };
     if packet.gso_size != 0 {
         return Err(Refusal::Merged); // only its first segment is in this frame
     }
@@ -70,6 +59,9 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         }
         Transport::Udp | Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
     };
+    if is_snap(link_header) {
+        return Err(Refusal::Protocol); // the length in it would be that of one segment
+    }
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
     let (end, tos) = match headers.network {
         Network::Ipv4 => ipv4(rest, network_len, headers.ip_checksum)?,

@@ -2,8 +2,8 @@
 //! packet.
 
 use super::CoalesceMode;
-use super::candidate::{FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, TCP_BYTES, UDP_BYTES};
 use super::refusal::Refusal;
+use super::wire::{FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, TCP_BYTES, UDP_BYTES};
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
 use crate::parse::{Checksum, Headers, Network, Transport};
@@ -167,7 +167,9 @@ pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Op
             let (a, b) = (a.get(at..)?.first_chunk()?, b.get(at..)?.first_chunk()?);
             id_ahead(a, b, next.headers.ip_checksum)?
         }
-        _ => 0,
+        // A jumbogram's length stands elsewhere, and would not be given back as 0.
+        Network::Ipv6 if next.view().network_len_field() == Some(0) => return None,
+        Network::Ipv6 | Network::Other => 0,
     };
     let transport = b.get(headers.transport_offset.into()..)?;
     if headers.transport == Transport::Tcp {

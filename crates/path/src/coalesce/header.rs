@@ -1,8 +1,8 @@
 //! The headers of a segment, rewritten in place: what differs between the segments of a packet
 //! and the packet itself.
 
-use super::candidate::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES};
 use super::lro::Newest;
+use super::wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES};
 use crate::parse::checksum::Sum;
 use crate::parse::{Headers, Network, Transport, View};
 

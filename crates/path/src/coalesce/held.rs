@@ -1,13 +1,14 @@
 //! A packet that is held for more segments, and what may be added to it.
 
 use super::CoalesceMode;
-use super::candidate::{Candidate, FIN, PSH, is_all_of_ip};
+use super::candidate::{Candidate, is_all_of_ip};
 use super::compare::{HeaderMask, Own, difference, own_fields};
 use super::header::HeaderBytes;
 use super::lro::Newest;
 use super::refusal::{FlushReason, Refusal};
 use super::segments::tag;
 use super::sums::SegmentSums;
+use super::wire::{FIN, PSH};
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::parse::{Checksum, Network, Transport};

@@ -2,8 +2,8 @@
 //! (`net/ipv4/inet_lro.c`): acknowledgement, window and timestamps.
 
 use super::CoalesceMode;
-use super::candidate::TCP_BYTES;
 use super::refusal::Refusal;
+use super::wire::TCP_BYTES;
 use crate::packet::Packet;
 
 /// NOP, NOP, timestamps (kind 8) of ten bytes: how every stack sends them (RFC 7323, appendix A).

@@ -21,11 +21,12 @@ pub mod gso;
 mod header;
 mod held;
 mod lro;
-mod refusal;
+pub(crate) mod refusal;
 mod resegment;
 mod segments;
 mod sums;
 mod table;
+mod wire;
 
 use std::sync::Arc;
 
@@ -222,6 +223,9 @@ impl Coalescer {
         let is_full = refusal == Some(Refusal::Size);
         let reason = if is_full { FlushReason::Size } else { FlushReason::Mismatch };
         self.let_go(place, reason, out);
+        if candidate.ends() {
+            return out.push(packet); // nor may anything follow it, but it has been refused once
+        }
         self.begin(packet, candidate, now_ns, out);
     }
 
@@ -253,6 +257,8 @@ impl Coalescer {
         out: &mut Vec<Packet>,
     ) {
         self.refuse(refusal);
+        // It was counted as one frame when it came.
+        self.counters.segments_in.add(u64::from(packet.segment_count() - 1));
         if let Some(place) = place {
             self.let_go(place, FlushReason::Mismatch, out);
         }

@@ -8,7 +8,7 @@ pub enum Refusal {
     Merged,
     /// Without a flow hash: nobody could find what is held of its flow.
     NoHash,
-    /// Neither TCP nor UDP over IPv4 or IPv6; in `lro` mode, not TCP.
+    /// Neither TCP nor UDP over IPv4 or IPv6, or behind SNAP; in `lro` mode, not TCP.
     Protocol,
     /// Headers that lie.
     Flaw,
@@ -170,7 +170,7 @@ impl Refusal {
 /// Why a packet that was held for more segments was let go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FlushReason {
-    /// The queue ran empty.
+    /// The queue ran empty, or could not go on before this made room.
     PollEnd,
     /// It was held for as long as may be.
     Timeout,

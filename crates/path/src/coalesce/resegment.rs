@@ -2,9 +2,9 @@
 
 use mem::Frame;
 
-use super::candidate::{FIN, PSH};
 use super::header::{HeaderBytes, ipv4_id};
 use super::segments::read_tag;
+use super::wire::{FIN, PSH};
 use crate::packet::Packet;
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers};

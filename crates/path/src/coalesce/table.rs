@@ -1,6 +1,6 @@
 //! The descriptors: what is held, found by flow hash.
 
-use crate::hash::FlowHash;
+use crate::hash::{FlowHash, RETA_ENTRIES};
 
 use super::CoalesceMode;
 use super::compare::HeaderMask;
@@ -148,12 +148,14 @@ impl Table {
 
     /// All that is held, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Held)> {
-        let held = self.descriptors.iter().map(|descriptor| descriptor.held.as_ref());
-        held.enumerate().filter_map(|(place, held)| Some((Place(place), held?)))
+        // By the hashes, which are small: most descriptors are free most of the time.
+        let taken = (0..).zip(&self.hashes).filter(|(_, hash)| **hash != FlowHash::NONE.0);
+        taken.filter_map(|(place, _)| Some((Place(place), self.descriptors[place].held.as_ref()?)))
     }
 
-    /// The first of the places that a hash may have.
+    /// The first of the places that a hash may have. By bits from the middle: what comes here has
+    /// been dealt to this queue by the lowest ones, or to this CPU by the highest.
     fn set_of(&self, hash: FlowHash) -> usize {
-        (hash.0 as usize * WAYS) & (self.hashes.len() - 1)
+        ((hash.0 >> RETA_ENTRIES.trailing_zeros()) as usize * WAYS) & (self.hashes.len() - 1)
     }
 }

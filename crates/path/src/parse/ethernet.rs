@@ -104,6 +104,14 @@ fn bare_ip(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     Ok(())
 }
 
+/// Whether a link header has a length in it: SNAP's, in front of the EtherType. A tag's type is never
+/// what LLC has at its place.
+pub(crate) fn is_snap(link_header: &[u8]) -> bool {
+    let end = link_header.len().saturating_sub(TYPE_BYTES);
+    let behind_length = link_header.get(ADDRESSES_BYTES + TYPE_BYTES..end);
+    behind_length.is_some_and(|bytes| bytes.ends_with(&LLC_SNAP))
+}
+
 fn ethertype(seen: &Seen<'_>, at: usize) -> Result<u16, Stop> {
     Ok(u16::from_be_bytes(*seen.header(at, Flaw::Runt)?))
 }

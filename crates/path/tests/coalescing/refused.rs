@@ -140,6 +140,9 @@ fn by_network() -> Vec<Case> {
     let long = |segment: &mut Segment| {
         segment.extensions.hop_by_hop_options = Some(extension(8 * 12 + 6));
     };
+    let hopping = tcp6().with(|segment| {
+        segment.extensions.hop_by_hop_options = Some(extension(6));
+    });
     vec![
         past("ARP", R::Protocol, edited(&tcp(), |wire| wire.edit(IP - 1, &[6]))),
         past("SCTP", R::Protocol, edited(&tcp(), protocol(132))),
@@ -155,6 +158,7 @@ fn by_network() -> Vec<Case> {
         alone("reserved bit", R::IpOptions, edited(&tcp(), fragment([0xc0, 0]))),
         alone("routing header", R::Extension, changed(&tcp6(), routed)),
         alone("headers beyond 128 bytes", R::Extension, changed(&tcp6(), long)),
+        alone("jumbogram", R::Extension, edited(&hopping, |wire| wire.edit(IP + 4, &[0; 2]))),
         alone("IPv4 checksum", R::IpChecksum, edited(&tcp(), |wire| wire.edit(IP + 8, &[1]))),
         alone("IPv4's 0xffff for 0", R::OddChecksum, odd_ip()),
     ]
@@ -325,6 +329,32 @@ fn nothing_may_follow_a_first_segment_that_pushes() {
         assert_eq!(rig.verdicts(), verdicts);
         assert_eq!(taken_apart(out), rig.fed);
     }
+}
+
+#[test]
+fn promise_2_what_does_not_fit_and_pushes_is_refused_once() {
+    for flag in [PSH, FIN] {
+        let gap = tcp().nth(2).with(|segment| segment.flags |= flag).wire();
+        let mut rig = Rig::gro();
+        let out = rig.poll(&[tcp().wire(), gap, tcp().nth(3).wire()]);
+        let flushes = vec![(FlushReason::PollEnd, 1), (FlushReason::Mismatch, 1)];
+        assert_eq!(rig.verdicts(), (vec![(Refusal::Sequence, 1)], flushes));
+        assert_eq!(taken_apart(out), rig.fed, "nor is anything added to it");
+    }
+}
+
+#[test]
+fn what_has_a_length_before_its_ethertype_passes_alone() {
+    let snap = |Wire { bytes, link, .. }: Wire| {
+        let (addresses, rest) = bytes.split_at(IP - 2);
+        let length = u16::try_from(rest.len() + 6).unwrap().to_be_bytes();
+        Wire::new([addresses, &length, &[0xaa, 0xaa, 3, 0, 0, 0], rest].concat(), link)
+    };
+    let wires: Vec<_> = tcp().run(2).into_iter().map(snap).collect();
+    let mut rig = Rig::gro();
+    let out = rig.poll(&wires);
+    assert_eq!(rig.verdicts(), (vec![(Refusal::Protocol, 2)], vec![]));
+    assert_eq!(taken_apart(out), rig.fed);
 }
 
 #[test]

@@ -7,13 +7,19 @@ use path::packet::Packet;
 use crate::frames::{Segment, Wire, tcp};
 use crate::rig::{Rig, pool, taken_apart};
 
-/// The first segment of a flow, which has the hash of its number.
+/// The first segment of a flow.
 fn flow(number: u32) -> Segment {
     tcp().with(|segment| segment.port = u16::try_from(number).unwrap())
 }
 
 fn segment(number: u32, nth: u32) -> Wire {
-    flow(number).nth(nth).wire().hashed(number)
+    flow(number).nth(nth).wire().hashed(hash(number))
+}
+
+/// Hashes of one rx queue, by the lowest seven bits, and of one CPU, by the highest ones: those in
+/// between must do.
+fn hash(number: u32) -> u32 {
+    number << 7 | 0x55
 }
 
 fn rig(descriptors: u32) -> Rig {
@@ -28,7 +34,7 @@ fn lro_9_descriptors_are_rounded_up_to_a_power_of_two() {
     {
         let mut rig = rig(descriptors);
         rig.pool = pool(4200);
-        // Hashes that follow each other spread evenly.
+        // Numbers that follow each other spread evenly.
         for number in 1..=4100 {
             rig.feed(&[segment(number, 0)]);
             rig.out.clear();
@@ -44,7 +50,7 @@ fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_64_packets() {
     for (between, is_evicted) in [(0, false), (63, false), (64, true)] {
         let mut rig = rig(1);
         rig.feed(&[segment(1, 0), segment(1, 1)]);
-        let pure = flow(2).with(|pure| pure.payload.clear()).wire().hashed(2);
+        let pure = flow(2).with(|pure| pure.payload.clear()).wire().hashed(hash(2));
         rig.feed(&vec![pure; between]);
         rig.out.clear();
         rig.feed(&[segment(3, 0)]);
@@ -62,12 +68,12 @@ fn the_descriptor_that_was_idle_for_longest_makes_room() {
     let mut rig = rig(8);
     (1..=8).for_each(|number| rig.feed(&[segment(number, 0)]));
     rig.feed(&[segment(1, 1)]);
-    let pure = flow(9).with(|pure| pure.payload.clear()).wire().hashed(9);
+    let pure = flow(9).with(|pure| pure.payload.clear()).wire().hashed(hash(9));
     rig.feed(&vec![pure; 64]);
     rig.out.clear();
     rig.feed(&[segment(10, 0), segment(1, 2)]);
     let out = taken_apart(std::mem::take(&mut rig.out));
-    assert_eq!(out.iter().map(|frame| frame.hash.0).collect::<Vec<_>>(), [2]);
+    assert_eq!(out.iter().map(|frame| frame.hash.0).collect::<Vec<_>>(), [hash(2)]);
     rig.end_poll(Behind::Nothing);
     assert_eq!(rig.counts(), [3, 1, 1, 1, 1, 1, 1, 1], "the oldest first");
 }
@@ -91,17 +97,18 @@ fn when_sixteen_flows_take_turns_as_many_are_merged_as_there_are_descriptors() {
 #[test]
 fn a_flush_empties_everything_oldest_first_whatever_collides() {
     let mut rig = rig(16);
-    // All even hashes are of one set, which they fill; then two of the other one.
-    let hashes = [14, 2, 1, 16, 4, 6, 3, 8, 12, 10];
-    let firsts = hashes.map(|hash| segment(hash, 0));
-    let mut seconds = hashes.map(|hash| segment(hash, 1));
+    // All even numbers are of one set, which they fill; then two of the other one.
+    let numbers = [14, 2, 1, 16, 4, 6, 3, 8, 12, 10];
+    let firsts = numbers.map(|number| segment(number, 0));
+    let mut seconds = numbers.map(|number| segment(number, 1));
     seconds.reverse();
     rig.feed(&firsts);
     rig.feed(&seconds);
-    assert_eq!((rig.coalescer.held(), rig.out.len()), (hashes.len(), 0));
+    assert_eq!((rig.coalescer.held(), rig.out.len()), (numbers.len(), 0));
     rig.coalescer.flush(FlushReason::PollEnd, &mut rig.out);
     assert_eq!(rig.coalescer.held(), 0);
-    assert_eq!(rig.out.iter().map(|packet| packet.hash.0).collect::<Vec<_>>(), hashes);
+    let hashes: Vec<_> = rig.out.iter().map(|packet| packet.hash.0).collect();
+    assert_eq!(hashes, numbers.map(hash));
     assert_eq!(rig.counts(), [2; 10]);
     assert_eq!(rig.pool.away(), 0);
 }

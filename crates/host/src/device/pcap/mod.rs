@@ -24,8 +24,8 @@ use crate::error::{Error, Result};
 pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
 pub use writer::CaptureWriter;
 
-/// The largest capture that is kept in memory.
-const KEPT_BYTES_MAX: u64 = 1 << 30;
+/// The most of all captures that is kept in memory.
+pub const KEPT_BYTES_MAX: u64 = 1 << 30;
 
 /// Where a capture's bytes are.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub enum Capture {
     /// In the program: a name and the bytes.
     Bundled(&'static str, &'static [u8]),
     /// In memory, read from this file.
-    Kept(PathBuf, Arc<[u8]>),
+    Kept(PathBuf, Arc<Vec<u8>>),
 }
 
 impl Capture {
@@ -74,25 +74,20 @@ impl Capture {
         Reader::new(self.name(), reader)
     }
 
-    /// The same, in memory if it is a file that is not too large. One that cannot be read stays
-    /// what it is, and says why when it is opened.
+    /// The same, in memory if it is a file of no more than `left_bytes`, which then are fewer. One
+    /// that cannot be read stays what it is, and says why when it is opened.
     #[must_use]
-    pub fn kept(self) -> Self {
+    pub fn kept(self, left_bytes: &mut u64) -> Self {
+        let fits = |file: &Metadata| file.is_file() && file.len() <= *left_bytes;
         match self {
-            Self::File(path) if path.metadata().is_ok_and(|file| is_kept(&file)) => {
-                match std::fs::read(&path) {
-                    Ok(bytes) => Self::Kept(path, bytes.into()),
-                    Err(_) => Self::File(path),
-                }
+            Self::File(path) if path.metadata().is_ok_and(|file| fits(&file)) => {
+                let Ok(bytes) = std::fs::read(&path) else { return Self::File(path) };
+                *left_bytes = left_bytes.saturating_sub(bytes.len() as u64);
+                Self::Kept(path, Arc::new(bytes))
             }
             other => other,
         }
     }
-}
-
-/// Whether a file that is gone through more than once is read only once.
-fn is_kept(file: &Metadata) -> bool {
-    file.is_file() && file.len() <= KEPT_BYTES_MAX
 }
 
 /// How captures are replayed.

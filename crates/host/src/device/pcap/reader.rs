@@ -107,7 +107,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn of_bytes(name: String, bytes: Arc<[u8]>) -> Result<Self> {
+    pub fn of_bytes(name: String, bytes: Arc<Vec<u8>>) -> Result<Self> {
         Self::begin(name, Window::whole(bytes))
     }
 

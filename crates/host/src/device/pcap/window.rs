@@ -20,7 +20,7 @@ pub(super) struct Window {
 
 enum Buffer {
     Sliding(Vec<u8>),
-    Whole(Arc<[u8]>),
+    Whole(Arc<Vec<u8>>),
 }
 
 impl Window {
@@ -30,7 +30,7 @@ impl Window {
     }
 
     /// A window on bytes that are all here.
-    pub(super) fn whole(bytes: Arc<[u8]>) -> Self {
+    pub(super) fn whole(bytes: Arc<Vec<u8>>) -> Self {
         let end = bytes.len();
         let (reader, buffer) = (Box::new(io::empty()), Buffer::Whole(bytes));
         Self { reader, buffer, start: 0, end, offset: 0, at_end: true }
