@@ -113,11 +113,23 @@ impl Intake {
     /// packets, each once. `burst` is empty afterwards; it may have been empty before, for packets
     /// that are held move on in an empty turn too.
     pub fn turn(&mut self, tick: Tick, burst: &mut Burst) -> impl Iterator<Item = CpuId> {
+        self.turn_showing(tick, burst, |_| ())
+    }
+
+    /// The same, and `show` sees the packets that leave coalescing, or that pass where there is
+    /// none, before they are steered.
+    pub fn turn_showing(
+        &mut self,
+        tick: Tick,
+        burst: &mut Burst,
+        show: impl FnOnce(&[Packet]),
+    ) -> impl Iterator<Item = CpuId> {
         self.refuse(burst);
         let full_burst = burst.packets.len() >= DEV_WEIGHT;
         self.parse(&mut burst.packets);
         self.hash(&mut burst.packets);
         self.coalesce(burst, tick.now_ns);
+        show(&burst.packets);
         if self.steering.update_spread(tick, full_burst) {
             self.backlogs.watch();
         }

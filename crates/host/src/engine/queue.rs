@@ -204,7 +204,14 @@ impl Queue {
     fn intake_turn(&mut self, pool: &mut Pool, shared: &Shared) {
         self.intake.observe();
         let tick = self.tick(shared);
-        for cpu in self.intake.turn(tick, &mut self.burst) {
+        let merges_later = self.coalesce.on_delivery().is_some();
+        let trace = self.trace.as_mut().filter(|_| !merges_later);
+        let show = |packets: &[Packet]| {
+            if let Some(trace) = trace {
+                packets.iter().for_each(|packet| trace.left(packet));
+            }
+        };
+        for cpu in self.intake.turn_showing(tick, &mut self.burst, show) {
             if cpu != self.polling_cpu {
                 shared.wake(cpu);
             }

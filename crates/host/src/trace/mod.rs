@@ -7,6 +7,7 @@ mod flow_names;
 mod lro_row;
 mod parse_row;
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -53,7 +54,7 @@ pub struct Trace {
     drop: TraceFile,
     config: TraceFile,
     parse: Option<TraceFile>,
-    lro: Option<TraceFile>,
+    lro: Option<Lro>,
     names: Mutex<FlowNames>,
     /// The order in which packets reached the application, over all CPUs.
     order: AtomicU64,
@@ -74,10 +75,22 @@ impl Trace {
             drop: file(DROP_FILE, DROP_HEADER)?,
             config: file(CONFIG_FILE, CONFIG_HEADER)?,
             parse: if parse { Some(file(PARSE_FILE, parse_row::HEADER)?) } else { None },
-            lro: if lro { Some(file(LRO_FILE, "")?) } else { None },
+            lro: if lro { Some(Lro::new(file(LRO_FILE, "")?)) } else { None },
             names: Mutex::default(),
             order: AtomicU64::new(0),
         }))
+    }
+
+    /// Writes what became of a packet of these frames when it left coalescing, or before; of frames
+    /// that stand there already, nothing.
+    fn left(&self, frames: &[u64], row: impl FnOnce(&[u64]) -> String) {
+        let Some(lro) = &self.lro else { return };
+        let mut written = locked(&lro.written);
+        let frames: Vec<_> =
+            frames.iter().copied().filter(|frame| written.insert(*frame)).collect();
+        if !frames.is_empty() {
+            lro.file.write(&row(&frames));
+        }
     }
 
     /// Writes a live change: `value` as it is read back.
@@ -93,9 +106,26 @@ impl Trace {
         let path = self.directory.join(COUNTERS_FILE);
         let counters = fs::write(&path, counters).map_err(Error::file("write", &path));
         let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
-        let files = files.into_iter().chain([self.parse.as_ref(), self.lro.as_ref()]).flatten();
+        let files = files
+            .into_iter()
+            .chain([self.parse.as_ref(), self.lro.as_ref().map(|lro| &lro.file)])
+            .flatten();
         let finished = files.map(TraceFile::finish).chain([counters]);
         finished.filter_map(Result::err).collect()
+    }
+}
+
+/// `lro.jsonl`, and which frames stand in it: a packet that left coalescing on arrival may be dropped
+/// later, or be merged on delivery after all, if that is changed on the way.
+#[derive(Debug)]
+struct Lro {
+    file: TraceFile,
+    written: Mutex<HashSet<u64>>,
+}
+
+impl Lro {
+    fn new(file: TraceFile) -> Self {
+        Self { file, written: Mutex::default() }
     }
 }
 
@@ -131,10 +161,8 @@ impl DeliverTrace {
                 self.row(order, (packet, batch), note, (name, frame), now_ns);
             }
         }
-        if let Some(lro) = &self.trace.lro {
-            // At once, so that the file keeps the order in which a flow was delivered.
-            lro.write(&lro_row::row(packet, &frames));
-        }
+        // At once, so that the file keeps the order in which a flow was delivered.
+        self.trace.left(&frames, |frames| lro_row::row(packet, frames));
     }
 
     fn row(
@@ -231,9 +259,14 @@ impl IntakeTrace {
             frames.push(self.full_number(dropped.arrival));
             row(frames[0], None);
         }
-        if let Some(lro) = &self.trace.lro {
-            lro.write(&lro_row::lost(&frames, reason));
-        }
+        self.trace.left(&frames, |frames| lro_row::lost(frames, reason));
+    }
+
+    /// Writes a packet that leaves coalescing on arrival.
+    pub fn left(&mut self, packet: &Packet) {
+        let frames = packet.segments().map(|segment| self.full_number(segment.arrival));
+        let frames: Vec<_> = frames.collect();
+        self.trace.left(&frames, |frames| lro_row::row(packet, frames));
     }
 
     /// The trace that this is a part of.

@@ -9,7 +9,7 @@ use super::wire::{
 };
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
-use crate::parse::{Checksum, Fragment, Network, Transport, is_snap};
+use crate::parse::{Checksum, Fragment, Network, Transport, is_plain};
 
 const RESERVED_BIT: u8 = 0x80;
 const CONGESTION_EXPERIENCED: u8 = 0x03;
@@ -59,8 +59,8 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         }
         Transport::Udp | Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
     };
-    if is_snap(link_header) {
-        return Err(Refusal::Protocol); // the length in it would be that of one segment
+    if !is_plain(link_header) {
+        return Err(Refusal::Protocol);
     }
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
     let (end, tos) = match headers.network {

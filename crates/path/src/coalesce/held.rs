@@ -23,8 +23,9 @@ pub const TCP_SEGMENTS_MAX: u32 = 512;
 /// The most datagrams in a packet of UDP: the kernel's `UDP_GRO_CNT_MAX`.
 pub const UDP_SEGMENTS_MAX: u32 = 64;
 
-/// Segments recorded further apart did not arrive in one poll, however fast they are replayed.
-const GAP_NS: u64 = 10_000_000;
+/// Segments recorded further apart did not arrive in one poll, however fast they are replayed. More
+/// than what the scripts that write captures leave between packets.
+const GAP_NS: u64 = 50_000_000;
 
 /// What a further segment is held against.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +39,8 @@ pub(super) struct Rules {
 #[derive(Debug)]
 pub(super) struct Held {
     packet: Packet,
+    /// When the source says the latest segment arrived.
+    latest_ns: u64,
     /// The engine's time when it was first held.
     since_ns: u64,
     /// The order in which packets were first held.
@@ -80,6 +83,7 @@ impl Held {
         let segments_max = if is_tcp { TCP_SEGMENTS_MAX } else { UDP_SEGMENTS_MAX };
         let newest = Newest::of(&packet, mode);
         Self {
+            latest_ns: packet.timestamp_ns,
             since_ns,
             born,
             payload_len: candidate.payload_len,
@@ -182,6 +186,7 @@ impl Held {
     ) -> Option<FlushReason> {
         let Next { payload_len, own, ids } = next;
         self.ids = ids;
+        self.latest_ns = packet.timestamp_ns;
         if rules.mode == CoalesceMode::Lro {
             self.newest = Newest::of(&packet, rules.mode);
         }
@@ -239,10 +244,10 @@ impl Held {
         self.packet.headers.payload_len.into()
     }
 
-    /// Whether the packet was recorded long after the first segment.
+    /// Whether the packet was recorded long after the latest segment.
     fn is_gap(&self, packet: &Packet) -> bool {
-        let (first, next) = (self.packet.timestamp_ns, packet.timestamp_ns);
-        first.abs_diff(next) > GAP_NS && first != 0 && next != 0
+        let (latest, next) = (self.latest_ns, packet.timestamp_ns);
+        latest.abs_diff(next) > GAP_NS && latest != 0 && next != 0
     }
 
     /// What does not advance in `lro` mode, if anything.

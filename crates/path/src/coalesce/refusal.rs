@@ -74,7 +74,7 @@ pub enum Refusal {
     Larger,
     /// The packet would be longer than an IP packet can be.
     Size,
-    /// Recorded long after the first segment.
+    /// Recorded long after the segment before it.
     Gap,
 }
 

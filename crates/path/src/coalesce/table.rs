@@ -15,10 +15,10 @@ pub const LRO_DESCRIPTORS_MAX: u32 = 4096;
 /// Descriptors that share a part of the hash, and are looked at together.
 const WAYS: usize = 8;
 
-/// A descriptor that got nothing out of this many packets makes room for another flow. One that
-/// did keeps its place: when more flows than there are descriptors take turns, some of them are
-/// merged, where evicting the oldest would merge none.
-const IDLE_PACKETS: u32 = 64;
+/// A descriptor that got nothing out of this many packets for each that there is makes room for
+/// another flow. One that did keeps its place: when twice as many flows as descriptors take turns,
+/// half of them are merged, where evicting the oldest would merge none.
+const IDLE_PACKETS_EACH: u32 = 2;
 
 /// What is held, at most one packet of each hash: whatever else of that hash comes is merged with
 /// it or lets it go first, so that nothing of one hash overtakes anything.
@@ -27,6 +27,8 @@ pub(super) struct Table {
     /// By place; [`FlowHash::NONE`] where it is free.
     hashes: Box<[u32]>,
     descriptors: Box<[Descriptor]>,
+    /// Packets after which a descriptor that got none of them is idle.
+    idle_max: u32,
     /// Ways in use: fewer than all in a table of fewer.
     ways: usize,
     count: usize,
@@ -64,12 +66,15 @@ pub(super) enum Room {
 impl Table {
     /// A table of `descriptors`, rounded up to a power of two; one at least.
     pub(super) fn new(descriptors: u32) -> Self {
-        let descriptors = descriptors.clamp(1, LRO_DESCRIPTORS_MAX).next_power_of_two() as usize;
+        let descriptors = descriptors.clamp(1, LRO_DESCRIPTORS_MAX).next_power_of_two();
+        let idle_max = IDLE_PACKETS_EACH * descriptors.max(LRO_DESCRIPTORS);
+        let descriptors = descriptors as usize;
         let ways = descriptors.min(WAYS);
         let places = descriptors / ways * WAYS;
         Self {
             hashes: vec![FlowHash::NONE.0; places].into(),
             descriptors: (0..places).map(|_| Descriptor::default()).collect(),
+            idle_max,
             ways,
             count: 0,
             clock: 0,
@@ -114,7 +119,7 @@ impl Table {
             oldest = oldest.max((idle, place));
         }
         let (idle, place) = oldest;
-        if idle > IDLE_PACKETS { Room::Idle(Place(place)) } else { Room::None }
+        if idle > self.idle_max { Room::Idle(Place(place)) } else { Room::None }
     }
 
     /// Holds a packet at a free place.

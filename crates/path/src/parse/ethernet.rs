@@ -104,12 +104,15 @@ fn bare_ip(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Whether a link header has a length in it: SNAP's, in front of the EtherType. A tag's type is never
-/// what LLC has at its place.
-pub(crate) fn is_snap(link_header: &[u8]) -> bool {
-    let end = link_header.len().saturating_sub(TYPE_BYTES);
-    let behind_length = link_header.get(ADDRESSES_BYTES + TYPE_BYTES..end);
-    behind_length.is_some_and(|bytes| bytes.ends_with(&LLC_SNAP))
+/// Whether a link header is the same for packets of any length, and tagged as IEEE 802.1Q has it: SNAP
+/// has a length in front, and 0x9100 is a tag to some.
+pub(crate) fn is_plain(link_header: &[u8]) -> bool {
+    let Some(behind) = link_header.get(ADDRESSES_BYTES..) else { return link_header.is_empty() };
+    let (tags, rest) = behind.as_chunks::<TAG_BYTES>();
+    let is_tag = |tag: &[u8; TAG_BYTES]| {
+        matches!(u16::from_be_bytes([tag[0], tag[1]]), TAG_8021Q | TAG_8021AD)
+    };
+    rest.len() == TYPE_BYTES && tags.iter().all(is_tag)
 }
 
 fn ethertype(seen: &Seen<'_>, at: usize) -> Result<u16, Stop> {

@@ -16,7 +16,7 @@ mod transport;
 mod view;
 
 pub use device_sum::DeviceSum;
-pub(crate) use ethernet::is_snap;
+pub(crate) use ethernet::is_plain;
 pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
 pub use ipv6::MAX_EXTENSION_HEADERS;
 pub use view::View;

@@ -131,7 +131,7 @@ fn only_what_was_held_for_long_enough_is_let_go() {
 
 #[test]
 fn segments_recorded_in_one_poll_are_merged_whichever_clock_says_so() {
-    for (first_ns, second_ns) in [(5, 10_000_005), (10_000_005, 5), (0, u64::MAX), (u64::MAX, 0)] {
+    for (first_ns, second_ns) in [(5, 50_000_005), (50_000_005, 5), (0, u64::MAX), (u64::MAX, 0)] {
         let [first, second] = [0, 1].map(|number| tcp().nth(number).wire());
         let mut rig = Rig::gro();
         rig.feed(&[first.recorded(first_ns), second.recorded(second_ns)]);

@@ -270,8 +270,8 @@ fn by_place() -> Vec<Case> {
         anew("one byte more", R::Larger, next(longer)),
         anew("one byte more of UDP", R::Larger, changed(&udp(), longer)),
         anew("beyond 64 KiB", R::Size, changed(&large, |_| {})),
-        anew("long ago", R::Gap, recorded(1, 10_000_002)),
-        anew("before", R::Gap, recorded(10_000_002, 1)),
+        anew("long ago", R::Gap, recorded(1, 50_000_002)),
+        anew("before", R::Gap, recorded(50_000_002, 1)),
     ]
 }
 

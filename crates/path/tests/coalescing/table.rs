@@ -46,8 +46,8 @@ fn lro_9_descriptors_are_rounded_up_to_a_power_of_two() {
 }
 
 #[test]
-fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_64_packets() {
-    for (between, is_evicted) in [(0, false), (63, false), (64, true)] {
+fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_16_packets() {
+    for (between, is_evicted) in [(0, false), (15, false), (16, true)] {
         let mut rig = rig(1);
         rig.feed(&[segment(1, 0), segment(1, 1)]);
         let pure = flow(2).with(|pure| pure.payload.clear()).wire().hashed(hash(2));
