@@ -30,6 +30,7 @@ impl DeviceSum {
 
     /// The same of a frame that was summed up whole while it was copied.
     #[must_use]
+    #[inline]
     pub fn of_sum(sum: Sum, bytes: &[u8], link: Link) -> Option<Self> {
         let left_out = Sum::of(bytes.get(..skipped(link))?);
         Self::new(sum.plus_word(!left_out.fold()).fold())
@@ -38,17 +39,23 @@ impl DeviceSum {
     /// The part of the sum that is of the transport's `len` bytes from `start`: what stands before
     /// and behind is taken out again (LRO-2, LRO-3). `None` where the frame was cut short, so that
     /// this cannot be told.
+    #[inline]
     pub(super) fn of_segment(self, seen: &Seen<'_>, start: usize, len: usize) -> Option<Sum> {
         if seen.bytes.len() != seen.wire_len {
             return None;
         }
         let first = skipped(seen.link);
         let before = Sum::of(seen.bytes.get(first..start)?);
-        let behind = Sum::of(seen.bytes.get(start + len..)?).fold();
-        // An odd number of bytes before puts the rest into the other halves of its words.
-        let behind =
-            if (start + len - first).is_multiple_of(2) { behind } else { behind.swap_bytes() };
-        Some(Sum::default().plus_word(self.0.get()).plus_word(!before.fold()).plus_word(!behind))
+        let sum = Sum::default().plus_word(self.0.get()).plus_word(!before.fold());
+        match seen.bytes.get(start + len..)? {
+            [] => Some(sum),
+            behind => {
+                let behind = Sum::of(behind).fold();
+                // An odd number of bytes before puts the rest into the other halves of its words.
+                let is_even = (start + len - first).is_multiple_of(2);
+                Some(sum.plus_word(!if is_even { behind } else { behind.swap_bytes() }))
+            }
+        }
     }
 }
 
