@@ -196,14 +196,14 @@ fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
     let mut progress = None;
     let mut sources = Sources::new();
     let input = match &plan.input {
-        // Reading takes as long as all the rest of a packet's way.
-        Input::Captures(replay) if replay.loops > 1 => {
+        // Before the run begins: reading takes half as long as a packet's whole way.
+        Input::Captures(replay) => {
             let mut left_bytes = KEPT_BYTES_MAX;
             let captures = replay.captures.iter().cloned();
             let captures = captures.map(|capture| capture.kept(&mut left_bytes)).collect();
             Input::Captures(ReplayPlan { captures, ..replay.clone() })
         }
-        input => input.clone(),
+        Input::Synthetic(_) => plan.input.clone(),
     };
     for queue in 0..queues {
         let share = (queues > 1).then(|| QueueShare {

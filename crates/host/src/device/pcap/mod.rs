@@ -24,8 +24,8 @@ use crate::error::{Error, Result};
 pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
 pub use writer::CaptureWriter;
 
-/// The most of all captures that is kept in memory.
-pub const KEPT_BYTES_MAX: u64 = 1 << 30;
+/// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
+pub const KEPT_BYTES_MAX: u64 = 256 << 20;
 
 /// Where a capture's bytes are.
 #[derive(Clone, Debug)]
