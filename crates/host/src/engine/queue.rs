@@ -12,7 +12,7 @@ use path::{CpuId, DropReason, Intake, Packet, Source};
 
 use super::shared::Shared;
 use super::{Config, WhenFull};
-use crate::control::{Change, Coalesce, Script, ScriptedChange};
+use crate::control::{Change, Coalesce, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
@@ -28,7 +28,6 @@ pub(super) struct Queue {
     source: Box<dyn Source>,
     polling_cpu: CpuId,
     burst: Burst,
-    script: Arc<Script>,
     /// No frame below this number is still to come.
     next_frame: u64,
     epoch: u32,
@@ -68,7 +67,6 @@ impl Queue {
             source,
             polling_cpu,
             burst: Burst::default(),
-            script: Arc::new(config.script.clone()),
             next_frame: 0,
             epoch: 0,
             coalesce: config.coalesce,
@@ -171,7 +169,7 @@ impl Queue {
             self.burst.refused.iter().for_each(|refused| trace.refused(refused));
         }
         let behind = self.burst.behind;
-        while let Some(at) = self.next_change() {
+        while let Some(at) = self.next_change(shared) {
             let rest = self.burst.packets.split_off(at);
             self.burst.behind = Behind::More;
             self.intake_turn(pool, shared);
@@ -189,14 +187,14 @@ impl Queue {
     fn apply_due_changes(&mut self, shared: &Shared) {
         let next_frame = self.next_frame;
         let is_due = |change: &ScriptedChange| change.frame <= next_frame;
-        while self.script.begins(self.epoch + 1).is_some_and(is_due) {
+        while shared.script.begins(self.epoch + 1).is_some_and(is_due) {
             self.apply_change(shared);
         }
     }
 
     /// Where in the burst the next change takes effect.
-    fn next_change(&self) -> Option<usize> {
-        let change = self.script.begins(self.epoch + 1)?;
+    fn next_change(&self, shared: &Shared) -> Option<usize> {
+        let change = shared.script.begins(self.epoch + 1)?;
         let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
         self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
     }
@@ -238,7 +236,7 @@ impl Queue {
 
     fn apply_change(&mut self, shared: &Shared) {
         self.epoch += 1;
-        let Some(scripted) = self.script.begins(self.epoch) else { return };
+        let Some(scripted) = shared.script.begins(self.epoch) else { return };
         let (change, epoch) = (&scripted.change, self.epoch);
         match change {
             Change::RpsCpus(cpus) => {

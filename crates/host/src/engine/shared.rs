@@ -29,6 +29,7 @@ pub(super) struct Shared {
     live_sources: AtomicUsize,
     /// Queues that still have packets to give, held ones included.
     live_queues: AtomicUsize,
+    /// What changes during the run.
     pub(super) script: Script,
     /// The latest epoch that has begun on any queue.
     announced: AtomicU32,

@@ -63,7 +63,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         return Err(Refusal::Protocol);
     }
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
-    let (end, tos) = match headers.network {
+    let tos = match headers.network {
         Network::Ipv4 => ipv4(rest, network_len, headers.ip_checksum)?,
         Network::Ipv6 => ipv6(rest, network_len)?,
         Network::Other => return Err(Refusal::Protocol),
@@ -72,11 +72,11 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         return Err(Refusal::CongestionMark);
     }
     let Some(segment) = rest.get(network_len..) else { return Err(Refusal::Snapped) };
-    if is_tcp { tcp(packet, segment, mode) } else { udp(packet, segment, start + end) }
+    if is_tcp { tcp(packet, segment, mode) } else { udp(packet, segment) }
 }
 
-/// Returns where the packet ends, from the network header on, and its type of service.
-fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<(usize, u8), Refusal> {
+/// Returns the type of service.
+fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<u8, Refusal> {
     let Some(header) = rest.first_chunk::<IPV4_BYTES>() else { return Err(Refusal::Flaw) };
     if network_len != IPV4_BYTES || header[6] & RESERVED_BIT != 0 {
         return Err(Refusal::IpOptions);
@@ -91,18 +91,18 @@ fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<(usize, u
     if [header[10], header[11]] == ODD_CHECKSUM {
         return Err(Refusal::OddChecksum);
     }
-    Ok((u16::from_be_bytes([header[2], header[3]]).into(), header[1]))
+    Ok(header[1])
 }
 
-/// As [`ipv4`].
-fn ipv6(rest: &[u8], network_len: usize) -> Result<(usize, u8), Refusal> {
+/// Returns the traffic class.
+fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, Refusal> {
     let Some(header) = rest.first_chunk::<IPV6_BYTES>() else { return Err(Refusal::Flaw) };
-    let payload_len = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let is_jumbogram = [header[4], header[5]] == [0; 2];
     let options = rest.get(IPV6_BYTES..network_len).ok_or(Refusal::Flaw)?;
-    if payload_len == 0 || !are_options(header[6], options) {
+    if is_jumbogram || !are_options(header[6], options) {
         return Err(Refusal::Extension);
     }
-    Ok((IPV6_BYTES + payload_len, header[0] << 4 | header[1] >> 4))
+    Ok(header[0] << 4 | header[1] >> 4)
 }
 
 /// Whether all extension headers are ones that every segment of a flow can share.
@@ -141,32 +141,30 @@ fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate,
     Ok(candidate)
 }
 
-fn udp(packet: &Packet, segment: &[u8], end: usize) -> Result<Candidate, Refusal> {
+fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, Refusal> {
     let Some(header) = segment.first_chunk::<UDP_BYTES>() else { return Err(Refusal::Snapped) };
     if [header[6], header[7]] == [0; 2] {
         return Err(Refusal::NoChecksum);
     }
     let checksum = u16::from_be_bytes([header[6], header[7]]);
     let candidate = whole(packet, Own { id_ahead: 0, sequence: 0, checksum, flags: 0 })?;
-    if candidate.header_len + usize::from(packet.headers.payload_len) != end {
-        return Err(Refusal::UdpLength);
-    }
-    if packet.frame.data().len() != end {
-        return Err(Refusal::Padded);
-    }
+    ends_with_ip(packet)?;
     Ok(candidate)
 }
 
 /// Whether a UDP datagram ends where its IP packet does, and that where the frame does.
-pub(super) fn is_all_of_ip(packet: &Packet) -> bool {
+pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), Refusal> {
     let headers = &packet.headers;
     let before = match headers.network {
         Network::Ipv6 => IPV6_BYTES,
         _ => 0,
     };
     let len = packet.view().network_len_field().map_or(0, usize::from);
-    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
-    usize::from(headers.network_offset) + before + len == end && packet.frame.data().len() == end
+    let end = usize::from(headers.network_offset) + before + len;
+    if usize::from(headers.payload_offset) + usize::from(headers.payload_len) != end {
+        return Err(Refusal::UdpLength);
+    }
+    if packet.frame.data().len() == end { Ok(()) } else { Err(Refusal::Padded) }
 }
 
 /// What TCP and UDP have in common: all of it is there, it is right, and there is something.

@@ -1,7 +1,7 @@
 //! A packet that is held for more segments, and what may be added to it.
 
 use super::CoalesceMode;
-use super::candidate::{Candidate, is_all_of_ip};
+use super::candidate::{Candidate, ends_with_ip};
 use super::compare::{HeaderMask, Own, difference, own_fields};
 use super::header::HeaderBytes;
 use super::lro::Newest;
@@ -142,7 +142,7 @@ impl Held {
         };
         let is_next = match self.packet.headers.transport {
             Transport::Tcp => own.sequence == self.next_sequence,
-            _ => is_all_of_ip(packet),
+            _ => ends_with_ip(packet).is_ok(),
         };
         let fits = payload_len <= self.room && !self.is_gap(packet);
         (is_next && fits).then_some(Next { payload_len, own, ids })
