@@ -3,6 +3,8 @@
 /// Why a packet went to its CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Because {
+    /// Its application runs there.
+    Rfs,
     /// The RPS map says so.
     Rps,
     /// It is not steered: it has no hash, RPS is off, or spreading does not pay now. It stays on
@@ -21,6 +23,7 @@ impl Because {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Rfs => "rfs",
             Self::Rps => "rps",
             Self::Inline => "inline",
             Self::Stay => "stay",

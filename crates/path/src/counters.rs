@@ -136,13 +136,15 @@ impl Default for CoalesceCounters {
 /// What one delivery counts. Written by its CPU.
 #[derive(Debug, Default)]
 pub struct DeliveryCounters {
-    /// Frames handed to the handler, in whatever packets; those of the batch under way are counted
-    /// already.
+    /// Frames that the handler has handled, in whatever packets.
     pub frames: Counter,
     /// Bytes of the packets, a merged one's headers counted once.
     pub bytes: Counter,
     /// Batches they came in.
     pub batches: Counter,
+    /// Frames that were in hand when the CPU's thread was lost: dropped as
+    /// [`CpuLost`](DropReason::CpuLost).
+    pub lost: Counter,
     /// The most packets that were seen waiting in one backlog ring.
     pub backlog_max: Counter,
     /// What coalescing did on delivery.

@@ -8,9 +8,11 @@ use mem::ring::Consumer;
 
 use crate::arrive::Behind;
 use crate::backlog::{Lane, Note};
-use crate::coalesce::{CoalesceConfig, Coalescer};
+use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::counters::DeliveryCounters;
 use crate::cpu::{CpuId, RxQueue};
+use crate::drop_reason::DropReason;
+use crate::intake::Dropped;
 use crate::packet::{Arrival, Packet};
 
 /// The application: gets packets in batches, on the CPU they were steered to.
@@ -57,6 +59,8 @@ pub struct Delivery {
     /// The batch in hand; empty between batches.
     packets: Vec<Packet>,
     notes: Vec<Note>,
+    /// Frames of the batch that the handler has now, which may take packets out of it.
+    handled: u64,
     coalescer: Option<Coalescer>,
     /// Where packets go while they are coalesced; empty otherwise.
     coalesced: Vec<Packet>,
@@ -75,6 +79,7 @@ impl Delivery {
             lane: 0,
             packets,
             notes: Vec::new(),
+            handled: 0,
             coalescer: None,
             coalesced: Vec::new(),
             counters: Arc::default(),
@@ -146,30 +151,49 @@ impl Delivery {
             frames += u64::from(packet.segment_count());
             bytes += u64::from(packet.wire_len);
         }
-        self.counters.frames.add(frames);
-        self.counters.bytes.add(bytes);
-        self.counters.batches.add(1);
+        self.handled = frames;
         handler.handle(&mut Batch {
             cpu: self.cpu,
             rx_queue: self.lanes[self.lane].rx_queue,
             packets: &mut self.packets,
             notes: &self.notes,
         });
+        self.handled = 0;
+        self.counters.frames.add(frames);
+        self.counters.bytes.add(bytes);
+        self.counters.batches.add(1);
     }
 
     /// Declares the batch processed: the backlog's head moves on, which lets its flows go
     /// elsewhere (ordering hazard H13), and the frames return to their owners.
     pub fn complete(&mut self, pool: &mut Pool) {
-        let lane = &mut self.lanes[self.lane];
-        // Notes first: who sees room for a packet finds room for its note.
-        if let Some(notes) = &mut lane.notes {
-            notes.release();
-        }
-        lane.packets.release();
+        self.lanes[self.lane].release();
         for packet in self.packets.drain(..) {
             pool.put(packet.frame);
         }
         self.notes.clear();
+    }
+
+    /// Gives up the batch in hand of a thread that is lost: nobody knows how much of it the
+    /// application has seen. The backlog's head passes it, so its flows go on. Returns the queue
+    /// that it came from and those of its packets that are still there, for their owners.
+    pub fn lose(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
+        let lane = self.lanes.get_mut(self.lane)?;
+        // What coalescing still held comes behind what it had let go.
+        let mut packets = std::mem::take(&mut self.coalesced);
+        if let Some(coalescer) = &mut self.coalescer {
+            coalescer.flush(FlushReason::Switch, &mut packets);
+        }
+        packets.append(&mut self.packets);
+        let frames = packets.iter().map(|packet| u64::from(packet.segment_count())).sum();
+        self.counters.lost.add(std::mem::take(&mut self.handled).max(frames));
+        let lost = packets.into_iter().map(|packet| {
+            let (arrival, reason) = (packet.arrival, DropReason::CpuLost);
+            Dropped { arrival, reason, packet: Some(packet) }
+        });
+        lane.release();
+        self.notes.clear();
+        Some((lane.rx_queue, lost.collect()))
     }
 
     /// Whether packets wait.

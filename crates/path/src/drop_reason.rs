@@ -15,17 +15,20 @@ pub enum DropReason {
     BacklogFull,
     /// The backlog was half full, and its flow held more than its share of the recent packets.
     FlowLimit,
+    /// The thread of its CPU was lost with the packet in its hands.
+    CpuLost,
 }
 
 impl DropReason {
     /// Every reason, in packet order.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::LinkType,
         Self::Oversize,
         Self::NoBuffer,
         Self::HoldFull,
         Self::BacklogFull,
         Self::FlowLimit,
+        Self::CpuLost,
     ];
 
     /// The name in counters and traces.
@@ -38,6 +41,7 @@ impl DropReason {
             Self::HoldFull => "hold_full",
             Self::BacklogFull => "backlog_full",
             Self::FlowLimit => "flow_limit",
+            Self::CpuLost => "cpu_lost",
         }
     }
 

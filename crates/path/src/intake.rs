@@ -1,12 +1,14 @@
 //! Intake: the first spine. It runs on the CPU that polls a queue and owns what it takes to bring
 //! a frame from the source to the backlog of the right CPU.
 
+mod changes;
+
 use std::sync::Arc;
 
 use mem::Position;
 
 use crate::arrive::{Burst, Refused};
-use crate::backlog::{Backlogs, FlowLimit, Lane, Note};
+use crate::backlog::{Backlogs, Lane, Note};
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::counters::IntakeCounters;
 use crate::cpu::{CpuId, RxQueue};
@@ -14,7 +16,9 @@ use crate::drop_reason::DropReason;
 use crate::hash::{FlowHash, Hasher};
 use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
-use crate::steer::{HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict};
+use crate::steer::{
+    Drops, FlowState, HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict,
+};
 
 /// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
 /// the kernel's `dev_weight`.
@@ -56,6 +60,8 @@ pub struct Intake {
     backlogs: Backlogs,
     /// The number of live changes so far.
     epoch: u32,
+    /// The time of the last turn.
+    now_ns: u64,
     /// Where the next look at the holds begins.
     next_hold: usize,
     counters: Arc<IntakeCounters>,
@@ -74,6 +80,18 @@ pub struct Dropped {
     pub packet: Option<Packet>,
 }
 
+/// What became of the packets of a hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+enum Released {
+    /// They have gone, and the hold has ended.
+    All,
+    /// They wait for their predecessors.
+    None,
+    /// This CPU has no room for the rest of them.
+    Full(CpuId),
+}
+
 impl Intake {
     /// An intake without CPUs to send to; see [`connect`](Self::connect).
     #[must_use]
@@ -89,6 +107,7 @@ impl Intake {
             steering: Steering::new(&config.steer),
             backlogs: Backlogs::new(config.queue, config.cpus, config.netdev_max_backlog),
             epoch: 0,
+            now_ns: 0,
             next_hold: 0,
             counters,
             dropped: Vec::new(),
@@ -98,7 +117,9 @@ impl Intake {
     /// Adds a CPU that packets can go to. See [`Backlogs::connect`].
     #[must_use]
     pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> Lane {
-        self.backlogs.connect(cpu, capacity, start, noted)
+        let lane = self.backlogs.connect(cpu, capacity, start, noted);
+        self.steering.set_running(RpsMap::new(self.backlogs.cpus()));
+        lane
     }
 
     /// Looks how far the CPUs have come. Call it before reading the clock for [`turn`]: what is
@@ -124,6 +145,7 @@ impl Intake {
         burst: &mut Burst,
         show: impl FnOnce(&[Packet]),
     ) -> impl Iterator<Item = CpuId> {
+        self.now_ns = tick.now_ns;
         self.refuse(burst);
         let full_burst = burst.packets.len() >= DEV_WEIGHT;
         self.parse(&mut burst.packets);
@@ -133,8 +155,9 @@ impl Intake {
         if self.steering.update_spread(tick, full_burst) {
             self.backlogs.watch();
         }
-        self.release_holds(tick.now_ns);
-        self.steer(&mut burst.packets, tick.now_ns);
+        self.release_line();
+        self.release_holds();
+        self.steer(&mut burst.packets);
         self.count_steering();
         self.backlogs.publish()
     }
@@ -193,53 +216,28 @@ impl Intake {
         self.queue
     }
 
-    /// Replaces the RPS map; the next packet is steered by the new one, as epoch `epoch`. CPUs
-    /// that the intake is not connected to are left out (RPS-9).
-    pub fn set_rps_cpus(&mut self, cpus: impl IntoIterator<Item = CpuId>, epoch: u32) {
-        let connected: Vec<_> = self.backlogs.cpus().collect();
-        let cpus = cpus.into_iter().filter(|cpu| connected.contains(cpu));
-        self.steering.set_rps_map(RpsMap::new(cpus));
-        self.backlogs.watch();
-        self.epoch = epoch;
+    /// Begins to note which flows share the slot of this one, for [`state_of`](Self::state_of).
+    pub fn watch(&mut self, flow: FlowHash) {
+        self.steering.watch(flow);
     }
 
-    /// Changes how many packets a backlog takes. See [`Backlogs::set_netdev_max_backlog`].
-    pub fn set_netdev_max_backlog(&mut self, packets: u32, epoch: u32) {
-        self.backlogs.set_netdev_max_backlog(packets);
-        self.epoch = epoch;
+    /// Where a flow is, and why.
+    #[must_use]
+    pub fn state_of(&self, flow: FlowHash) -> FlowState {
+        self.steering.state_of(flow, &self.backlogs)
     }
 
-    /// Turns the flow limit on or off.
-    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>, epoch: u32) {
-        self.backlogs.set_flow_limit(flow_limit);
-        self.epoch = epoch;
-    }
-
-    /// Changes how packets are coalesced before steering, if they are. What is held goes first.
-    pub fn set_coalesce(&mut self, coalesce: Option<CoalesceConfig>, epoch: u32) {
-        match (&mut self.coalescer, coalesce) {
-            (Some(coalescer), Some(config)) => coalescer.set_config(config, &mut self.coalesced),
-            (Some(coalescer), None) => coalescer.flush(FlushReason::Switch, &mut self.coalesced),
-            (None, _) => {}
-        }
-        let counters = &self.counters.coalesce;
-        self.coalescer = coalesce.map(|config| {
-            let present = self.coalescer.take();
-            present.unwrap_or_else(|| Coalescer::new(config, Arc::clone(counters)))
-        });
-        self.epoch = epoch;
-    }
-
-    /// Notes a change that concerns somebody else, so that traces tell packets before and after.
-    pub fn set_epoch(&mut self, epoch: u32) {
-        self.epoch = epoch;
+    /// What is remembered of a flow's drops.
+    pub fn drops_of(&self, flow: FlowHash) -> impl Iterator<Item = Drops> {
+        self.steering.journal.drops_of(flow)
     }
 
     fn refuse(&mut self, burst: &mut Burst) {
         for Refused { arrival, wire_len, reason } in burst.refused.drain(..) {
             self.counters.frames.add(1);
             self.counters.bytes.add(wire_len.into());
-            self.drop_frames(arrival, reason, None);
+            self.counters.drops[reason.index()].add(1);
+            self.dropped.push(Dropped { arrival, reason, packet: None });
         }
     }
 
@@ -269,7 +267,7 @@ impl Intake {
         match &mut self.coalescer {
             Some(coalescer) => {
                 coalescer.coalesce(&mut burst.packets, now_ns, out);
-                if self.steering.active_holds() > 0 {
+                if self.steering.is_waiting() {
                     // A flow that waits to move is not kept waiting here as well.
                     coalescer.flush(FlushReason::HeldMove, out);
                 } else {
@@ -282,31 +280,42 @@ impl Intake {
         std::mem::swap(&mut burst.packets, out);
     }
 
-    fn steer(&mut self, packets: &mut Vec<Packet>, now_ns: u64) {
+    fn steer(&mut self, packets: &mut Vec<Packet>) {
         for packet in packets.drain(..) {
             if let Some(hold) = self.steering.hold_of(packet.hash) {
-                self.release(hold, now_ns);
-            }
-            match self.steering.decide(packet.hash, now_ns, &mut self.backlogs) {
-                Verdict::Forward(target) => {
-                    self.enqueue(packet, target, now_ns);
+                match self.release(hold) {
+                    Released::All => {}
+                    Released::None => {
+                        self.hold(packet, hold);
+                        continue;
+                    }
+                    // Behind its predecessors there is no room either.
+                    Released::Full(cpu) => {
+                        self.drop_packet(packet, cpu, DropReason::BacklogFull);
+                        continue;
+                    }
                 }
-                Verdict::Hold(hold) => self.hold(packet, hold, now_ns),
-                Verdict::Full(cpu) => self.drop_packet(packet, cpu, DropReason::BacklogFull),
+            }
+            match self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs) {
+                Verdict::Forward(target) => {
+                    self.enqueue(packet, target);
+                }
+                Verdict::Hold(hold) => self.hold(packet, hold),
+                Verdict::Refuse => self.drop_frames(DropReason::HoldFull, packet, None),
             }
         }
     }
 
     /// Returns the packet's place on the backlog, unless it was dropped.
-    fn enqueue(&mut self, packet: Packet, target: Target, now_ns: u64) -> Option<Position> {
-        if target.slot.is_none() {
+    fn enqueue(&mut self, packet: Packet, target: Target) -> Option<Position> {
+        let (flow, arrival, segments) = (packet.hash, packet.arrival, packet.segment_count());
+        if !flow.is_some() {
             self.counters.unsteered.add(1);
         }
-        let (flow, arrival, segments) = (packet.hash, packet.arrival, packet.segment_count());
-        let (epoch, steering) = (self.epoch, &self.steering);
+        let (epoch, enqueued_ns, steering) = (self.epoch, self.now_ns, &self.steering);
         let note = |position| Note {
             arrival,
-            enqueued_ns: now_ns,
+            enqueued_ns,
             epoch,
             because: target.because,
             position,
@@ -315,7 +324,7 @@ impl Intake {
         };
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
-                self.steering.record(flow, target, tail);
+                self.steering.record(flow, target, tail, self.now_ns);
                 self.counters.per_cpu[target.cpu.index()].enqueued.add(segments.into());
                 Some(tail)
             }
@@ -326,52 +335,65 @@ impl Intake {
         }
     }
 
-    fn hold(&mut self, packet: Packet, hold: HoldId, now_ns: u64) {
+    fn hold(&mut self, packet: Packet, hold: HoldId) {
         if let Err(packet) = self.steering.hold(hold, packet) {
-            self.drop_frames(packet.arrival, DropReason::HoldFull, Some(packet));
-            self.steering.end_hold(hold, now_ns);
+            self.drop_frames(DropReason::HoldFull, packet, None);
+            self.steering.end_hold(hold, self.now_ns);
         }
     }
 
     /// Lets the packets of a hold go, if they may, as far as there is room for them.
-    fn release(&mut self, hold: HoldId, now_ns: u64) {
+    fn release(&mut self, hold: HoldId) -> Released {
         let Release::Forward(mut target) = self.steering.decide_release(hold, &mut self.backlogs)
         else {
-            return;
+            return Released::None;
         };
         while self.backlogs.has_room(target.cpu)
             && let Some(packet) = self.steering.unhold(hold)
         {
-            if self.enqueue(packet, target, now_ns).is_some() {
+            if self.enqueue(packet, target).is_some() {
                 target.head_old = None; // the first packet that was taken moved the slot
             }
         }
-        self.steering.end_hold(hold, now_ns);
+        let is_empty = self.steering.end_hold(hold, self.now_ns);
+        if is_empty { Released::All } else { Released::Full(target.cpu) }
     }
 
-    fn release_holds(&mut self, now_ns: u64) {
+    fn release_holds(&mut self) {
         for _ in 0..self.steering.active_holds().min(HOLDS_A_TURN) {
             let before = self.steering.active_holds();
             if self.next_hold >= before {
                 self.next_hold = 0;
             }
             let Some(hold) = self.steering.active_hold(self.next_hold) else { return };
-            self.release(hold, now_ns);
+            let _ = self.release(hold);
             if self.steering.active_holds() == before {
                 self.next_hold += 1; // it lasts; when one ends, another takes its place
             }
         }
     }
 
-    fn drop_packet(&mut self, packet: Packet, cpu: CpuId, reason: DropReason) {
-        self.counters.per_cpu[cpu.index()].dropped.add(packet.segment_count().into());
-        self.drop_frames(packet.arrival, reason, Some(packet));
+    /// Lets the line before a fence go on, as far as there is room, and lifts the fence in the end.
+    fn release_line(&mut self) {
+        while let Release::Forward(target) =
+            self.steering.decide_line(self.now_ns, &mut self.backlogs)
+            && self.backlogs.has_room(target.cpu)
+            && let Some(packet) = self.steering.unline()
+        {
+            self.enqueue(packet, target);
+        }
     }
 
-    fn drop_frames(&mut self, arrival: Arrival, reason: DropReason, packet: Option<Packet>) {
-        let frames = packet.as_ref().map_or(1, Packet::segment_count);
-        self.counters.drops[reason.index()].add(frames.into());
-        self.dropped.push(Dropped { arrival, reason, packet });
+    fn drop_packet(&mut self, packet: Packet, cpu: CpuId, reason: DropReason) {
+        self.counters.per_cpu[cpu.index()].dropped.add(packet.segment_count().into());
+        self.drop_frames(reason, packet, Some(cpu));
+    }
+
+    fn drop_frames(&mut self, reason: DropReason, packet: Packet, cpu: Option<CpuId>) {
+        let (flow, frames) = (packet.hash, packet.segment_count().into());
+        self.counters.drops[reason.index()].add(frames);
+        self.steering.journal.dropped(Drops { flow, reason, cpu, frames, last_ns: self.now_ns });
+        self.dropped.push(Dropped { arrival: packet.arrival, reason, packet: Some(packet) });
     }
 
     fn count_headers(&self, packets: &[Packet]) {

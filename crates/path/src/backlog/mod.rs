@@ -53,6 +53,17 @@ pub struct Lane {
     pub(crate) notes: Option<Consumer<Note>>,
 }
 
+impl Lane {
+    /// Says that what was taken has been processed: the head moves on.
+    pub(crate) fn release(&mut self) {
+        // Notes first: who sees room for a packet finds room for its note.
+        if let Some(notes) = &mut self.notes {
+            notes.release();
+        }
+        self.packets.release();
+    }
+}
+
 /// The producing ends of one rx queue's backlog rings: what an [`Intake`](crate::Intake) owns.
 #[derive(Debug)]
 pub struct Backlogs {
@@ -83,10 +94,10 @@ struct Target {
 pub enum Depth {
     /// It had processed it before this turn began: the head counter that shows it.
     Drained(Position),
-    /// It may have it in hand right now.
-    Near,
-    /// It has more in front of it than it takes in hand at once.
-    Far,
+    /// It may have it in hand right now: so many packets up to this one.
+    Near(u32),
+    /// It has more in front of it than it takes in hand at once: so many.
+    Far(u32),
 }
 
 impl Backlogs {
@@ -120,7 +131,7 @@ impl Backlogs {
 
     /// The CPUs that packets can go to.
     pub fn cpus(&self) -> impl Iterator<Item = CpuId> {
-        (0..).zip(&self.targets).filter(|(_, target)| target.is_some()).map(|(cpu, _)| CpuId(cpu))
+        self.tails().map(|(cpu, _)| cpu)
     }
 
     /// The most packets that a ring takes now: the kernel's queue holds one more than its limit,
@@ -158,13 +169,31 @@ impl Backlogs {
     /// `batch_max` packets in hand at once.
     pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
         self.watch();
-        let Some(target) = self.target(cpu) else { return Depth::Near };
+        let Some(target) = self.target(cpu) else { return Depth::Near(0) };
         let now = target.packets.tail();
         if tail.pending(target.head_before, now) == 0 {
             return Depth::Drained(target.head_before);
         }
         let head = *target.head_during.get_or_insert_with(|| target.packets.observe_head());
-        if tail.pending(head, now) > batch_max { Depth::Far } else { Depth::Near }
+        match tail.pending(head, now) {
+            ahead if ahead > batch_max => Depth::Far(ahead),
+            ahead => Depth::Near(ahead),
+        }
+    }
+
+    /// How many packets `cpu` had to process when the turn began, up to the one at `tail`.
+    #[must_use]
+    pub fn pending(&self, cpu: CpuId, tail: Position) -> u32 {
+        let target = self.targets.get(cpu.index()).and_then(Option::as_ref);
+        target.map_or(0, |target| tail.pending(target.head_before, target.packets.tail()))
+    }
+
+    /// The tail counters of all CPUs.
+    pub fn tails(&self) -> impl Iterator<Item = (CpuId, Position)> {
+        let tail = |target: &Target| target.packets.tail();
+        (0..)
+            .zip(&self.targets)
+            .filter_map(move |(cpu, target)| Some((CpuId(cpu), tail(target.as_ref()?))))
     }
 
     /// Whether `cpu` takes another packet.

@@ -14,22 +14,34 @@ pub const RPS_FLOW_CNT: u32 = 4096;
 /// The most slots that the kernel allows (RFS-10).
 pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
 
-/// Where the packets of a slot are: twelve bytes.
+/// A slot: twelve bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
-    /// The tail position of the slot's last packet, in the backlog of `cpu`.
+    /// The tail position of the slot's last packet, in the backlog of its CPU.
     pub(super) tail: Position,
     /// The flow of that packet: flows share slots.
     pub(super) last_flow: FlowHash,
-    /// The CPU that the last packet went to, or [`Slot::NO_CPU`].
+    /// The CPU that the last packet went to, or one of the marks below.
     cpu: u16,
     /// The hold that the slot's packets wait in, or [`Slot::NO_HOLD`].
     hold: u16,
 }
 
+/// Where the packets of a slot are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Whereabouts {
+    /// There were none.
+    Nowhere,
+    /// The last one went to this CPU.
+    On(CpuId),
+    /// On any CPU, or held, but all in front of the fence.
+    Fenced,
+}
+
 impl Slot {
     /// `RPS_NO_CPU`.
     const NO_CPU: u16 = u16::MAX;
+    const FENCED: u16 = u16::MAX - 1;
     const NO_HOLD: u16 = u16::MAX;
     const EMPTY: Self = Self {
         tail: Position(0),
@@ -37,10 +49,20 @@ impl Slot {
         cpu: Self::NO_CPU,
         hold: Self::NO_HOLD,
     };
+    /// A slot of whose packets only the fence knows where they are.
+    const BEHIND_FENCE: Self = Self { cpu: Self::FENCED, ..Self::EMPTY };
 
-    /// The CPU that the last packet went to.
+    pub(super) fn whereabouts(self) -> Whereabouts {
+        match self.cpu {
+            Self::NO_CPU => Whereabouts::Nowhere,
+            Self::FENCED => Whereabouts::Fenced,
+            cpu => Whereabouts::On(CpuId(cpu)),
+        }
+    }
+
+    /// The CPU that the last packet went to, as far as the slot knows.
     pub(super) fn cpu(self) -> Option<CpuId> {
-        (self.cpu != Self::NO_CPU).then_some(CpuId(self.cpu))
+        (self.cpu < Self::FENCED).then_some(CpuId(self.cpu))
     }
 
     /// The hold that the slot's packets wait in.
@@ -56,11 +78,35 @@ impl Slot {
     pub(super) fn record(&mut self, flow: FlowHash, cpu: CpuId, tail: Position) {
         *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
+
+    /// One slot for the packets of both; `pending` tells how many packets a CPU has to process up
+    /// to a position. The fence stands behind all packets there are, held ones included.
+    fn merged_with(self, other: Self, pending: &mut impl FnMut(CpuId, Position) -> u32) -> Self {
+        let mut ahead = |slot: Self| match slot.whereabouts() {
+            _ if slot.hold().is_some() => None,
+            Whereabouts::Nowhere => Some(0),
+            Whereabouts::On(cpu) => Some(pending(cpu, slot.tail)),
+            Whereabouts::Fenced => None,
+        };
+        match (ahead(self), ahead(other)) {
+            (Some(ahead), Some(0)) if ahead > 0 || self.cpu().is_some() => self,
+            (Some(0), Some(_)) => other,
+            (Some(ahead), Some(others)) if self.cpu == other.cpu => {
+                if ahead >= others {
+                    self
+                } else {
+                    other
+                }
+            }
+            _ => Self::BEHIND_FENCE,
+        }
+    }
 }
 
 /// Slots by hash. A slot serves a range of hash values, so that the RPS map, which splits the
 /// hash values into ranges too, wants one CPU for all flows of a slot; only where a boundary of
-/// the map falls inside a slot are there two, see [`FlowTable::range`].
+/// the map falls inside a slot are there two, see [`FlowTable::range`]. Packets without a hash have
+/// a slot of their own, behind the others.
 #[derive(Debug)]
 pub(super) struct FlowTable {
     slots: Box<[Slot]>,
@@ -74,14 +120,52 @@ impl FlowTable {
     pub(super) fn new(rps_flow_cnt: u32) -> Self {
         let slots = rps_flow_cnt.clamp(2, RPS_FLOW_CNT_MAX).next_power_of_two();
         Self {
-            slots: vec![Slot::EMPTY; slots as usize].into(),
+            slots: vec![Slot::EMPTY; slots as usize + 1].into(),
             shift: u32::BITS - slots.trailing_zeros(),
         }
     }
 
+    /// A table of another size that knows where the packets of every flow are. Slots that shared
+    /// nothing may do so now: where their packets are on several CPUs, or held, the fence answers
+    /// for them.
+    pub(super) fn resized(
+        &self,
+        rps_flow_cnt: u32,
+        mut pending: impl FnMut(CpuId, Position) -> u32,
+    ) -> Self {
+        let mut table = Self::new(rps_flow_cnt);
+        let flows = table.len();
+        for (place, slot) in (0u32..).zip(&mut table.slots[..flows]) {
+            let first = self.slot_of_value(place << table.shift).index();
+            let many = 1usize << self.shift.abs_diff(table.shift);
+            let old = if table.shift > self.shift { first..first + many } else { first..first + 1 };
+            let merged = self.slots[old].iter().copied();
+            *slot = merged
+                .reduce(|slot, other| slot.merged_with(other, &mut pending))
+                .map_or(Slot::EMPTY, |slot| slot.merged_with(Slot::EMPTY, &mut pending));
+        }
+        table.slots[flows] = self.slots[self.len()].merged_with(Slot::EMPTY, &mut pending);
+        table
+    }
+
+    /// Has the fence answer for all slots.
+    pub(super) fn fence(&mut self) {
+        self.slots.fill(Slot::BEHIND_FENCE);
+    }
+
     /// The slot of a flow.
     pub(super) fn slot_of(&self, hash: FlowHash) -> SlotId {
-        SlotId(hash.0 >> self.shift)
+        if hash.is_some() { self.slot_of_value(hash.0) } else { self.slot_of_no_hash() }
+    }
+
+    /// The slot of all packets without a hash.
+    #[cold]
+    fn slot_of_no_hash(&self) -> SlotId {
+        SlotId(u32::try_from(self.len()).unwrap_or(u32::MAX))
+    }
+
+    fn slot_of_value(&self, hash: u32) -> SlotId {
+        SlotId(hash >> self.shift)
     }
 
     /// The first and last hash value that a slot serves.
@@ -98,9 +182,9 @@ impl FlowTable {
         &mut self.slots[slot.index()]
     }
 
-    /// The number of slots.
+    /// The number of slots that flows have.
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.len() - 1
     }
 }
 
@@ -115,6 +199,13 @@ mod tests {
     }
 
     #[test]
+    fn packets_without_a_hash_share_no_slot_with_a_flow() {
+        let table = FlowTable::new(8);
+        assert_eq!(table.slot_of(FlowHash::NONE), SlotId(8));
+        assert_eq!([1, u32::MAX].map(|hash| table.slot_of(FlowHash(hash)).0), [0, 7]);
+    }
+
+    #[test]
     fn slots_cover_all_hash_values_in_ranges_that_do_not_overlap() {
         let table = FlowTable::new(8);
         let ranges: Vec<_> = (0..8).map(|slot| table.range(SlotId(slot))).collect();
@@ -122,7 +213,7 @@ mod tests {
         assert_eq!(ranges[7][1], FlowHash(u32::MAX));
         for (slot, pair) in (0..).zip(ranges.windows(2)) {
             assert_eq!(pair[0][1].0 + 1, pair[1][0].0);
-            assert_eq!(pair[0].map(|hash| table.slot_of(hash)), [SlotId(slot); 2]);
+            assert_eq!(pair[0].map(|hash| table.slot_of_value(hash.0)), [SlotId(slot); 2]);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Held moves: packets that wait on the polling CPU until their predecessors are processed.
 //!
 //! All holds of a queue share one bounded arena. A hold is a list in it: the packets of one slot,
-//! in the order of arrival.
+//! in the order of arrival. When slots lose their meaning (a table of another size, another hash),
+//! all holds become one list, the line before the fence.
 
 use mem::Position;
 
@@ -20,16 +21,33 @@ const HOLDS_MAX: usize = u16::MAX as usize - 1;
 pub(super) struct Hold {
     /// The slot that moves.
     pub(super) slot: SlotId,
-    /// The CPU that still has packets of the slot.
-    pub(super) from: CpuId,
-    /// Where the last of them lies in that CPU's backlog.
-    pub(super) behind: Position,
+    /// What its packets wait behind.
+    pub(super) behind: Behind,
     /// When the move began.
     pub(super) since_ns: u64,
-    first: NodeId,
-    last: NodeId,
+    packets: List,
     /// This hold's place in `Holds::active`.
     listed_at: usize,
+}
+
+/// Where the packets are that a hold waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Behind {
+    /// On the backlog of this CPU, the last of them here.
+    Backlog(CpuId, Position),
+    /// In front of the fence.
+    Fence,
+}
+
+/// Packets in a row, oldest first.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    first: NodeId,
+    last: NodeId,
+}
+
+impl List {
+    const EMPTY: Self = Self { first: NodeId::NONE, last: NodeId::NONE };
 }
 
 /// The holds of one rx queue.
@@ -39,6 +57,8 @@ pub(super) struct Holds {
     free_holds: Vec<HoldId>,
     /// Holds that last, in no order.
     active: Vec<HoldId>,
+    /// The line before the fence.
+    line: List,
     nodes: Box<[Node]>,
     free_nodes: Vec<NodeId>,
 }
@@ -64,19 +84,14 @@ impl Holds {
             holds: Vec::new(),
             free_holds: Vec::new(),
             active: Vec::new(),
+            line: List::EMPTY,
             nodes: (0..hold_max).map(node).collect(),
             free_nodes: (0..hold_max).rev().map(NodeId).collect(),
         }
     }
 
     /// Begins to hold a slot's packets back. `None` when there are as many holds as may be.
-    pub(super) fn begin(
-        &mut self,
-        slot: SlotId,
-        from: CpuId,
-        behind: Position,
-        now_ns: u64,
-    ) -> Option<HoldId> {
+    pub(super) fn begin(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
         let id = match self.free_holds.pop() {
             Some(id) => id,
             None if self.holds.len() < HOLDS_MAX => {
@@ -85,10 +100,9 @@ impl Holds {
             }
             None => return None,
         };
-        let none = NodeId::NONE;
-        let listed_at = self.active.len();
+        let (packets, listed_at) = (List::EMPTY, self.active.len());
         self.holds[usize::from(id.0)] =
-            Some(Hold { slot, from, behind, since_ns: now_ns, first: none, last: none, listed_at });
+            Some(Hold { slot, behind, since_ns: now_ns, packets, listed_at });
         self.active.push(id);
         Some(id)
     }
@@ -101,31 +115,46 @@ impl Holds {
         let Some(hold) = self.holds[usize::from(id.0)].as_mut() else { return Err(packet) };
         let Some(node) = self.free_nodes.pop() else { return Err(packet) };
         self.nodes[node.0 as usize] = Node { packet: Some(packet), next: NodeId::NONE };
-        let last = std::mem::replace(&mut hold.last, node);
-        if last == NodeId::NONE {
-            hold.first = node;
-        } else {
-            self.nodes[last.0 as usize].next = node;
-        }
+        let added = List { first: node, last: node };
+        hold.packets = linked(&mut self.nodes, hold.packets, added);
         Ok(())
     }
 
     /// The oldest packet of a hold.
     pub(super) fn front(&self, id: HoldId) -> Option<&Packet> {
-        let hold = self.get(id)?;
-        self.nodes.get(hold.first.0 as usize)?.packet.as_ref()
+        self.nodes.get(self.get(id)?.packets.first.0 as usize)?.packet.as_ref()
     }
 
     /// Takes the oldest packet of a hold.
     pub(super) fn pop(&mut self, id: HoldId) -> Option<Packet> {
         let hold = self.holds[usize::from(id.0)].as_mut()?;
-        let node = self.nodes.get_mut(hold.first.0 as usize)?;
-        let packet = node.packet.take();
-        self.free_nodes.push(hold.first);
-        hold.first = node.next;
-        if hold.first == NodeId::NONE {
-            hold.last = NodeId::NONE;
+        let (packet, rest) = unlinked(&mut self.nodes, hold.packets)?;
+        self.free_nodes.push(hold.packets.first);
+        hold.packets = rest;
+        packet
+    }
+
+    /// Ends all holds; their packets join the line, behind those that are in it. The packets of a
+    /// flow are in one hold, or partly in the line already.
+    pub(super) fn line_up(&mut self) {
+        for id in self.active.drain(..) {
+            if let Some(hold) = self.holds[usize::from(id.0)].take() {
+                self.line = linked(&mut self.nodes, self.line, hold.packets);
+                self.free_holds.push(id);
+            }
         }
+    }
+
+    /// The first packet of the line.
+    pub(super) fn line_front(&self) -> Option<&Packet> {
+        self.nodes.get(self.line.first.0 as usize)?.packet.as_ref()
+    }
+
+    /// Takes the first packet of the line.
+    pub(super) fn line_pop(&mut self) -> Option<Packet> {
+        let (packet, rest) = unlinked(&mut self.nodes, self.line)?;
+        self.free_nodes.push(self.line.first);
+        self.line = rest;
         packet
     }
 
@@ -146,10 +175,10 @@ impl Holds {
         self.holds[usize::from(id.0)].as_ref()
     }
 
-    /// Notes that the slot's last packet now lies at `behind` in the backlog of `from`.
-    pub(super) fn set_behind(&mut self, id: HoldId, from: CpuId, behind: Position) {
+    /// Notes that the slot's last packet now lies at `tail` in the backlog of `cpu`.
+    pub(super) fn set_behind(&mut self, id: HoldId, cpu: CpuId, tail: Position) {
         if let Some(hold) = &mut self.holds[usize::from(id.0)] {
-            (hold.from, hold.behind) = (from, behind);
+            hold.behind = Behind::Backlog(cpu, tail);
         }
     }
 
@@ -172,6 +201,33 @@ impl Holds {
     pub(super) fn len(&self) -> usize {
         self.nodes.len() - self.free_nodes.len()
     }
+
+    /// How many packets a hold has.
+    pub(super) fn len_of(&self, id: HoldId) -> usize {
+        let first = self.get(id).map_or(NodeId::NONE, |hold| hold.packets.first);
+        let next = |at: &NodeId| self.nodes.get(at.0 as usize).map(|node| node.next);
+        std::iter::successors(Some(first), next).take_while(|at| *at != NodeId::NONE).count()
+    }
+}
+
+/// One list of two, the second behind the first.
+fn linked(nodes: &mut [Node], first: List, second: List) -> List {
+    match nodes.get_mut(first.last.0 as usize) {
+        None => second,
+        Some(_) if second.first == NodeId::NONE => first,
+        Some(last) => {
+            last.next = second.first;
+            List { first: first.first, last: second.last }
+        }
+    }
+}
+
+/// The first packet of a list, and the rest of it.
+fn unlinked(nodes: &mut [Node], list: List) -> Option<(Option<Packet>, List)> {
+    let node = nodes.get_mut(list.first.0 as usize)?;
+    let rest = List { first: node.next, last: list.last };
+    let packet = node.packet.take();
+    Some((packet, if rest.first == NodeId::NONE { List::EMPTY } else { rest }))
 }
 
 #[cfg(test)]
@@ -196,7 +252,7 @@ mod tests {
     }
 
     fn begin(holds: &mut Holds, slot: u32) -> Option<HoldId> {
-        holds.begin(SlotId(slot), CpuId(1), Position(0), 0)
+        holds.begin(SlotId(slot), Behind::Fence, 0)
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -205,6 +261,8 @@ mod tests {
         Push(usize),
         Pop(usize),
         End(usize),
+        LineUp,
+        PopLine,
     }
 
     fn operation() -> impl Strategy<Value = Operation> {
@@ -213,6 +271,8 @@ mod tests {
             6 => any::<usize>().prop_map(Operation::Push),
             5 => any::<usize>().prop_map(Operation::Pop),
             1 => any::<usize>().prop_map(Operation::End),
+            1 => Just(Operation::LineUp),
+            2 => Just(Operation::PopLine),
         ]
     }
 
@@ -221,6 +281,7 @@ mod tests {
     struct Oracle {
         /// Id, slot, and the arrivals that wait.
         holds: Vec<(HoldId, u32, VecDeque<u32>)>,
+        line: VecDeque<u32>,
         begun: u32,
         most: usize,
     }
@@ -232,7 +293,8 @@ mod tests {
         }
 
         fn len(&self) -> usize {
-            self.holds.iter().map(|(_, _, waiting)| waiting.len()).sum()
+            let held: usize = self.holds.iter().map(|(_, _, waiting)| waiting.len()).sum();
+            held + self.line.len()
         }
 
         fn check(&self, holds: &Holds, hold_max: usize) {
@@ -247,6 +309,7 @@ mod tests {
                 assert_eq!(holds.get(*id).unwrap().slot, SlotId(*slot));
                 let front = holds.front(*id).map(|packet| packet.arrival.0);
                 assert_eq!(front, waiting.front().copied());
+                assert_eq!(holds.len_of(*id), waiting.len());
             }
         }
     }
@@ -287,6 +350,20 @@ mod tests {
                         let (id, ..) = oracle.holds.swap_remove(pick % count);
                         holds.end(id);
                     }
+                }
+                Operation::LineUp => {
+                    let active: Vec<_> = holds.active().to_vec();
+                    for id in active {
+                        let at = oracle.holds.iter().position(|hold| hold.0 == id).unwrap();
+                        let (_, _, waiting) = oracle.holds.remove(at);
+                        oracle.line.extend(waiting);
+                    }
+                    holds.line_up();
+                }
+                Operation::PopLine => {
+                    let popped = holds.line_pop();
+                    assert_eq!(popped.as_ref().map(|it| it.arrival.0), oracle.line.pop_front());
+                    popped.into_iter().for_each(|packet| pool.put(packet.frame));
                 }
             }
             oracle.check(&holds, hold_max as usize);

@@ -1,9 +1,9 @@
 //! Steer: which CPU a packet goes to, and why, so that no flow is ever reordered.
 //!
-//! A flow *wishes* for a CPU: the RPS map's. It *is* on a CPU: its slot of the flow table says
-//! which, and where its last packet lies in that CPU's backlog. When wish and slot agree, the
-//! packet follows. When they do not, whatever made the wish change (a mask, the load, a collision),
-//! one rule decides (RFS-6):
+//! A flow *wishes* for a CPU: the one that its application runs on, else the RPS map's. It *is* on
+//! a CPU: its slot of the flow table says which, and where its last packet lies in that CPU's
+//! backlog. When wish and slot agree, the packet follows. When they do not, whatever made the wish
+//! change (the application, a mask, a CPU that stops, the load, a collision), one rule decides (RFS-6):
 //!
 //! 1. **Drained**: the old CPU has processed the slot's last packet. The slot moves.
 //! 2. **Near**: it may be about to. The slot's packets are held on the polling CPU until it has,
@@ -15,12 +15,22 @@
 //!
 //! To a CPU that was taken out of the map a packet follows only its own flow: if the slot's last
 //! packet was another flow's, its own predecessors may be gone, and nothing would justify it.
+//!
+//! The table itself can be replaced: what its slots can no longer tell, a fence does.
 
 mod ids;
-mod flow_table;
-mod hold;
-mod rps;
-mod spread;
+mod sock_flow; //  where applications run
+mod rps; //        where the map sends flows
+mod spread; //     whether that pays
+mod wish; //       of all these, where a packet should go
+mod flow_table; // where flows are
+mod hold; //       what waits to move
+mod fence; //      what waits for everything before it
+mod verdict; //    what is decided
+mod journal; //    what happened
+mod state; //      for whoever asks why
+
+use std::sync::Arc;
 
 use mem::Position;
 
@@ -30,14 +40,21 @@ use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 
-use flow_table::FlowTable;
+use fence::Fence;
+use flow_table::{FlowTable, Whereabouts};
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 pub use hold::HOLD_MAX;
-use hold::Holds;
+use hold::{Behind, Holds};
 pub use ids::{HoldId, SlotId};
+pub(crate) use journal::Journal;
+use journal::Watch;
+pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX};
 pub use rps::RpsMap;
-use spread::Spread;
+pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
 pub use spread::{SPREAD_WINDOW_NS, SpreadPolicy, Tick};
+pub use state::FlowState;
+pub use verdict::{Release, SteerTally, Target, Verdict};
+use wish::Wishes;
 
 /// How long a flow's packets follow their predecessors to a CPU that it should leave, before a
 /// held move begins: whichever comes first. Counted since the slot last changed its CPU: one that
@@ -73,67 +90,20 @@ pub struct SteerConfig {
     pub batch_max: u32,
 }
 
-/// Where a packet goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Target {
-    /// The CPU.
-    pub cpu: CpuId,
-    /// Why.
-    pub because: Because,
-    /// The slot to record it in; none if it is not steered.
-    pub slot: Option<SlotId>,
-    /// If the slot moves with this packet: the head counter of the old backlog that allows it.
-    pub head_old: Option<Position>,
-}
-
-/// The verdict on one packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-pub enum Verdict {
-    /// It goes there now.
-    Forward(Target),
-    /// It waits behind the others of its slot.
-    Hold(HoldId),
-    /// The CPU it would follow its held predecessors to is full.
-    Full(CpuId),
-}
-
-/// The verdict on a hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-pub enum Release {
-    /// Its packets may go there now, as many as there is room for.
-    Forward(Target),
-    /// They wait.
-    Wait,
-}
-
-/// What changed the flow table, for counters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SteerTally {
-    /// Slots that changed their CPU.
-    pub moves: u64,
-    /// Packets that stayed where their flow should leave.
-    pub stays: u64,
-    /// Held moves begun.
-    pub holds: u64,
-    /// The longest held move that ended.
-    pub held_max_ns: u64,
-}
-
-/// The steering of one rx queue. Owned by the CPU that polls it.
+/// The steering of one rx queue. One writer: the CPU that polls it.
 #[derive(Debug)]
 pub struct Steering {
-    polling_cpu: CpuId,
-    rps_map: RpsMap,
+    wishes: Wishes,
     table: FlowTable,
     /// Beside the flow table, touched only where wish and slot disagree.
     waits: Box<[Wait]>,
     holds: Holds,
+    fence: Option<Fence>,
     move_after: MoveAfter,
-    spread: Spread,
     batch_max: u32,
     tally: SteerTally,
+    pub(crate) journal: Journal,
+    watch: Option<Watch>,
 }
 
 /// How long a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
@@ -141,7 +111,10 @@ pub struct Steering {
 #[derive(Clone, Copy, Debug, Default)]
 struct Wait {
     since_ns: u64,
+    /// Packets that stayed.
     packets: u32,
+    /// Packets that the CPU had before it at first; 0 if nothing waited.
+    ahead: u32,
 }
 
 impl Steering {
@@ -150,77 +123,62 @@ impl Steering {
     pub fn new(config: &SteerConfig) -> Self {
         let table = FlowTable::new(config.rps_flow_cnt);
         Self {
-            polling_cpu: config.polling_cpu,
-            rps_map: RpsMap::default(),
-            waits: vec![Wait::default(); table.len()].into(),
+            wishes: Wishes::new(config.polling_cpu, config.spread),
+            waits: no_waits(&table),
             table,
             holds: Holds::new(config.hold_max.max(1)),
+            fence: None,
             move_after: config.move_after,
-            spread: Spread::new(config.spread),
             batch_max: config.batch_max,
             tally: SteerTally::default(),
+            journal: Journal::default(),
+            watch: None,
         }
     }
 
-    /// Replaces the RPS map; flows move as their next packets come (RPS-11).
-    pub fn set_rps_map(&mut self, rps_map: RpsMap) {
-        self.rps_map = rps_map;
-    }
-
-    /// Looks at the load, once a turn. Returns whether flows are to move because of it.
-    pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
-        self.spread.update(tick, full_burst)
-    }
-
-    /// Decides about the next packet of a flow. If the verdict is [`Verdict::Forward`] and the
-    /// backlog takes the packet, [`record`](Self::record) is called next.
+    /// Decides about the next packet of a flow whose slot has no hold. If the verdict is
+    /// [`Verdict::Forward`] and the backlog takes the packet, [`record`](Self::record) is called
+    /// next.
+    #[inline]
     pub fn decide(&mut self, hash: FlowHash, now_ns: u64, backlogs: &mut Backlogs) -> Verdict {
-        if !hash.is_some() {
-            let because = Because::Inline;
-            let cpu = self.polling_cpu;
-            return Verdict::Forward(Target { cpu, because, slot: None, head_old: None });
-        }
         let slot = self.table.slot_of(hash);
         let at = self.table.get(slot);
-        let (wish, because) = self.wish(hash, slot);
-        if let Some(hold) = at.hold() {
-            return self.decide_held(hold, wish);
-        }
-        let forward = |cpu, because, head_old| {
-            Verdict::Forward(Target { cpu, because, slot: Some(slot), head_old })
+        let (cpu, wish) = self.wishes.of(hash, &self.table, slot);
+        let agreed = match at.whereabouts() {
+            Whereabouts::On(at) => at == cpu,
+            Whereabouts::Nowhere => true,
+            Whereabouts::Fenced => self.fence.is_none(),
         };
-        let Some(cpu) = at.cpu() else { return forward(wish, because, None) };
-        if cpu == wish {
-            return forward(cpu, because, None);
+        if agreed {
+            let slot = Some(slot);
+            return Verdict::Forward(Target { cpu, because: wish, wish, slot, head_old: None });
         }
-        match backlogs.depth(cpu, at.tail, self.batch_max) {
-            Depth::Drained(head) => forward(wish, Because::Drained, Some(head)),
-            Depth::Far if self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) => {
-                self.tally.stays += 1;
-                forward(cpu, Because::Stay, None)
-            }
-            Depth::Near | Depth::Far => match self.holds.begin(slot, cpu, at.tail, now_ns) {
-                Some(hold) => {
-                    self.tally.holds += 1;
-                    self.table.get_mut(slot).set_hold(Some(hold));
-                    Verdict::Hold(hold)
-                }
-                None => forward(cpu, Because::Stay, None),
-            },
-        }
+        self.decide_move(hash, (cpu, wish), now_ns, backlogs)
     }
 
     /// Notes that the backlog of the target took a packet of `flow`, at `tail`.
-    pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position) {
-        let Some(slot) = target.slot else { return };
-        let at = self.table.get_mut(slot);
-        if at.cpu().is_some_and(|cpu| cpu != target.cpu) {
-            self.tally.moves += 1;
-            self.waits[slot.index()].packets = 0;
+    #[inline]
+    pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position, now_ns: u64) {
+        let Some(slot) = target.slot else {
+            if let Some(fence) = &mut self.fence {
+                fence.step_behind(target.cpu, tail);
+            }
+            return;
+        };
+        let at = self.table.get(slot);
+        if let Some(from) = at.cpu()
+            && from != target.cpu
+        {
+            self.moved(flow, (slot, from), target, now_ns);
         }
-        at.record(flow, target.cpu, tail);
+        self.table.get_mut(slot).record(flow, target.cpu, tail);
         if let Some(hold) = at.hold() {
             self.holds.set_behind(hold, target.cpu, tail);
+        }
+        if let Some(watch) = &mut self.watch
+            && watch.slot == slot
+        {
+            watch.see(flow);
         }
     }
 
@@ -230,12 +188,87 @@ impl Steering {
         self.table.get(slot).last_flow
     }
 
+    /// The hold of a flow's slot, if there is one.
+    #[inline]
+    #[must_use]
+    pub fn hold_of(&self, hash: FlowHash) -> Option<HoldId> {
+        self.table.get(self.table.slot_of(hash)).hold()
+    }
+
     /// Puts a packet behind the others of its hold.
     ///
     /// # Errors
     /// Gives the packet back when as many wait as may.
     pub fn hold(&mut self, hold: HoldId, packet: Packet) -> Result<(), Packet> {
         self.holds.push(hold, packet)
+    }
+
+    /// Decides whether the packets of a hold may go.
+    pub fn decide_release(&mut self, id: HoldId, backlogs: &mut Backlogs) -> Release {
+        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
+            return Release::Wait;
+        };
+        let (cpu, wish) = self.wishes.of(front.hash, &self.table, hold.slot);
+        let forward = |because, head_old| {
+            Release::Forward(Target { cpu, because, wish, slot: Some(hold.slot), head_old })
+        };
+        match hold.behind {
+            // Wanted back before it had left, or some have gone there already: behind those.
+            Behind::Backlog(from, _) if from == cpu => forward(wish, None),
+            Behind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
+                Depth::Drained(head) => forward(Because::Held, Some(head)),
+                Depth::Near(_) | Depth::Far(_) => Release::Wait,
+            },
+            Behind::Fence if self.fence.is_none() => forward(Because::Held, None),
+            Behind::Fence => Release::Wait,
+        }
+    }
+
+    /// Takes the oldest packet of a hold.
+    pub fn unhold(&mut self, id: HoldId) -> Option<Packet> {
+        self.holds.pop(id)
+    }
+
+    /// Ends a hold if its packets have all gone, and says whether they have.
+    pub fn end_hold(&mut self, id: HoldId, now_ns: u64) -> bool {
+        let Some(&hold) = self.holds.get(id) else { return true };
+        if self.holds.front(id).is_some() {
+            return false;
+        }
+        self.held_for(now_ns.saturating_sub(hold.since_ns));
+        self.table.get_mut(hold.slot).set_hold(None);
+        self.holds.end(id);
+        true
+    }
+
+    /// Decides whether the line before the fence may go on, and lifts a fence that was passed.
+    pub fn decide_line(&mut self, now_ns: u64, backlogs: &mut Backlogs) -> Release {
+        let Some(fence) = &mut self.fence else { return Release::Wait };
+        let is_passed = fence.is_passed(backlogs);
+        let Some(front) = self.holds.line_front() else {
+            if is_passed {
+                let since_ns = fence.since_ns;
+                self.fence = None;
+                self.held_for(now_ns.saturating_sub(since_ns));
+            }
+            return Release::Wait;
+        };
+        if is_passed {
+            let slot = self.table.slot_of(front.hash);
+            fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
+        }
+        match fence.line_to {
+            Some(cpu) if is_passed || self.wishes.allows(cpu) => {
+                let because = Because::Held;
+                Release::Forward(Target { cpu, because, wish: because, slot: None, head_old: None })
+            }
+            _ => Release::Wait,
+        }
+    }
+
+    /// Takes the first packet of the line.
+    pub fn unline(&mut self) -> Option<Packet> {
+        self.holds.line_pop()
     }
 
     /// The `index`-th of the holds that last, in no order.
@@ -250,47 +283,10 @@ impl Steering {
         self.holds.active().len()
     }
 
-    /// The hold of a flow's slot, if there is one.
+    /// Whether anything waits to move on.
     #[must_use]
-    pub fn hold_of(&self, hash: FlowHash) -> Option<HoldId> {
-        if hash.is_some() { self.table.get(self.table.slot_of(hash)).hold() } else { None }
-    }
-
-    /// Decides whether the packets of a hold may go.
-    pub fn decide_release(&mut self, id: HoldId, backlogs: &mut Backlogs) -> Release {
-        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
-            return Release::Wait;
-        };
-        let (wish, because) = self.wish(front.hash, hold.slot);
-        let slot = Some(hold.slot);
-        if wish == hold.from {
-            // Wanted back before it had left, or some have gone there already: behind those.
-            return Release::Forward(Target { cpu: wish, because, slot, head_old: None });
-        }
-        match backlogs.depth(hold.from, hold.behind, self.batch_max) {
-            Depth::Drained(head) => {
-                let because = Because::Held;
-                Release::Forward(Target { cpu: wish, because, slot, head_old: Some(head) })
-            }
-            Depth::Near | Depth::Far => Release::Wait,
-        }
-    }
-
-    /// Takes the oldest packet of a hold.
-    pub fn unhold(&mut self, id: HoldId) -> Option<Packet> {
-        self.holds.pop(id)
-    }
-
-    /// Ends a hold if its packets have all gone.
-    pub fn end_hold(&mut self, id: HoldId, now_ns: u64) {
-        let Some(hold) = self.holds.get(id) else { return };
-        if self.holds.front(id).is_some() {
-            return;
-        }
-        let held_ns = now_ns.saturating_sub(hold.since_ns);
-        self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
-        self.table.get_mut(hold.slot).set_hold(None);
-        self.holds.end(id);
+    pub fn is_waiting(&self) -> bool {
+        self.fence.is_some() || self.active_holds() > 0
     }
 
     /// Packets that are held.
@@ -317,48 +313,144 @@ impl Steering {
         self.tally
     }
 
-    /// The CPU that a packet should go to.
-    fn wish(&self, hash: FlowHash, slot: SlotId) -> (CpuId, Because) {
-        let inline = (self.polling_cpu, Because::Inline);
-        if !self.spread.is_spreading() && self.rps_map.contains(self.polling_cpu) {
-            return inline;
+    fn decide_move(
+        &mut self,
+        hash: FlowHash,
+        (wished, wish): (CpuId, Because),
+        now_ns: u64,
+        backlogs: &mut Backlogs,
+    ) -> Verdict {
+        let slot = self.table.slot_of(hash);
+        let at = self.table.get(slot);
+        let forward = |cpu, because, head_old| {
+            Verdict::Forward(Target { cpu, because, wish, slot: Some(slot), head_old })
+        };
+        let Some(cpu) = at.cpu() else {
+            return self
+                .begin_hold(slot, Behind::Fence, now_ns)
+                .map_or(Verdict::Refuse, Verdict::Hold);
+        };
+        let depth = backlogs.depth(cpu, at.tail, self.batch_max);
+        match depth {
+            Depth::Drained(head) => return forward(wished, Because::Drained, Some(head)),
+            Depth::Near(ahead) | Depth::Far(ahead) => self.waits[slot.index()].begin(now_ns, ahead),
         }
-        let Some(cpu) = self.rps_map.select(hash) else { return inline };
-        match self.table.get(slot).cpu() {
-            // A boundary of the map inside the slot: either side will do, rather than moving the
-            // slot to and fro with every other packet.
-            Some(at) if at != cpu && self.straddles(slot, at) => (at, Because::Rps),
-            _ => (cpu, Because::Rps),
+        let is_far = matches!(depth, Depth::Far(_));
+        if is_far && self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) {
+            self.tally.stays += 1;
+            return forward(cpu, Because::Stay, None);
+        }
+        match self.begin_hold(slot, Behind::Backlog(cpu, at.tail), now_ns) {
+            Some(hold) => Verdict::Hold(hold),
+            None => forward(cpu, Because::Stay, None),
         }
     }
 
-    /// Whether the map wants `cpu` for some flow of the slot: its CPUs ascend with the hash.
-    fn straddles(&self, slot: SlotId, cpu: CpuId) -> bool {
-        let [first, last] = self.table.range(slot).map(|hash| self.rps_map.select(hash));
-        self.rps_map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last
-    }
-
-    fn decide_held(&self, id: HoldId, wish: CpuId) -> Verdict {
-        match self.holds.get(id) {
-            // Its predecessors wait for room on that CPU, not for it to drain: a full backlog.
-            Some(hold) if hold.from == wish => Verdict::Full(wish),
-            _ => Verdict::Hold(id),
-        }
+    fn begin_hold(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
+        let hold = self.holds.begin(slot, behind, now_ns)?;
+        self.tally.holds += 1;
+        self.table.get_mut(slot).set_hold(Some(hold));
+        Some(hold)
     }
 
     /// Whether a packet may follow the slot's last one to a CPU that it should not go to.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
-        self.rps_map.contains(cpu) || self.table.get(slot).last_flow == flow
+        self.wishes.map_contains(cpu) || self.table.get(slot).last_flow == flow
     }
 
     /// Counts a packet that stays against its wish, and says whether a held move is due.
     fn is_overdue(&mut self, slot: SlotId, now_ns: u64) -> bool {
         let wait = &mut self.waits[slot.index()];
-        if wait.packets == 0 {
-            wait.since_ns = now_ns;
-        }
         wait.packets = wait.packets.saturating_add(1);
         wait.packets > self.move_after.packets
             || now_ns.saturating_sub(wait.since_ns) >= self.move_after.time_ns
     }
+
+    #[cold]
+    fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
+        self.tally.moves += 1;
+        let wait = std::mem::take(&mut self.waits[slot.index()]);
+        let hold = self.table.get(slot).hold().and_then(|hold| self.holds.get(hold));
+        let since = |since_ns| now_ns.saturating_sub(since_ns);
+        self.journal.moved(Move {
+            at_ns: now_ns,
+            flow,
+            slot,
+            from,
+            to: to.cpu,
+            wish: to.wish,
+            because: to.because,
+            ahead: wait.ahead,
+            stayed: wait.packets,
+            waited_ns: if wait.ahead > 0 { since(wait.since_ns) } else { 0 },
+            held_ns: hold.map_or(0, |hold| since(hold.since_ns)),
+        });
+    }
+
+    fn held_for(&mut self, held_ns: u64) {
+        self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
+    }
+}
+
+/// What changes while packets flow.
+impl Steering {
+    /// Replaces the RPS map that is asked for; flows move as their next packets come (RPS-11).
+    pub fn set_rps_map(&mut self, rps_map: RpsMap) {
+        self.wishes.set_asked(rps_map);
+    }
+
+    /// Says which CPUs run: the others get no new flows (RPS-9), and those that are there leave.
+    pub fn set_running(&mut self, running: RpsMap) {
+        self.wishes.set_running(running);
+    }
+
+    /// Says which CPU polls the queue.
+    pub fn set_polling_cpu(&mut self, cpu: CpuId) {
+        self.wishes.polling_cpu = cpu;
+    }
+
+    /// Replaces the table of where applications run.
+    pub fn set_sock_flows(&mut self, sock_flows: Option<Arc<SockFlowTable>>) {
+        self.wishes.set_sock_flows(sock_flows);
+    }
+
+    /// Replaces the flow table by one of another size, which knows where every flow is; 0 turns RFS
+    /// off for the queue, and leaves a table of [`RPS_FLOW_CNT`] to keep the order by.
+    pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, now_ns: u64, backlogs: &mut Backlogs) {
+        self.wishes.set_rfs(rps_flow_cnt > 0);
+        let slots = if rps_flow_cnt > 0 { rps_flow_cnt } else { RPS_FLOW_CNT };
+        self.table = self.table.resized(slots, |cpu, tail| backlogs.pending(cpu, tail));
+        self.raise_fence(now_ns, backlogs);
+    }
+
+    /// Says that flows hash differently from now on.
+    pub fn rehash(&mut self, now_ns: u64, backlogs: &mut Backlogs) {
+        self.table.fence();
+        self.raise_fence(now_ns, backlogs);
+    }
+
+    /// Looks at the load, once a turn. Returns whether flows are to move because of it.
+    pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
+        self.wishes.update_spread(tick, full_burst)
+    }
+
+    fn raise_fence(&mut self, now_ns: u64, backlogs: &mut Backlogs) {
+        self.holds.line_up();
+        self.fence = Some(Fence::behind(backlogs, now_ns));
+        self.waits = no_waits(&self.table);
+        self.watch = None;
+    }
+}
+
+impl Wait {
+    /// Notes that a wish was refused, unless one was before.
+    fn begin(&mut self, now_ns: u64, ahead: u32) {
+        if self.packets == 0 {
+            (self.since_ns, self.ahead) = (now_ns, ahead);
+        }
+    }
+}
+
+fn no_waits(table: &FlowTable) -> Box<[Wait]> {
+    vec![Wait::default(); table.len() + 1].into()
 }

@@ -1,0 +1,159 @@
+//! What a queue remembers, so that it can say afterwards why a flow is where it is.
+//!
+//! Everything here is bounded and written only when something happens that is rare or costs more
+//! than writing it down: a move, a drop.
+
+use std::collections::VecDeque;
+
+use super::ids::SlotId;
+use crate::because::Because;
+use crate::cpu::CpuId;
+use crate::drop_reason::DropReason;
+use crate::hash::FlowHash;
+
+/// Moves that are remembered.
+pub const MOVES_MAX: usize = 1024;
+
+/// Flows whose drops are remembered, a power of two.
+const DROPS: usize = 256;
+
+/// Flows that are named as sharing a watched slot.
+pub const SHARERS_MAX: usize = 16;
+
+/// A slot's move to another CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// When its first packet went to the new CPU.
+    pub at_ns: u64,
+    /// That packet's flow.
+    pub flow: FlowHash,
+    /// The slot.
+    pub slot: SlotId,
+    /// The old CPU.
+    pub from: CpuId,
+    /// The new one.
+    pub to: CpuId,
+    /// Where the wish came from.
+    pub wish: Because,
+    /// How it was granted: at once ([`Because::Drained`]), or after packets were held
+    /// ([`Because::Held`]).
+    pub because: Because,
+    /// Packets up to the slot's last one that the old CPU had before it when the wish was first
+    /// refused; 0 if it never was.
+    pub ahead: u32,
+    /// Packets that followed their predecessors meanwhile.
+    pub stayed: u32,
+    /// From the first refusal to the move.
+    pub waited_ns: u64,
+    /// How much of that its packets were held.
+    pub held_ns: u64,
+}
+
+/// Packets of a flow that were dropped for one reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Drops {
+    /// The flow.
+    pub flow: FlowHash,
+    /// Why.
+    pub reason: DropReason,
+    /// The CPU they were to go to, if that was known.
+    pub cpu: Option<CpuId>,
+    /// How many frames, at least: flows that came between may have been forgotten.
+    pub frames: u64,
+    /// When the last of them was dropped.
+    pub last_ns: u64,
+}
+
+/// The memory of one queue.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    moves: VecDeque<Move>,
+    /// By the lower bits of the flow's hash and the reason; made when first needed.
+    drops: Vec<Option<Drops>>,
+}
+
+impl Journal {
+    pub(super) fn moved(&mut self, moved: Move) {
+        if self.moves.len() == MOVES_MAX {
+            self.moves.pop_front();
+        }
+        self.moves.push_back(moved);
+    }
+
+    /// Notes that frames of a flow were dropped.
+    pub(crate) fn dropped(&mut self, drops: Drops) {
+        if self.drops.is_empty() {
+            self.drops.resize(DROPS, None);
+        }
+        let place = (drops.flow.0 as usize + drops.reason.index() * 37) % DROPS;
+        let entry = &mut self.drops[place];
+        let is_same = |known: &Drops| known.flow == drops.flow && known.reason == drops.reason;
+        let known = entry.filter(is_same).map_or(0, |known| known.frames);
+        *entry = Some(Drops { frames: known + drops.frames, ..drops });
+    }
+
+    /// The moves that are remembered, oldest first.
+    pub(crate) fn moves(&self) -> impl Iterator<Item = &Move> {
+        self.moves.iter()
+    }
+
+    /// What is remembered of a flow's drops.
+    pub(crate) fn drops_of(&self, flow: FlowHash) -> impl Iterator<Item = Drops> {
+        self.drops.iter().flatten().filter(move |drops| drops.flow == flow).copied()
+    }
+}
+
+/// The flows that use a slot, while somebody wants to know.
+#[derive(Clone, Debug)]
+pub(super) struct Watch {
+    pub(super) slot: SlotId,
+    flows: Vec<FlowHash>,
+}
+
+impl Watch {
+    pub(super) fn new(slot: SlotId) -> Self {
+        Self { slot, flows: Vec::with_capacity(SHARERS_MAX) }
+    }
+
+    pub(super) fn see(&mut self, flow: FlowHash) {
+        if self.flows.len() < SHARERS_MAX && !self.flows.contains(&flow) {
+            self.flows.push(flow);
+        }
+    }
+
+    pub(super) fn flows(&self) -> &[FlowHash] {
+        &self.flows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drops(flow: u32, frames: u64) -> Drops {
+        let (reason, cpu) = (DropReason::BacklogFull, Some(CpuId(1)));
+        Drops { flow: FlowHash(flow), reason, cpu, frames, last_ns: frames }
+    }
+
+    #[test]
+    fn drops_add_up_by_flow_and_reason_and_are_bounded() {
+        let mut journal = Journal::default();
+        journal.dropped(drops(5, 2));
+        journal.dropped(drops(5, 3));
+        journal.dropped(Drops { reason: DropReason::HoldFull, ..drops(5, 7) });
+        let known: Vec<_> =
+            journal.drops_of(FlowHash(5)).map(|drops| (drops.reason, drops.frames)).collect();
+        assert_eq!(known, [(DropReason::HoldFull, 7), (DropReason::BacklogFull, 5)]);
+        (0..10_000).for_each(|flow| journal.dropped(drops(flow, 1)));
+        assert_eq!(journal.drops.len(), DROPS);
+    }
+
+    #[test]
+    fn a_watch_names_each_flow_once_and_not_all_of_a_crowd() {
+        let mut watch = Watch::new(SlotId(0));
+        [1, 2, 1, 2].map(FlowHash).into_iter().for_each(|flow| watch.see(flow));
+        assert_eq!(watch.flows(), [1, 2].map(FlowHash));
+        (0..100).map(FlowHash).for_each(|flow| watch.see(flow));
+        assert_eq!(watch.flows().len(), SHARERS_MAX);
+    }
+}

@@ -1,0 +1,57 @@
+//! What steering decides.
+
+use mem::Position;
+
+use super::ids::{HoldId, SlotId};
+use crate::because::Because;
+use crate::cpu::CpuId;
+
+/// Where a packet goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// The CPU.
+    pub cpu: CpuId,
+    /// Why.
+    pub because: Because,
+    /// Where the wish for that CPU came from.
+    pub wish: Because,
+    /// The slot to record it in; none if the fence answers for it.
+    pub slot: Option<SlotId>,
+    /// If the slot moves with this packet: the head counter of the old backlog that allows it.
+    pub head_old: Option<Position>,
+}
+
+/// The verdict on one packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Verdict {
+    /// It goes there now.
+    Forward(Target),
+    /// It waits behind the others of its slot.
+    Hold(HoldId),
+    /// It should wait, and as many slots wait as may.
+    Refuse,
+}
+
+/// The verdict on packets that are held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Release {
+    /// They may go there now, as many as there is room for.
+    Forward(Target),
+    /// They wait.
+    Wait,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SteerTally {
+    /// Slots that changed their CPU.
+    pub moves: u64,
+    /// Packets that followed their predecessors to a CPU that they should leave.
+    pub stays: u64,
+    /// Held moves begun.
+    pub holds: u64,
+    /// The longest that a held move took, in nanoseconds.
+    pub held_max_ns: u64,
+}

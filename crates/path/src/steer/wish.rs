@@ -1,0 +1,128 @@
+//! Wishes: which CPU a packet should go to, wherever its flow is now.
+//!
+//! The application's CPU, as the socket-flow table has it; else the RPS map's. The map is the
+//! operator's word: an application outside it is not followed, unless there is no map.
+
+use std::sync::Arc;
+
+use super::flow_table::{FlowTable, Whereabouts};
+use super::ids::SlotId;
+use super::rps::RpsMap;
+use super::sock_flow::SockFlowTable;
+use super::spread::{Spread, SpreadPolicy, Tick};
+use crate::because::Because;
+use crate::cpu::CpuId;
+use crate::hash::FlowHash;
+
+/// What the wishes of one queue's flows come from.
+#[derive(Debug)]
+pub(super) struct Wishes {
+    pub(super) polling_cpu: CpuId,
+    /// `rps_cpus` as it was asked for.
+    asked: RpsMap,
+    /// The CPUs that run.
+    running: RpsMap,
+    /// The CPUs that are asked for and run (RPS-9).
+    map: RpsMap,
+    /// CPUs that an application is followed to, by index.
+    followed: Box<[bool]>,
+    sock_flows: Option<Arc<SockFlowTable>>,
+    /// Whether the queue has a flow table in the kernel's sense: without one there is no RFS.
+    has_rfs: bool,
+    spread: Spread,
+}
+
+impl Wishes {
+    /// Wishes for the polling CPU only, of `cpus` that there may be.
+    pub(super) fn new(polling_cpu: CpuId, spread: SpreadPolicy) -> Self {
+        Self {
+            polling_cpu,
+            asked: RpsMap::default(),
+            running: RpsMap::default(),
+            map: RpsMap::default(),
+            followed: Box::default(),
+            sock_flows: None,
+            has_rfs: true,
+            spread: Spread::new(spread),
+        }
+    }
+
+    /// The CPU that a packet should go to.
+    #[inline]
+    pub(super) fn of(&self, hash: FlowHash, table: &FlowTable, slot: SlotId) -> (CpuId, Because) {
+        let inline = (self.polling_cpu, Because::Inline);
+        if !hash.is_some() {
+            return inline;
+        }
+        if let Some(cpu) = self.application(hash) {
+            return (cpu, Because::Rfs);
+        }
+        if !self.spread.is_spreading() && self.map.contains(self.polling_cpu) {
+            return inline;
+        }
+        let Some(cpu) = self.map.select(hash) else { return inline };
+        match table.get(slot).whereabouts() {
+            // A boundary of the map inside the slot: either side will do, rather than moving the
+            // slot to and fro with every other packet.
+            Whereabouts::On(at) if at != cpu && self.straddles(table, slot, at) => {
+                (at, Because::Rps)
+            }
+            _ => (cpu, Because::Rps),
+        }
+    }
+
+    /// Whether packets may go to `cpu` by anybody's wish.
+    pub(super) fn allows(&self, cpu: CpuId) -> bool {
+        self.followed.get(cpu.index()).copied().unwrap_or(false)
+    }
+
+    /// Whether the map names `cpu`.
+    pub(super) fn map_contains(&self, cpu: CpuId) -> bool {
+        self.map.contains(cpu)
+    }
+
+    pub(super) fn set_asked(&mut self, asked: RpsMap) {
+        self.asked = asked;
+        self.update();
+    }
+
+    pub(super) fn set_running(&mut self, running: RpsMap) {
+        self.running = running;
+        self.update();
+    }
+
+    pub(super) fn set_sock_flows(&mut self, sock_flows: Option<Arc<SockFlowTable>>) {
+        self.sock_flows = sock_flows;
+    }
+
+    pub(super) fn set_rfs(&mut self, has_rfs: bool) {
+        self.has_rfs = has_rfs;
+    }
+
+    /// See [`Spread::update`].
+    pub(super) fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
+        self.spread.update(tick, full_burst)
+    }
+
+    /// The CPU that the flow's application runs on, if it is followed there.
+    #[inline]
+    fn application(&self, hash: FlowHash) -> Option<CpuId> {
+        let cpu = self.sock_flows.as_ref()?.desired(hash)?;
+        (self.has_rfs && self.allows(cpu)).then_some(cpu)
+    }
+
+    /// Whether the map wants `cpu` for some flow of the slot: its CPUs ascend with the hash.
+    fn straddles(&self, table: &FlowTable, slot: SlotId, cpu: CpuId) -> bool {
+        let [first, last] = table.range(slot).map(|hash| self.map.select(hash));
+        self.map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last
+    }
+
+    fn update(&mut self) {
+        let running = |cpu: &CpuId| self.running.contains(*cpu);
+        self.map = RpsMap::new(self.asked.cpus().iter().copied().filter(running));
+        let followed = if self.map.cpus().is_empty() { &self.running } else { &self.map };
+        let cpus = followed.cpus().last().map_or(0, |cpu| cpu.index() + 1);
+        let cpus = (0..cpus).filter_map(|cpu| u16::try_from(cpu).ok()).map(CpuId);
+        self.followed = cpus.map(|cpu| followed.contains(cpu)).collect();
+    }
+}
