@@ -77,6 +77,11 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     verify: bool,
 
+    /// steer: every packet's flow follows its application, which says where it runs for each batch;
+    /// measured against the same without, in turn
+    #[arg(long)]
+    rfs: bool,
+
     /// pool: write and read packet bytes too
     #[arg(long)]
     touch: bool,

@@ -20,10 +20,13 @@ use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{self, Verify, View};
-use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig, Tick};
+use path::steer::{
+    HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SockFlowTable, SpreadPolicy,
+    SteerConfig, Tick,
+};
 use path::{Delivery, Handler, Intake, Packet, RxQueue};
 
-use super::figures::Figures;
+use super::figures::{Figures, Spread};
 use super::input::{self, Sample};
 use super::pair::{self, CpuPair, Probe};
 use super::solo::{as_f64, nanoseconds};
@@ -47,11 +50,13 @@ const REPEAT: Duration = Duration::from_millis(60);
 const BURSTS: usize = 32;
 
 /// What the two sides agree on.
-#[derive(Default)]
 struct Shared {
     probe: Probe,
     delivered: AtomicU64,
     end: AtomicBool,
+    sock_flows: Arc<SockFlowTable>,
+    /// Whether the application says where it runs, and is followed.
+    rfs: AtomicBool,
 }
 
 pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
@@ -61,8 +66,15 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let mut intake = intake(cpus, hasher, verify, args.bulk);
     let lane = intake.connect(cpus.there, RING_CAPACITY, Position(0), false);
     intake.set_rps_cpus([cpus.there], 0);
-    let [mut pool, other_pool] = pools(&packets)?;
-    let shared = Arc::new(Shared::default());
+    let [pool, other_pool] = pools(&packets)?;
+    let sock_flows = SockFlowTable::new(RPS_SOCK_FLOW_ENTRIES, cpus.there.index() + 1);
+    let shared = Arc::new(Shared {
+        probe: Probe::default(),
+        delivered: AtomicU64::new(0),
+        end: AtomicBool::new(false),
+        sock_flows: Arc::new(sock_flows),
+        rfs: AtomicBool::new(false),
+    });
     let other = Arc::clone(&shared);
     let batch = args.bulk as usize;
     let reader = thread::spawn(move || {
@@ -70,24 +82,18 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
         let _ = sys::pin_to(cpus.there);
         deliver(Delivery::new(cpus.there, vec![lane], batch), other_pool, &other);
     });
-    let mut sent = 0u64;
-    let mut burst = Burst::default();
-    let mut next = 0;
+    let mut sender = Sender { packets, hashes, pool, intake, sent: 0, next: 0 };
+    let mut ratios = Vec::new();
     let figures = pair::measure(args, "steer", "ns/packet", &shared.probe, || {
-        let (started, first) = (Instant::now(), sent);
-        while started.elapsed() < REPEAT {
-            for _ in 0..BURSTS {
-                while intake.room_for(args.bulk) < args.bulk {}
-                pool.collect();
-                next = receive(&packets, &hashes, next, batch, &mut pool, &mut burst);
-                sent += burst.packets.len() as u64;
-                intake.observe();
-                let tick = Tick { now_ns: sent, busy_ns: 0 };
-                intake.turn(tick, &mut burst).for_each(drop);
-            }
+        if !args.rfs {
+            return sender.repeat(batch, &shared);
         }
-        while shared.delivered.load(Ordering::Acquire) < sent {}
-        nanoseconds(started.elapsed()) / as_f64(usize::try_from(sent - first).unwrap_or(1))
+        sender.follow(&shared, false);
+        let without = sender.repeat(batch, &shared);
+        sender.follow(&shared, true);
+        let with = sender.repeat(batch, &shared);
+        ratios.push(with / without);
+        with
     });
     shared.end.store(true, Ordering::Release);
     // It has nothing to panic about.
@@ -99,12 +105,67 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     };
     Ok(figures
         .with("input", input::name(args.file.as_deref()))
-        .with("packets", packets.len())
+        .with("packets", sender.packets.len())
         .with("hash", hash)
         .with("burst", args.bulk)
         .with("verify", args.verify)
-        .with("dropped", intake.counters().dropped())
-        .with("frames_away", pool.away()))
+        .with("to_without_rfs", Spread::of(&ratios))
+        .with("dropped", sender.intake.counters().dropped())
+        .with("frames_away", sender.pool.away()))
+}
+
+/// The polling CPU's side.
+struct Sender {
+    packets: Vec<Sample>,
+    hashes: Vec<FlowHash>,
+    pool: Pool,
+    intake: Intake,
+    sent: u64,
+    next: usize,
+}
+
+impl Sender {
+    /// Sends for a while, waits until all has arrived, and returns the nanoseconds of a packet.
+    fn repeat(&mut self, batch: usize, shared: &Shared) -> f64 {
+        let bulk = u32::try_from(batch).unwrap_or(u32::MAX);
+        let mut burst = Burst::default();
+        let (started, first) = (Instant::now(), self.sent);
+        while started.elapsed() < REPEAT {
+            for _ in 0..BURSTS {
+                while self.intake.room_for(bulk) < bulk {}
+                self.pool.collect();
+                self.receive(batch, &mut burst);
+                self.sent += burst.packets.len() as u64;
+                self.intake.observe();
+                let tick = Tick { now_ns: self.sent, busy_ns: 0 };
+                self.intake.turn(tick, &mut burst).for_each(drop);
+            }
+        }
+        while shared.delivered.load(Ordering::Acquire) < self.sent {}
+        nanoseconds(started.elapsed()) / as_f64(usize::try_from(self.sent - first).unwrap_or(1))
+    }
+
+    /// Has flows follow their application, or not.
+    fn follow(&mut self, shared: &Shared, rfs: bool) {
+        shared.rfs.store(rfs, Ordering::Relaxed);
+        self.intake.set_sock_flows(rfs.then(|| Arc::clone(&shared.sock_flows)), 0);
+    }
+
+    /// Fills a burst, as a device would.
+    fn receive(&mut self, count: usize, burst: &mut Burst) {
+        while burst.packets.len() < count {
+            let packet = &self.packets[self.next];
+            let len_bytes = u32::try_from(packet.bytes.len()).unwrap_or(u32::MAX);
+            let Some(frame) = self.pool.allocate(len_bytes) else { break };
+            let arrival = Arrival::of_frame(self.next as u64);
+            let received = Packet::received(frame, arrival, packet.wire_len, packet.link);
+            burst.packets.push(Packet { hash: self.hashes[self.next], ..received });
+            if let Some(received) = burst.packets.last_mut() {
+                received.frame.copy_from(&packet.bytes);
+            }
+            self.next = if self.next + 1 < self.packets.len() { self.next + 1 } else { 0 };
+        }
+    }
 }
 
 pub(super) fn hasher(args: &BenchArgs) -> Result<Hasher, Failure> {
@@ -170,32 +231,8 @@ fn pools(packets: &[Sample]) -> Result<[Pool; 2], Failure> {
     pools.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))
 }
 
-/// Fills a burst, as a device would; returns where the next one begins.
-fn receive(
-    packets: &[Sample],
-    hashes: &[FlowHash],
-    mut next: usize,
-    count: usize,
-    pool: &mut Pool,
-    burst: &mut Burst,
-) -> usize {
-    while burst.packets.len() < count {
-        let packet = &packets[next];
-        let len_bytes = u32::try_from(packet.bytes.len()).unwrap_or(u32::MAX);
-        let Some(frame) = pool.allocate(len_bytes) else { break };
-        let arrival = Arrival::of_frame(next as u64);
-        let received = Packet::received(frame, arrival, packet.wire_len, packet.link);
-        burst.packets.push(Packet { hash: hashes[next], ..received });
-        if let Some(received) = burst.packets.last_mut() {
-            received.frame.copy_from(&packet.bytes);
-        }
-        next = if next + 1 < packets.len() { next + 1 } else { 0 };
-    }
-    next
-}
-
 fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &Shared) {
-    let mut look = Look { sum: 0 };
+    let mut look = Look { shared, sum: 0 };
     let mut delivered = 0;
     loop {
         let done = delivery.turn(64, &mut pool, &mut look);
@@ -213,12 +250,17 @@ fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &Shared) {
 }
 
 /// Reads three words of each packet, as the peer does.
-struct Look {
+struct Look<'a> {
+    shared: &'a Shared,
     sum: u64,
 }
 
-impl Handler for Look {
+impl Handler for Look<'_> {
     fn handle(&mut self, batch: &mut Batch<'_>) {
+        if self.shared.rfs.load(Ordering::Relaxed) {
+            let flows = batch.packets.iter().map(|packet| packet.hash);
+            flows.for_each(|flow| self.shared.sock_flows.record(flow, batch.cpu));
+        }
         for packet in batch.packets.iter() {
             packet.frame.prefetch();
         }
