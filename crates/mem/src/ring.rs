@@ -8,7 +8,14 @@
 //!   out have been *processed*, not when they are taken (ordering hazard H13).
 //!
 //! A slot is the consumer's from the publish that filled it to the release that frees it.
+//!
+//! A ring can grow: its producer goes on in a larger one, whose counters go on where those of the
+//! first one end, and its consumer follows once it has processed what was in the first. To both it is
+//! one ring.
 
+mod grow;
+
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::MaybeUninit;
 
@@ -28,12 +35,18 @@ pub fn ring<T: Send>(capacity: u32, start: Position) -> (Producer<T>, Consumer<T
     );
     let shared = Arc::new(Shared {
         head: OwnLine(AtomicU32::new(start.0)),
-        tail: OwnLine(AtomicU32::new(start.0)),
+        tail: OwnLine(Tail { position: AtomicU32::new(start.0), has_grown: AtomicU32::new(0) }),
         slots: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
         mask: capacity - 1,
+        larger: UnsafeCell::new(None),
     });
-    let producer =
-        Producer { shared: Arc::clone(&shared), tail: start, published: start, head_seen: start };
+    let producer = Producer {
+        shared: Arc::clone(&shared),
+        tail: start,
+        published: start,
+        head_seen: start,
+        outgrown: VecDeque::new(),
+    };
     let consumer = Consumer { shared, taken: start, head: start, tail_seen: start };
     (producer, consumer)
 }
@@ -42,15 +55,25 @@ struct Shared<T> {
     /// Written by the consumer (Release), read by the producer (Acquire).
     head: OwnLine<AtomicU32>,
     /// Written by the producer (Release), read by the consumer (Acquire).
-    tail: OwnLine<AtomicU32>,
+    tail: OwnLine<Tail>,
     /// Filled from `head` up to `tail`; a consumer may have emptied some of these already.
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
     mask: u32,
+    /// The consumer of the ring that follows: the producer's until `has_grown` is set, then the
+    /// consumer's.
+    larger: UnsafeCell<Option<Consumer<T>>>,
+}
+
+struct Tail {
+    position: AtomicU32,
+    /// 1 once nothing more will come into this ring.
+    has_grown: AtomicU32,
 }
 
 // SAFETY: a slot is touched by the producer while it lies outside [head, tail) and by the consumer
 // while it lies inside; the Release store of one end and the Acquire load of the other order the
-// two. `T: Send` since values cross threads.
+// two. `larger` is the producer's before the Release store of `has_grown`, and the consumer's after its
+// Acquire load. `T: Send` since values cross threads.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above; no `&T` is ever shared.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -78,7 +101,7 @@ impl<T> Drop for Shared<T> {
         // Both ends are gone: Consumer's Drop has set head to what it took, Producer's has
         // published what it pushed, so exactly [head, tail) is filled.
         let mut at = Position(self.head.0.load(Ordering::Acquire));
-        let tail = Position(self.tail.0.load(Ordering::Acquire));
+        let tail = Position(self.tail.0.position.load(Ordering::Acquire));
         while at != tail {
             // SAFETY: the slot is filled, see above, and `&mut self` excludes everyone else.
             self.slot(at).with_mut(|slot| unsafe { slot.cast::<T>().drop_in_place() });
@@ -94,8 +117,10 @@ pub struct Producer<T> {
     tail: Position,
     /// What the consumer may see: the value of `shared.tail`.
     published: Position,
-    /// The last value read from `shared.head`; never ahead of it.
+    /// The last value read from the head of the ring or of the first outgrown one; never ahead.
     head_seen: Position,
+    /// Smaller rings that the consumer had not left when last seen, and where each ends.
+    outgrown: VecDeque<(Arc<Shared<T>>, Position)>,
 }
 
 impl<T: Send> Producer<T> {
@@ -149,13 +174,17 @@ impl<T: Send> Producer<T> {
         }
         self.published = self.tail;
         // Release: pairs with the Acquire load in `Consumer::queued`, which orders slot contents.
-        self.shared.tail.0.store(self.tail.0, Ordering::Release);
+        self.shared.tail.0.position.store(self.tail.0, Ordering::Release);
         true
     }
 
     /// Reads how far the consumer has come: every position up to the one returned is processed,
     /// and what its processing wrote is visible.
     pub fn observe_head(&mut self) -> Position {
+        if let Some(head) = self.outgrown_head() {
+            self.head_seen = head;
+            return head;
+        }
         // Acquire: pairs with the Release store in `Consumer::release`.
         self.head_seen = Position(self.shared.head.0.load(Ordering::Acquire));
         self.head_seen
@@ -195,7 +224,7 @@ impl<T: Send> Producer<T> {
 
 impl<T> Drop for Producer<T> {
     fn drop(&mut self) {
-        self.shared.tail.0.store(self.tail.0, Ordering::Release);
+        self.shared.tail.0.position.store(self.tail.0, Ordering::Release);
     }
 }
 
@@ -249,7 +278,10 @@ impl<T: Send> Consumer<T> {
     pub fn queued(&mut self) -> u32 {
         if self.taken == self.tail_seen {
             // Acquire: pairs with the Release store in `Producer::publish`.
-            self.tail_seen = Position(self.shared.tail.0.load(Ordering::Acquire));
+            self.tail_seen = Position(self.shared.tail.0.position.load(Ordering::Acquire));
+            if self.taken == self.tail_seen && self.follow() {
+                return self.queued();
+            }
         }
         self.tail_seen.since(self.taken)
     }
@@ -298,6 +330,7 @@ mod tests {
         Take(u8),
         Release,
         Observe,
+        Grow,
     }
 
     fn operation() -> impl Strategy<Value = Operation> {
@@ -308,6 +341,7 @@ mod tests {
             (0u8..12).prop_map(Operation::Take),
             Just(Operation::Release),
             Just(Operation::Observe),
+            Just(Operation::Grow),
         ]
     }
 
@@ -316,20 +350,36 @@ mod tests {
     struct Oracle {
         staged: VecDeque<Box<u32>>,
         visible: VecDeque<Box<u32>>,
+        /// How many values had been pushed at each growth that the consumer has not seen.
+        growths: VecDeque<u32>,
         /// Of the visible ones, those that the consumer's last look found.
         seen: usize,
+        taken: u32,
         in_hand: u32,
         processed: u32,
         pushed: u32,
     }
 
-    fn run(capacity: u32, start: Position, operations: &[Operation]) {
+    impl Oracle {
+        /// The consumer's look, if it has nothing left of its last one: up to the next growth, and
+        /// past it only with empty hands.
+        fn look(&mut self) {
+            if self.seen > 0 {
+                return;
+            }
+            while self.growths.front().is_some_and(|at| *at == self.taken) && self.in_hand == 0 {
+                self.growths.pop_front();
+            }
+            let up_to_growth =
+                self.growths.front().map_or(usize::MAX, |at| (at - self.taken) as usize);
+            self.seen = self.visible.len().min(up_to_growth);
+        }
+    }
+
+    fn run(mut capacity: u32, start: Position, operations: &[Operation]) {
         let (mut producer, mut consumer) = ring(capacity, start);
         let mut oracle = Oracle::default();
         for &operation in operations {
-            if oracle.seen == 0 {
-                oracle.seen = oracle.visible.len();
-            }
             match operation {
                 Operation::Push(count) => {
                     for _ in 0..count {
@@ -365,9 +415,11 @@ mod tests {
                 }
                 Operation::Take(max) => {
                     let mut out = Vec::new();
+                    oracle.look();
                     let count = consumer.take(max.into(), &mut out);
                     assert_eq!(count, oracle.seen.min(max.into()));
                     oracle.seen -= count;
+                    oracle.taken += u32::try_from(count).unwrap();
                     let expected: Vec<_> = oracle.visible.drain(..count).collect();
                     assert_eq!(out, expected);
                     oracle.in_hand += u32::try_from(count).unwrap();
@@ -380,11 +432,17 @@ mod tests {
                 Operation::Observe => {
                     assert_eq!(producer.observe_head(), start.plus(oracle.processed));
                 }
+                Operation::Grow => {
+                    if capacity < 256 {
+                        capacity *= 2;
+                        producer.grow(capacity);
+                        oracle.visible.append(&mut oracle.staged);
+                        oracle.growths.push_back(oracle.pushed);
+                    }
+                }
             }
             assert_eq!(consumer.in_hand(), oracle.in_hand);
-            if oracle.seen == 0 {
-                oracle.seen = oracle.visible.len();
-            }
+            oracle.look();
             assert_eq!(consumer.queued() as usize, oracle.seen);
         }
         if operations.len().is_multiple_of(2) {
@@ -503,6 +561,48 @@ mod loom_tests {
                 assert!(out.into_iter().eq(0..total));
             });
         }
+    }
+
+    /// A ring of one slot that grows to two with a value in it, or none, or one in the consumer's
+    /// hands: every value comes once, in order, and the head says nothing too early.
+    #[test]
+    fn a_ring_that_grows_stays_one_ring_for_both_ends() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            const TOTAL: u32 = 3;
+            let (mut producer, mut consumer) = ring(1, Position(u32::MAX));
+            let done = loom::sync::Arc::new(loom::cell::UnsafeCell::new(0));
+            let work = done.clone();
+            let worker = thread::spawn(move || {
+                let mut out = Vec::new();
+                while out.len() < TOTAL as usize {
+                    if consumer.take(2, &mut out) == 0 {
+                        thread::yield_now();
+                    }
+                    // SAFETY: the producer looks only after the head has passed everything.
+                    work.with_mut(|work| unsafe { *work = out.len() });
+                    consumer.release();
+                }
+                assert!(out.into_iter().eq(0..TOTAL));
+            });
+            assert!(producer.push(0).is_ok());
+            producer.publish();
+            producer.grow(2);
+            let (mut value, mut last) = (1, Position(0));
+            while value < TOTAL {
+                match producer.push(value) {
+                    Ok(position) => (value, last) = (value + 1, position),
+                    Err(_) => thread::yield_now(),
+                }
+                producer.publish();
+            }
+            if last.pending(producer.observe_head(), producer.tail()) == 0 {
+                // SAFETY: the worker has released the last value.
+                assert_eq!(done.with(|done| unsafe { *done }), TOTAL as usize);
+            }
+            worker.join().unwrap();
+        });
     }
 
     /// What a consumer wrote while it processed a packet is visible to a producer that sees the

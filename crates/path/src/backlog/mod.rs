@@ -19,6 +19,9 @@ pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 /// The kernel's default of `netdev_max_backlog`.
 pub const NETDEV_MAX_BACKLOG: u32 = 1000;
 
+/// The most packets that a backlog ring can be made for.
+pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
+
 /// Turns for which the CPUs' progress is looked at after somebody asked.
 const WATCH_TURNS: u32 = 64;
 
@@ -62,6 +65,12 @@ impl Lane {
         }
         self.packets.release();
     }
+}
+
+/// Slots of a ring that takes one packet more than `netdev_max_backlog`.
+#[must_use]
+pub fn capacity_for(netdev_max_backlog: u32) -> u32 {
+    netdev_max_backlog.saturating_add(1).min(BACKLOG_CAPACITY_MAX).next_power_of_two()
 }
 
 /// The producing ends of one rx queue's backlog rings: what an [`Intake`](crate::Intake) owns.
@@ -135,9 +144,14 @@ impl Backlogs {
     }
 
     /// The most packets that a ring takes now: the kernel's queue holds one more than its limit,
-    /// and no queue holds more than its capacity.
+    /// ours [`BACKLOG_CAPACITY_MAX`] at most. Rings that are too small grow.
     pub fn set_netdev_max_backlog(&mut self, packets: u32) {
         self.netdev_max_backlog = packets;
+        for target in self.targets.iter_mut().flatten() {
+            // Notes first: who sees a packet finds its note.
+            target.notes.as_mut().map(|notes| notes.grow(capacity_for(packets)));
+            target.packets.grow(capacity_for(packets));
+        }
     }
 
     /// Turns the flow limit on or off.
