@@ -7,7 +7,8 @@
 //!
 //! 1. **Drained**: the old CPU has processed the slot's last packet. The slot moves.
 //! 2. **Near**: it may be about to. The slot's packets are held on the polling CPU until it has,
-//!    then move: a *held move*.
+//!    then move: a *held move*. Not at once if the slot's last packet was another flow's, which may
+//!    wish for the old CPU.
 //! 3. **Far**: it has more in front of it than it takes in hand at once. The packet stays with its
 //!    predecessors, but not for long: after `move_after` a held move begins. From then on the old
 //!    CPU is fed no more, so it drains, and the move takes no longer than that. The kernel's rule
@@ -335,8 +336,10 @@ impl Steering {
             Depth::Drained(head) => return forward(wished, Because::Drained, Some(head)),
             Depth::Near(ahead) | Depth::Far(ahead) => self.waits[slot.index()].begin(now_ns, ahead),
         }
-        let is_far = matches!(depth, Depth::Far(_));
-        if is_far && self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) {
+        // Flows of one slot that wish for different CPUs would hold each other up at every packet.
+        let is_shared = at.last_flow != hash;
+        let is_patient = matches!(depth, Depth::Far(_)) || is_shared;
+        if is_patient && self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) {
             self.tally.stays += 1;
             return forward(cpu, Because::Stay, None);
         }
@@ -355,7 +358,7 @@ impl Steering {
 
     /// Whether a packet may follow the slot's last one to a CPU that it should not go to.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
-        self.wishes.map_contains(cpu) || self.table.get(slot).last_flow == flow
+        self.wishes.allows(cpu) || self.table.get(slot).last_flow == flow
     }
 
     /// Counts a packet that stays against its wish, and says whether a held move is due.

@@ -76,11 +76,6 @@ impl Wishes {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
     }
 
-    /// Whether the map names `cpu`.
-    pub(super) fn map_contains(&self, cpu: CpuId) -> bool {
-        self.map.contains(cpu)
-    }
-
     pub(super) fn set_asked(&mut self, asked: RpsMap) {
         self.asked = asked;
         self.update();
