@@ -4,10 +4,15 @@ use std::fmt;
 
 use path::CpuId;
 
+use super::number::is_space;
+
 /// CPUs beyond this number cannot be written down.
 pub const MAX_CPUS: u16 = 4096;
 
-/// Hexadecimal digits in each comma-separated group of a bitmap.
+/// CPUs in each group of a bitmap.
+const GROUP_BITS: u16 = 32;
+
+/// Hexadecimal digits in each group of a bitmap.
 const GROUP_DIGITS: usize = 8;
 
 /// Some CPUs, in ascending order, each once.
@@ -35,29 +40,22 @@ impl CpuList {
         Self(cpus)
     }
 
-    /// Reads what may be written to `rps_cpus`: a bitmap as the kernel takes it
-    /// (`bitmap_parse` in lib/bitmap-str.c), or a list if it has a dash in it.
+    /// Reads what may be written to `rps_cpus`: a bitmap as the kernel takes it, or a list if it
+    /// has a dash in it.
     ///
     /// # Errors
     /// As the kernel's.
     pub fn parse_mask_or_list(text: &str) -> Result<Self, MaskError> {
-        if text.contains('-') { Self::parse_list(text) } else { Self::parse_mask(text) }
+        Mask::read_or_list(text.as_bytes(), MAX_CPUS)?.without_junk()
     }
 
-    /// Reads a bitmap: groups of 32 bits in hexadecimal, the most significant first, commas
-    /// between them. Empty groups are zeros.
+    /// Reads a bitmap (`bitmap_parse` in lib/bitmap-str.c): groups of 32 bits in hexadecimal, the
+    /// most significant first, commas and white space between them, as many as one likes.
     ///
     /// # Errors
-    /// As the kernel's.
+    /// As the kernel's, and for junk that it overlooks.
     pub fn parse_mask(text: &str) -> Result<Self, MaskError> {
-        let mut cpus = Vec::new();
-        for (group, digits) in (0u32..).zip(text.trim().rsplit(',')) {
-            let bits = parse_group(digits.trim())?;
-            for bit in (0..u32::BITS).filter(|bit| bits >> bit & 1 == 1) {
-                cpus.push(cpu(u64::from(group) * u64::from(u32::BITS) + u64::from(bit))?);
-            }
-        }
-        Ok(Self::new(cpus))
+        Mask::read(text.as_bytes(), MAX_CPUS)?.without_junk()
     }
 
     /// Reads a list: numbers and ranges, commas between them.
@@ -65,17 +63,7 @@ impl CpuList {
     /// # Errors
     /// When it is none.
     pub fn parse_list(text: &str) -> Result<Self, MaskError> {
-        let mut cpus = Vec::new();
-        for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse::<u64>().map_err(|_| MaskError::Invalid);
-            let (first, last) = (cpu(number(first)?)?, cpu(number(last)?)?);
-            if first > last {
-                return Err(MaskError::Invalid);
-            }
-            cpus.extend((first.0..=last.0).map(CpuId));
-        }
-        Ok(Self::new(cpus))
+        read_list(text, MAX_CPUS)
     }
 
     /// The CPUs.
@@ -137,22 +125,125 @@ impl fmt::Display for CpuList {
     }
 }
 
-fn parse_group(digits: &str) -> Result<u32, MaskError> {
-    if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return Err(MaskError::Invalid);
-    }
-    if digits.is_empty() {
-        return Ok(0);
-    }
-    if digits.len() > GROUP_DIGITS {
-        return Err(MaskError::Overflow);
-    }
-    u32::from_str_radix(digits, 16).map_err(|_| MaskError::Invalid)
+/// A bitmap as the kernel reads it.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Mask {
+    pub(crate) cpus: CpuList,
+    /// Whether a character that belongs to no bitmap stands right in front of eight digits, where
+    /// the kernel does not see it.
+    pub(crate) has_junk: bool,
 }
 
-fn cpu(number: u64) -> Result<CpuId, MaskError> {
+impl Mask {
+    /// Reads a list if there is a dash and it is one, else a bitmap, of CPUs below `cpus`. A newline
+    /// or a NUL ends either.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub(crate) fn read_or_list(written: &[u8], cpus: u16) -> Result<Self, MaskError> {
+        let line = line(written);
+        let list = std::str::from_utf8(line).ok().filter(|line| line.contains('-'));
+        match list.map(|list| read_list(list, cpus)) {
+            Some(Ok(cpus)) => Ok(Self { cpus, has_junk: false }),
+            Some(Err(MaskError::Overflow)) => Err(MaskError::Overflow),
+            Some(Err(MaskError::Invalid)) | None => Self::read(line, cpus),
+        }
+    }
+
+    /// Reads a bitmap of `cpus` bits. It is read from its end: that decides which error is found.
+    fn read(written: &[u8], cpus: u16) -> Result<Self, MaskError> {
+        let groups = cpus.div_ceil(GROUP_BITS);
+        let mut rest = without_separators(line(written));
+        let mut found = Vec::new();
+        let mut has_junk = false;
+        for group in 0.. {
+            if rest.is_empty() {
+                break;
+            }
+            // Even if it is zero.
+            if group == groups {
+                return Err(MaskError::Overflow);
+            }
+            let (front, digits) = rest.split_at(rest.len() - last_digits(rest));
+            rest = match front.split_last() {
+                Some((junk, before)) if !is_separator(*junk) => {
+                    if digits.len() < GROUP_DIGITS {
+                        return Err(MaskError::Invalid);
+                    }
+                    if junk.is_ascii_hexdigit() {
+                        return Err(MaskError::Overflow);
+                    }
+                    has_junk = true;
+                    without_separators(before)
+                }
+                _ => without_separators(front),
+            };
+            let first = u32::from(group * GROUP_BITS);
+            found.extend(bits(digits).map(|bit| first + bit));
+        }
+        let cpus = found.into_iter().map(|number| cpu(number.into(), cpus));
+        Ok(Self { cpus: CpuList::new(cpus.collect::<Result<Vec<_>, _>>()?), has_junk })
+    }
+
+    fn without_junk(self) -> Result<CpuList, MaskError> {
+        if self.has_junk { Err(MaskError::Invalid) } else { Ok(self.cpus) }
+    }
+}
+
+/// What the kernel looks at.
+fn line(written: &[u8]) -> &[u8] {
+    written.split(|byte| matches!(byte, b'\n' | 0)).next().unwrap_or_default()
+}
+
+fn is_separator(byte: u8) -> bool {
+    is_space(byte) || byte == b','
+}
+
+fn without_separators(text: &[u8]) -> &[u8] {
+    let separators = text.iter().rev().take_while(|byte| is_separator(**byte)).count();
+    &text[..text.len() - separators]
+}
+
+/// How many characters at the end make up one group.
+fn last_digits(text: &[u8]) -> usize {
+    let last = text.iter().rev().take(GROUP_DIGITS);
+    last.take_while(|byte| byte.is_ascii_hexdigit()).count()
+}
+
+/// The bits that are set in a group.
+fn bits(digits: &[u8]) -> impl Iterator<Item = u32> + use<> {
+    let values = digits.iter().filter_map(|digit| char::from(*digit).to_digit(16));
+    let group = values.fold(0u32, |group, digit| group << 4 | digit);
+    (0..u32::BITS).filter(move |bit| group >> bit & 1 == 1)
+}
+
+fn read_list(text: &str, cpus: u16) -> Result<CpuList, MaskError> {
+    let mut named = vec![false; cpus.into()];
+    for part in text.trim().split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (list_number(first)?, list_number(last)?);
+        if first > last {
+            return Err(MaskError::Invalid);
+        }
+        let (first, last) = (cpu(first, cpus)?, cpu(last, cpus)?);
+        named[first.index()..=last.index()].fill(true);
+    }
+    let named = (0..).zip(named).filter(|(_, is_named)| *is_named);
+    Ok(CpuList(named.map(|(number, _)| CpuId(number)).collect()))
+}
+
+fn list_number(text: &str) -> Result<u64, MaskError> {
+    let text = text.trim();
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number {
+        return Err(MaskError::Invalid);
+    }
+    text.parse().map_err(|_| MaskError::Overflow)
+}
+
+fn cpu(number: u64, cpus: u16) -> Result<CpuId, MaskError> {
     match u16::try_from(number) {
-        Ok(number) if number < MAX_CPUS => Ok(CpuId(number)),
+        Ok(number) if number < cpus => Ok(CpuId(number)),
         _ => Err(MaskError::Overflow),
     }
 }
@@ -173,15 +264,20 @@ mod tests {
             ("0", ""),
             ("", ""),
             (",", ""),
-            ("1,,5", "0,2,64"),
+            ("1,,5", "0,2,32"),
             (",44", "2,6"),
             ("1,00000000", "32"),
             ("00000000,00000000,00000000,0003fffe", "1-17"),
             (" A ", "1,3"),
+            ("3 4", "2,32-33"),
+            (" ,\t1 , ,00000002,\r", "1,32"),
+            ("3\n4", "0-1"),
+            ("3\0x", "0-1"),
+            ("\n3", ""),
         ] {
             assert_eq!(mask(text).as_deref(), Ok(cpus), "{text:?}");
         }
-        for text in ["0x3", "g", "3 4", "1.5"] {
+        for text in ["0x3", "g", "3g", "+3", "1.5", "g,3", "0x00000003", "3-x", "all"] {
             assert_eq!(mask(text), Err(MaskError::Invalid), "{text:?}");
         }
         for text in ["123456789", "000000001", &format!("1{}", ",00000000".repeat(128))] {
@@ -190,14 +286,40 @@ mod tests {
     }
 
     #[test]
+    fn rps_8_a_mask_names_no_cpu_that_cannot_be_and_has_no_group_too_many() {
+        let read = |text: &str, cpus| {
+            let mask = Mask::read_or_list(text.as_bytes(), cpus);
+            mask.map(|mask| (mask.cpus.to_string(), mask.has_junk))
+        };
+        let overflow = Err(MaskError::Overflow);
+        let cpus = |text: &str| Ok((text.to_owned(), false));
+        assert_eq!(read("3", 2), cpus("0-1"));
+        assert_eq!(read("4", 2), overflow);
+        assert_eq!(read("0,3", 2), overflow);
+        assert_eq!(read("g,3", 2), overflow, "it is not looked at");
+        assert_eq!(read("3,g", 2), Err(MaskError::Invalid));
+        assert_eq!(read("g,3", 33), Err(MaskError::Invalid));
+        assert_eq!(read("1,0", 33), cpus("32"));
+        assert_eq!(read("2,0", 33), overflow);
+        assert_eq!(read("80000000", 32), cpus("31"));
+        assert_eq!(read("-00000003", 2), Ok(("0-1".to_owned(), true)), "the kernel overlooks it");
+        assert_eq!(read("0x00000001", 33), Ok(("0".to_owned(), true)));
+        assert_eq!(read("0x00000001", 32), overflow);
+        assert_eq!(read("0-1", 2), cpus("0-1"));
+        assert_eq!(read("0-2", 2), overflow);
+    }
+
+    #[test]
     fn lists_are_read_as_well() {
         assert_eq!(mask("0-3,8").as_deref(), Ok("0-3,8"));
         assert_eq!(mask("5-5").as_deref(), Ok("5"));
         assert_eq!(CpuList::parse_list("7, 2").map(|cpus| cpus.to_string()).as_deref(), Ok("2,7"));
-        for text in ["3-1", "-", "0-", "a-b"] {
+        for text in ["3-1", "-", "0-", "a-b", "+0-1", "1-2-3"] {
             assert_eq!(mask(text), Err(MaskError::Invalid), "{text:?}");
         }
-        assert_eq!(mask("0-9999"), Err(MaskError::Overflow));
+        for text in ["0-9999", "0-4096", "7,0-99999999999999999999"] {
+            assert_eq!(mask(text), Err(MaskError::Overflow), "{text:?}");
+        }
     }
 
     #[test]

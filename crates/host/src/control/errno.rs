@@ -1,0 +1,81 @@
+//! The errors of the control tree, by the kernel's names.
+
+use std::fmt;
+
+use rustix::io;
+
+use super::cpus::MaskError;
+
+/// Why a read or write of the tree is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Errno {
+    /// Not allowed to this user.
+    Perm,
+    /// There is no such file.
+    NoEnt,
+    /// The memory for it cannot be had.
+    NoMem,
+    /// The file's mode does not allow it.
+    Access,
+    /// It is in use.
+    Busy,
+    /// A part of the path is no directory.
+    NotDir,
+    /// It is a directory.
+    IsDir,
+    /// Not what belongs there.
+    Inval,
+    /// There is no room for it.
+    NoSpc,
+    /// A number that does not fit 64 bits.
+    Range,
+    /// A CPU that cannot be, or a group of a mask with more than 32 bits.
+    Overflow,
+}
+
+impl Errno {
+    /// The kernel's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name_and_number().0
+    }
+
+    /// The number that a system call of this machine returns for it, as in `EINVAL` 22.
+    #[must_use]
+    pub fn code(self) -> i32 {
+        self.name_and_number().1.raw_os_error()
+    }
+
+    fn name_and_number(self) -> (&'static str, io::Errno) {
+        match self {
+            Self::Perm => ("EPERM", io::Errno::PERM),
+            Self::NoEnt => ("ENOENT", io::Errno::NOENT),
+            Self::NoMem => ("ENOMEM", io::Errno::NOMEM),
+            Self::Access => ("EACCES", io::Errno::ACCESS),
+            Self::Busy => ("EBUSY", io::Errno::BUSY),
+            Self::NotDir => ("ENOTDIR", io::Errno::NOTDIR),
+            Self::IsDir => ("EISDIR", io::Errno::ISDIR),
+            Self::Inval => ("EINVAL", io::Errno::INVAL),
+            Self::NoSpc => ("ENOSPC", io::Errno::NOSPC),
+            Self::Range => ("ERANGE", io::Errno::RANGE),
+            Self::Overflow => ("EOVERFLOW", io::Errno::OVERFLOW),
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<MaskError> for Errno {
+    fn from(error: MaskError) -> Self {
+        match error {
+            MaskError::Invalid => Self::Inval,
+            MaskError::Overflow => Self::Overflow,
+        }
+    }
+}
