@@ -8,6 +8,7 @@ mod captures; // capture files, written by another library
 mod damage; //   captures with seeded damage
 mod frames; //   frames of every kind
 mod gro; //      coalescing, by laws and by the kernel
+mod namespace; // network namespaces of our own
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
 mod tshark; //   every field, told twice

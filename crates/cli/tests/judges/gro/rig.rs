@@ -4,13 +4,14 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
 use libtest_mimic::Failed;
 use pcap_file::pcap::PcapReader;
+
+use crate::namespace::{Namespace, run};
 
 const TOOLS: [[&str; 2]; 4] =
     [["ip", "-V"], ["ethtool", "--version"], ["tcpdump", "--version"], ["tcpreplay", "--version"]];
@@ -53,37 +54,12 @@ struct Wire {
 impl Wire {
     fn new() -> Result<Self, Failed> {
         let wire = Self { sender: Namespace::new()?, receiver: Namespace::new()? };
-        let (from, to) = (&wire.sender.name, &wire.receiver.name);
+        let (from, to) = (wire.sender.name(), wire.receiver.name());
         let one_end =
             ["link", "add", "name", SENDER, "mtu", "65535", "netns", from, "type", "veth"];
         let other_end = ["peer", "name", RECEIVER, "mtu", "65535", "netns", to];
         run("ip", &[&one_end[..], &other_end].concat())?;
         Ok(wire)
-    }
-}
-
-struct Namespace {
-    name: String,
-}
-
-impl Namespace {
-    fn new() -> Result<Self, Failed> {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("forebay-judge-{}-{number}", std::process::id());
-        run("ip", &["netns", "add", &name])?;
-        Ok(Self { name })
-    }
-
-    fn run(&self, command: &[&str]) -> Result<(), Failed> {
-        run("ip", &[&["netns", "exec", &self.name][..], command].concat())
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // Nobody is left to be told.
-        let _ = run("ip", &["netns", "del", &self.name]);
     }
 }
 
@@ -109,7 +85,7 @@ impl Rig {
         let receives = ["gro", "on", "rx-udp-gro-forwarding", "on"];
         wire.receiver.run(&[&["ethtool", "-K", RECEIVER][..], &receives].concat())?;
         let mut tcpdump = Command::new("ip")
-            .args(["netns", "exec", &wire.receiver.name, "tcpdump", "-i", RECEIVER, "-Q", "in"])
+            .args(["netns", "exec", wire.receiver.name(), "tcpdump", "-i", RECEIVER, "-Q", "in"])
             .args(["-s", SNAP_BYTES, "-B", RING_KIB, "--immediate-mode", "-U", "-w", "-"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -152,13 +128,4 @@ impl Drop for Rig {
         let _ = self.tcpdump.kill();
         let _ = self.tcpdump.wait();
     }
-}
-
-fn run(tool: &str, args: &[&str]) -> Result<(), Failed> {
-    let output = Command::new(tool).args(args).stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(format!("{tool} {}: {told}", args.join(" ")).into())
 }
