@@ -15,7 +15,7 @@ usage: ./ci.sh VERB...
   fmt    is everything formatted?
   lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist
   test   documentation, unit and integration tests
-  loom   every interleaving of the memory's models
+  loom   every interleaving of the models of memory and of the drain rule
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   bench  every stage measured, one JSON line each
@@ -67,7 +67,9 @@ test() {
 }
 
 loom() {
-    RUSTFLAGS="--cfg loom" cargo test -p mem --release --lib --locked --target-dir target/loom
+    local -x RUSTFLAGS="--cfg loom"
+    cargo test -p mem --release --lib --locked --target-dir target/loom
+    cargo test -p path --release --test drain_rule --locked --target-dir target/loom
 }
 
 miri() {
