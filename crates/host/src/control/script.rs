@@ -5,7 +5,7 @@ use std::str::FromStr;
 use path::CpuId;
 use path::backlog::FlowLimit;
 
-use super::coalesce::{Coalesce, CoalesceChange};
+use super::coalesce::CoalesceChange;
 use super::cpus::CpuList;
 use crate::error::Error;
 
@@ -37,7 +37,7 @@ pub struct ScriptedChange {
     pub change: Change,
 }
 
-/// Changes in the order in which they take effect. The first one begins epoch 1.
+/// Changes in the order in which they take effect.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Script(Vec<ScriptedChange>);
 
@@ -49,23 +49,7 @@ impl Script {
         Self(changes)
     }
 
-    /// The change that begins an epoch.
-    #[must_use]
-    pub fn begins(&self, epoch: u32) -> Option<&ScriptedChange> {
-        self.0.get(usize::try_from(epoch.checked_sub(1)?).ok()?)
-    }
-
-    /// How packets are coalesced in `epoch`, if they were coalesced like that in the epoch `since`.
-    #[must_use]
-    pub fn coalesce_in(&self, epoch: u32, since: u32, coalesce: Coalesce) -> Coalesce {
-        let changes = (since..epoch).filter_map(|before| self.begins(before + 1));
-        changes.fold(coalesce, |coalesce, scripted| match scripted.change {
-            Change::Coalesce(change) => coalesce.after(change),
-            _ => coalesce,
-        })
-    }
-
-    /// All changes.
+    /// All of them.
     #[must_use]
     pub fn changes(&self) -> &[ScriptedChange] {
         &self.0
@@ -182,19 +166,10 @@ mod tests {
     fn changes_are_read_and_put_in_order() {
         let texts = ["10000:rps_cpus=3", "500:pause=1", "10000:netdev_max_backlog=50"];
         let script = Script::new(texts.map(|text| scripted(text).unwrap()).into());
-        let knobs: Vec<_> = (1..=4)
-            .map(|epoch| script.begins(epoch).map(|change| (change.frame, change.change.knob())))
-            .collect();
-        assert_eq!(
-            knobs,
-            [
-                Some((500, "pause")),
-                Some((10000, "rps_cpus")),
-                Some((10000, "netdev_max_backlog")),
-                None
-            ]
-        );
-        assert!(script.begins(0).is_none());
+        let changes = script.changes().iter();
+        let knobs: Vec<_> = changes.map(|change| (change.frame, change.change.knob())).collect();
+        let ordered = [(500, "pause"), (10000, "rps_cpus"), (10000, "netdev_max_backlog")];
+        assert_eq!(knobs, ordered);
     }
 
     #[test]

@@ -5,8 +5,10 @@
 //! same turns on one thread, in an order that a seed determines.
 
 mod bell;
+mod changes;
 mod idle;
 mod live;
+mod log;
 mod queue;
 mod shared;
 mod stepped;
@@ -29,6 +31,7 @@ use crate::control::{Change, Coalesce, CpuList, Script};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::trace::{IntakeTrace, Trace};
+use changes::Follower;
 pub use idle::SPIN_MAX_NS;
 use queue::Queue;
 use shared::Shared;
@@ -204,7 +207,8 @@ impl<H: Handler + 'static> Engine<H> {
         let mut lanes: Vec<Vec<Lane>> = cpus.iter().map(|_| Vec::new()).collect();
         for (index, source) in sources.into_iter().enumerate() {
             let polling = index % cpus.len();
-            let (queue, queue_lanes) = open_queue(config, index, cpus[polling], source);
+            let follower = shared.follower();
+            let (queue, queue_lanes) = open_queue(config, index, cpus[polling], source, follower);
             queues[polling].push(queue);
             for (lane, lanes) in queue_lanes.into_iter().zip(&mut lanes) {
                 lanes.push(lane);
@@ -216,8 +220,8 @@ impl<H: Handler + 'static> Engine<H> {
                 let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
                 delivery.set_coalesce(config.coalesce.on_delivery());
                 let (handler, shared) = (handler(cpu), Arc::clone(&shared));
-                let (epoch, coalesce) = (0, config.coalesce);
-                Worker { cpu, index, pool, queues, delivery, handler, epoch, coalesce, shared }
+                let (changes, coalesce) = (shared.follower(), config.coalesce);
+                Worker { cpu, index, pool, queues, delivery, handler, changes, coalesce, shared }
             },
         );
         Ok(Self { workers: workers.collect(), shared })
@@ -265,6 +269,7 @@ fn open_queue(
     index: usize,
     polling_cpu: CpuId,
     source: Box<dyn Source>,
+    changes: Follower,
 ) -> (Queue, Vec<Lane>) {
     let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
     let mut intake = Intake::new(IntakeConfig {
@@ -291,7 +296,7 @@ fn open_queue(
     let trace = config.trace.as_ref().map(|trace| {
         IntakeTrace::new(Arc::clone(trace), Arc::clone(&config.hasher), config.verify)
     });
-    (Queue::new(intake, source, polling_cpu, config, trace), lanes)
+    (Queue::new(intake, source, polling_cpu, config, trace, changes), lanes)
 }
 
 /// Packet memory: for each CPU that polls, chunks enough for all that can be under way from its

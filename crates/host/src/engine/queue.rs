@@ -10,6 +10,7 @@ use path::intake::DEV_WEIGHT;
 use path::steer::Tick;
 use path::{CpuId, DropReason, Intake, Packet, Source};
 
+use super::changes::{Entry, Follower};
 use super::shared::Shared;
 use super::{Config, WhenFull};
 use crate::control::{Change, Coalesce, ScriptedChange};
@@ -30,7 +31,9 @@ pub(super) struct Queue {
     burst: Burst,
     /// No frame below this number is still to come.
     next_frame: u64,
-    epoch: u32,
+    changes: Follower,
+    /// Changes of the script that this queue has come to.
+    scripted: usize,
     coalesce: Coalesce,
     flow_limit_table_len: u32,
     when_full: WhenFull,
@@ -61,6 +64,7 @@ impl Queue {
         polling_cpu: CpuId,
         config: &Config,
         trace: Option<IntakeTrace>,
+        changes: Follower,
     ) -> Self {
         Self {
             intake,
@@ -68,7 +72,8 @@ impl Queue {
             polling_cpu,
             burst: Burst::default(),
             next_frame: 0,
-            epoch: 0,
+            changes,
+            scripted: 0,
             coalesce: config.coalesce,
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
@@ -82,11 +87,11 @@ impl Queue {
 
     /// Polls the source once and takes what comes through the intake.
     pub(super) fn turn(&mut self, pool: &mut Pool, shared: &Shared) -> Activity {
+        self.follow_changes(shared);
         if self.ended {
             return Activity::Ended;
         }
         pool.collect();
-        self.apply_due_changes(shared);
         let polled = self.poll(pool, shared);
         let frames = self.burst.len();
         self.take_in(pool, shared);
@@ -173,7 +178,7 @@ impl Queue {
             let rest = self.burst.packets.split_off(at);
             self.burst.behind = Behind::More;
             self.intake_turn(pool, shared);
-            self.apply_change(shared);
+            self.reach_scripted(shared);
             self.burst.packets = rest;
         }
         self.burst.behind = behind;
@@ -183,18 +188,38 @@ impl Queue {
         self.intake_turn(pool, shared);
     }
 
-    /// Applies what changes before the next frame, whichever that is: it counts for the poll.
-    fn apply_due_changes(&mut self, shared: &Shared) {
+    /// Applies what has changed, and what the script changes before the next frame, whichever that
+    /// is: it counts for the poll.
+    fn follow_changes(&mut self, shared: &Shared) {
+        while let Some(entry) = self.changes.next() {
+            self.apply(&entry, shared);
+        }
         let next_frame = self.next_frame;
         let is_due = |change: &ScriptedChange| change.frame <= next_frame;
-        while shared.script.begins(self.epoch + 1).is_some_and(is_due) {
-            self.apply_change(shared);
+        while self.scripted_next(shared).is_some_and(is_due) {
+            self.reach_scripted(shared);
+        }
+    }
+
+    /// The first change of the script that this queue has not come to.
+    fn scripted_next<'a>(&self, shared: &'a Shared) -> Option<&'a ScriptedChange> {
+        shared.script.changes().get(self.scripted)
+    }
+
+    /// Comes to the next change of the script, and to all that was changed before it.
+    fn reach_scripted(&mut self, shared: &Shared) {
+        let count = self.scripted + 1;
+        shared.make_scripted(count);
+        while self.scripted < count
+            && let Some(entry) = self.changes.next()
+        {
+            self.apply(&entry, shared);
         }
     }
 
     /// Where in the burst the next change takes effect.
     fn next_change(&self, shared: &Shared) -> Option<usize> {
-        let change = shared.script.begins(self.epoch + 1)?;
+        let change = self.scripted_next(shared)?;
         let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
         self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
     }
@@ -234,10 +259,9 @@ impl Queue {
         Tick { now_ns, busy_ns: self.load.busy_ns }
     }
 
-    fn apply_change(&mut self, shared: &Shared) {
-        self.epoch += 1;
-        let Some(scripted) = shared.script.begins(self.epoch) else { return };
-        let (change, epoch) = (&scripted.change, self.epoch);
+    fn apply(&mut self, entry: &Entry, shared: &Shared) {
+        self.scripted += usize::from(entry.is_scripted);
+        let (change, epoch) = (&entry.change, entry.epoch);
         match change {
             Change::RpsCpus(cpus) => {
                 self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
@@ -259,11 +283,11 @@ impl Queue {
                 self.intake.set_coalesce(self.coalesce.on_arrival(), epoch);
             }
             Change::Pause(cpu) => {
-                shared.set_paused(*cpu, true);
+                shared.set_paused(*cpu, true, epoch);
                 self.intake.set_epoch(epoch);
             }
             Change::Resume(cpu) => {
-                shared.set_paused(*cpu, false);
+                shared.set_paused(*cpu, false, epoch);
                 self.intake.set_epoch(epoch);
             }
         }
@@ -293,6 +317,11 @@ impl Queue {
             Ok(error) => *error,
             Err(source) => Error::Source { queue, source },
         })
+    }
+
+    /// Whether there is a change that this queue has not come to.
+    pub(super) fn must_follow(&self) -> bool {
+        self.changes.has_next()
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -1,12 +1,14 @@
 //! What the threads of an engine share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use path::CpuId;
 
 use super::Config;
 use super::bell::Bell;
+use super::changes::{Changes, Follower};
 use crate::clock::Clock;
 use crate::control::{Change, CpuList, Script};
 
@@ -17,7 +19,8 @@ pub(super) struct Shared {
     cpus: CpuList,
     cpu_count: u16,
     bells: Box<[Bell]>,
-    paused: Box<[AtomicBool]>,
+    /// Whether each CPU is paused in the lowest bit, and since which epoch above.
+    paused: Box<[AtomicU64]>,
     /// Written by each CPU for itself.
     busy_ns: Box<[AtomicU64]>,
     /// Threads that stand ready on their CPUs, and whether they may begin.
@@ -29,8 +32,10 @@ pub(super) struct Shared {
     live_sources: AtomicUsize,
     /// Queues that still have packets to give, held ones included.
     live_queues: AtomicUsize,
-    /// What changes during the run.
+    /// What the script changes during the run.
     pub(super) script: Script,
+    /// All changes, scripted and asked for, on their way to the threads.
+    changes: Mutex<Changes>,
     /// The latest epoch that has begun on any queue.
     announced: AtomicU32,
     pub(super) spin_max_ns: u64,
@@ -49,7 +54,7 @@ impl Shared {
             cpus: config.cpus.clone(),
             cpu_count: mask_width(config),
             bells: (0..cpus).map(|_| Bell::default()).collect(),
-            paused: (0..cpus).map(|_| AtomicBool::new(false)).collect(),
+            paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             ready: AtomicUsize::new(0),
             started: AtomicBool::new(false),
@@ -58,6 +63,7 @@ impl Shared {
             live_sources: AtomicUsize::new(queues),
             live_queues: AtomicUsize::new(queues),
             script: config.script.clone(),
+            changes: Mutex::new(Changes::new()),
             announced: AtomicU32::new(0),
             spin_max_ns: config.spin_max_ns,
         }
@@ -111,18 +117,21 @@ impl Shared {
         self.aborted.load(Ordering::Relaxed)
     }
 
-    /// Sets or lifts a CPU's pause; a CPU that the engine does not run on has none.
-    pub(super) fn set_paused(&self, cpu: CpuId, paused: bool) {
+    /// Sets or lifts a CPU's pause as of `epoch`; a CPU that the engine does not run on has none.
+    /// Every queue says it when it comes to that epoch, and the latest epoch counts.
+    pub(super) fn set_paused(&self, cpu: CpuId, paused: bool, epoch: u32) {
         if let Some(index) = self.index_of(cpu) {
-            self.paused[index].store(paused, Ordering::Relaxed);
-            self.bells[index].ring();
+            let since = u64::from(epoch) << 1 | u64::from(paused);
+            if self.paused[index].fetch_max(since, Ordering::Relaxed) < since {
+                self.bells[index].ring();
+            }
         }
     }
 
     /// Whether a CPU is to leave its backlogs alone. Pauses end with the last source, for what is
     /// queued must be delivered.
     pub(super) fn is_paused(&self, index: usize) -> bool {
-        self.paused[index].load(Ordering::Relaxed) && self.has_live_sources()
+        self.paused[index].load(Ordering::Relaxed) & 1 == 1 && self.has_live_sources()
     }
 
     pub(super) fn is_any_paused(&self) -> bool {
@@ -164,14 +173,28 @@ impl Shared {
         self.live_queues.load(Ordering::Acquire) > 0
     }
 
+    /// A follower of all changes from now on.
+    pub(super) fn follower(&self) -> Follower {
+        self.changes().follower()
+    }
+
+    /// Makes the first `count` changes of the script, as far as nobody has made them: the first
+    /// queue that reaches a change's frame makes it for all.
+    pub(super) fn make_scripted(&self, count: usize) {
+        let made = self.changes().make_scripted(&self.script, count);
+        if made {
+            self.wake_all();
+        }
+    }
+
+    /// A lock whose holder panicked guards nothing that could be half done here.
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the caller is the first to see this epoch begin.
     pub(super) fn announces(&self, epoch: u32) -> bool {
         self.announced.fetch_max(epoch, Ordering::Relaxed) < epoch
-    }
-
-    /// The latest epoch that has begun.
-    pub(super) fn epoch(&self) -> u32 {
-        self.announced.load(Ordering::Relaxed)
     }
 
     /// A change's value as it is read back: as it is in force.

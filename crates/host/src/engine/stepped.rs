@@ -106,6 +106,7 @@ impl<H: Handler> Stepper<H> {
 
     /// Begins an intake or a batch, in turn as far as there is work, and returns what it costs.
     fn begin(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) -> u64 {
+        self.worker.follow_changes();
         if std::mem::take(&mut self.took_in)
             && let Some(cost_ns) = self.begin_batch(random, costs)
         {
@@ -129,7 +130,6 @@ impl<H: Handler> Stepper<H> {
         if worker.shared.is_paused(worker.index) {
             return None;
         }
-        worker.follow_changes();
         let taken = worker.delivery.take(usize::MAX) as u64;
         worker.delivery.coalesce();
         let packets = worker.delivery.in_hand() as u64;

@@ -6,10 +6,11 @@ use mem::Pool;
 use path::intake::DEV_WEIGHT;
 use path::{CpuId, Delivery, Handler};
 
+use super::changes::Follower;
 use super::queue::{Activity, Queue};
 use super::shared::Shared;
 use super::{CpuOutcome, Outcome};
-use crate::control::Coalesce;
+use crate::control::{Change, Coalesce};
 use crate::error::Error;
 
 /// All that belongs to one CPU.
@@ -21,8 +22,8 @@ pub(super) struct Worker<H> {
     pub(super) queues: Vec<Queue>,
     pub(super) delivery: Delivery,
     pub(super) handler: H,
-    /// The epoch that the delivery follows.
-    pub(super) epoch: u32,
+    /// The changes that the delivery follows.
+    pub(super) changes: Follower,
     /// How packets are coalesced in it.
     pub(super) coalesce: Coalesce,
     pub(super) shared: Arc<Shared>,
@@ -31,6 +32,7 @@ pub(super) struct Worker<H> {
 impl<H: Handler> Worker<H> {
     /// One turn: each queue once, then the backlogs, then frames home.
     pub(super) fn turn(&mut self) -> Activity {
+        self.follow_changes();
         let mut activity = self.intake_turn();
         let delivered = self.delivery_turn(DEV_WEIGHT);
         self.pool.flush();
@@ -53,28 +55,28 @@ impl<H: Handler> Worker<H> {
         if self.shared.is_paused(self.index) {
             return 0;
         }
-        self.follow_changes();
         self.delivery.turn(budget, &mut self.pool, &mut self.handler)
     }
 
-    /// Has the delivery coalesce as the latest changes say.
+    /// Has the delivery work as the latest changes say. Nothing is in hand.
     pub(super) fn follow_changes(&mut self) {
-        let epoch = self.shared.epoch();
-        if epoch == self.epoch {
-            return;
+        while let Some(entry) = self.changes.next() {
+            if let Change::Coalesce(change) = entry.change {
+                let before = self.coalesce.on_delivery();
+                self.coalesce = self.coalesce.after(change);
+                if self.coalesce.on_delivery() != before {
+                    self.delivery.set_coalesce(self.coalesce.on_delivery());
+                }
+            }
         }
-        let coalesce = self.shared.script.coalesce_in(epoch, self.epoch, self.coalesce);
-        if coalesce.on_delivery() != self.coalesce.on_delivery() {
-            self.delivery.set_coalesce(coalesce.on_delivery());
-        }
-        (self.epoch, self.coalesce) = (epoch, coalesce);
     }
 
     /// Whether there is a reason not to sleep, other than what a source may have.
     pub(super) fn has_business(&mut self) -> bool {
         let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
         let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
-        may_deliver || must_stop || self.has_ended() || self.shared.is_aborted()
+        let must_follow = self.changes.has_next() || self.queues.iter().any(Queue::must_follow);
+        may_deliver || must_stop || must_follow || self.has_ended() || self.shared.is_aborted()
     }
 
     /// Whether nothing will ever come again.
