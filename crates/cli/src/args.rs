@@ -117,6 +117,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FRAME:KNOB=VALUE")]
     pub(crate) at: Vec<ScriptedChange>,
 
+    /// More of these, one on each line of a file; what follows a # is a remark
+    #[arg(long, value_name = "FILE")]
+    pub(crate) script: Option<PathBuf>,
+
     /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
     /// take memory whether or not there are as many flows
     #[arg(long, value_name = "N", default_value_t = path::steer::RPS_FLOW_CNT,

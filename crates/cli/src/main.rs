@@ -7,6 +7,7 @@ mod synthetic; // made-up traffic, as the command line describes it
 mod bench; //     forebay bench
 mod hash; //      forebay hash
 mod replay; //    forebay replay
+mod script; //    changes on the way, from a file
 mod table; //     the end of a replay, for people
 mod output; //    what goes to standard output
 mod failure; //   what a person is told when something goes wrong, and the exit code

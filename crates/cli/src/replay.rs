@@ -27,6 +27,7 @@ use serde::Serialize;
 use crate::args::{CoalesceArg, CoalesceAtArg, HashKind, ReplayArgs, SpreadArg, WhenFullArg};
 use crate::failure::Failure;
 use crate::output;
+use crate::script;
 use crate::synthetic::SyntheticSpec;
 use crate::table;
 
@@ -145,7 +146,11 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         config.rps_cpus = rps_cpus;
     }
     let set = args.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
-    let script = Script::new(set.chain(args.at.iter().cloned()).collect());
+    let mut changes: Vec<_> = set.chain(args.at.iter().cloned()).collect();
+    if let Some(path) = &args.script {
+        changes.extend(script::read(path)?);
+    }
+    let script = Script::new(changes);
     for change in script.changes() {
         check_cpus(&change.change, &config.cpus)?;
     }

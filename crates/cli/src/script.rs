@@ -1,0 +1,45 @@
+//! Scripts: changes during a run, one on each line of a file.
+
+use std::fs;
+use std::path::Path;
+
+use forebay::control::ScriptedChange;
+
+use crate::failure::Failure;
+
+/// Reads a script.
+pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedChange>, Failure> {
+    let shown = path.display();
+    let text = fs::read_to_string(path).map_err(|error| {
+        let help = "give a text file with changes such as 10000:rps_cpus=3";
+        Failure::usage(format!("--script {shown}: {error}"), help)
+    })?;
+    changes(&text).map_err(|(line, problem)| {
+        let help = "each line is FRAME:KNOB=VALUE, as in 10000:rps_cpus=3";
+        Failure::usage(format!("--script {shown}, line {line}: {problem}"), help)
+    })
+}
+
+/// The changes of a script, or the number of a line and what is wrong with it.
+fn changes(text: &str) -> Result<Vec<ScriptedChange>, (usize, String)> {
+    let changes = (1..).zip(text.lines()).filter_map(|(line, text)| {
+        let text = text.split('#').next().unwrap_or_default().trim();
+        let change = || text.parse().map_err(|error: forebay::Error| (line, error.to_string()));
+        (!text.is_empty()).then(change)
+    });
+    changes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_has_a_change_on_each_line_and_says_which_is_wrong() {
+        let script = changes("# flips\n\n500:pause=1 # for a while\n 900:resume=1\n").unwrap();
+        let frames: Vec<_> = script.iter().map(|scripted| scripted.frame).collect();
+        assert_eq!(frames, [500, 900]);
+        let (line, problem) = changes("500:pause=1\n900:resume\n").unwrap_err();
+        assert!(line == 2 && problem.contains("KNOB=VALUE"), "{line}: {problem}");
+    }
+}
