@@ -149,7 +149,9 @@ impl Backlogs {
         self.netdev_max_backlog = packets;
         for target in self.targets.iter_mut().flatten() {
             // Notes first: who sees a packet finds its note.
-            target.notes.as_mut().map(|notes| notes.grow(capacity_for(packets)));
+            if let Some(notes) = &mut target.notes {
+                notes.grow(capacity_for(packets));
+            }
             target.packets.grow(capacity_for(packets));
         }
     }
