@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 
 use mem::Position;
-use path::backlog::{Backlogs, FlowLimit};
+use path::backlog::{Backlogs, FlowLimit, Note};
 use path::delivery::Delivery;
 use path::hash::FlowHash;
 use path::packet::Arrival;
 use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
 use path::{Because, CpuId, DropReason, RxQueue};
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
-use crate::world::{CPUS, Flow, Journal, Order, POLLING, Seen, Settings, World, cpus_of, put};
+use crate::journal::{Journal, Order, Seen};
+use crate::world::{CPUS, Flow, Settings, World, cpus_of, put};
 
 /// Flows that meet in all ways: two of one hash, some of one slot, some at the edges of a CPU's
 /// range or of a slot, and one without a hash.
@@ -50,6 +52,23 @@ enum Step {
         paused: bool,
     },
     Mask(u8),
+    Running(u8),
+    Polling {
+        cpu: u16,
+    },
+    /// The application of a flow runs there.
+    Application {
+        flow: u16,
+        cpu: u16,
+    },
+    SockFlows {
+        entries: Option<u32>,
+    },
+    FlowCnt(u32),
+    Rekey,
+    Lose {
+        cpu: u16,
+    },
     MaxBacklog(u32),
     FlowLimit(bool),
     Pass {
@@ -71,6 +90,13 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (cpu(), any::<bool>()).prop_map(|(cpu, paused)| Step::Pause { cpu, paused }),
         2 => (0u8..16).prop_map(Step::Mask),
         1 => any::<u8>().prop_map(Step::Mask),
+        1 => any::<u8>().prop_map(Step::Running),
+        1 => cpu().prop_map(|cpu| Step::Polling { cpu }),
+        4 => (flow(), 0..CPUS + 1).prop_map(|(flow, cpu)| Step::Application { flow, cpu }),
+        1 => option::of(1u32..64).prop_map(|entries| Step::SockFlows { entries }),
+        1 => (0u32..20).prop_map(Step::FlowCnt),
+        1 => Just(Step::Rekey),
+        1 => cpu().prop_map(|cpu| Step::Lose { cpu }),
         1 => (1u32..40).prop_map(Step::MaxBacklog),
         1 => any::<bool>().prop_map(Step::FlowLimit),
         2 => (0..2 * SPREAD_WINDOW_NS, 0u64..100)
@@ -98,8 +124,12 @@ fn settings() -> impl Strategy<Value = Settings> {
     )
 }
 
+fn flow(id: u16) -> Flow {
+    Flow { id, hash: HASHES[usize::from(id)] }
+}
+
 fn all(flows: &[u16]) -> Vec<Flow> {
-    flows.iter().map(|&id| Flow { id, hash: HASHES[usize::from(id)] }).collect()
+    flows.iter().map(|&id| flow(id)).collect()
 }
 
 /// A world and who is paused in it.
@@ -107,12 +137,19 @@ struct Run {
     world: World,
     paused: [bool; CPUS as usize],
     netdev_max_backlog: u32,
+    /// Whether there may be a line before a fence.
+    may_be_lined_up: bool,
 }
 
 impl Run {
     fn new(settings: Settings) -> Self {
         let netdev_max_backlog = settings.netdev_max_backlog;
-        Self { world: World::new(settings), paused: [false; CPUS as usize], netdev_max_backlog }
+        Self {
+            world: World::new(settings),
+            paused: [false; CPUS as usize],
+            netdev_max_backlog,
+            may_be_lined_up: false,
+        }
     }
 
     fn step(&mut self, step: &Step) {
@@ -139,12 +176,24 @@ impl Run {
             Step::Finish { cpu } => world.finish(cpu),
             Step::Pause { cpu, paused } => self.paused[usize::from(cpu)] = paused,
             Step::Mask(mask) => world.set_mask(mask),
+            Step::Running(mask) => world.set_running(mask),
+            Step::Polling { cpu } => world.set_polling_cpu(CpuId(cpu)),
+            Step::Application { flow: id, cpu } => world.application(flow(id), cpu),
+            Step::SockFlows { entries } => world.set_sock_flows(entries),
+            Step::FlowCnt(rps_flow_cnt) => world.set_rps_flow_cnt(rps_flow_cnt),
+            Step::Rekey => world.rekey(),
+            Step::Lose { cpu } => {
+                world.lose(cpu);
+            }
             Step::MaxBacklog(packets) => {
-                world.intake.set_netdev_max_backlog(packets, 0);
+                let epoch = world.begin_epoch(|_| ());
+                world.intake.set_netdev_max_backlog(packets, epoch);
                 self.netdev_max_backlog = packets;
             }
             Step::FlowLimit(on) => {
-                world.intake.set_flow_limit(on.then(|| FlowLimit::new(8)).flatten(), 0);
+                let limit = on.then(|| FlowLimit::new(8)).flatten();
+                let epoch = world.begin_epoch(|_| ());
+                world.intake.set_flow_limit(limit, epoch);
             }
             Step::Pass { time_ns, busy_percent } => {
                 world.now_ns += time_ns;
@@ -165,30 +214,81 @@ impl Run {
         for (before, now) in before.into_iter().zip(queued(&self.world)) {
             assert!(now <= before.max(limit), "promise 3: {now} queued, the limit is {limit}");
         }
+        let held = self.world.intake.held();
+        match step {
+            Step::FlowCnt(_) | Step::Rekey => self.may_be_lined_up = true,
+            _ => self.may_be_lined_up &= held > 0,
+        }
         if nothing_waits && matches!(step, Step::Arrive(flows) if flows.is_empty()) {
-            let full = queued(&self.world).contains(&limit);
-            assert!(full || self.world.intake.held() == 0, "promise 3: held behind nothing");
+            let queued = queued(&self.world);
+            // The line goes first, and others wait behind it.
+            let moves_on = self.may_be_lined_up && queued != [0; CPUS as usize];
+            let full = queued.contains(&limit);
+            assert!(full || moves_on || held == 0, "promise 3: held behind nothing");
         }
     }
 }
 
-/// What the notes say, slot by slot in the order of arrival.
+/// What the notes say.
 fn check_notes(world: &World) {
     world.journal.check_positions();
-    let mut last: BTreeMap<u32, Seen> = BTreeMap::new();
-    let mut first_stay: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
+    let mut slots: BTreeMap<(u32, Option<u32>), InSlot> = BTreeMap::new();
+    let mut last_of_flow: BTreeMap<u16, Seen> = BTreeMap::new();
     for seen in &world.journal.seen {
-        let note = seen.note;
-        let Some(slot) = world.journal.slot(seen) else {
-            assert_eq!((seen.cpu, note.because), (POLLING, Because::Inline), "no hash: no move");
-            continue;
-        };
-        assert!(note.because != Because::Inline || seen.cpu == POLLING);
-        let last = last.insert(slot, *seen);
-        assert_eq!(note.behind, last.map_or(FlowHash::NONE, |last| last.hash), "{seen:?}");
-        if let Some(last) = last
+        check_target(world, seen);
+        if let Some(last) = last_of_flow.insert(seen.flow, *seen)
             && last.cpu != seen.cpu
         {
+            assert!(last.handled_ns < seen.note.enqueued_ns, "rfs_6: {seen:?} overtakes {last:?}");
+        }
+        let epoch = &world.epochs[seen.note.epoch as usize];
+        if world.arrived_in(seen.note.arrival).table != epoch.table {
+            // It was held when the table was replaced, and stood in the line.
+            let Note { because, head_old, behind, .. } = seen.note;
+            assert_eq!((because, head_old, behind), (Because::Held, None, FlowHash::NONE));
+            continue;
+        }
+        let slot = (epoch.table, epoch.slot(seen.hash));
+        slots.entry(slot).or_default().check(world, slot, seen);
+    }
+}
+
+/// A packet that follows nobody goes where the settings of its epoch send it.
+fn check_target(world: &World, seen: &Seen) {
+    let epoch = &world.epochs[seen.note.epoch as usize];
+    let may_be = match seen.note.because {
+        Because::Rfs => epoch.is_followed(seen.cpu),
+        Because::Rps => epoch.is_mapped(seen.cpu),
+        Because::Inline => seen.cpu == epoch.polling,
+        Because::Drained | Because::Held => epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling,
+        Because::Stay => true,
+    };
+    assert!(may_be, "{seen:?} under {epoch:?}");
+}
+
+/// The packets of one slot of one table, in the order of arrival.
+#[derive(Default)]
+struct InSlot {
+    last: Option<Seen>,
+    /// Those that have stayed, and when the first of them did.
+    stays: Option<(u32, u64)>,
+}
+
+impl InSlot {
+    fn check(&mut self, world: &World, (table, slot): (u32, Option<u32>), seen: &Seen) {
+        let note = seen.note;
+        let Some(last) = self.last.replace(*seen) else { return };
+        let between = world.journal.lost.iter().filter(|lost| {
+            let epoch = world.arrived_in(lost.arrival);
+            (epoch.table, epoch.slot(lost.hash)) == (table, slot)
+                && lost.arrival.is_after(last.note.arrival)
+                && note.arrival.is_after(lost.arrival)
+        });
+        let lost = between.last();
+        assert_eq!(note.behind, lost.map_or(last.hash, |lost| lost.hash), "{seen:?}");
+        if let Some(lost) = lost {
+            assert!(lost.cpu == seen.cpu || lost.lost_ns < note.enqueued_ns, "rfs_6: {seen:?}");
+        } else if last.cpu != seen.cpu {
             assert!(last.handled_ns < note.enqueued_ns, "rfs_6: {seen:?} overtakes {last:?}");
             let head = note.head_old.expect("a move shows the head counter that allows it");
             assert!(head.since(last.note.position) < 1 << 31, "rfs_6: {seen:?} after {last:?}");
@@ -196,13 +296,13 @@ fn check_notes(world: &World) {
             assert_eq!(note.head_old, None, "{seen:?} moved nothing");
         }
         if note.because == Because::Stay {
-            let (stays, since_ns) = first_stay.entry(slot).or_insert((0, note.enqueued_ns));
+            let (stays, since_ns) = self.stays.get_or_insert((0, note.enqueued_ns));
             *stays += 1;
             let MoveAfter { packets, time_ns } = world.settings.move_after;
             assert!(*stays <= packets, "promise 3: {seen:?} stays beyond move_after");
             assert!(note.enqueued_ns - *since_ns < time_ns, "promise 3: {seen:?} stays too long");
         } else {
-            first_stay.remove(&slot);
+            self.stays = None;
         }
     }
 }
@@ -222,6 +322,10 @@ proptest! {
         run.world.settle();
         run.world.check();
         check_notes(&run.world);
+        for id in (0..).take(HASHES.len()) {
+            let state = run.world.intake.state_of(run.world.hash_of(flow(id)));
+            assert!(!state.is_fenced && state.held.is_none() && state.ahead == 0, "{state:?}");
+        }
     }
 }
 
@@ -246,7 +350,7 @@ fn promise_1_the_kernels_rule_breaks_order_when_the_mask_changes() {
         let lane = backlogs.connect(CpuId(cpu), 128, start, true);
         Delivery::new(CpuId(cpu), vec![lane], 64)
     });
-    let mut journal = Journal::new(4, start);
+    let mut journal = Journal::new(start);
     for mask in [0b01, 0b10] {
         let map = RpsMap::new(cpus_of(mask));
         let mut packet = world.packet(&[0, 1]);

@@ -2,8 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
-mod world; // the CPUs, what they write down, and the laws
-mod laws; //  the promises over random schedules
+mod world; //   the CPUs, and what holds in any world
+mod changes; // what changes while packets flow
+mod journal; // what the CPUs write down
+mod laws; //    the promises over random schedules
+mod rfs; //     packets follow their applications
+mod tables; //  tables and keys are replaced
+mod truth; //   what is said afterwards
 
 use etherparse::PacketBuilder;
 use mem::Position;
@@ -15,7 +20,8 @@ use path::parse::{self, Link, Verify, View};
 use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
 use path::{Because, CpuId, Delivery, DropReason, RxQueue};
 
-use world::{CPUS, Flow, Journal, POLLING, Settings, World, cpus_of, put};
+use journal::Journal;
+use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, put};
 
 /// Two flows of one slot, and two of another.
 const FLOW: Flow = Flow { id: 1, hash: 0x1000_0005 };
@@ -468,7 +474,7 @@ fn promise_3_batches_and_turns_are_bounded_and_rx_queues_have_their_turns() {
             put(queue, CpuId(2), world.packet(&[0, flow]));
         }
     }
-    let mut journal = Journal::new(4, start);
+    let mut journal = Journal::new(start);
     let turns = [9, 100, 1].map(|budget| delivery.turn(budget, &mut world.pool, &mut journal));
     assert_eq!(turns, [9, 11, 0]);
     assert_eq!(journal.batches, [4, 4, 1, 4, 4, 2, 1]);

@@ -1,22 +1,23 @@
 //! A few virtual CPUs around one rx queue: the real intake and deliveries, stepped by hand.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mem::pool::{ChunkClass, Pool, carve, region_bytes};
 use mem::{Position, Region};
 use path::arrive::{Burst, Refused};
 use path::backlog::{Backlogs, Note};
-use path::delivery::Batch;
 use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{Link, Verify};
-use path::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
-use path::{Because, CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
+use path::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
+use path::{Because, CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
+
+use crate::changes::Epoch;
+use crate::journal::{Journal, Lost};
 
 pub(crate) const CPUS: u16 = 8;
-/// The CPU that polls the queue.
+/// The CPU that polls the queue at first.
 pub(crate) const POLLING: CpuId = CpuId(0);
 /// The hasher's key.
 pub(crate) const KEY: [u8; 16] = [7; 16];
@@ -66,6 +67,14 @@ impl Default for Settings {
 pub(crate) struct World {
     pub(crate) intake: Intake,
     pub(crate) deliveries: Vec<Delivery>,
+    /// Where the applications say that they run.
+    pub(crate) sock_flows: Arc<SockFlowTable>,
+    /// By number.
+    pub(crate) epochs: Vec<Epoch>,
+    /// The epoch in which each packet arrived.
+    arrived: Vec<u32>,
+    /// How often the device's key changed.
+    pub(crate) key: u32,
     pub(crate) pool: Pool,
     pub(crate) journal: Journal,
     pub(crate) drops: Vec<(Arrival, DropReason)>,
@@ -101,12 +110,18 @@ impl World {
             Delivery::new(cpu, vec![lane], settings.batch_max as usize)
         });
         let deliveries = deliveries.collect();
+        let sock_flows = Arc::new(SockFlowTable::new(1 << 16, CPUS.into()));
         intake.set_rps_cpus(cpus_of(settings.rps_cpus), 0);
+        intake.set_sock_flows(Some(Arc::clone(&sock_flows)), 0);
         Self {
             intake,
             deliveries,
+            sock_flows,
+            epochs: vec![Epoch::first(&settings)],
+            arrived: Vec::new(),
+            key: 0,
             pool: pool(),
-            journal: Journal::new(settings.rps_flow_cnt, start),
+            journal: Journal::new(start),
             drops: Vec::new(),
             now_ns: 1,
             busy_ns: 0,
@@ -116,11 +131,16 @@ impl World {
         }
     }
 
+    /// The hash that the device gives the packets of a flow: under another key, another.
+    pub(crate) fn hash_of(&self, flow: Flow) -> FlowHash {
+        FlowHash(flow.hash.rotate_left(2 * self.key))
+    }
+
     /// A burst with one packet of each of these flows, under the hash of each as the device's.
     pub(crate) fn arrive(&mut self, flows: &[Flow]) -> Vec<CpuId> {
-        let packets = flows.iter().map(|flow| {
+        let packets = flows.iter().map(|&flow| {
             let mut packet = self.packet(&flow.id.to_be_bytes());
-            packet.hash = FlowHash(flow.hash);
+            packet.hash = self.hash_of(flow);
             packet
         });
         let packets = packets.collect();
@@ -188,14 +208,28 @@ impl World {
         delivery.turn(budget, &mut self.pool, &mut self.journal)
     }
 
-    pub(crate) fn set_mask(&mut self, mask: u8) {
-        self.intake.set_rps_cpus(cpus_of(mask), 0);
+    /// The thread of `cpu` is lost, and what it has in hand; another takes its place.
+    pub(crate) fn lose(&mut self, cpu: u16) -> usize {
+        self.now_ns += 1;
+        let index = usize::from(cpu);
+        self.in_hand[index] = 0;
+        let (_, lost) = self.deliveries[index].lose().unwrap();
+        let count = lost.len();
+        for dropped in lost {
+            self.drops.push((dropped.arrival, dropped.reason));
+            let (cpu, packet) = (CpuId(cpu), dropped.packet.unwrap());
+            let (arrival, hash, lost_ns) = (packet.arrival, packet.hash, self.now_ns);
+            self.journal.lost.push(Lost { cpu, arrival, hash, lost_ns });
+            self.pool.put(packet.frame);
+        }
+        count
     }
 
     /// Turns and deliveries until nothing is under way; a round moves as many held packets as
-    /// there is room for, and there is room for one at least.
+    /// there is room for, and there is room for one at least. A fence takes two rounds more: one
+    /// for what is in front of its line, and one for the line's last packet.
     pub(crate) fn settle(&mut self) {
-        for _ in 0..self.settings.hold_max + 2 {
+        for _ in 0..self.settings.hold_max + 4 {
             self.idle_turn();
             (0..CPUS).for_each(|cpu| {
                 self.deliver(cpu, usize::MAX);
@@ -209,7 +243,8 @@ impl World {
     /// at the CPUs' progress then, and be helped to see it.
     pub(crate) fn queued_on(&self, cpu: u16) -> u64 {
         let enqueued = self.intake.counters().per_cpu[usize::from(cpu)].enqueued.get();
-        enqueued - self.delivered_on(cpu)
+        let counters = self.deliveries[usize::from(cpu)].counters();
+        enqueued - counters.frames.get() - counters.lost.get()
     }
 
     /// The laws that hold at any time.
@@ -219,7 +254,12 @@ impl World {
         assert_eq!(counters.frames.get(), self.frames);
         for reason in DropReason::ALL {
             let dropped = self.drops.iter().filter(|drop| drop.1 == reason).count();
-            assert_eq!(counters.drops[reason.index()].get(), dropped as u64, "{reason:?}");
+            let lost = |delivery: &Delivery| delivery.counters().lost.get();
+            let counted = match reason {
+                DropReason::CpuLost => self.deliveries.iter().map(lost).sum(),
+                _ => counters.drops[reason.index()].get(),
+            };
+            assert_eq!(counted, dropped as u64, "{reason:?}");
         }
         let delivered = self.journal.seen.len() as u64;
         let queued: u64 = (0..CPUS).map(|cpu| self.queued_on(cpu)).sum();
@@ -234,12 +274,15 @@ impl World {
         Arrival::of_frame(u64::from(self.settings.start) + self.frames)
     }
 
-    fn delivered_on(&self, cpu: u16) -> u64 {
-        self.deliveries[usize::from(cpu)].counters().frames.get()
+    /// The epoch in which a packet arrived.
+    pub(crate) fn arrived_in(&self, arrival: Arrival) -> Epoch {
+        let frame = arrival.0.wrapping_sub(self.settings.start) - 1;
+        self.epochs[self.arrived[frame as usize] as usize]
     }
 
     fn next_arrival(&mut self) -> Arrival {
         self.frames += 1;
+        self.arrived.push(u32::try_from(self.epochs.len() - 1).unwrap());
         self.last_arrival()
     }
 }
@@ -264,88 +307,4 @@ pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
 fn pool() -> Pool {
     let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: POOL_FRAMES }]];
     carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
-}
-
-/// What one CPU was handed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    pub(crate) cpu: CpuId,
-    pub(crate) flow: u16,
-    pub(crate) hash: FlowHash,
-    pub(crate) note: Note,
-    pub(crate) handled_ns: u64,
-}
-
-/// The handler of all CPUs: writes down what they are handed.
-pub(crate) struct Journal {
-    pub(crate) seen: Vec<Seen>,
-    pub(crate) order: Order,
-    pub(crate) batches: Vec<usize>,
-    now_ns: u64,
-    slot_shift: u32,
-    start: Position,
-}
-
-impl Journal {
-    pub(crate) fn new(slots: u32, start: Position) -> Self {
-        Self {
-            seen: Vec::new(),
-            order: Order::default(),
-            batches: Vec::new(),
-            now_ns: 0,
-            slot_shift: u32::BITS - slots.trailing_zeros(),
-            start,
-        }
-    }
-
-    /// Each packet's CPU and why it went there.
-    pub(crate) fn ways(&self) -> Vec<(u16, Because)> {
-        self.seen.iter().map(|seen| (seen.cpu.0, seen.note.because)).collect()
-    }
-
-    /// The flow-table slot of a packet; packets without a hash have none.
-    pub(crate) fn slot(&self, seen: &Seen) -> Option<u32> {
-        seen.hash.is_some().then(|| seen.hash.0 >> self.slot_shift)
-    }
-
-    /// Backlog positions are the number of packets that went there.
-    pub(crate) fn check_positions(&self) {
-        let mut tails = [self.start; CPUS as usize];
-        for seen in &self.seen {
-            let tail = &mut tails[seen.cpu.index()];
-            *tail = tail.plus(1);
-            assert_eq!(seen.note.position, *tail, "{seen:?}");
-        }
-    }
-}
-
-impl Handler for Journal {
-    fn handle(&mut self, batch: &mut Batch<'_>) {
-        assert_eq!(batch.packets.len(), batch.notes.len(), "a note for each packet");
-        self.batches.push(batch.packets.len());
-        for (packet, &note) in batch.packets.iter().zip(batch.notes) {
-            let Packet { frame, hash, arrival, .. } = packet;
-            let id = frame.data().first_chunk().copied().unwrap_or_default();
-            let flow = u16::from_be_bytes(id);
-            self.order.see(flow, *arrival);
-            let (cpu, hash, handled_ns) = (batch.cpu, *hash, self.now_ns);
-            self.seen.push(Seen { cpu, flow, hash, note, handled_ns });
-        }
-    }
-}
-
-/// Promise 1, checked: the packets of a flow in the order of arrival.
-#[derive(Default)]
-pub(crate) struct Order {
-    last: BTreeMap<u16, Arrival>,
-    /// Flow, the packet that came too late, and the one before it.
-    pub(crate) breaks: Vec<(u16, Arrival, Arrival)>,
-}
-
-impl Order {
-    pub(crate) fn see(&mut self, flow: u16, arrival: Arrival) {
-        let last = self.last.insert(flow, arrival);
-        self.breaks
-            .extend(last.filter(|&last| !arrival.is_after(last)).map(|last| (flow, arrival, last)));
-    }
 }
