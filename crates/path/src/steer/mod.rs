@@ -340,13 +340,14 @@ impl Steering {
         let is_shared = at.last_flow != hash;
         let is_patient = matches!(depth, Depth::Far(_)) || is_shared;
         if is_patient && self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) {
-            self.tally.stays += 1;
+            self.stay(slot);
             return forward(cpu, Because::Stay, None);
         }
-        match self.begin_hold(slot, Behind::Backlog(cpu, at.tail), now_ns) {
-            Some(hold) => Verdict::Hold(hold),
-            None => forward(cpu, Because::Stay, None),
+        if let Some(hold) = self.begin_hold(slot, Behind::Backlog(cpu, at.tail), now_ns) {
+            return Verdict::Hold(hold);
         }
+        self.stay(slot);
+        forward(cpu, Because::Stay, None)
     }
 
     fn begin_hold(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
@@ -361,11 +362,17 @@ impl Steering {
         self.wishes.allows(cpu) || self.table.get(slot).last_flow == flow
     }
 
-    /// Counts a packet that stays against its wish, and says whether a held move is due.
-    fn is_overdue(&mut self, slot: SlotId, now_ns: u64) -> bool {
+    /// Counts a packet that stays against its wish.
+    fn stay(&mut self, slot: SlotId) {
+        self.tally.stays += 1;
         let wait = &mut self.waits[slot.index()];
         wait.packets = wait.packets.saturating_add(1);
-        wait.packets > self.move_after.packets
+    }
+
+    /// Whether a held move is due.
+    fn is_overdue(&self, slot: SlotId, now_ns: u64) -> bool {
+        let wait = self.waits[slot.index()];
+        wait.packets >= self.move_after.packets
             || now_ns.saturating_sub(wait.since_ns) >= self.move_after.time_ns
     }
 

@@ -1,6 +1,6 @@
 //! What steering says about itself, and what is said of packets that are lost.
 
-use path::Because::Drained;
+use path::Because::{Drained, Held, Rps};
 use path::backlog::FlowLimit;
 use path::hash::FlowHash;
 use path::steer::{Drops, Move};
@@ -8,6 +8,53 @@ use path::{CpuId, DropReason};
 
 use crate::world::{Flow, Settings, World};
 use crate::{FLOW, NEIGHBOUR, ON_CPU_1, ON_CPU_2, OTHER, all_on_cpu_1, spend_flow_limit};
+
+#[test]
+fn a_move_tells_what_it_waited_for_and_how_long() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[NEIGHBOUR; 2]);
+    world.arrive(&[FLOW; 4]);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW]);
+    let refused_ns = world.now_ns;
+    let state = world.intake.state_of(world.hash_of(FLOW));
+    assert_eq!((state.slot, state.slots, state.is_fenced), (Some(0), 4, false));
+    assert_eq!((state.cpu, state.wish), (Some(CpuId(1)), (CpuId(2), Rps)));
+    assert_eq!((state.ahead, state.held, state.last_flow), (7, None, FlowHash(FLOW.hash)));
+    assert_eq!(state.moves, []);
+
+    world.now_ns += 100;
+    world.arrive(&[FLOW; 5]); // three stay and two are held
+    let held_ns = world.now_ns;
+    world.deliver(1, 3);
+    world.idle_turn();
+    let state = world.intake.state_of(world.hash_of(FLOW));
+    assert_eq!((state.cpu, state.ahead, state.held), (Some(CpuId(1)), 7, Some((2, held_ns))));
+
+    world.deliver(1, 7);
+    world.now_ns += 1000;
+    world.idle_turn();
+    let state = world.intake.state_of(world.hash_of(NEIGHBOUR));
+    assert_eq!((state.cpu, state.ahead, state.held), (Some(CpuId(2)), 2, None));
+    let at_ns = world.now_ns;
+    let expected = Move {
+        at_ns,
+        flow: FlowHash(FLOW.hash),
+        slot: state.moves[0].slot,
+        from: CpuId(1),
+        to: CpuId(2),
+        wish: Rps,
+        because: Held,
+        ahead: 6,
+        stayed: 4,
+        waited_ns: at_ns - refused_ns,
+        held_ns: at_ns - held_ns,
+    };
+    assert_eq!(state.moves, [expected]);
+    assert_eq!(world.intake.counters().held_max_ns.get(), at_ns - held_ns);
+    world.settle();
+    world.check();
+}
 
 #[test]
 fn a_move_that_waited_for_nothing_says_so() {
