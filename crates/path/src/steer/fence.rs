@@ -21,13 +21,14 @@ pub(super) struct Fence {
     tails: Vec<(CpuId, Position)>,
     /// The CPU that the line goes to, once it goes.
     pub(super) line_to: Option<CpuId>,
+    /// Since when the line has been held, if there is one.
     pub(super) since_ns: u64,
 }
 
 impl Fence {
     /// Behind everything that is on the backlogs.
-    pub(super) fn behind(backlogs: &Backlogs, now_ns: u64) -> Self {
-        Self { tails: backlogs.tails().collect(), line_to: None, since_ns: now_ns }
+    pub(super) fn behind(backlogs: &Backlogs, since_ns: u64) -> Self {
+        Self { tails: backlogs.tails().collect(), line_to: None, since_ns }
     }
 
     /// Whether all CPUs have processed what is in front of it on their backlogs.

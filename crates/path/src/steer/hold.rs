@@ -135,14 +135,17 @@ impl Holds {
     }
 
     /// Ends all holds; their packets join the line, behind those that are in it. The packets of a
-    /// flow are in one hold, or partly in the line already.
-    pub(super) fn line_up(&mut self) {
+    /// flow are in one hold, or partly in the line already. Returns when the first hold began.
+    pub(super) fn line_up(&mut self) -> Option<u64> {
+        let mut since_ns: Option<u64> = None;
         for id in self.active.drain(..) {
             if let Some(hold) = self.holds[usize::from(id.0)].take() {
+                since_ns = Some(since_ns.map_or(hold.since_ns, |first| first.min(hold.since_ns)));
                 self.line = linked(&mut self.nodes, self.line, hold.packets);
                 self.free_holds.push(id);
             }
         }
+        since_ns
     }
 
     /// The first packet of the line.

@@ -248,9 +248,11 @@ impl Steering {
         let is_passed = fence.is_passed(backlogs);
         let Some(front) = self.holds.line_front() else {
             if is_passed {
-                let since_ns = fence.since_ns;
+                let Fence { line_to, since_ns, .. } = *fence;
                 self.fence = None;
-                self.held_for(now_ns.saturating_sub(since_ns));
+                if line_to.is_some() {
+                    self.held_for(now_ns.saturating_sub(since_ns));
+                }
             }
             return Release::Wait;
         };
@@ -445,8 +447,10 @@ impl Steering {
     }
 
     fn raise_fence(&mut self, now_ns: u64, backlogs: &mut Backlogs) {
-        self.holds.line_up();
-        self.fence = Some(Fence::behind(backlogs, now_ns));
+        let older = self.fence.take().filter(|_| self.holds.line_front().is_some());
+        let held_since_ns = self.holds.line_up();
+        let since_ns = older.map(|fence| fence.since_ns).into_iter().chain(held_since_ns).min();
+        self.fence = Some(Fence::behind(backlogs, since_ns.unwrap_or(now_ns)));
         self.waits = no_waits(&self.table);
         self.watch = None;
     }

@@ -229,6 +229,7 @@ fn a_fence_is_lifted_in_two_turns_when_nothing_is_in_front_of_it() {
     world.rekey();
     world.arrive(&[FLOW]);
     assert_eq!((world.intake.held(), is_fenced(&world, FLOW)), (0, false));
+    assert_eq!(world.intake.counters().held_max_ns.get(), 0, "nobody waited");
     world.settle();
 }
 
