@@ -80,6 +80,11 @@ impl Journal {
         self.moves.push_back(moved);
     }
 
+    /// Forgets the moves: their flows had hashes that are other flows' now.
+    pub(super) fn forget_moves(&mut self) {
+        self.moves.clear();
+    }
+
     /// Notes that frames of a flow were dropped.
     pub(crate) fn dropped(&mut self, drops: Drops) {
         if self.drops.is_empty() {

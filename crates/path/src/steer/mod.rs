@@ -438,6 +438,7 @@ impl Steering {
     /// Says that flows hash differently from now on.
     pub fn rehash(&mut self, now_ns: u64, backlogs: &mut Backlogs) {
         self.table.fence();
+        self.journal.forget_moves();
         self.raise_fence(now_ns, backlogs);
     }
 

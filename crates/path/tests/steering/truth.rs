@@ -72,6 +72,19 @@ fn a_move_that_waited_for_nothing_says_so() {
 }
 
 #[test]
+fn moves_under_an_old_key_are_nobodys_under_the_new_one() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[FLOW]);
+    world.deliver(1, 1);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW]);
+    world.rekey();
+    let whoever = Flow { id: 7, hash: FLOW.hash };
+    world.key = 0; // another flow hashes like FLOW did
+    assert_eq!(world.intake.state_of(world.hash_of(whoever)).moves, []);
+}
+
+#[test]
 fn the_flows_of_a_watched_slot_are_named() {
     let mut world = World::new(Settings::default());
     world.arrive(&[FLOW, NEIGHBOUR]);
