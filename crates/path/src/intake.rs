@@ -56,6 +56,8 @@ pub struct Intake {
     /// Packets that left coalescing and are not steered yet; between turns, those that a change
     /// of its settings let go.
     coalesced: Vec<Packet>,
+    /// If the key has changed since the last turn: how many of those have hashes by the old one.
+    hashed_before: Option<usize>,
     steering: Steering,
     backlogs: Backlogs,
     /// The number of live changes so far.
@@ -104,6 +106,7 @@ impl Intake {
             hasher: config.hasher,
             coalescer: config.coalesce.map(coalescer),
             coalesced: Vec::new(),
+            hashed_before: None,
             steering: Steering::new(&config.steer),
             backlogs: Backlogs::new(config.queue, config.cpus, config.netdev_max_backlog),
             epoch: 0,
@@ -155,6 +158,7 @@ impl Intake {
         if self.steering.update_spread(tick, full_burst) {
             self.backlogs.watch();
         }
+        self.rehash(&mut burst.packets);
         self.release_line();
         self.release_holds();
         self.steer(&mut burst.packets);
@@ -278,6 +282,14 @@ impl Intake {
             None => out.append(&mut burst.packets),
         }
         std::mem::swap(&mut burst.packets, out);
+    }
+
+    /// If the key has changed: steers the packets with old hashes, while slots go by those.
+    fn rehash(&mut self, packets: &mut Vec<Packet>) {
+        let Some(before) = self.hashed_before.take() else { return };
+        let mut hashed_before = packets.drain(..before).collect();
+        self.steer(&mut hashed_before);
+        self.steering.rehash(self.now_ns, &mut self.backlogs);
     }
 
     fn steer(&mut self, packets: &mut Vec<Packet>) {

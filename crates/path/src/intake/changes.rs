@@ -47,20 +47,19 @@ impl Intake {
     /// off for this queue (RFS-10). It is made here and now: twelve bytes a slot.
     pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, epoch: u32) {
         self.steering.set_rps_flow_cnt(rps_flow_cnt, self.now_ns, &mut self.backlogs);
+        self.backlogs.watch();
         self.epoch = epoch;
     }
 
-    /// Has flows hash differently from now on. Packets keep the hashes they have.
+    /// Has flows hash differently from the next packet on. Packets keep the hashes they have: what
+    /// is here goes on in the next turn, before slots lose their meaning.
     pub fn set_hasher(&mut self, hasher: Arc<Hasher>, epoch: u32) {
         if let Some(coalescer) = &mut self.coalescer {
             coalescer.flush(FlushReason::Switch, &mut self.coalesced);
         }
-        // By the old hashes, while slots go by them.
-        let mut coalesced = std::mem::take(&mut self.coalesced);
-        self.steer(&mut coalesced);
-        self.coalesced = coalesced;
+        self.hashed_before = Some(self.coalesced.len());
         self.hasher = hasher;
-        self.steering.rehash(self.now_ns, &mut self.backlogs);
+        self.backlogs.watch();
         self.epoch = epoch;
     }
 

@@ -11,9 +11,9 @@ use path::delivery::Batch;
 use path::hash::Hasher;
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
-use path::parse::Verify;
+use path::parse::{Verify, View, parse};
 use path::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
-use path::{CpuId, Delivery, Handler, Intake, RxQueue};
+use path::{CpuId, Delivery, Handler, Intake, Packet, RxQueue};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -25,6 +25,15 @@ use crate::rig::{Frame, pool, received, taken_apart};
 const CPUS: u16 = 4;
 const RING_CAPACITY: u32 = 2048;
 const BATCH_MAX: u32 = 8;
+
+/// The key at first.
+const KEY: [u8; 16] = [7; 16];
+
+/// What a frame hashes to under the first key, whatever the key is by now.
+fn flow_of(frame: &Frame) -> u32 {
+    let headers = parse(&frame.bytes, frame.wire_len, frame.link, Verify::Nothing);
+    Hasher::keyed(&KEY, false).hash(&View::new(&frame.bytes, &headers)).0
+}
 
 /// What the CPUs were handed, taken apart, by flow.
 #[derive(Default)]
@@ -40,7 +49,7 @@ impl Handler for Journal {
             assert!(batch.note_of(packet.arrival).is_some(), "it was on the backlog");
         }
         for frame in taken_apart(batch.packets.drain(..).collect()) {
-            self.flows.entry(frame.hash.0).or_default().push(frame);
+            self.flows.entry(flow_of(&frame)).or_default().push(frame);
         }
     }
 }
@@ -53,6 +62,8 @@ struct World {
     now_ns: u64,
     /// The bytes of all frames that came, in the order of arrival.
     sent: Vec<Vec<u8>>,
+    /// The numbers of those that left coalescing before steering.
+    shown: Vec<u32>,
 }
 
 impl World {
@@ -61,7 +72,7 @@ impl World {
             queue: RxQueue(0),
             cpus: CPUS.into(),
             verify: Verify::Checksums,
-            hasher: Arc::new(Hasher::keyed(&[7; 16], false)),
+            hasher: Arc::new(Hasher::keyed(&KEY, false)),
             coalesce,
             steer: SteerConfig {
                 polling_cpu: CpuId(0),
@@ -79,8 +90,15 @@ impl World {
         });
         let deliveries = deliveries.collect();
         let journal = Journal::default();
-        let mut world =
-            Self { intake, deliveries, pool: pool(1100), journal, now_ns: 1, sent: vec![] };
+        let mut world = Self {
+            intake,
+            deliveries,
+            pool: pool(1100),
+            journal,
+            now_ns: 1,
+            sent: vec![],
+            shown: vec![],
+        };
         world.set_mask(0b1111);
         world
     }
@@ -95,7 +113,11 @@ impl World {
         self.now_ns += 1;
         self.intake.observe();
         let tick = Tick { now_ns: self.now_ns, busy_ns: 0 };
-        self.intake.turn(tick, &mut burst).for_each(drop);
+        let show = |packets: &[Packet]| {
+            let segments = packets.iter().flat_map(Packet::segments);
+            self.shown.extend(segments.map(|segment| segment.arrival.0));
+        };
+        self.intake.turn_showing(tick, &mut burst, show).for_each(drop);
         assert!(burst.is_empty(), "a burst is taken whole");
         for dropped in self.intake.drain_dropped() {
             self.pool.put(dropped.packet.unwrap().frame);
@@ -109,6 +131,10 @@ impl World {
 
     fn set_mask(&mut self, mask: u8) {
         self.intake.set_rps_cpus((0..CPUS).filter(|cpu| mask >> cpu & 1 == 1).map(CpuId), 0);
+    }
+
+    fn rekey(&mut self, key: u8) {
+        self.intake.set_hasher(Arc::new(Hasher::keyed(&[key; 16], false)), 0);
     }
 
     fn coalesce_on_delivery(&mut self, config: Option<CoalesceConfig>) {
@@ -134,6 +160,8 @@ impl World {
         let (sent, dropped) = (self.sent.len() as u64, counters.dropped());
         assert_eq!(counters.frames.get(), sent);
         assert_eq!(self.delivered() + dropped, sent, "promise 2: conservation");
+        self.shown.sort_unstable();
+        assert!(self.shown.iter().copied().eq((0..).take(self.sent.len())), "each is shown once");
         let handed: usize = self.journal.flows.values().map(Vec::len).sum();
         assert_eq!(handed as u64, self.delivered(), "each in its packet, counted once");
         for frames in self.journal.flows.values() {
@@ -274,6 +302,18 @@ fn promise_1_what_a_live_switch_lets_go_stays_ahead_of_its_flow() {
         world.settle();
         world.check();
     }
+}
+
+#[test]
+fn promise_1_what_another_key_lets_go_is_shown_and_stays_ahead_of_its_flow() {
+    let mut world = on_cpu(0b0010);
+    world.arrive(&flow(1).run(2), Behind::More);
+    world.rekey(8);
+    world.arrive(&[flow(1).nth(2).wire()], Behind::Nothing);
+    assert_eq!((world.intake.coalescing(), world.intake.queued()), (0, 1));
+    assert_eq!(world.intake.held(), 1, "nobody knows what it follows");
+    world.settle();
+    world.check();
 }
 
 #[test]

@@ -79,6 +79,7 @@ fn moves_under_an_old_key_are_nobodys_under_the_new_one() {
     world.set_mask(ON_CPU_2);
     world.arrive(&[FLOW]);
     world.rekey();
+    world.idle_turn();
     let whoever = Flow { id: 7, hash: FLOW.hash };
     world.key = 0; // another flow hashes like FLOW did
     assert_eq!(world.intake.state_of(world.hash_of(whoever)).moves, []);
