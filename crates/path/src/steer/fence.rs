@@ -6,7 +6,9 @@
 //! been processed.
 //!
 //! The line goes first, in order, to one CPU, once every CPU has passed the tails: packets of a flow
-//! stay in order in it whatever they hash to. Nothing in front of a fence waits for it, so another may
+//! stay in order in it whatever they hash to. Where it was lined up at two times there is a seam: who
+//! coalesces behind it must not meet two hashes of one flow at once, so what comes after the seam waits
+//! until what is before it has been processed. Nothing in front of a fence waits for it, so another may
 //! be raised at any time: it takes over the line, and stands further behind.
 
 use mem::Position;

@@ -67,6 +67,8 @@ pub(super) struct Holds {
 struct Node {
     packet: Option<Packet>,
     next: NodeId,
+    /// In the line: whether packets before it may have other hashes for the same flows.
+    after_seam: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +81,7 @@ impl NodeId {
 impl Holds {
     /// Room for `hold_max` packets.
     pub(super) fn new(hold_max: u32) -> Self {
-        let node = |_| Node { packet: None, next: NodeId::NONE };
+        let node = |_| Node { packet: None, next: NodeId::NONE, after_seam: false };
         Self {
             holds: Vec::new(),
             free_holds: Vec::new(),
@@ -114,7 +116,8 @@ impl Holds {
     pub(super) fn push(&mut self, id: HoldId, packet: Packet) -> Result<(), Packet> {
         let Some(hold) = self.holds[usize::from(id.0)].as_mut() else { return Err(packet) };
         let Some(node) = self.free_nodes.pop() else { return Err(packet) };
-        self.nodes[node.0 as usize] = Node { packet: Some(packet), next: NodeId::NONE };
+        let packet = Some(packet);
+        self.nodes[node.0 as usize] = Node { packet, next: NodeId::NONE, after_seam: false };
         let added = List { first: node, last: node };
         hold.packets = linked(&mut self.nodes, hold.packets, added);
         Ok(())
@@ -138,9 +141,13 @@ impl Holds {
     /// flow are in one hold, or partly in the line already. Returns when the first hold began.
     pub(super) fn line_up(&mut self) -> Option<u64> {
         let mut since_ns: Option<u64> = None;
+        let mut has_seam = self.line_front().is_some();
         for id in self.active.drain(..) {
             if let Some(hold) = self.holds[usize::from(id.0)].take() {
                 since_ns = Some(since_ns.map_or(hold.since_ns, |first| first.min(hold.since_ns)));
+                if let Some(first) = self.nodes.get_mut(hold.packets.first.0 as usize) {
+                    first.after_seam = std::mem::take(&mut has_seam);
+                }
                 self.line = linked(&mut self.nodes, self.line, hold.packets);
                 self.free_holds.push(id);
             }
@@ -151,6 +158,11 @@ impl Holds {
     /// The first packet of the line.
     pub(super) fn line_front(&self) -> Option<&Packet> {
         self.nodes.get(self.line.first.0 as usize)?.packet.as_ref()
+    }
+
+    /// Whether the first packet of the line follows on packets that were lined up earlier.
+    pub(super) fn is_line_at_seam(&self) -> bool {
+        self.nodes.get(self.line.first.0 as usize).is_some_and(|node| node.after_seam)
     }
 
     /// Takes the first packet of the line.

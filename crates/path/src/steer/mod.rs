@@ -260,8 +260,9 @@ impl Steering {
             let slot = self.table.slot_of(front.hash);
             fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
         }
+        let at_seam = self.holds.is_line_at_seam();
         match fence.line_to {
-            Some(cpu) if is_passed || self.wishes.allows(cpu) => {
+            Some(cpu) if is_passed || !at_seam && self.wishes.allows(cpu) => {
                 let because = Because::Held;
                 Release::Forward(Target { cpu, because, wish: because, slot: None, head_old: None })
             }

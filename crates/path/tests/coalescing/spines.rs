@@ -18,7 +18,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use crate::frames::{Segment, Wire, tcp};
+use crate::frames::{FIN, Segment, Wire, tcp};
 use crate::laws::{Fate, Traffic, config, run};
 use crate::rig::{Frame, pool, received, taken_apart};
 
@@ -180,6 +180,7 @@ enum Step {
     Arrive(Vec<(usize, Vec<Fate>)>, Behind),
     Deliver(u16, usize),
     Mask(u8),
+    Rekey(u8),
     OnArrival(Option<CoalesceConfig>),
     OnDelivery(Option<CoalesceConfig>),
     Pass(u64),
@@ -191,6 +192,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (vec(run(), 0..4), behind).prop_map(|(runs, behind)| Step::Arrive(runs, behind)),
         6 => (0..CPUS, 1usize..40).prop_map(|(cpu, budget)| Step::Deliver(cpu, budget)),
         2 => (0u8..16).prop_map(Step::Mask),
+        1 => any::<u8>().prop_map(Step::Rekey),
         1 => option::of(config(false)).prop_map(Step::OnArrival),
         1 => option::of(config(false)).prop_map(Step::OnDelivery),
         1 => (0u64..2_000_000).prop_map(Step::Pass),
@@ -201,7 +203,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 700 }))]
 
     #[test]
-    fn promises_1_2_and_6_hold_while_masks_and_coalescing_change(
+    fn promises_1_2_and_6_hold_while_masks_keys_and_coalescing_change(
         first in option::of(config(false)),
         (move_after_packets, backlog) in (0u32..8, prop_oneof![2 => Just(2000u32), 1 => 1u32..60]),
         steps in vec(step(), 0..if cfg!(miri) { 8 } else { 60 }),
@@ -217,6 +219,7 @@ proptest! {
                 }
                 Step::Deliver(cpu, budget) => world.deliver(*cpu, *budget),
                 Step::Mask(mask) => world.set_mask(*mask),
+                Step::Rekey(key) => world.rekey(*key),
                 Step::OnArrival(config) => world.intake.set_coalesce(*config, 0),
                 Step::OnDelivery(config) => world.coalesce_on_delivery(*config),
                 Step::Pass(ns) => world.now_ns += ns,
@@ -314,6 +317,27 @@ fn promise_1_what_another_key_lets_go_is_shown_and_stays_ahead_of_its_flow() {
     assert_eq!(world.intake.held(), 1, "nobody knows what it follows");
     world.settle();
     world.check();
+}
+
+#[test]
+fn promise_1_hashes_of_two_keys_are_not_coalesced_side_by_side() {
+    for last in [FIN, 0] {
+        let mut world = World::new(None, 0, 1000);
+        world.coalesce_on_delivery(Some(CoalesceConfig::default()));
+        world.set_mask(0b0010);
+        let segments = flow(1);
+        world.arrive(&[segments.wire()], Behind::Nothing);
+        world.set_mask(0b0100);
+        world.arrive(&[segments.nth(1).wire()], Behind::Nothing);
+        world.rekey(8);
+        world.arrive(&[segments.nth(2).with(|it| it.flags |= last).wire()], Behind::Nothing);
+        world.rekey(9);
+        world.arrive(&[segments.nth(3).wire()], Behind::Nothing);
+        assert_eq!(world.intake.held(), 3, "two keys' in the line, and one behind the fence");
+        world.settle();
+        world.check();
+        assert_eq!(world.delivered(), 4);
+    }
 }
 
 #[test]
