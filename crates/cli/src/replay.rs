@@ -206,10 +206,10 @@ fn coalesce(args: &ReplayArgs) -> Coalesce {
 /// Says which CPUs a change names in vain, and refuses one that has nothing else to say.
 fn check_cpus(change: &Change, cpus: &CpuList) -> Result<(), Failure> {
     match change {
-        Change::RpsCpus(list) | Change::FlowLimitCpuBitmap(list) => {
+        Change::RpsCpus(_, list) | Change::FlowLimitCpuBitmap(list) | Change::Cpus(list) => {
             say_ignored(change.knob(), list, cpus);
         }
-        Change::Pause(cpu) | Change::Resume(cpu) if !cpus.contains(*cpu) => {
+        Change::Pause(cpu) | Change::Resume(cpu) | Change::Kill(cpu) if !cpus.contains(*cpu) => {
             let problem = format!("{}={cpu}: that CPU is not among --cpus", change.knob());
             return Err(Failure::usage(problem, format!("give one of {cpus}")));
         }

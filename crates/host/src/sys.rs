@@ -22,6 +22,22 @@ pub fn allowed_cpus() -> Vec<CpuId> {
     ids.filter_map(|cpu| u16::try_from(cpu).ok().map(CpuId)).collect()
 }
 
+/// The CPU that the calling thread runs on right now.
+#[must_use]
+pub fn current_cpu() -> CpuId {
+    CpuId(u16::try_from(thread::sched_getcpu()).unwrap_or(u16::MAX))
+}
+
+/// Memory that can be had without driving others out, in bytes; `None` where the kernel does not
+/// say.
+#[must_use]
+pub fn available_memory_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// Keeps the calling thread on `cpu`.
 ///
 /// # Errors
@@ -104,6 +120,7 @@ mod tests {
             let cpus = allowed_cpus();
             pin_to(cpus[0]).unwrap();
             assert_eq!(allowed_cpus(), [cpus[0]]);
+            assert_eq!(current_cpu(), cpus[0]);
             assert!(pin_to(CpuId(1023)).is_err());
             assert!(pin_to(CpuId(u16::MAX)).is_err());
         })
@@ -114,6 +131,11 @@ mod tests {
     #[test]
     fn packet_memory_is_rounded_up_to_huge_pages() {
         assert_eq!(map_packet_memory(5).unwrap().len_bytes(), HUGE_PAGE_BYTES);
+    }
+
+    #[test]
+    fn some_memory_can_be_had() {
+        assert!(available_memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]

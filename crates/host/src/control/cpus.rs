@@ -84,6 +84,20 @@ impl CpuList {
         self.0.binary_search(&cpu).is_ok()
     }
 
+    /// The same CPUs with one more, or one less.
+    #[must_use]
+    pub fn with(&self, cpu: CpuId, is_in: bool) -> Self {
+        let others = self.0.iter().copied().filter(|other| *other != cpu);
+        Self::new(others.chain(is_in.then_some(cpu)))
+    }
+
+    /// Those of these CPUs that are among `others`, and those that are not.
+    #[must_use]
+    pub fn split_by(&self, others: &Self) -> (Self, Self) {
+        let (among, beyond) = self.0.iter().copied().partition(|cpu| others.contains(*cpu));
+        (Self(among), Self(beyond))
+    }
+
     /// As the kernel prints a bitmap of `cpus` CPUs (`%*pb`): the first group only as wide as
     /// needed.
     #[must_use]

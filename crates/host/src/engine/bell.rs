@@ -1,37 +1,58 @@
 //! Waking a CPU: one wake-up per target and burst, and none for a CPU that is awake.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 /// What wakes one CPU's thread.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
     sleeping: AtomicBool,
-    sleeper: OnceLock<Thread>,
+    /// The thread of the CPU; another one once it is lost.
+    sleeper: Mutex<Option<Thread>>,
     rung: AtomicU64,
+    /// How often of these for packets of another CPU.
+    rung_for_packets: AtomicU64,
 }
 
 impl Bell {
     /// Makes the calling thread the one that this bell wakes.
     pub(super) fn belongs_to_this_thread(&self) {
-        // A second thread would be a bug of the engine; the first one keeps the bell.
-        let _ = self.sleeper.set(thread::current());
+        *self.sleeper() = Some(thread::current());
     }
 
     /// Wakes the CPU if it sleeps. Call it after publishing what it is to find.
     pub(super) fn ring(&self) {
+        self.wake();
+    }
+
+    /// The same for packets that another CPU has put on this one's backlog.
+    pub(super) fn ring_for_packets(&self) {
+        if self.wake() {
+            self.rung_for_packets.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the CPU slept.
+    fn wake(&self) -> bool {
         // SeqCst: either this load sees the sleeper's flag, or the sleeper's last look, after its
         // own fence, sees what was published before this one.
         fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::AcqRel) {
+        let slept =
+            self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::AcqRel);
+        if slept {
             self.rung.fetch_add(1, Ordering::Relaxed);
-            if let Some(sleeper) = self.sleeper.get() {
+            if let Some(sleeper) = &*self.sleeper() {
                 sleeper.unpark();
             }
         }
+        slept
+    }
+
+    fn sleeper(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.sleeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sleeps until the bell rings, or for `at_most`, unless `has_work` finds some at the last
@@ -66,6 +87,11 @@ impl Bell {
     /// How often the CPU was woken.
     pub(super) fn rung(&self) -> u64 {
         self.rung.load(Ordering::Relaxed)
+    }
+
+    /// How often it was woken for packets of another CPU.
+    pub(crate) fn rung_for_packets(&self) -> u64 {
+        self.rung_for_packets.load(Ordering::Relaxed)
     }
 }
 

@@ -1,42 +1,117 @@
-//! Live changes on their way to the threads: numbered, in one order for all of them.
+//! Live changes on their way to the threads: checked, made ready and numbered, in one order for all.
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
+use path::backlog::BACKLOG_CAPACITY_MAX;
+use path::hash::Hasher;
+use path::steer::SockFlowTable;
+
+use super::config::Config;
+use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{Cursor, Writer};
-use crate::control::{Change, Script};
+use super::question::Question;
+use crate::control::{Change, CpuList, Errno, Queues, Refused, Script, Settings, Written};
+use crate::sys;
+use crate::trace::Trace;
+
+/// Entries that may wait for a thread to come to them, before more are refused.
+pub const CHANGES_MAX: usize = 4096;
+
+/// What a slot of a flow table takes, its wait included.
+const FLOW_SLOT_BYTES: u64 = 24;
 
 /// What the log holds.
+#[derive(Clone, Debug)]
+pub(super) enum Entry {
+    /// Something changes.
+    Change(Arc<Made>),
+    /// Somebody asks.
+    Ask(Arc<Question>),
+}
+
+/// A change that was made: it only has to be applied.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Made {
     /// The epoch that begins with it.
     pub(super) epoch: u32,
-    /// What changes.
-    pub(super) change: Change,
+    /// What changes; `None` if what the script says cannot be.
+    pub(super) change: Option<Change>,
+    /// What was made for it.
+    pub(super) parts: Parts,
+    /// The value as it is read back: as it is in force.
+    pub(super) value: String,
     /// Whether the script says so, rather than somebody who watches.
     pub(super) is_scripted: bool,
 }
 
+/// What a change takes.
+#[derive(Clone, Debug)]
+pub(super) enum Parts {
+    /// Nothing.
+    None,
+    /// The table that applications record in already.
+    SockFlows(Option<Arc<SockFlowTable>>),
+    /// The hash under its new key.
+    Hasher(Arc<Hasher>),
+}
+
 /// A thread's place in the log.
-pub(super) type Follower = Cursor<Arc<Entry>>;
+pub(super) type Follower = Cursor<Entry>;
 
 /// The writing end: behind a lock, for whoever changes something.
 #[derive(Debug)]
 pub(super) struct Changes {
-    log: Writer<Arc<Entry>>,
+    log: Writer<Entry>,
     /// The number of changes so far.
     epoch: u32,
     /// How many of them the script made.
     scripted: usize,
+    settings: Settings,
+    hasher: Arc<Hasher>,
+    sock_flows: Arc<ArcSwapOption<SockFlowTable>>,
+    /// The CPUs that the engine has, and one more than the highest.
+    cpus: CpuList,
+    cpu_count: u16,
+    trace: Option<Arc<Trace>>,
 }
 
 impl Changes {
-    pub(super) fn new() -> Self {
-        Self { log: Writer::new(), epoch: 0, scripted: 0 }
+    pub(super) fn new(config: &Config, queues: usize) -> Self {
+        let cpu_count = config.cpu_count();
+        let entries = config.rps_sock_flow_entries;
+        let sock_flows = (entries > 0).then(|| Arc::new(SockFlowTable::new(entries, cpu_count)));
+        Self {
+            log: Writer::new(),
+            epoch: 0,
+            scripted: 0,
+            settings: Settings::of(config, queues),
+            hasher: Arc::clone(&config.hasher),
+            sock_flows: Arc::new(ArcSwapOption::new(sock_flows)),
+            cpus: config.cpus.clone(),
+            cpu_count: u16::try_from(cpu_count).unwrap_or(u16::MAX),
+            trace: config.trace.clone(),
+        }
     }
 
     /// A follower of all changes from now on.
     pub(super) fn follower(&self) -> Follower {
         self.log.cursor()
+    }
+
+    /// What is set now.
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Where applications record where they run.
+    pub(super) fn sock_flows(&self) -> &Arc<ArcSwapOption<SockFlowTable>> {
+        &self.sock_flows
+    }
+
+    /// The CPUs of a list that packets can go to now.
+    pub(super) fn in_force(&self, cpus: &CpuList) -> CpuList {
+        cpus.split_by(&self.settings.cpus).0
     }
 
     /// Makes the next changes of the script until `count` of them are made. Returns whether there
@@ -45,13 +120,186 @@ impl Changes {
         let due = script.changes().iter().take(count).skip(self.scripted);
         let due: Vec<_> = due.map(|scripted| scripted.change.clone()).collect();
         self.scripted += due.len();
-        let is_any = !due.is_empty();
-        due.into_iter().for_each(|change| self.append(change, true));
-        is_any
+        for change in &due {
+            let made = self.make(change.clone()).ok();
+            self.append(made, true);
+        }
+        !due.is_empty()
     }
 
-    fn append(&mut self, change: Change, is_scripted: bool) {
+    /// Makes a change, for all threads to follow, and says what of it is in force.
+    pub(super) fn change(&mut self, change: Change) -> Result<Written, Refused> {
+        if self.log.pending() >= CHANGES_MAX {
+            return Err(Refused::new(
+                Errno::Busy,
+                format!("the engine has not come to the last {CHANGES_MAX} changes yet"),
+            ));
+        }
+        let made = self.make(change.clone())?;
+        self.append(Some(made), false);
+        Ok(self.written(&change))
+    }
+
+    /// Asks all queues.
+    pub(super) fn ask(&mut self, question: Question) {
+        self.log.append(Entry::Ask(Arc::new(question)));
+    }
+
+    /// What is wrong with a change as things stand, if anything.
+    pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
+        let invalid = |why: String| Err(Refused::new(Errno::Inval, why));
+        match change {
+            Change::RpsCpus(queues, _) | Change::RpsFlowCnt(queues, _)
+                if !self.settings.has(*queues) =>
+            {
+                let count = self.settings.queues.len();
+                return Err(Refused::new(Errno::NoEnt, format!("there are {count} queues")));
+            }
+            Change::RfsDesired { cpu, .. }
+            | Change::Online(cpu, _)
+            | Change::Pause(cpu)
+            | Change::Resume(cpu)
+            | Change::Kill(cpu)
+                if !self.cpus.contains(*cpu) =>
+            {
+                return invalid(format!(
+                    "CPU {cpu} is not among those of the engine, {}",
+                    self.cpus
+                ));
+            }
+            Change::HashKey(key) => {
+                if let Err(wrong) = self.hasher.rekeyed(key) {
+                    return invalid(wrong.to_string());
+                }
+            }
+            _ => {}
+        }
+        match self.running_after(change) {
+            Some(cpus) if cpus.is_empty() => {
+                let why = "no CPU would be left to run: the last one stays";
+                Err(Refused::new(Errno::Busy, why))
+            }
+            _ => self.check_memory(change),
+        }
+    }
+
+    /// The CPUs that run after a change of them.
+    fn running_after(&self, change: &Change) -> Option<CpuList> {
+        match change {
+            Change::Cpus(cpus) => Some(cpus.split_by(&self.cpus).0),
+            Change::Online(cpu, runs) => Some(self.settings.cpus.with(*cpu, *runs)),
+            _ => None,
+        }
+    }
+
+    /// Tables are made for good or not at all.
+    fn check_memory(&self, change: &Change) -> Result<(), Refused> {
+        let slots = |slots: u32| u64::from(slots).next_power_of_two();
+        let need_bytes = match change {
+            Change::RpsFlowCnt(queues, count) => {
+                let queues = if *queues == Queues::All { self.settings.queues.len() } else { 1 };
+                slots(*count) * FLOW_SLOT_BYTES * queues as u64
+            }
+            Change::RpsSockFlowEntries(entries) => slots(*entries) * 4,
+            _ => return Ok(()),
+        };
+        let probe = usize::try_from(need_bytes).ok();
+        let is_given = probe.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+        match sys::available_memory_bytes() {
+            Some(have_bytes) if need_bytes > have_bytes => {
+                let why = format!("that takes {need_bytes} bytes, and {have_bytes} can be had");
+                Err(Refused::new(Errno::NoMem, why))
+            }
+            _ if is_given => Ok(()),
+            _ => Err(Refused::new(Errno::NoMem, format!("that takes {need_bytes} bytes"))),
+        }
+    }
+
+    /// Makes what a change takes. What it says of a CPU that runs becomes what it says of all.
+    fn make(&mut self, change: Change) -> Result<(Change, Parts), Refused> {
+        self.check(&change)?;
+        let change = self.running_after(&change).map_or(change, Change::Cpus);
+        let parts = match &change {
+            Change::RpsSockFlowEntries(entries) => Parts::SockFlows(self.replace_table(*entries)),
+            Change::RfsDesired { flow, cpu } => {
+                if let Some(table) = &*self.sock_flows.load() {
+                    table.record(*flow, *cpu);
+                }
+                Parts::None
+            }
+            Change::HashKey(key) => {
+                if let Ok(hasher) = self.hasher.rekeyed(key) {
+                    self.hasher = Arc::new(hasher);
+                }
+                Parts::Hasher(Arc::clone(&self.hasher))
+            }
+            _ => Parts::None,
+        };
+        Ok((change, parts))
+    }
+
+    /// Applications record in the new table first, so that nothing newer is carried over.
+    fn replace_table(&self, entries: u32) -> Option<Arc<SockFlowTable>> {
+        let table = || Arc::new(SockFlowTable::new(entries, self.cpu_count.into()));
+        let table = (entries > 0).then(table);
+        let old = self.sock_flows.swap(table.clone());
+        if let (Some(table), Some(old)) = (&table, old) {
+            table.carry_over(&old);
+        }
+        table
+    }
+
+    fn append(&mut self, made: Option<(Change, Parts)>, is_scripted: bool) {
         self.epoch += 1;
-        self.log.append(Arc::new(Entry { epoch: self.epoch, change, is_scripted }));
+        let (change, parts) = made.unzip();
+        if let Some(change) = &change {
+            self.settings.apply(change);
+        }
+        let value = change.as_ref().map(|change| self.value_of(change)).unwrap_or_default();
+        let parts = parts.unwrap_or(Parts::None);
+        let made = Made { epoch: self.epoch, change, parts, value, is_scripted };
+        self.log.append(Entry::Change(Arc::new(made)));
+    }
+
+    /// A change's value as it is read back: as it is in force.
+    fn value_of(&self, change: &Change) -> String {
+        match change {
+            Change::RpsCpus(_, cpus) | Change::FlowLimitCpuBitmap(cpus) => {
+                self.in_force(cpus).to_mask(self.cpu_count)
+            }
+            Change::RfsDesired { flow, cpu } => match &self.trace {
+                Some(trace) => format!("{}:{cpu}", trace.flow_number(*flow)),
+                None => change.value(self.cpu_count),
+            },
+            _ => change.value(self.cpu_count),
+        }
+    }
+
+    /// What of a change is in force, where that is not all of it.
+    fn written(&self, change: &Change) -> Written {
+        let ignored = change.cpus().map_or_else(CpuList::default, |cpus| match change {
+            Change::RpsCpus(..) => cpus.split_by(&self.settings.cpus).1,
+            _ => cpus.split_by(&self.cpus).1,
+        });
+        let at_most = |asked: u32, most: u32, why: &str| {
+            if asked > most { format!("{most}: {why}") } else { String::new() }
+        };
+        let in_effect = match change {
+            Change::RpsCpus(_, cpus) if self.in_force(cpus).is_empty() => {
+                "RPS is off: no CPU of the mask runs".to_owned()
+            }
+            Change::NetdevMaxBacklog(packets) => {
+                at_most(*packets, BACKLOG_CAPACITY_MAX - 1, "no ring is larger")
+            }
+            Change::DevWeight(frames) => {
+                at_most(*frames, BURST_MAX, "no more frames are taken from a queue at once")
+            }
+            Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in lots"),
+            Change::RfsDesired { .. } if self.settings.rps_sock_flow_entries == 0 => {
+                "RFS is off: rps_sock_flow_entries is 0".to_owned()
+            }
+            _ => String::new(),
+        };
+        Written { in_effect, ignored }
     }
 }

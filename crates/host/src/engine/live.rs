@@ -1,69 +1,156 @@
 //! The engine on real threads.
+//!
+//! A thread may die: its handler panics, or somebody kills it. Then a new one carries the CPU on,
+//! with the same handler, and only what the thread had in hand is lost.
 
+use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::thread;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use path::Handler;
+use path::{CpuId, Handler};
 
-use super::Outcome;
 use super::idle::Idle;
+use super::outcome::Outcome;
 use super::queue::Activity;
 use super::shared::Shared;
-use super::worker::{Worker, outcome};
+use super::worker::{Life, Worker};
 use crate::error::{Error, Result};
 use crate::sys;
 
 /// How long a CPU sleeps at most while its queues wait for other CPUs, which do not wake it.
 const BLOCKED_SLEEP: Duration = Duration::from_micros(50);
 
+/// A CPU whose handler panics this often, without handling one batch between, ends the run.
+pub const PANICS_IN_A_ROW: u32 = 8;
+
 /// Runs each worker on a thread of its own until all of them end.
 pub(super) fn run<H: Handler + 'static>(
     workers: Vec<Worker<H>>,
     shared: &Arc<Shared>,
 ) -> Result<Outcome<H>> {
-    let mut threads = Vec::new();
-    let mut failed = None;
+    let mut crew = Crew::new();
     for worker in workers {
-        let cpu = worker.cpu;
-        let spawned =
-            thread::Builder::new().name(format!("forebay-cpu{cpu}")).spawn(move || guarded(worker));
+        if !crew.start(worker, shared) {
+            break;
+        }
+    }
+    let started_ns = shared.start_when_ready(crew.running);
+    let ended = crew.supervise(shared)?;
+    Ok(Outcome::of(ended, shared, shared.clock.now_ns() - started_ns))
+}
+
+/// The threads, and whoever waits for them to end.
+struct Crew<H> {
+    threads: Vec<JoinHandle<()>>,
+    /// CPUs whose thread has not ended for good.
+    running: usize,
+    /// A copy for each thread.
+    tells: Sender<End<H>>,
+    told: Receiver<End<H>>,
+    failed: Option<Error>,
+}
+
+/// How a thread ends.
+enum End<H> {
+    /// Its work is done.
+    Done(Box<Worker<H>>),
+    /// It was lost, and its CPU is to go on. If it panicked, that is what it said.
+    Died(Box<Worker<H>>, Option<String>),
+    /// It was lost, and the run with it.
+    Failed(CpuId, String),
+}
+
+impl<H: Handler + 'static> Crew<H> {
+    fn new() -> Self {
+        let (tells, told) = mpsc::channel();
+        Self { threads: Vec::new(), running: 0, tells, told, failed: None }
+    }
+
+    /// Starts a CPU's thread. Says whether that went well; if not, the run ends.
+    fn start(&mut self, worker: Worker<H>, shared: &Shared) -> bool {
+        let (cpu, tells) = (worker.cpu, self.tells.clone());
+        let name = format!("forebay-cpu{cpu}");
+        let spawned = thread::Builder::new().name(name).spawn(move || {
+            // Nobody listens any more only if the run is over.
+            let _ = tells.send(live(worker));
+        });
         match spawned {
-            Ok(thread) => threads.push((cpu, thread)),
+            Ok(thread) => {
+                self.threads.push(thread);
+                self.running += 1;
+                true
+            }
             Err(source) => {
-                failed = Some(Error::Thread { cpu, source });
+                self.failed = Some(Error::Thread { cpu, source });
                 shared.abort();
-                break;
+                false
             }
         }
     }
-    let started_ns = shared.start_when_ready(threads.len());
-    let mut ended = Vec::new();
-    for (cpu, thread) in threads {
-        match thread.join() {
-            Ok(Ok(worker)) => ended.push(worker),
-            Ok(Err(message)) => failed = Some(Error::Panicked { cpu, message }),
-            Err(_) => failed = Some(Error::Panicked { cpu, message: String::new() }),
+
+    /// Replaces threads that die until all have ended, and returns what they leave.
+    fn supervise(mut self, shared: &Shared) -> Result<Vec<Worker<H>>> {
+        let mut ended = Vec::new();
+        while self.running > 0 {
+            let Ok(end) = self.told.recv() else { break };
+            self.running -= 1;
+            match end {
+                End::Done(worker) => ended.push(*worker),
+                End::Died(worker, _) if shared.is_aborted() => ended.push(*worker),
+                End::Died(worker, panic) => self.replace(*worker, panic, shared),
+                End::Failed(cpu, message) => self.fail(cpu, message, shared),
+            }
+            self.threads.retain(|thread| !thread.is_finished());
+        }
+        for thread in self.threads {
+            // What it had to say it has said.
+            let _ = thread.join();
+        }
+        self.failed.map_or(Ok(ended), Err)
+    }
+
+    fn replace(&mut self, mut worker: Worker<H>, panic: Option<String>, shared: &Shared) {
+        worker.recover(panic);
+        if worker.deaths.in_a_row >= PANICS_IN_A_ROW {
+            let message = worker.deaths.last_panic.take().unwrap_or_default();
+            self.fail(worker.cpu, message, shared);
+        } else {
+            self.start(worker, shared);
         }
     }
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(outcome(ended, shared, shared.clock.now_ns() - started_ns)),
+
+    fn fail(&mut self, cpu: CpuId, message: String, shared: &Shared) {
+        self.failed = Some(Error::Panicked { cpu, message });
+        shared.abort();
     }
 }
 
-/// Runs a worker. If it panics, what it was to drain never will be, so the others end at once.
-/// That is for programs built with unwinding, as tests are; where a panic aborts, as in releases of
-/// the `forebay` program, nothing comes back here.
-fn guarded<H: Handler>(mut worker: Worker<H>) -> Result<Worker<H>, String> {
-    let caught = panic::catch_unwind(AssertUnwindSafe(|| work(&mut worker)));
-    caught.map_err(|payload| {
-        worker.shared.abort();
-        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
-    })?;
-    Ok(worker)
+/// A thread's life. Panics are caught in programs built with unwinding, as tests are; where a panic
+/// aborts, as in releases of the `forebay` program, nothing comes back here. A panic outside of the
+/// handler is fatal: a source or an intake that is half way through a burst cannot be carried on.
+fn live<H: Handler>(mut worker: Worker<H>) -> End<H> {
+    let lived = panic::catch_unwind(AssertUnwindSafe(|| work(&mut worker)));
+    match lived {
+        Ok(()) if worker.life == Life::Dead => End::Died(Box::new(worker), None),
+        Ok(()) => End::Done(Box::new(worker)),
+        Err(payload) if worker.life == Life::Handling => {
+            End::Died(Box::new(worker), Some(words(&*payload)))
+        }
+        Err(payload) => {
+            // What it was to drain never will be, so the others end at once.
+            worker.shared.abort();
+            End::Failed(worker.cpu, words(&*payload))
+        }
+    }
+}
+
+/// What a panic said.
+fn words(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
 fn work<H: Handler>(worker: &mut Worker<H>) {
@@ -76,7 +163,10 @@ fn work<H: Handler>(worker: &mut Worker<H>) {
     let mut idle = Idle::new(shared.spin_max_ns);
     let mut turn_ns = shared.clock.now_ns();
     while !shared.is_aborted() {
-        let activity = worker.turn();
+        let activity = worker.turn(turn_ns);
+        if worker.life == Life::Dead {
+            return;
+        }
         let now_ns = shared.clock.now_ns();
         if let Activity::Worked(_) = activity {
             shared.add_busy(worker.index, now_ns - turn_ns);

@@ -6,9 +6,15 @@
 
 mod bell;
 mod changes;
+mod config;
+mod flows;
 mod idle;
+mod limits;
 mod live;
 mod log;
+mod mailbox;
+mod outcome;
+mod question;
 mod queue;
 mod shared;
 mod stepped;
@@ -18,131 +24,30 @@ use std::sync::Arc;
 
 use mem::pool::{ChunkClass, LOT_FRAMES, carve, region_bytes};
 use mem::{Pool, Position};
-use path::backlog::{Lane, NETDEV_MAX_BACKLOG};
-use path::counters::{DeliveryCounters, IntakeCounters};
-use path::hash::Hasher;
+use path::backlog::Lane;
 use path::intake::{DEV_WEIGHT, IntakeConfig};
-use path::parse::Verify;
-use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig};
+use path::steer::{RPS_FLOW_CNT, SteerConfig};
 use path::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 
 use crate::clock::Clock;
-use crate::control::{Change, Coalesce, CpuList, Script};
+use crate::control::Control;
+use crate::control::cpus::MAX_CPUS;
 use crate::error::{Error, Result};
 use crate::sys;
-use crate::trace::{IntakeTrace, Trace};
-use changes::Follower;
+pub use changes::CHANGES_MAX;
+pub use config::{Config, WhenFull};
+pub use flows::Flows;
 pub use idle::SPIN_MAX_NS;
+pub use limits::{BURST_MAX, DEFER_MAX, Limits};
+pub use live::PANICS_IN_A_ROW;
+pub use outcome::{CpuOutcome, Outcome};
+pub use question::Explained;
+pub(crate) use question::Question;
 use queue::Queue;
-use shared::Shared;
+use shared::Counters;
+pub(crate) use shared::Shared;
 pub use stepped::VirtualCosts;
-use worker::Worker;
-
-/// The most packets that a backlog ring can be made for.
-pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
-
-/// What an engine is made of.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The CPUs it runs on, one thread each. The first ones poll the queues.
-    pub cpus: CpuList,
-    /// The CPUs that packets go to: `rps_cpus` of every queue.
-    pub rps_cpus: CpuList,
-    /// How flows are hashed.
-    pub hasher: Arc<Hasher>,
-    /// Whether checksums are verified.
-    pub verify: Verify,
-    /// How packets are coalesced at first, if they are.
-    pub coalesce: Coalesce,
-    /// Slots of each queue's flow table.
-    pub rps_flow_cnt: u32,
-    /// When a held move begins.
-    pub move_after: MoveAfter,
-    /// Packets of a queue that may be held at once.
-    pub hold_max: u32,
-    /// When packets leave the polling CPU.
-    pub spread: SpreadPolicy,
-    /// Packets that a backlog takes.
-    pub netdev_max_backlog: u32,
-    /// Packets that a CPU takes in hand at once.
-    pub batch_max: u32,
-    /// Where all head and tail counters begin.
-    pub start_counters: u32,
-    /// What changes during the run.
-    pub script: Script,
-    /// What a full backlog does to the source.
-    pub when_full: WhenFull,
-    /// How long a CPU looks for work before it sleeps, at most.
-    pub spin_max_ns: u64,
-    /// Where the run is traced.
-    pub trace: Option<Arc<Trace>>,
-}
-
-/// What a full backlog does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum WhenFull {
-    /// The source waits: a capture has time. Not while a CPU is paused.
-    #[default]
-    Wait,
-    /// Packets are dropped: a device does not wait.
-    Drop,
-}
-
-impl Config {
-    /// The defaults, on these CPUs.
-    #[must_use]
-    pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
-        Self {
-            rps_cpus: cpus.clone(),
-            cpus,
-            hasher,
-            verify: Verify::Checksums,
-            coalesce: Coalesce::default(),
-            rps_flow_cnt: RPS_FLOW_CNT,
-            move_after: MoveAfter::default(),
-            hold_max: HOLD_MAX,
-            spread: SpreadPolicy::default(),
-            netdev_max_backlog: NETDEV_MAX_BACKLOG,
-            batch_max: u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX),
-            start_counters: 0,
-            script: Script::default(),
-            when_full: WhenFull::default(),
-            spin_max_ns: SPIN_MAX_NS,
-            trace: None,
-        }
-    }
-
-    /// Whether packets are ever coalesced like that during the run.
-    #[must_use]
-    pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
-        let mut coalesce = self.coalesce;
-        let changes = self.script.changes().iter();
-        let after = changes.filter_map(|scripted| match scripted.change {
-            Change::Coalesce(change) => Some(change),
-            _ => None,
-        });
-        like(&coalesce)
-            || after.into_iter().any(|change| {
-                coalesce = coalesce.after(change);
-                like(&coalesce)
-            })
-    }
-
-    /// One more than the highest CPU.
-    fn cpu_count(&self) -> usize {
-        self.cpus.cpus().last().map_or(0, |cpu| cpu.index() + 1)
-    }
-
-    /// Slots of each backlog ring: room for the largest limit of the run.
-    fn backlog_capacity(&self) -> u32 {
-        let limits = self.script.changes().iter().map(|change| match change.change {
-            Change::NetdevMaxBacklog(limit) => limit,
-            _ => 0,
-        });
-        let limit = limits.fold(self.netdev_max_backlog, u32::max);
-        limit.saturating_add(1).min(BACKLOG_CAPACITY_MAX).next_power_of_two()
-    }
-}
+use worker::{Deaths, Life, Worker};
 
 /// An engine, ready to run.
 pub struct Engine<H> {
@@ -150,44 +55,12 @@ pub struct Engine<H> {
     shared: Arc<Shared>,
 }
 
-/// What a run leaves behind.
-#[derive(Debug)]
-pub struct Outcome<H> {
-    /// The handlers, with what they gathered, in the order of the CPUs.
-    pub handlers: Vec<H>,
-    /// What each queue's intake counted.
-    pub queues: Vec<Arc<IntakeCounters>>,
-    /// What each CPU did.
-    pub cpus: Vec<CpuOutcome>,
-    /// How long it took, in engine time.
-    pub elapsed_ns: u64,
-    /// Packets still queued or held: none after a run that ended.
-    pub queued: u64,
-    /// Frames that did not come home to their owners: none, or something leaks.
-    pub frames_away: usize,
-    /// What went wrong with sources, in the order of the queues.
-    pub errors: Vec<Error>,
-}
-
-/// What one CPU did.
-#[derive(Clone, Debug)]
-pub struct CpuOutcome {
-    /// The CPU.
-    pub cpu: CpuId,
-    /// What its delivery counted.
-    pub delivery: Arc<DeliveryCounters>,
-    /// How long it was at work rather than looking for some.
-    pub busy_ns: u64,
-    /// How often it was woken.
-    pub wakeups: u64,
-}
-
 impl<H: Handler + 'static> Engine<H> {
     /// Builds an engine: one rx queue for each source, polled by the CPUs in turn, and one handler
     /// for each CPU.
     ///
     /// # Errors
-    /// When there are no CPUs, or no memory for the packets.
+    /// When there are no CPUs, no memory for the packets, or the script says what cannot be.
     pub fn build(
         config: &Config,
         sources: Vec<Box<dyn Source>>,
@@ -203,28 +76,49 @@ impl<H: Handler + 'static> Engine<H> {
             });
         }
         let shared = Arc::new(Shared::new(config, clock, sources.len()));
+        for scripted in config.script.changes() {
+            shared.check(&scripted.change).map_err(|refused| {
+                let (what, why) = (scripted.change.knob(), refused.to_string());
+                Error::Setting { what, value: scripted.change.value(MAX_CPUS), why }
+            })?;
+        }
+        let (mut frames, returns) = pools(config, sources.len())?;
         let mut queues: Vec<Vec<Queue>> = cpus.iter().map(|_| Vec::new()).collect();
         let mut lanes: Vec<Vec<Lane>> = cpus.iter().map(|_| Vec::new()).collect();
-        for (index, source) in sources.into_iter().enumerate() {
+        for (index, (source, pool)) in sources.into_iter().zip(frames.drain(..)).enumerate() {
             let polling = index % cpus.len();
-            let follower = shared.follower();
-            let (queue, queue_lanes) = open_queue(config, index, cpus[polling], source, follower);
+            let (queue, queue_lanes) = open_queue(config, index, (source, pool), &shared);
             queues[polling].push(queue);
             for (lane, lanes) in queue_lanes.into_iter().zip(&mut lanes) {
                 lanes.push(lane);
             }
         }
-        let pools = pools(config, &queues)?;
-        let workers = cpus.iter().zip(queues).zip(lanes).zip(pools).enumerate().map(
-            |(index, (((&cpu, queues), lanes), pool))| {
-                let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
-                delivery.set_coalesce(config.coalesce.on_delivery());
-                let (handler, shared) = (handler(cpu), Arc::clone(&shared));
-                let (changes, coalesce) = (shared.follower(), config.coalesce);
-                Worker { cpu, index, pool, queues, delivery, handler, changes, coalesce, shared }
+        let mut counters: Vec<_> = queues.iter().flatten().map(Queue::counted).collect();
+        counters.sort_by_key(|(queue, _)| *queue);
+        let workers = cpus.iter().zip(queues).zip(lanes).zip(returns).enumerate().map(
+            |(index, (((&cpu, queues), lanes), returns))| {
+                let own = (queues, lanes, returns);
+                open_worker(config, (cpu, index), own, handler(cpu), &shared)
             },
         );
-        Ok(Self { workers: workers.collect(), shared })
+        let workers: Vec<_> = workers.collect();
+        shared.set_counters(Counters {
+            queues: counters.into_iter().map(|(_, counters)| counters).collect(),
+            cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
+        });
+        Ok(Self { workers, shared })
+    }
+
+    /// What changes the engine while it runs, and tells how it stands.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::new(Arc::clone(&self.shared))
+    }
+
+    /// What applications record in where they run, for RFS.
+    #[must_use]
+    pub fn flows(&self) -> Flows {
+        self.shared.flows()
     }
 
     /// What asks a running engine to stop: it takes no more frames, delivers those it has, and
@@ -263,15 +157,18 @@ impl Stopper {
     }
 }
 
-/// Makes a queue's intake, and the other ends of its backlogs in the order of the CPUs.
+/// Makes a queue, and the other ends of its backlogs in the order of the CPUs. CPUs poll the queues
+/// in turn.
 fn open_queue(
     config: &Config,
     index: usize,
-    polling_cpu: CpuId,
-    source: Box<dyn Source>,
-    changes: Follower,
+    source: (Box<dyn Source>, Pool),
+    shared: &Shared,
 ) -> (Queue, Vec<Lane>) {
     let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
+    let cpus = config.cpus.cpus();
+    let polling_cpu = cpus[index % cpus.len()];
+    let has_rfs = config.rps_flow_cnt > 0;
     let mut intake = Intake::new(IntakeConfig {
         queue,
         cpus: config.cpu_count(),
@@ -280,7 +177,7 @@ fn open_queue(
         coalesce: config.coalesce.on_arrival(),
         steer: SteerConfig {
             polling_cpu,
-            rps_flow_cnt: config.rps_flow_cnt,
+            rps_flow_cnt: if has_rfs { config.rps_flow_cnt } else { RPS_FLOW_CNT },
             move_after: config.move_after,
             hold_max: config.hold_max,
             spread: config.spread,
@@ -290,34 +187,68 @@ fn open_queue(
     });
     let (capacity, start) = (config.backlog_capacity(), Position(config.start_counters));
     let noted = config.trace.is_some();
-    let cpus = config.cpus.cpus().iter();
-    let lanes = cpus.map(|&cpu| intake.connect(cpu, capacity, start, noted)).collect();
+    let lanes = cpus.iter().map(|&cpu| intake.connect(cpu, capacity, start, noted)).collect();
     intake.set_rps_cpus(config.rps_cpus.cpus().iter().copied(), 0);
-    let trace = config.trace.as_ref().map(|trace| {
-        IntakeTrace::new(Arc::clone(trace), Arc::clone(&config.hasher), config.verify)
-    });
-    (Queue::new(intake, source, polling_cpu, config, trace, changes), lanes)
+    intake.set_sock_flows(shared.flows().table(), 0);
+    if !has_rfs {
+        intake.set_rps_flow_cnt(0, 0);
+    }
+    let mut queue = Queue::new(intake, source, polling_cpu, config, shared.follower());
+    if let Some(flow) = config.explain {
+        queue.watch(flow);
+    }
+    (queue, lanes)
 }
 
-/// Packet memory: for each CPU that polls, chunks enough for all that can be under way from its
-/// queues, fewer of the large ones.
-fn pools(config: &Config, queues: &[Vec<Queue>]) -> Result<Vec<Pool>> {
+/// Makes what belongs to one CPU, from its queues, its ends of all backlogs, and its way to send
+/// frames home.
+fn open_worker<H: Handler>(
+    config: &Config,
+    (cpu, index): (CpuId, usize),
+    (queues, lanes, returns): (Vec<Queue>, Vec<Lane>, Pool),
+    handler: H,
+    shared: &Arc<Shared>,
+) -> Worker<H> {
+    let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
+    delivery.set_coalesce(config.coalesce.on_delivery());
+    Worker {
+        cpu,
+        index,
+        queues,
+        returns,
+        delivery,
+        handler,
+        changes: shared.follower(),
+        coalesce: config.coalesce,
+        limits: config.limits,
+        heir: None,
+        budget: config.limits.budget(0),
+        now_ns: 0,
+        first_queue: 0,
+        backlogs_first: false,
+        life: Life::default(),
+        deaths: Deaths::default(),
+        trace: config.intake_trace(),
+        shared: Arc::clone(shared),
+    }
+}
+
+/// Packet memory: for each queue, chunks enough for all that can be under way from it, fewer of the
+/// large ones. The CPUs own none, and send home what they deliver.
+fn pools(config: &Config, queues: usize) -> Result<(Vec<Pool>, Vec<Pool>)> {
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
-    let cpus = narrow(config.cpus.cpus().len());
-    let per_queue = cpus.saturating_mul(per_cpu).saturating_add(config.hold_max);
-    let shares: Vec<_> = queues
-        .iter()
-        .map(|queues| match narrow(queues.len()) {
-            0 => Vec::new(),
-            count => chunk_classes(per_queue.saturating_mul(count)),
-        })
-        .collect();
+    let cpus = config.cpus.cpus().len();
+    let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
+    let mut shares = vec![chunk_classes(per_queue); queues];
+    shares.resize(queues + cpus, Vec::new());
     let region = sys::map_packet_memory(region_bytes(&shares))?;
-    carve(region, &shares).map_err(|error| Error::Memory {
+    let mut frames = carve(region, &shares).map_err(|error| Error::Memory {
         bytes: error.need_bytes,
         source: std::io::Error::other(error),
-    })
+    })?;
+    let returns = frames.split_off(queues);
+    Ok((frames, returns))
 }
 
 /// Two kilobytes hold a frame of an ordinary network, sixteen a jumbo frame, and the largest

@@ -1,32 +1,34 @@
-//! One rx queue at work: its source, its intake, and the changes on their way to it.
+//! One rx queue at work: its source, its memory, its intake, and the changes on their way to it.
+
+mod apply;
 
 use std::sync::Arc;
 
 use mem::Pool;
 use path::arrive::{Ask, Behind, Burst, Polled, SourceError};
-use path::backlog::FlowLimit;
 use path::counters::IntakeCounters;
-use path::intake::DEV_WEIGHT;
+use path::hash::FlowHash;
 use path::steer::Tick;
-use path::{CpuId, DropReason, Intake, Packet, Source};
+use path::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
 
 use super::changes::{Entry, Follower};
+use super::config::{Config, WhenFull};
+use super::question::Explained;
 use super::shared::Shared;
-use super::{Config, WhenFull};
-use crate::control::{Change, Coalesce, ScriptedChange};
+use crate::control::settings::FLOW_LIMIT_TABLE_LEN;
+use crate::control::{Coalesce, CpuList, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
 /// How old the engine's load may be when the path looks at it.
 const LOAD_AGE_NS: u64 = 1_000_000;
 
-/// Buckets of a flow limit when nobody says otherwise: the kernel's default.
-const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
-
 /// A queue and what it takes to poll it.
 pub(super) struct Queue {
     intake: Intake,
     source: Box<dyn Source>,
+    /// The memory that frames are received in.
+    pub(super) pool: Pool,
     polling_cpu: CpuId,
     burst: Burst,
     /// No frame below this number is still to come.
@@ -34,11 +36,18 @@ pub(super) struct Queue {
     changes: Follower,
     /// Changes of the script that this queue has come to.
     scripted: usize,
+    /// The latest change that this queue has come to.
+    epoch: u32,
     coalesce: Coalesce,
+    flow_limit_cpus: CpuList,
     flow_limit_table_len: u32,
     when_full: WhenFull,
     trace: Option<IntakeTrace>,
+    /// The time of the last turn.
+    now_ns: u64,
     load: Tick,
+    /// Whether the last poll found frames.
+    was_busy: bool,
     source_ended: bool,
     ended: bool,
     failed: Option<SourceError>,
@@ -60,41 +69,47 @@ pub(super) enum Activity {
 impl Queue {
     pub(super) fn new(
         intake: Intake,
-        source: Box<dyn Source>,
+        (source, pool): (Box<dyn Source>, Pool),
         polling_cpu: CpuId,
         config: &Config,
-        trace: Option<IntakeTrace>,
         changes: Follower,
     ) -> Self {
         Self {
             intake,
             source,
+            pool,
             polling_cpu,
             burst: Burst::default(),
             next_frame: 0,
             changes,
             scripted: 0,
+            epoch: 0,
+            flow_limit_cpus: CpuList::default(),
             coalesce: config.coalesce,
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
-            trace,
+            trace: config.intake_trace(),
+            now_ns: 0,
             load: Tick::default(),
+            was_busy: false,
             source_ended: false,
             ended: false,
             failed: None,
         }
     }
 
-    /// Polls the source once and takes what comes through the intake.
-    pub(super) fn turn(&mut self, pool: &mut Pool, shared: &Shared) -> Activity {
+    /// Polls the source once, for `frames_max` frames at most, and takes what comes through the
+    /// intake.
+    pub(super) fn turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
         self.follow_changes(shared);
         if self.ended {
             return Activity::Ended;
         }
-        pool.collect();
-        let polled = self.poll(pool, shared);
+        self.pool.collect();
+        let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
-        self.take_in(pool, shared);
+        self.was_busy = frames > 0;
+        self.take_in(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
                 self.ended = true;
@@ -112,14 +127,14 @@ impl Queue {
     }
 
     /// Fills the burst, unless there would be no room for it, and says what is behind it.
-    fn poll(&mut self, pool: &mut Pool, shared: &Shared) -> Activity {
+    fn poll(&mut self, frames_max: usize, shared: &Shared) -> Activity {
         self.burst.behind = Behind::More;
         if self.source_ended || shared.is_stopping() {
             self.end_source(shared);
             return Activity::Ended;
         }
         let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
-        let mut burst = u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
+        let mut burst = u32::try_from(frames_max).unwrap_or(u32::MAX);
         if waits {
             burst = self.intake.room_for(burst);
             if burst == 0 {
@@ -132,7 +147,7 @@ impl Queue {
         }
         let now_ns = shared.clock.now_ns();
         let ask = Ask { now_ns, max: burst as usize, may_wait: waits };
-        let activity = match self.source.poll(ask, pool, &mut self.burst) {
+        let activity = match self.source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {
                 self.burst.behind = Behind::End; // no memory was free, as below
                 Activity::Blocked
@@ -168,7 +183,7 @@ impl Queue {
     }
 
     /// Takes the burst through the intake, in parts where a change takes effect inside it.
-    fn take_in(&mut self, pool: &mut Pool, shared: &Shared) {
+    fn take_in(&mut self, shared: &Shared) {
         if let Some(trace) = &mut self.trace {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
             self.burst.refused.iter().for_each(|refused| trace.refused(refused));
@@ -177,7 +192,7 @@ impl Queue {
         while let Some(at) = self.next_change(shared) {
             let rest = self.burst.packets.split_off(at);
             self.burst.behind = Behind::More;
-            self.intake_turn(pool, shared);
+            self.intake_turn(shared);
             self.reach_scripted(shared);
             self.burst.packets = rest;
         }
@@ -185,14 +200,14 @@ impl Queue {
         if let Some(last) = self.burst.packets.last() {
             self.next_frame = last.arrival.unwrap_near(self.next_frame) + 1;
         }
-        self.intake_turn(pool, shared);
+        self.intake_turn(shared);
     }
 
     /// Applies what has changed, and what the script changes before the next frame, whichever that
     /// is: it counts for the poll.
     fn follow_changes(&mut self, shared: &Shared) {
         while let Some(entry) = self.changes.next() {
-            self.apply(&entry, shared);
+            self.come_to(&entry, shared);
         }
         let next_frame = self.next_frame;
         let is_due = |change: &ScriptedChange| change.frame <= next_frame;
@@ -213,8 +228,46 @@ impl Queue {
         while self.scripted < count
             && let Some(entry) = self.changes.next()
         {
-            self.apply(&entry, shared);
+            self.come_to(&entry, shared);
         }
+    }
+
+    fn come_to(&mut self, entry: &Entry, shared: &Shared) {
+        match entry {
+            Entry::Change(made) => self.apply(made, shared),
+            Entry::Ask(question) => {
+                let explained = self.explain(question.flow, shared.clock.now_ns());
+                // Whoever asked may have had enough.
+                let _ = question.answers.send(explained);
+                // What shares the flow's slot is noted for the next time.
+                self.watch(question.flow);
+            }
+        }
+    }
+
+    /// Begins to note which flows share the slot of this one, unless that is done.
+    pub(super) fn watch(&mut self, flow: FlowHash) {
+        if self.intake.state_of(flow).sharers.is_empty() {
+            self.intake.watch(flow);
+        }
+    }
+
+    /// What is known of a flow.
+    pub(super) fn explain(&self, flow: FlowHash, at_ns: u64) -> Explained {
+        Explained {
+            queue: self.number(),
+            polling_cpu: self.polling_cpu,
+            at_ns,
+            state: self.intake.state_of(flow),
+            drops: self.intake.drops_of(flow).collect(),
+        }
+    }
+
+    /// Is polled by `cpu` from now on.
+    pub(super) fn move_to(&mut self, cpu: CpuId) {
+        self.polling_cpu = cpu;
+        self.intake.set_polling_cpu(cpu, self.epoch);
+        self.update_flow_limit();
     }
 
     /// Where in the burst the next change takes effect.
@@ -224,7 +277,7 @@ impl Queue {
         self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
     }
 
-    fn intake_turn(&mut self, pool: &mut Pool, shared: &Shared) {
+    fn intake_turn(&mut self, shared: &Shared) {
         self.intake.observe();
         let tick = self.tick(shared);
         let merges_later = self.coalesce.on_delivery().is_some();
@@ -245,7 +298,7 @@ impl Queue {
                 trace.dropped(&dropped, queue);
             }
             if let Some(packet) = dropped.packet {
-                pool.put(packet.frame);
+                self.pool.put(packet.frame);
             }
         }
     }
@@ -253,50 +306,16 @@ impl Queue {
     /// The time now, and a load that is recent enough: reading it touches every CPU's line.
     fn tick(&mut self, shared: &Shared) -> Tick {
         let now_ns = shared.clock.now_ns();
+        self.now_ns = now_ns;
         if now_ns.saturating_sub(self.load.now_ns) >= LOAD_AGE_NS {
             self.load = Tick { now_ns, busy_ns: shared.total_busy_ns() };
         }
         Tick { now_ns, busy_ns: self.load.busy_ns }
     }
 
-    fn apply(&mut self, entry: &Entry, shared: &Shared) {
-        self.scripted += usize::from(entry.is_scripted);
-        let (change, epoch) = (&entry.change, entry.epoch);
-        match change {
-            Change::RpsCpus(cpus) => {
-                self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
-            }
-            Change::NetdevMaxBacklog(packets) => {
-                self.intake.set_netdev_max_backlog(*packets, epoch);
-            }
-            Change::FlowLimitCpuBitmap(cpus) => {
-                let limits = cpus.contains(self.polling_cpu);
-                let limit = limits.then(|| FlowLimit::new(self.flow_limit_table_len)).flatten();
-                self.intake.set_flow_limit(limit, epoch);
-            }
-            Change::FlowLimitTableLen(len) => {
-                self.flow_limit_table_len = *len;
-                self.intake.set_epoch(epoch);
-            }
-            Change::Coalesce(change) => {
-                self.coalesce = self.coalesce.after(*change);
-                self.intake.set_coalesce(self.coalesce.on_arrival(), epoch);
-            }
-            Change::Pause(cpu) => {
-                shared.set_paused(*cpu, true, epoch);
-                self.intake.set_epoch(epoch);
-            }
-            Change::Resume(cpu) => {
-                shared.set_paused(*cpu, false, epoch);
-                self.intake.set_epoch(epoch);
-            }
-        }
-        if shared.announces(epoch)
-            && let Some(trace) = &self.trace
-        {
-            let now_ns = shared.clock.now_ns();
-            trace.trace().changed(now_ns, epoch, change.knob(), &shared.value_of(change));
-        }
+    /// Its number, and what it counts.
+    pub(super) fn counted(&self) -> (RxQueue, Arc<IntakeCounters>) {
+        (self.number(), Arc::clone(self.counters()))
     }
 
     pub(super) fn counters(&self) -> &Arc<IntakeCounters> {
@@ -307,6 +326,25 @@ impl Queue {
     pub(super) fn queued(&mut self) -> u64 {
         let held = self.intake.held() + self.intake.coalescing();
         u64::from(self.intake.queued()) + held as u64
+    }
+
+    /// Frames of its memory that did not come home.
+    pub(super) fn frames_away(&mut self) -> usize {
+        self.pool.away()
+    }
+
+    pub(super) fn number(&self) -> RxQueue {
+        self.intake.queue()
+    }
+
+    /// The time of the last turn.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Whether the last poll found frames.
+    pub(super) fn was_busy(&self) -> bool {
+        self.was_busy
     }
 
     /// What went wrong with the source.

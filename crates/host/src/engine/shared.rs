@@ -1,28 +1,38 @@
 //! What the threads of an engine share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use path::CpuId;
+use path::counters::{DeliveryCounters, IntakeCounters};
+use path::hash::FlowHash;
 
-use super::Config;
 use super::bell::Bell;
 use super::changes::{Changes, Follower};
+use super::config::Config;
+use super::flows::Flows;
+use super::mailbox::Mailbox;
+use super::question::Question;
 use crate::clock::Clock;
-use crate::control::{Change, CpuList, Script};
+use crate::control::{Change, CpuList, Refused, Script, Settings, Written};
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub(super) clock: Clock,
     cpus: CpuList,
-    cpu_count: u16,
     bells: Box<[Bell]>,
     /// Whether each CPU is paused in the lowest bit, and since which epoch above.
     paused: Box<[AtomicU64]>,
     /// Written by each CPU for itself.
     busy_ns: Box<[AtomicU64]>,
+    /// Turns that ended for want of budget; written by each CPU for itself.
+    squeezed: Box<[AtomicU64]>,
+    /// Queues that were handed to each CPU.
+    mailboxes: Box<[Mailbox]>,
+    /// What is counted, by queue and by the CPU's place.
+    counters: OnceLock<Counters>,
     /// Threads that stand ready on their CPUs, and whether they may begin.
     ready: AtomicUsize,
     started: AtomicBool,
@@ -39,23 +49,34 @@ pub(super) struct Shared {
     /// The latest epoch that has begun on any queue.
     announced: AtomicU32,
     pub(super) spin_max_ns: u64,
+    /// The flow that the outcome tells of.
+    pub(super) explain: Option<FlowHash>,
+}
+
+/// What an engine counts.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    pub(crate) queues: Vec<Arc<IntakeCounters>>,
+    pub(crate) cpus: Vec<Arc<DeliveryCounters>>,
 }
 
 impl Shared {
     pub(super) fn new(config: &Config, clock: Clock, queues: usize) -> Self {
         let cpus = config.cpus.cpus().len();
         if let Some(trace) = &config.trace {
-            let in_force = among(&config.rps_cpus, &config.cpus);
+            let (in_force, _) = config.rps_cpus.split_by(&config.cpus);
             let mask = in_force.to_mask(mask_width(config));
             trace.changed(clock.now_ns(), 0, "rps_cpus", &mask);
         }
         Self {
             clock,
             cpus: config.cpus.clone(),
-            cpu_count: mask_width(config),
             bells: (0..cpus).map(|_| Bell::default()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            mailboxes: (0..cpus).map(|_| Mailbox::default()).collect(),
+            counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
             started: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -63,20 +84,21 @@ impl Shared {
             live_sources: AtomicUsize::new(queues),
             live_queues: AtomicUsize::new(queues),
             script: config.script.clone(),
-            changes: Mutex::new(Changes::new()),
+            changes: Mutex::new(Changes::new(config, queues)),
+            explain: config.explain,
             announced: AtomicU32::new(0),
             spin_max_ns: config.spin_max_ns,
         }
     }
 
-    pub(super) fn bell(&self, index: usize) -> &Bell {
+    pub(crate) fn bell(&self, index: usize) -> &Bell {
         &self.bells[index]
     }
 
     /// Wakes a CPU that has new packets.
     pub(super) fn wake(&self, cpu: CpuId) {
         if let Some(index) = self.index_of(cpu) {
-            self.bells[index].ring();
+            self.bells[index].ring_for_packets();
         }
     }
 
@@ -143,7 +165,7 @@ impl Shared {
         busy.store(busy.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
     }
 
-    pub(super) fn busy_ns(&self, index: usize) -> u64 {
+    pub(crate) fn busy_ns(&self, index: usize) -> u64 {
         self.busy_ns[index].load(Ordering::Relaxed)
     }
 
@@ -178,6 +200,73 @@ impl Shared {
         self.changes().follower()
     }
 
+    /// Makes a change, wakes all CPUs to follow it, and says what of it is in force.
+    pub(crate) fn change(&self, change: Change) -> Result<Written, Refused> {
+        let written = self.changes().change(change);
+        self.wake_all();
+        written
+    }
+
+    /// What is wrong with a change as things stand, if anything.
+    pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
+        self.changes().check(change)
+    }
+
+    /// Asks all queues, and wakes the CPUs that poll them.
+    pub(crate) fn ask(&self, question: Question) {
+        self.changes().ask(question);
+        self.wake_all();
+    }
+
+    /// What is set now.
+    pub(crate) fn settings(&self) -> Settings {
+        self.changes().settings().clone()
+    }
+
+    /// The CPUs of a list that packets can go to now.
+    pub(crate) fn in_force(&self, cpus: &CpuList) -> CpuList {
+        self.changes().in_force(cpus)
+    }
+
+    /// Where applications record where they run.
+    pub(super) fn flows(&self) -> Flows {
+        Flows(Arc::clone(self.changes().sock_flows()))
+    }
+
+    /// Says where everything is counted, once.
+    pub(super) fn set_counters(&self, counters: Counters) {
+        let set = self.counters.set(counters);
+        debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    /// Where everything is counted.
+    pub(crate) fn counters(&self) -> Option<&Counters> {
+        self.counters.get()
+    }
+
+    /// The CPUs of the engine.
+    pub(crate) fn cpus(&self) -> &CpuList {
+        &self.cpus
+    }
+
+    /// Turns of a CPU that ended for want of budget.
+    pub(crate) fn squeezed(&self, index: usize) -> u64 {
+        self.squeezed[index].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_squeezed(&self, index: usize) {
+        let squeezed = &self.squeezed[index];
+        squeezed.store(squeezed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    pub(super) fn mailbox(&self, index: usize) -> &Mailbox {
+        &self.mailboxes[index]
+    }
+
+    pub(super) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
+        self.mailboxes.iter()
+    }
+
     /// Makes the first `count` changes of the script, as far as nobody has made them: the first
     /// queue that reaches a change's frame makes it for all.
     pub(super) fn make_scripted(&self, count: usize) {
@@ -197,30 +286,15 @@ impl Shared {
         self.announced.fetch_max(epoch, Ordering::Relaxed) < epoch
     }
 
-    /// A change's value as it is read back: as it is in force.
-    pub(super) fn value_of(&self, change: &Change) -> String {
-        let in_force = match change {
-            Change::RpsCpus(list) => Change::RpsCpus(among(list, &self.cpus)),
-            Change::FlowLimitCpuBitmap(list) => Change::FlowLimitCpuBitmap(among(list, &self.cpus)),
-            other => other.clone(),
-        };
-        in_force.value(self.cpu_count)
-    }
-
     fn wake_all(&self) {
         for bell in &self.bells {
             bell.ring();
         }
     }
 
-    fn index_of(&self, cpu: CpuId) -> Option<usize> {
+    pub(super) fn index_of(&self, cpu: CpuId) -> Option<usize> {
         self.cpus.cpus().binary_search(&cpu).ok()
     }
-}
-
-/// The CPUs of a list that the engine runs on; the others are ignored, as the kernel does.
-fn among(list: &CpuList, cpus: &CpuList) -> CpuList {
-    CpuList::new(list.cpus().iter().copied().filter(|cpu| cpus.contains(*cpu)))
 }
 
 /// Bits of a mask of this engine's CPUs.

@@ -7,10 +7,10 @@
 
 use path::Handler;
 
-use super::Outcome;
+use super::outcome::Outcome;
 use super::queue::Activity;
 use super::shared::Shared;
-use super::worker::{Worker, outcome};
+use super::worker::{Life, Worker};
 use crate::random::Random;
 
 /// What things cost in virtual time.
@@ -29,6 +29,9 @@ impl Default for VirtualCosts {
         Self { intake_ns: 100, delivery_ns: 50, work_ns: 0 }
     }
 }
+
+/// How long it takes at most to replace a thread that died.
+const REPLACE_NS: u64 = 200_000;
 
 /// How long it takes to wake up, or to look again for what another CPU is to do.
 const IDLE_NS: u64 = 1_000;
@@ -56,7 +59,7 @@ pub(super) fn run<H: Handler>(
         }
     }
     let workers = steppers.into_iter().map(|stepper| stepper.worker).collect();
-    outcome(workers, shared, now_ns)
+    Outcome::of(workers, shared, now_ns)
 }
 
 /// The CPU that is done first, of those that have not ended; one at random of several.
@@ -95,10 +98,16 @@ impl<H: Handler> Stepper<H> {
         if std::mem::take(&mut self.asleep) {
             self.worker.shared.bell(self.worker.index).rise();
         }
+        if self.worker.life == Life::Dead {
+            self.worker.recover(None);
+            self.in_hand = false;
+            self.free_at_ns = now_ns.saturating_add(random.between(1, REPLACE_NS));
+            return;
+        }
         if std::mem::take(&mut self.in_hand) {
             self.worker.delivery.handle(&mut self.worker.handler);
-            self.worker.delivery.complete(&mut self.worker.pool);
-            self.worker.pool.flush();
+            self.worker.delivery.complete(&mut self.worker.returns);
+            self.worker.flush();
         }
         let cost_ns = self.begin(now_ns, random, costs);
         self.free_at_ns = now_ns.saturating_add(cost_ns);
@@ -106,8 +115,14 @@ impl<H: Handler> Stepper<H> {
 
     /// Begins an intake or a batch, in turn as far as there is work, and returns what it costs.
     fn begin(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) -> u64 {
-        self.worker.follow_changes();
         if std::mem::take(&mut self.took_in)
+            && let Some(cost_ns) = self.begin_batch(random, costs)
+        {
+            return self.busy(cost_ns);
+        }
+        self.worker.end_turn();
+        self.worker.begin_turn(now_ns);
+        if std::mem::take(&mut self.worker.backlogs_first)
             && let Some(cost_ns) = self.begin_batch(random, costs)
         {
             return self.busy(cost_ns);
@@ -127,10 +142,16 @@ impl<H: Handler> Stepper<H> {
 
     fn begin_batch(&mut self, random: &mut Random, costs: VirtualCosts) -> Option<u64> {
         let worker = &mut self.worker;
-        if worker.shared.is_paused(worker.index) {
+        let granted = worker.grant_delivery();
+        if granted == 0 {
             return None;
         }
-        let taken = worker.delivery.take(usize::MAX) as u64;
+        let taken = match worker.life {
+            Life::Doomed => worker.take_last_batch(granted),
+            _ => worker.delivery.take(granted),
+        };
+        worker.budget.spend(taken);
+        let taken = taken as u64;
         worker.delivery.coalesce();
         let packets = worker.delivery.in_hand() as u64;
         self.in_hand = taken > 0;
@@ -145,6 +166,7 @@ impl<H: Handler> Stepper<H> {
     fn idle(&mut self, activity: Activity, now_ns: u64, random: &mut Random) -> u64 {
         self.ended = self.worker.has_ended();
         let due_ns = match activity {
+            _ if self.worker.must_follow() => now_ns,
             Activity::Worked(_) | Activity::Blocked => {
                 now_ns.saturating_add(random.between(1, 2 * IDLE_NS))
             }

@@ -3,80 +3,276 @@
 use std::sync::Arc;
 
 use mem::Pool;
-use path::intake::DEV_WEIGHT;
 use path::{CpuId, Delivery, Handler};
 
-use super::changes::Follower;
+use super::changes::{Entry, Follower};
+use super::limits::{Budget, DEFER_MAX, Limits};
 use super::queue::{Activity, Queue};
 use super::shared::Shared;
-use super::{CpuOutcome, Outcome};
-use crate::control::{Change, Coalesce};
-use crate::error::Error;
+use crate::control::{Change, Coalesce, CpuList};
+use crate::trace::IntakeTrace;
 
-/// All that belongs to one CPU.
+/// All that belongs to one CPU. It outlives the CPU's threads.
 pub(super) struct Worker<H> {
     pub(super) cpu: CpuId,
     /// Its place in the engine.
     pub(super) index: usize,
-    pub(super) pool: Pool,
+    /// The queues that it polls.
     pub(super) queues: Vec<Queue>,
+    /// Has no frames of its own: a way home for those of others, for a CPU without a queue.
+    pub(super) returns: Pool,
     pub(super) delivery: Delivery,
     pub(super) handler: H,
     /// The changes that the delivery follows.
     pub(super) changes: Follower,
     /// How packets are coalesced in it.
     pub(super) coalesce: Coalesce,
+    /// How much is taken at a time.
+    pub(super) limits: Limits,
+    /// The CPU that polls this one's queues, once this one does not run.
+    pub(super) heir: Option<CpuId>,
+    /// What is left of the turn.
+    pub(super) budget: Budget,
+    /// The time, as of the last look.
+    pub(super) now_ns: u64,
+    /// Who goes first in the next turn, since the last one ended before.
+    pub(super) first_queue: usize,
+    pub(super) backlogs_first: bool,
+    pub(super) life: Life,
+    pub(super) deaths: Deaths,
+    pub(super) trace: Option<IntakeTrace>,
     pub(super) shared: Arc<Shared>,
 }
 
+/// How it stands with the CPU's thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Life {
+    /// It lives.
+    #[default]
+    Alive,
+    /// It is to end with the next batch that it takes in hand.
+    Doomed,
+    /// It has taken that batch, and nobody will handle it.
+    Dead,
+    /// The handler has the batch: if the thread panics now, it is the handler's doing.
+    Handling,
+}
+
+/// The threads that a CPU has lost.
+#[derive(Debug, Default)]
+pub(super) struct Deaths {
+    pub(super) count: u64,
+    /// Those that panicked without a batch handled between.
+    pub(super) in_a_row: u32,
+    /// Batches handled when the last of them died.
+    batches: u64,
+    pub(super) last_panic: Option<String>,
+}
+
 impl<H: Handler> Worker<H> {
-    /// One turn: each queue once, then the backlogs, then frames home.
-    pub(super) fn turn(&mut self) -> Activity {
+    /// One turn, which begins at `now_ns`: each queue once, then the backlogs, then frames home.
+    pub(super) fn turn(&mut self, now_ns: u64) -> Activity {
+        self.begin_turn(now_ns);
+        let (activity, delivered) = if self.backlogs_first {
+            self.backlogs_first = false;
+            let delivered = self.delivery_turn();
+            self.now_ns = self.shared.clock.now_ns();
+            (self.intake_turn(), delivered)
+        } else {
+            let activity = self.intake_turn();
+            (activity, self.delivery_turn())
+        };
+        self.end_turn();
+        if delivered > 0 { activity.and(Activity::Worked(delivered)) } else { activity }
+    }
+
+    /// Follows what has changed, and gets what may be taken this time.
+    pub(super) fn begin_turn(&mut self, now_ns: u64) {
         self.follow_changes();
-        let mut activity = self.intake_turn();
-        let delivered = self.delivery_turn(DEV_WEIGHT);
-        self.pool.flush();
-        if delivered > 0 {
-            activity = activity.and(Activity::Worked(delivered));
+        self.adopt_queues();
+        self.now_ns = now_ns;
+        self.budget = self.limits.budget(now_ns);
+    }
+
+    /// Sends frames home, and counts a turn that was too short.
+    pub(super) fn end_turn(&mut self) {
+        self.flush();
+        if self.budget.is_squeezed() {
+            self.shared.add_squeezed(self.index);
+        }
+    }
+
+    /// Polls each queue once, as far as the budget goes.
+    pub(super) fn intake_turn(&mut self) -> Activity {
+        let count = self.queues.len();
+        let first = std::mem::take(&mut self.first_queue);
+        let mut activity = Activity::Ended;
+        for at in (0..count).map(|step| (first + step) % count) {
+            let queue = &mut self.queues[at];
+            let wanted = self.limits.burst();
+            let granted = self.budget.grant(wanted, self.now_ns);
+            if granted == 0 {
+                // What was left out goes first the next time.
+                self.first_queue = at;
+                self.budget.squeeze_if(queue.was_busy());
+                return activity.and(Activity::Worked(0));
+            }
+            let turned = queue.turn(granted, &self.shared);
+            self.now_ns = queue.now_ns().max(self.now_ns);
+            if let Activity::Worked(frames) = turned {
+                self.budget.spend(frames);
+                self.budget.squeeze_if(granted < wanted && frames == granted);
+            }
+            activity = activity.and(turned);
         }
         activity
     }
 
-    /// Polls each queue once.
-    pub(super) fn intake_turn(&mut self) -> Activity {
-        let queues = self.queues.iter_mut();
-        queues
-            .map(|queue| queue.turn(&mut self.pool, &self.shared))
-            .fold(Activity::Ended, Activity::and)
-    }
-
-    /// Delivers up to `budget` packets, unless the CPU is paused.
-    fn delivery_turn(&mut self, budget: usize) -> usize {
+    /// How many packets may be taken from the backlogs now.
+    pub(super) fn grant_delivery(&mut self) -> usize {
         if self.shared.is_paused(self.index) {
             return 0;
         }
-        self.delivery.turn(budget, &mut self.pool, &mut self.handler)
+        let granted = self.budget.grant(self.limits.packets(), self.now_ns);
+        if granted == 0 && self.delivery.has_work() {
+            self.backlogs_first = true;
+            self.budget.squeeze_if(true);
+        }
+        granted
     }
 
-    /// Has the delivery work as the latest changes say. Nothing is in hand.
-    pub(super) fn follow_changes(&mut self) {
-        while let Some(entry) = self.changes.next() {
-            if let Change::Coalesce(change) = entry.change {
-                let before = self.coalesce.on_delivery();
-                self.coalesce = self.coalesce.after(change);
-                if self.coalesce.on_delivery() != before {
-                    self.delivery.set_coalesce(self.coalesce.on_delivery());
-                }
+    /// Delivers as many packets as may be.
+    fn delivery_turn(&mut self) -> usize {
+        let granted = self.grant_delivery();
+        if granted == 0 {
+            return 0;
+        }
+        if self.life == Life::Doomed {
+            return self.take_last_batch(granted);
+        }
+        self.life = Life::Handling;
+        let delivered = self.deliver(granted);
+        self.life = Life::Alive;
+        self.budget.spend(delivered);
+        let is_short = delivered == granted && granted < self.limits.packets();
+        self.budget.squeeze_if(is_short && self.delivery.has_work());
+        delivered
+    }
+
+    /// Delivers `granted` packets, and sends frames home on the way if they are not to wait.
+    fn deliver(&mut self, granted: usize) -> usize {
+        let pool = self.queues.first_mut().map_or(&mut self.returns, |queue| &mut queue.pool);
+        let deferred = self.limits.deferred();
+        if deferred == DEFER_MAX as usize {
+            return self.delivery.turn(granted, pool, &mut self.handler);
+        }
+        let mut delivered = 0;
+        while delivered < granted {
+            let portion = deferred.max(1).min(granted - delivered);
+            let done = self.delivery.turn(portion, pool, &mut self.handler);
+            pool.flush();
+            delivered += done;
+            if done == 0 {
+                break;
             }
         }
+        delivered
+    }
+
+    /// Takes the batch that dies with the thread, if there is one.
+    pub(super) fn take_last_batch(&mut self, packets_max: usize) -> usize {
+        let taken = self.delivery.take(packets_max);
+        if taken > 0 {
+            self.life = Life::Dead;
+        }
+        taken
+    }
+
+    /// Carries on after a thread that died: what it had in hand is lost, and nothing else.
+    pub(super) fn recover(&mut self, panic: Option<String>) {
+        let batches = self.delivery.counters().batches.get();
+        self.deaths.count += 1;
+        if panic.is_some() {
+            let is_in_a_row = batches == self.deaths.batches;
+            self.deaths.in_a_row = if is_in_a_row { self.deaths.in_a_row + 1 } else { 1 };
+            self.deaths.batches = batches;
+            self.deaths.last_panic = panic;
+        }
+        self.life = Life::Alive;
+        let Some((queue, lost)) = self.delivery.lose() else { return };
+        for dropped in lost {
+            if let Some(trace) = &self.trace {
+                trace.dropped(&dropped, queue);
+            }
+            if let Some(packet) = dropped.packet {
+                self.returns.put(packet.frame);
+            }
+        }
+        self.flush();
+    }
+
+    /// Works as the latest changes say. Nothing is in hand.
+    fn follow_changes(&mut self) {
+        while let Some(entry) = self.changes.next() {
+            let Entry::Change(made) = entry else { continue };
+            let Some(change) = &made.change else { continue };
+            match change {
+                Change::Coalesce(change) => {
+                    let before = self.coalesce.on_delivery();
+                    self.coalesce = self.coalesce.after(*change);
+                    if self.coalesce.on_delivery() != before {
+                        self.delivery.set_coalesce(self.coalesce.on_delivery());
+                    }
+                }
+                Change::Kill(cpu) if *cpu == self.cpu => self.life = Life::Doomed,
+                Change::Cpus(cpus) => self.heir = heir(self.cpu, cpus, &self.shared),
+                _ => self.limits = self.limits.after(change),
+            }
+        }
+    }
+
+    /// Takes over queues that were handed to this CPU, and hands on those that others must poll.
+    fn adopt_queues(&mut self) {
+        if self.shared.mailbox(self.index).has_mail() {
+            for mut queue in self.shared.mailbox(self.index).take() {
+                queue.move_to(self.cpu);
+                self.queues.push(queue);
+            }
+        }
+        let Some(heir) = self.heir.and_then(|cpu| self.shared.index_of(cpu)) else { return };
+        if self.queues.iter().all(Queue::has_ended) {
+            return;
+        }
+        self.flush(); // frames in the bins of their pools belong to others
+        let queues = std::mem::take(&mut self.queues);
+        let (ended, live) = queues.into_iter().partition(Queue::has_ended);
+        self.queues = ended;
+        live.into_iter().for_each(|queue| self.shared.mailbox(heir).put(queue));
+        self.shared.bell(heir).ring();
+    }
+
+    /// Sends every frame that waits home.
+    pub(super) fn flush(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.pool.flush());
+        self.returns.flush();
     }
 
     /// Whether there is a reason not to sleep, other than what a source may have.
     pub(super) fn has_business(&mut self) -> bool {
         let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
         let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
-        let must_follow = self.changes.has_next() || self.queues.iter().any(Queue::must_follow);
-        may_deliver || must_stop || must_follow || self.has_ended() || self.shared.is_aborted()
+        may_deliver
+            || must_stop
+            || self.must_follow()
+            || self.has_ended()
+            || self.shared.is_aborted()
+    }
+
+    /// Whether something has changed that this CPU or a queue of its has not come to.
+    pub(super) fn must_follow(&self) -> bool {
+        self.changes.has_next()
+            || self.queues.iter().any(Queue::must_follow)
+            || self.shared.mailbox(self.index).has_mail()
     }
 
     /// Whether nothing will ever come again.
@@ -84,6 +280,12 @@ impl<H: Handler> Worker<H> {
         // The order matters: what the last queue published is seen once it is seen to have ended.
         !self.shared.has_live_queues() && !self.delivery.has_work()
     }
+}
+
+/// Who polls the queues of `cpu` while only `running` run: the first of those, unless it is one.
+fn heir(cpu: CpuId, running: &CpuList, shared: &Shared) -> Option<CpuId> {
+    let (running, _) = running.split_by(shared.cpus());
+    if running.contains(cpu) { None } else { running.cpus().first().copied() }
 }
 
 impl Activity {
@@ -99,37 +301,4 @@ impl Activity {
             (Self::Ended, other) | (other, Self::Ended) => other,
         }
     }
-}
-
-/// Puts together what a run leaves, from workers that have ended.
-pub(super) fn outcome<H: Handler>(
-    mut workers: Vec<Worker<H>>,
-    shared: &Shared,
-    elapsed_ns: u64,
-) -> Outcome<H> {
-    workers.sort_by_key(|worker| worker.index);
-    let mut queues: Vec<_> = Vec::new();
-    for worker in &mut workers {
-        worker.pool.flush();
-        for queue in &mut worker.queues {
-            queues.push((Arc::clone(queue.counters()), queue.queued(), queue.take_error()));
-        }
-    }
-    let frames_away = workers.iter_mut().map(|worker| worker.pool.away()).sum();
-    let cpus = workers.iter().map(|worker| CpuOutcome {
-        cpu: worker.cpu,
-        delivery: Arc::clone(worker.delivery.counters()),
-        busy_ns: shared.busy_ns(worker.index),
-        wakeups: shared.bell(worker.index).rung(),
-    });
-    let cpus = cpus.collect();
-    let queued = queues.iter().map(|(_, queued, _)| queued).sum();
-    let mut errors: Vec<Error> = Vec::new();
-    let queues = queues.into_iter().map(|(counters, _, error)| {
-        errors.extend(error);
-        counters
-    });
-    let queues = queues.collect();
-    let handlers = workers.into_iter().map(|worker| worker.handler).collect();
-    Outcome { handlers, queues, cpus, elapsed_ns, queued, frames_away, errors }
 }

@@ -1,7 +1,6 @@
 //! What a replay came to, in numbers.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use path::DropReason;
@@ -152,7 +151,7 @@ impl Report {
             packets_in: sum(|queue| &queue.frames),
             bytes_in: sum(|queue| &queue.bytes),
             delivered,
-            dropped: dropped(queues),
+            dropped: dropped(outcome),
             queued: outcome.queued,
             reordered: flows.reordered,
             order_unchecked: flows.unchecked,
@@ -288,10 +287,14 @@ impl CpuReport {
     }
 }
 
-fn dropped(queues: &[Arc<IntakeCounters>]) -> BTreeMap<&'static str, u64> {
+fn dropped<H>(outcome: &Outcome<H>) -> BTreeMap<&'static str, u64> {
     let count = |reason: DropReason| {
-        let drops = queues.iter().map(|queue| queue.drops[reason.index()].get());
-        (reason.name(), drops.sum())
+        let queues = outcome.queues.iter().map(|queue| queue.drops[reason.index()].get());
+        let lost = outcome.cpus.iter().map(|cpu| match reason {
+            DropReason::CpuLost => cpu.delivery.lost.get(),
+            _ => 0,
+        });
+        (reason.name(), queues.chain(lost).sum())
     };
     DropReason::ALL.into_iter().map(count).collect()
 }

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use path::Packet;
 use path::coalesce::Segment;
+use path::hash::FlowHash;
 
 use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 
@@ -37,6 +38,8 @@ pub(super) struct FlowName {
 #[derive(Debug, Default)]
 pub(super) struct FlowNames {
     connections: HashMap<Endpoints, Connection>,
+    /// The flow that a packet of each hash was last named by, if not by the hash.
+    by_hash: HashMap<FlowHash, u64>,
 }
 
 /// Addresses and ports as they stand in the packet.
@@ -61,9 +64,19 @@ impl Connection {
 impl FlowNames {
     /// The name of a segment of a packet, which was frame `frame` of its source.
     pub(super) fn of(&mut self, packet: &Packet, segment: &Segment<'_>, frame: u64) -> FlowName {
-        stamp(segment)
-            .or_else(|| self.connection(packet, segment.offset))
-            .unwrap_or(FlowName { flow: HASHES + u64::from(packet.hash.0), sequence: frame })
+        let name = stamp(segment).or_else(|| self.connection(packet, segment.offset));
+        let Some(name) = name else {
+            return FlowName { flow: by_hash(packet.hash), sequence: frame };
+        };
+        if self.by_hash.len() < CONNECTIONS_MAX || self.by_hash.contains_key(&packet.hash) {
+            self.by_hash.insert(packet.hash, name.flow);
+        }
+        name
+    }
+
+    /// The number of a flow whose packets have this hash.
+    pub(super) fn number_of(&self, hash: FlowHash) -> u64 {
+        self.by_hash.get(&hash).copied().unwrap_or_else(|| by_hash(hash))
     }
 
     fn connection(&mut self, packet: &Packet, offset: u32) -> Option<FlowName> {
@@ -81,6 +94,11 @@ impl FlowNames {
         connection.offset = unwrap_near(sequence, connection.offset);
         Some(FlowName { flow: connection.number, sequence: connection.offset })
     }
+}
+
+/// The number of flows that have no other name.
+fn by_hash(hash: FlowHash) -> u64 {
+    HASHES + u64::from(hash.0)
 }
 
 /// The name that a stamped payload carries.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use path::arrive::Refused;
 use path::backlog::Note;
 use path::delivery::Batch;
-use path::hash::Hasher;
+use path::hash::{FlowHash, Hasher};
 use path::intake::Dropped;
 use path::packet::Arrival;
 use path::parse::Verify;
@@ -91,6 +91,13 @@ impl Trace {
         if !frames.is_empty() {
             lro.file.write(&row(&frames));
         }
+    }
+
+    /// The number of a flow in `deliver.csv`, as far as it is known: that of the last packet with
+    /// this hash, or the one of flows that go by their hash.
+    #[must_use]
+    pub fn flow_number(&self, flow: FlowHash) -> u64 {
+        locked(&self.names).number_of(flow)
     }
 
     /// Writes a live change: `value` as it is read back.
@@ -221,6 +228,11 @@ impl IntakeTrace {
     #[must_use]
     pub fn new(trace: Arc<Trace>, hasher: Arc<Hasher>, verify: Verify) -> Self {
         Self { trace, hasher, verify, last_frame: 0 }
+    }
+
+    /// Notes that flows hash differently from now on.
+    pub fn set_hasher(&mut self, hasher: Arc<Hasher>) {
+        self.hasher = hasher;
     }
 
     /// Writes what parsing makes of a packet that was just received.

@@ -25,6 +25,11 @@ impl Keyed {
         Self { hasher: SipHasher13::new_with_key(key), symmetric }
     }
 
+    /// Whether both directions of a flow hash alike.
+    pub(super) fn is_symmetric(&self) -> bool {
+        self.symmetric
+    }
+
     /// Hashes a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
     /// network order.
     #[must_use]

@@ -8,6 +8,8 @@ mod indirection;
 mod keyed;
 pub mod toeplitz;
 
+use std::fmt;
+
 use crate::parse::View;
 pub use indirection::{Indirection, RETA_ENTRIES};
 pub use keyed::{KEYED_KEY_BYTES, Keyed};
@@ -35,6 +37,27 @@ impl FlowHash {
     }
 }
 
+/// A key that is not of its hash's length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WrongKey {
+    /// Bytes of key that were given.
+    pub have_bytes: usize,
+}
+
+impl fmt::Display for WrongKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { have_bytes } = self;
+        write!(
+            f,
+            "a key of {have_bytes} bytes does not fit the hash: the keyed one has 16, a Toeplitz \
+             one at least {}",
+            toeplitz::TUPLE_KEY_BYTES
+        )
+    }
+}
+
+impl std::error::Error for WrongKey {}
+
 /// How flows are hashed.
 #[derive(Debug)]
 pub struct Hasher(Kind);
@@ -60,6 +83,22 @@ impl Hasher {
     /// When the key has fewer than [`toeplitz::TUPLE_KEY_BYTES`] bytes.
     pub fn toeplitz(key: &[u8]) -> Result<Self, KeyTooShort> {
         Ok(Self(Kind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
+    }
+
+    /// The same hash under another key.
+    ///
+    /// # Errors
+    /// When the key's length is not that of the hash: 16 bytes for the keyed one, at least
+    /// [`toeplitz::TUPLE_KEY_BYTES`] for Toeplitz.
+    pub fn rekeyed(&self, key: &[u8]) -> Result<Self, WrongKey> {
+        let wrong = WrongKey { have_bytes: key.len() };
+        match &self.0 {
+            Kind::Keyed(keyed) => {
+                let key = key.try_into().map_err(|_| wrong)?;
+                Ok(Self::keyed(key, keyed.is_symmetric()))
+            }
+            Kind::Toeplitz(_) => Self::toeplitz(key).map_err(|_| wrong),
+        }
     }
 
     /// The hash of a parsed packet.

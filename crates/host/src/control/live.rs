@@ -1,0 +1,125 @@
+//! Control: what changes an engine while it runs.
+
+use std::fmt;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use path::hash::FlowHash;
+use path::{CpuId, RxQueue};
+
+use super::change::{Change, Queues};
+use super::cpus::CpuList;
+use super::refused::{Refused, Written};
+use super::settings::Settings;
+use crate::engine::{Explained, Question, Shared};
+
+/// How long the queues have to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+
+/// The knobs of an engine, before, during and after its run. Cheap to clone; from any thread.
+///
+/// A change is in the log of changes when these return. The CPUs come to it at their next turns.
+#[derive(Clone)]
+pub struct Control {
+    shared: Arc<Shared>,
+}
+
+impl Control {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Makes a change.
+    ///
+    /// # Errors
+    /// When it cannot be: `EINVAL` for a CPU or a key that cannot be, `ENOENT` for a queue, `EBUSY`
+    /// for the last CPU that runs, `ENOMEM` for a table too large.
+    pub fn change(&self, change: Change) -> Result<Written, Refused> {
+        self.shared.change(change)
+    }
+
+    /// Says which CPUs packets may go to, and returns those that are ignored, since the engine has
+    /// them not or they do not run (RPS-9).
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn set_rps_cpus(&self, queues: Queues, cpus: CpuList) -> Result<CpuList, Refused> {
+        self.change(Change::RpsCpus(queues, cpus)).map(|written| written.ignored)
+    }
+
+    /// Takes a CPU out, or puts it back. One that is taken out delivers what it has; its flows leave
+    /// by the drain rule, and its queues are polled by another CPU.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn set_online(&self, cpu: CpuId, runs: bool) -> Result<(), Refused> {
+        self.change(Change::Online(cpu, runs)).map(|_| ())
+    }
+
+    /// Says that the application of a flow runs on `cpu`, as its own calls would.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn rfs_desired(&self, flow: FlowHash, cpu: CpuId) -> Result<Written, Refused> {
+        self.change(Change::RfsDesired { flow, cpu })
+    }
+
+    /// Has a CPU leave its backlogs alone.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn pause(&self, cpu: CpuId) -> Result<(), Refused> {
+        self.change(Change::Pause(cpu)).map(|_| ())
+    }
+
+    /// Has it go on.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn resume(&self, cpu: CpuId) -> Result<(), Refused> {
+        self.change(Change::Resume(cpu)).map(|_| ())
+    }
+
+    /// Has a CPU's thread end with the next batch that it takes in hand, and be replaced.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn kill(&self, cpu: CpuId) -> Result<(), Refused> {
+        self.change(Change::Kill(cpu)).map(|_| ())
+    }
+
+    /// What is set now.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.shared.settings()
+    }
+
+    /// What each queue knows of a flow, in the order of the queues; of those that answer within a
+    /// second, while the engine runs. What shares the flow's slot is noted from the first time on.
+    #[must_use]
+    pub fn explain(&self, flow: FlowHash) -> Vec<Explained> {
+        let queues = self.shared.settings().queues.len();
+        let (answers, answered) = mpsc::channel();
+        self.shared.ask(Question { flow, answers });
+        let until = Instant::now() + ANSWER_TIME;
+        let left = || until.saturating_duration_since(Instant::now());
+        let answers = (0..queues).map_while(|_| answered.recv_timeout(left()).ok());
+        let mut answers: Vec<Explained> = answers.collect();
+        answers.sort_by_key(|explained| explained.queue);
+        answers
+    }
+
+    /// The CPUs that packets of a queue go to: those of its mask that run. `None`: there is no such
+    /// queue.
+    #[must_use]
+    pub fn rps_cpus_in_force(&self, queue: RxQueue) -> Option<CpuList> {
+        let settings = self.settings();
+        Some(self.shared.in_force(&settings.queue(queue)?.rps_cpus))
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Control").field(&self.shared.settings()).finish()
+    }
+}

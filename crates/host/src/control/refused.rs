@@ -1,0 +1,29 @@
+//! What a change comes to.
+
+use super::cpus::CpuList;
+use super::errno::Errno;
+
+/// A write that was taken.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Written {
+    /// What is in force now, if that is not what was asked for: the value, and why.
+    pub in_effect: String,
+    /// The CPUs that were asked for in vain: the kernel drops them without a word.
+    pub ignored: CpuList,
+}
+
+/// Why a write or a change is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{errno}: {why}")]
+pub struct Refused {
+    /// As a system call would say it.
+    pub errno: Errno,
+    /// As a person would.
+    pub why: String,
+}
+
+impl Refused {
+    pub(crate) fn new(errno: Errno, why: impl Into<String>) -> Self {
+        Self { errno, why: why.into() }
+    }
+}

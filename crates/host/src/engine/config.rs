@@ -1,0 +1,131 @@
+//! What an engine is made of.
+
+use std::sync::Arc;
+
+use path::backlog::{NETDEV_MAX_BACKLOG, capacity_for};
+use path::hash::{FlowHash, Hasher};
+use path::intake::DEV_WEIGHT;
+use path::parse::Verify;
+use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy};
+
+use super::idle::SPIN_MAX_NS;
+use super::limits::Limits;
+use crate::control::{Change, Coalesce, CpuList, Script};
+use crate::trace::{IntakeTrace, Trace};
+
+/// What an engine is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The CPUs it runs on, one thread each. The first ones poll the queues.
+    pub cpus: CpuList,
+    /// The CPUs that packets go to: `rps_cpus` of every queue.
+    pub rps_cpus: CpuList,
+    /// How flows are hashed.
+    pub hasher: Arc<Hasher>,
+    /// Whether checksums are verified.
+    pub verify: Verify,
+    /// How packets are coalesced at first, if they are.
+    pub coalesce: Coalesce,
+    /// Slots of each queue's flow table; 0 turns RFS off.
+    pub rps_flow_cnt: u32,
+    /// Entries of the table in which applications record where they run; 0 turns RFS off.
+    pub rps_sock_flow_entries: u32,
+    /// How much a CPU takes at a time.
+    pub limits: Limits,
+    /// When a held move begins.
+    pub move_after: MoveAfter,
+    /// Packets of a queue that may be held at once.
+    pub hold_max: u32,
+    /// When packets leave the polling CPU.
+    pub spread: SpreadPolicy,
+    /// Packets that a backlog takes.
+    pub netdev_max_backlog: u32,
+    /// Packets that a CPU takes in hand at once.
+    pub batch_max: u32,
+    /// Where all head and tail counters begin.
+    pub start_counters: u32,
+    /// What changes during the run.
+    pub script: Script,
+    /// A flow that the [outcome](super::Outcome::explained) tells of.
+    pub explain: Option<FlowHash>,
+    /// What a full backlog does to the source.
+    pub when_full: WhenFull,
+    /// How long a CPU looks for work before it sleeps, at most.
+    pub spin_max_ns: u64,
+    /// Where the run is traced.
+    pub trace: Option<Arc<Trace>>,
+}
+
+/// What a full backlog does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WhenFull {
+    /// The source waits: a capture has time. Not while a CPU is paused.
+    #[default]
+    Wait,
+    /// Packets are dropped: a device does not wait.
+    Drop,
+}
+
+impl Config {
+    /// The defaults, on these CPUs.
+    #[must_use]
+    pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
+        Self {
+            rps_cpus: cpus.clone(),
+            cpus,
+            hasher,
+            verify: Verify::Checksums,
+            coalesce: Coalesce::default(),
+            rps_flow_cnt: RPS_FLOW_CNT,
+            rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
+            limits: Limits::default(),
+            move_after: MoveAfter::default(),
+            hold_max: HOLD_MAX,
+            spread: SpreadPolicy::default(),
+            netdev_max_backlog: NETDEV_MAX_BACKLOG,
+            batch_max: u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX),
+            start_counters: 0,
+            script: Script::default(),
+            explain: None,
+            when_full: WhenFull::default(),
+            spin_max_ns: SPIN_MAX_NS,
+            trace: None,
+        }
+    }
+
+    /// Whether packets are ever coalesced like that during the run.
+    #[must_use]
+    pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
+        let mut coalesce = self.coalesce;
+        let changes = self.script.changes().iter();
+        let after = changes.filter_map(|scripted| match scripted.change {
+            Change::Coalesce(change) => Some(change),
+            _ => None,
+        });
+        like(&coalesce)
+            || after.into_iter().any(|change| {
+                coalesce = coalesce.after(change);
+                like(&coalesce)
+            })
+    }
+
+    /// What one queue or CPU writes of its part of the trace.
+    pub(super) fn intake_trace(&self) -> Option<IntakeTrace> {
+        let trace = Arc::clone(self.trace.as_ref()?);
+        Some(IntakeTrace::new(trace, Arc::clone(&self.hasher), self.verify))
+    }
+
+    /// One more than the highest CPU.
+    pub(super) fn cpu_count(&self) -> usize {
+        self.cpus.cpus().last().map_or(0, |cpu| cpu.index() + 1)
+    }
+
+    /// Slots of each backlog ring: room for the largest limit of the run.
+    pub(super) fn backlog_capacity(&self) -> u32 {
+        let limits = self.script.changes().iter().map(|change| match change.change {
+            Change::NetdevMaxBacklog(limit) => limit,
+            _ => 0,
+        });
+        capacity_for(limits.fold(self.netdev_max_backlog, u32::max))
+    }
+}

@@ -1,0 +1,34 @@
+//! Where applications run: what `recvmsg` and `sendmsg` record in the kernel (RFS-1).
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use path::CpuId;
+use path::hash::FlowHash;
+use path::steer::SockFlowTable;
+
+use crate::sys;
+
+/// Records where the application of each flow runs. Cheap to clone and to call, from any thread.
+/// While `rps_sock_flow_entries` is 0 nothing is recorded.
+#[derive(Clone, Debug)]
+pub struct Flows(pub(super) Arc<ArcSwapOption<SockFlowTable>>);
+
+impl Flows {
+    /// The table as it is now.
+    pub(super) fn table(&self) -> Option<Arc<SockFlowTable>> {
+        self.0.load_full()
+    }
+
+    /// The application of `flow` runs on the calling CPU: its next packets should come here.
+    pub fn touch(&self, flow: FlowHash) {
+        self.touch_on(flow, sys::current_cpu());
+    }
+
+    /// The application of `flow` runs on `cpu`.
+    pub fn touch_on(&self, flow: FlowHash, cpu: CpuId) {
+        if let Some(table) = &*self.0.load() {
+            table.record(flow, cpu);
+        }
+    }
+}

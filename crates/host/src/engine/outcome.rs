@@ -1,0 +1,93 @@
+//! What a run leaves behind.
+
+use std::sync::Arc;
+
+use path::counters::{DeliveryCounters, IntakeCounters};
+use path::{CpuId, Handler};
+
+use super::mailbox::Mailbox;
+use super::question::Explained;
+use super::queue::Queue;
+use super::shared::Shared;
+use super::worker::Worker;
+use crate::error::Error;
+
+/// All of it.
+#[derive(Debug)]
+pub struct Outcome<H> {
+    /// The handlers, with what they gathered, in the order of the CPUs.
+    pub handlers: Vec<H>,
+    /// What each queue's intake counted.
+    pub queues: Vec<Arc<IntakeCounters>>,
+    /// What each CPU did.
+    pub cpus: Vec<CpuOutcome>,
+    /// How long it took, in engine time.
+    pub elapsed_ns: u64,
+    /// Packets still queued or held: none after a run that ended.
+    pub queued: u64,
+    /// Frames that did not come home to their owners: none, or something leaks.
+    pub frames_away: usize,
+    /// What each queue knows of the flow that was to be [explained](super::Config::explain).
+    pub explained: Vec<Explained>,
+    /// What went wrong with sources, in the order of the queues.
+    pub errors: Vec<Error>,
+}
+
+/// What one CPU did.
+#[derive(Clone, Debug)]
+pub struct CpuOutcome {
+    /// The CPU.
+    pub cpu: CpuId,
+    /// What its delivery counted.
+    pub delivery: Arc<DeliveryCounters>,
+    /// How long it was at work rather than looking for some.
+    pub busy_ns: u64,
+    /// How often it was woken.
+    pub wakeups: u64,
+    /// Threads of it that died and were replaced.
+    pub replaced: u64,
+    /// What the last of them that panicked said.
+    pub last_panic: Option<String>,
+}
+
+impl<H: Handler> Outcome<H> {
+    /// Puts it together, from workers that have ended.
+    pub(super) fn of(mut workers: Vec<Worker<H>>, shared: &Shared, elapsed_ns: u64) -> Self {
+        workers.sort_by_key(|worker| worker.index);
+        let mut queues = Vec::new();
+        for worker in &mut workers {
+            worker.flush();
+            queues.append(&mut worker.queues);
+        }
+        queues.extend(shared.mailboxes().flat_map(Mailbox::take));
+        queues.sort_by_key(Queue::number);
+        let at_ns = shared.clock.now_ns();
+        let explained = shared.explain.map(|flow| {
+            let queues = queues.iter();
+            queues.map(move |queue| queue.explain(flow, at_ns)).collect()
+        });
+        Self {
+            explained: explained.unwrap_or_default(),
+            queued: queues.iter_mut().map(Queue::queued).sum(),
+            frames_away: queues.iter_mut().map(Queue::frames_away).sum(),
+            errors: queues.iter_mut().filter_map(Queue::take_error).collect(),
+            queues: queues.iter().map(|queue| Arc::clone(queue.counters())).collect(),
+            cpus: workers.iter_mut().map(|worker| CpuOutcome::of(worker, shared)).collect(),
+            handlers: workers.into_iter().map(|worker| worker.handler).collect(),
+            elapsed_ns,
+        }
+    }
+}
+
+impl CpuOutcome {
+    fn of<H: Handler>(worker: &mut Worker<H>, shared: &Shared) -> Self {
+        Self {
+            cpu: worker.cpu,
+            delivery: Arc::clone(worker.delivery.counters()),
+            busy_ns: shared.busy_ns(worker.index),
+            wakeups: shared.bell(worker.index).rung(),
+            replaced: worker.deaths.count,
+            last_panic: worker.deaths.last_panic.take(),
+        }
+    }
+}
