@@ -12,12 +12,14 @@ mod number; //      the kernel's two ways of reading numbers
 pub mod machine; // what the answers depend on
 pub mod knob; //    every knob: its name, its place, its default
 pub mod answer; //  what a knob answers when it is written to
+pub mod flow; //    flows as people write them
 
 pub use answer::{Nonsense, REFUSED_NONSENSE, Refusal, Taken};
 pub use change::{Change, Queues};
 pub use coalesce::{Coalesce, CoalesceAt, CoalesceChange};
 pub use cpus::{CpuList, MaskError};
 pub use errno::Errno;
+pub use flow::FlowName;
 pub use knob::{Knob, Place, Value};
 pub use live::Control;
 pub use machine::Machine;

@@ -105,7 +105,13 @@ impl Hasher {
     #[must_use]
     pub fn hash(&self, view: &View<'_>) -> FlowHash {
         let Some(addresses) = view.address_bytes() else { return FlowHash::NONE };
-        let ports = if view.is_fragment() { None } else { view.port_bytes() };
+        self.hash_tuple(addresses, if view.is_fragment() { None } else { view.port_bytes() })
+    }
+
+    /// The hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
+    /// network order.
+    #[must_use]
+    pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> FlowHash {
         FlowHash::computed(match &self.0 {
             Kind::Keyed(keyed) => keyed.hash(addresses, ports),
             Kind::Toeplitz(toeplitz) => toeplitz.hash_tuple(addresses, ports),
