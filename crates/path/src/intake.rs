@@ -222,7 +222,7 @@ impl Intake {
 
     /// Begins to note which flows share the slot of this one, for [`state_of`](Self::state_of).
     pub fn watch(&mut self, flow: FlowHash) {
-        self.steering.watch(flow);
+        self.steering.watch(flow, self.now_ns);
     }
 
     /// Where a flow is, and why.

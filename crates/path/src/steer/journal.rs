@@ -17,6 +17,9 @@ pub const MOVES_MAX: usize = 1024;
 /// Flows whose drops are remembered, a power of two.
 const DROPS: usize = 256;
 
+/// Flows whose slots are watched at once.
+pub const WATCHES_MAX: usize = 16;
+
 /// Flows that are named as sharing a watched slot.
 pub const SHARERS_MAX: usize = 16;
 
@@ -108,16 +111,18 @@ impl Journal {
     }
 }
 
-/// The flows that use a slot, while somebody wants to know.
+/// The flows that use a flow's slot, while somebody wants to know.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
+    pub(super) flow: FlowHash,
     pub(super) slot: SlotId,
+    pub(super) since_ns: u64,
     flows: Vec<FlowHash>,
 }
 
 impl Watch {
-    pub(super) fn new(slot: SlotId) -> Self {
-        Self { slot, flows: Vec::with_capacity(SHARERS_MAX) }
+    pub(super) fn new(flow: FlowHash, slot: SlotId, since_ns: u64) -> Self {
+        Self { flow, slot, since_ns, flows: Vec::with_capacity(SHARERS_MAX) }
     }
 
     pub(super) fn see(&mut self, flow: FlowHash) {
@@ -155,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_watch_names_each_flow_once_and_not_all_of_a_crowd() {
-        let mut watch = Watch::new(SlotId(0));
+        let mut watch = Watch::new(FlowHash(1), SlotId(0), 0);
         [1, 2, 1, 2].map(FlowHash).into_iter().for_each(|flow| watch.see(flow));
         assert_eq!(watch.flows(), [1, 2].map(FlowHash));
         (0..100).map(FlowHash).for_each(|flow| watch.see(flow));

@@ -49,7 +49,7 @@ use hold::{Behind, Holds};
 pub use ids::{HoldId, SlotId};
 pub(crate) use journal::Journal;
 use journal::Watch;
-pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX};
+pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX, WATCHES_MAX};
 pub use rps::RpsMap;
 pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
 pub use spread::{SPREAD_WINDOW_NS, SpreadPolicy, Tick};
@@ -104,7 +104,7 @@ pub struct Steering {
     batch_max: u32,
     tally: SteerTally,
     pub(crate) journal: Journal,
-    watch: Option<Watch>,
+    watches: Vec<Watch>,
 }
 
 /// How long a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
@@ -133,7 +133,7 @@ impl Steering {
             batch_max: config.batch_max,
             tally: SteerTally::default(),
             journal: Journal::default(),
-            watch: None,
+            watches: Vec::new(),
         }
     }
 
@@ -176,10 +176,8 @@ impl Steering {
         if let Some(hold) = at.hold() {
             self.holds.set_behind(hold, target.cpu, tail);
         }
-        if let Some(watch) = &mut self.watch
-            && watch.slot == slot
-        {
-            watch.see(flow);
+        if !self.watches.is_empty() {
+            self.see(flow, slot);
         }
     }
 
@@ -454,7 +452,7 @@ impl Steering {
         let since_ns = older.map(|fence| fence.since_ns).into_iter().chain(held_since_ns).min();
         self.fence = Some(Fence::behind(backlogs, since_ns.unwrap_or(now_ns)));
         self.waits = no_waits(&self.table);
-        self.watch = None;
+        self.watch_anew(now_ns);
     }
 }
 

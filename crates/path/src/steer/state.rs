@@ -2,7 +2,8 @@
 
 use super::Steering;
 use super::flow_table::Whereabouts;
-use super::journal::{Move, Watch};
+use super::ids::SlotId;
+use super::journal::{Move, WATCHES_MAX, Watch};
 use crate::backlog::Backlogs;
 use crate::because::Because;
 use crate::cpu::CpuId;
@@ -24,11 +25,18 @@ pub struct FlowState {
     pub wish: (CpuId, Because),
     /// Packets that the CPU still has to process up to the slot's last one.
     pub ahead: u32,
+    /// Packets that followed the slot's last one against their wish, and since when, if the CPU is
+    /// not the one wished for.
+    pub stayed: Option<(u32, u64)>,
     /// Packets of the slot that are held, and since when.
     pub held: Option<(usize, u64)>,
     /// The flow of the slot's last packet.
     pub last_flow: FlowHash,
-    /// Flows that used the slot since it is watched, this one included; [`SHARERS_MAX`] at most.
+    /// Since when it is noted which flows use the slot, if it is.
+    pub watched_since_ns: Option<u64>,
+    /// Those that did since, this one included; [`SHARERS_MAX`] at most.
+    ///
+    /// [`SHARERS_MAX`]: super::SHARERS_MAX
     pub sharers: Vec<FlowHash>,
     /// Moves of the slot that are remembered, oldest first: those that a flow began that is still
     /// in it.
@@ -36,9 +44,29 @@ pub struct FlowState {
 }
 
 impl Steering {
-    /// Begins to note which flows share the slot of this one.
-    pub fn watch(&mut self, flow: FlowHash) {
-        self.watch = Some(Watch::new(self.table.slot_of(flow)));
+    /// Begins to note which flows share the slot of this one, unless that is noted already. Of
+    /// more than [`WATCHES_MAX`] flows the first is forgotten.
+    pub fn watch(&mut self, flow: FlowHash, now_ns: u64) {
+        if self.watches.iter().any(|watch| watch.flow == flow) {
+            return;
+        }
+        if self.watches.len() == WATCHES_MAX {
+            self.watches.remove(0);
+        }
+        self.watches.push(Watch::new(flow, self.table.slot_of(flow), now_ns));
+    }
+
+    #[cold]
+    pub(super) fn see(&mut self, flow: FlowHash, slot: SlotId) {
+        let watches = self.watches.iter_mut().filter(|watch| watch.slot == slot);
+        watches.for_each(|watch| watch.see(flow));
+    }
+
+    /// Begins anew with all watches: slots are not what they were.
+    pub(super) fn watch_anew(&mut self, now_ns: u64) {
+        for watch in &mut self.watches {
+            *watch = Watch::new(watch.flow, self.table.slot_of(watch.flow), now_ns);
+        }
     }
 
     /// Where a flow is, and why.
@@ -50,16 +78,21 @@ impl Steering {
             at.hold().and_then(|id| Some((self.holds.len_of(id), self.holds.get(id)?.since_ns)));
         let moves = self.journal.moves();
         let moves = moves.filter(|moved| self.table.slot_of(moved.flow) == slot);
-        let watch = self.watch.as_ref().filter(|watch| watch.slot == slot);
+        let watch = self.watches.iter().find(|watch| watch.flow == flow);
+        let wish = self.wishes.of(flow, &self.table, slot);
+        let wait = self.waits[slot.index()];
+        let stays = wait.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
         FlowState {
             slot: flow.is_some().then_some(slot.0),
             slots: self.table.len(),
             cpu: at.cpu(),
             is_fenced: at.whereabouts() == Whereabouts::Fenced && self.fence.is_some(),
-            wish: self.wishes.of(flow, &self.table, slot),
+            wish,
             ahead: at.cpu().map_or(0, |cpu| backlogs.pending(cpu, at.tail)),
+            stayed: stays.then_some((wait.packets, wait.since_ns)),
             held: hold,
             last_flow: at.last_flow,
+            watched_since_ns: watch.map(|watch| watch.since_ns),
             sharers: watch.map_or_else(Vec::new, |watch| watch.flows().to_vec()),
             moves: moves.copied().collect(),
         }

@@ -9,6 +9,7 @@ mod laws; //    the promises over random schedules
 mod rfs; //     packets follow their applications
 mod tables; //  tables and keys are replaced
 mod truth; //   what is said afterwards
+mod told; //    what whoever asks is told
 
 use etherparse::PacketBuilder;
 use mem::Position;
