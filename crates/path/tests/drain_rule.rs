@@ -27,6 +27,8 @@ const POLLING: CpuId = CpuId(0);
 const CPU_1: CpuId = CpuId(1);
 const CPU_2: CpuId = CpuId(2);
 const FLOW: FlowHash = FlowHash(0x1000_0005);
+/// The same flow's under another key: of another slot.
+const FLOW_REHASHED: FlowHash = FlowHash(0xf000_0005);
 /// Counters wrap on the way.
 const START: Position = Position(u32::MAX);
 const RING_CAPACITY: u32 = 4;
@@ -118,6 +120,8 @@ struct Poller {
     intake: Intake,
     pool: Pool,
     arrived: u32,
+    /// The flow's.
+    hash: FlowHash,
 }
 
 impl Poller {
@@ -132,7 +136,7 @@ impl Poller {
             self.arrived += 1;
             let frame = self.pool.allocate(0).unwrap();
             let mut packet = Packet::received(frame, Arrival(self.arrived), 0, Link::Ethernet);
-            packet.hash = FLOW;
+            packet.hash = self.hash;
             packet
         });
         let mut burst = Burst { packets: packets.collect(), ..Burst::default() };
@@ -168,6 +172,11 @@ impl Tally {
     }
 }
 
+/// Packets come with their hash.
+fn hasher() -> Arc<Hasher> {
+    Arc::new(Hasher::keyed(&[7; 16], false))
+}
+
 fn wire(release: Release, seen: Seen) -> (Poller, [Deliverer; 2]) {
     let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: 4 }], vec![], vec![]];
     let region = Region::allocate(region_bytes(&shares));
@@ -176,7 +185,7 @@ fn wire(release: Release, seen: Seen) -> (Poller, [Deliverer; 2]) {
         queue: RxQueue(0),
         cpus: 3,
         verify: Verify::Nothing,
-        hasher: Arc::new(Hasher::keyed(&[7; 16], false)),
+        hasher: hasher(),
         coalesce: None,
         steer: SteerConfig {
             polling_cpu: POLLING,
@@ -195,7 +204,7 @@ fn wire(release: Release, seen: Seen) -> (Poller, [Deliverer; 2]) {
         let (delivery, seen) = (Delivery::new(cpu, vec![lane], 1), Arc::clone(&seen));
         Deliverer { delivery, inbox: Inbox::default(), pool, seen, release }
     });
-    (Poller { intake, pool, arrived: 0 }, deliverers)
+    (Poller { intake, pool, arrived: 0, hash: FLOW }, deliverers)
 }
 
 /// Every interleaving of `poll` with two CPUs that take so many turns each, whatever there is to
@@ -248,6 +257,26 @@ fn from_a_queue(poller: &mut Poller) {
     poller.arrive(1);
 }
 
+/// The flow leaves CPU 1 under another hash, so that only a fence stands between.
+fn through_a_fence(poller: &mut Poller) {
+    poller.wish(CPU_1);
+    poller.arrive(1);
+    poller.wish(CPU_2);
+    poller.intake.set_hasher(hasher(), 0);
+    poller.hash = FLOW_REHASHED;
+    poller.arrive(1);
+    poller.arrive(1);
+}
+
+/// The flow leaves CPU 1, whose backlog has just gone on in a larger ring.
+fn from_a_ring_that_grew(poller: &mut Poller) {
+    poller.wish(CPU_1);
+    poller.arrive(1);
+    poller.intake.set_netdev_max_backlog(RING_CAPACITY, 0);
+    poller.wish(CPU_2);
+    poller.arrive(1);
+}
+
 #[test]
 fn rfs_6_a_flow_that_moves_to_and_fro_is_handled_in_order_in_every_interleaving() {
     for seen in [Seen::in_memory, Seen::in_counter] {
@@ -263,6 +292,23 @@ fn rfs_6_a_flow_that_leaves_a_queue_is_handled_in_order_in_every_interleaving() 
         let tally = check(Release::WhenHandled, seen, [3, 2], from_a_queue);
         let Tally { moved_at_once, held, stayed, .. } = &*tally;
         came_about(&tally, &[moved_at_once, held, stayed]);
+    }
+}
+
+#[test]
+fn rfs_6_a_flow_that_hashes_anew_is_handled_in_order_in_every_interleaving() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenHandled, seen, [2, 2], through_a_fence);
+        came_about(&tally, &[&tally.held]);
+    }
+}
+
+#[test]
+fn rfs_6_a_flow_that_leaves_a_ring_that_grew_is_handled_in_order_in_every_interleaving() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenHandled, seen, [1, 1], from_a_ring_that_grew);
+        let Tally { moved_at_once, held, .. } = &*tally;
+        came_about(&tally, &[moved_at_once, held]);
     }
 }
 
