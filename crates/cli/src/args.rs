@@ -27,6 +27,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Send captures through the whole path and check every packet
     Replay(Box<ReplayArgs>),
+    /// Say which CPUs packets should go to on this machine, and why
+    Advise(AdviseArgs),
     /// Compute Toeplitz hashes
     Hash(HashArgs),
     /// Measure one stage
@@ -51,7 +53,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) queues: NonZeroU16,
 
     /// CPUs that packets go to: a bitmap as for rps_cpus, or a list with a dash; 0 turns RPS off
-    /// [default: all of --cpus]
+    /// [default: those of --cpus that share a last-level cache with one that polls a queue, see
+    /// advise; all of them with --deterministic]
     #[arg(long, value_name = "MASK")]
     pub(crate) rps: Option<String>,
 
@@ -163,6 +166,31 @@ pub(crate) struct ReplayArgs {
     /// Trace the headers of every frame too
     #[arg(long, requires = "trace")]
     pub(crate) trace_parse: bool,
+
+    /// Print one JSON document and nothing else on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdviseArgs {
+    /// CPUs that packets can go to: how many, or a list such as 0-3,8 [default: all that may be
+    /// used]
+    #[arg(long, value_name = "LIST|N")]
+    pub(crate) cpus: Option<String>,
+
+    /// The CPU that polls, or takes the interrupts of, the first queue; or a list, for the queues
+    /// in turn [default: the first ones of --cpus]
+    #[arg(long, value_name = "CPU")]
+    pub(crate) polling: Option<String>,
+
+    /// Receive queues [default: one for each of --polling]
+    #[arg(long, value_name = "N")]
+    pub(crate) queues: Option<NonZeroU16>,
+
+    /// Where sysfs is: a copy of another machine's will do
+    #[arg(long, value_name = "DIR", default_value = forebay::topology::SYSFS)]
+    pub(crate) sysfs: PathBuf,
 
     /// Print one JSON document and nothing else on standard output
     #[arg(long)]

@@ -1,5 +1,5 @@
-//! The `forebay` program: replay captures through the receive path, compute hashes, measure
-//! stages.
+//! The `forebay` program: replay captures through the receive path, advise on masks, compute
+//! hashes, measure stages.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line
@@ -8,6 +8,7 @@ mod bench; //     forebay bench
 mod hash; //      forebay hash
 mod replay; //    forebay replay
 mod script; //    changes on the way, from a file
+mod advise; //    forebay advise
 mod table; //     the end of a replay, for people
 mod output; //    what goes to standard output
 mod failure; //   what a person is told when something goes wrong, and the exit code
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Replay(args) => replay::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),
     };

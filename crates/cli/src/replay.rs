@@ -1,6 +1,8 @@
 //! `forebay replay`: from the command line to a plan, and from a report to what is printed.
 
 use std::io::{self, IsTerminal, Write};
+use std::num::NonZeroU16;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,6 +17,7 @@ use forebay::engine::{Config, Stopper, WhenFull};
 use forebay::random::Random;
 use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan, bundled_capture};
 use forebay::sys;
+use forebay::topology::{SYSFS, Topology};
 use indicatif::{ProgressBar, ProgressStyle};
 use path::CpuId;
 use path::coalesce::{CoalesceConfig, CoalesceMode};
@@ -144,6 +147,9 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         })?;
         say_ignored("--rps", &rps_cpus, &config.cpus);
         config.rps_cpus = rps_cpus;
+    } else if !args.deterministic {
+        // Virtual CPUs have no caches: what a seed determines does not depend on the machine.
+        config.rps_cpus = near_polling(args.queues, &config.cpus);
     }
     let set = args.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
     let mut changes: Vec<_> = set.chain(args.at.iter().cloned()).collect();
@@ -173,6 +179,14 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         config.move_after = MoveAfter { packets, ..MoveAfter::default() };
     }
     Ok(config)
+}
+
+/// The CPUs that share a last-level cache with one that polls a queue: the first ones do.
+fn near_polling(queues: NonZeroU16, cpus: &CpuList) -> CpuList {
+    let topology = Topology::read(Path::new(SYSFS), cpus);
+    let polling = cpus.cpus().iter().take(queues.get().into());
+    let near = polling.map(|&cpu| topology.default_rps_cpus(cpu, cpus));
+    CpuList::new(near.flat_map(|near| near.cpus().to_vec()))
 }
 
 /// How packets are coalesced at first: in `gro` mode where anything is said about it but that.
@@ -227,10 +241,23 @@ fn say_ignored(what: &str, wanted: &CpuList, cpus: &CpuList) {
     }
 }
 
-/// A number means that many CPUs, of those that may be used first; anything else is a list.
 fn cpus(args: &ReplayArgs) -> Result<CpuList, Failure> {
-    let allowed = sys::allowed_cpus();
-    let Some(text) = &args.cpus else { return Ok(CpuList::new(allowed)) };
+    let allowed = CpuList::new(sys::allowed_cpus());
+    let list = cpus_of(args.cpus.as_deref(), &allowed)?;
+    let missing = CpuList::new(list.cpus().iter().copied().filter(|cpu| !allowed.contains(*cpu)));
+    if !missing.is_empty() && !args.deterministic {
+        eprintln!(
+            "forebay: CPUs {missing} do not exist here or may not be used: their threads run where \
+             the system puts them"
+        );
+    }
+    Ok(list)
+}
+
+/// What `--cpus` names. A number means that many CPUs, of those that may be used first; anything
+/// else is a list.
+pub(crate) fn cpus_of(text: Option<&str>, allowed: &CpuList) -> Result<CpuList, Failure> {
+    let Some(text) = text else { return Ok(allowed.clone()) };
     let help = "give a number of CPUs from 1 on, or a list such as 0-3,8";
     let list = match text.trim().parse::<u16>() {
         Ok(count) if count > MAX_CPUS => {
@@ -239,21 +266,14 @@ fn cpus(args: &ReplayArgs) -> Result<CpuList, Failure> {
         }
         Ok(count) => {
             let count = usize::from(count);
-            let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
-            CpuList::new(allowed.iter().copied().chain(others).take(count))
+            let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(*cpu));
+            CpuList::new(allowed.cpus().iter().copied().chain(others).take(count))
         }
         Err(_) => CpuList::parse_list(text)
             .map_err(|error| Failure::usage(format!("--cpus {text}: {error}"), help))?,
     };
     if list.is_empty() {
         return Err(Failure::usage(format!("--cpus {text}: there is no CPU to run on"), help));
-    }
-    let missing = CpuList::new(list.cpus().iter().copied().filter(|cpu| !allowed.contains(cpu)));
-    if !missing.is_empty() && !args.deterministic {
-        eprintln!(
-            "forebay: CPUs {missing} do not exist here or may not be used: their threads run where \
-             the system puts them"
-        );
     }
     Ok(list)
 }

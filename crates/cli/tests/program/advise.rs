@@ -1,0 +1,85 @@
+//! `forebay advise`, on a made-up machine.
+
+use serde_json::Value;
+
+use super::Desk;
+
+/// Four cores of two threads (n and n + 4); two cores share a last-level cache. Bitmaps have room
+/// for 40 CPUs.
+fn machine() -> Desk {
+    let desk = Desk::new();
+    let write = |file: String, text: &str| {
+        let path = desk.path("sys/devices/system/cpu").join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, format!("{text}\n")).unwrap();
+    };
+    write("online".to_owned(), "0-7");
+    write("possible".to_owned(), "0-39");
+    for cpu in 0..8 {
+        let core = cpu % 4;
+        write(format!("cpu{cpu}/topology/core_cpus_list"), &format!("{core},{}", core + 4));
+        let shared = if core < 2 { "0-1,4-5" } else { "2-3,6-7" };
+        for (file, text) in [("type", "Unified"), ("level", "3"), ("shared_cpu_list", shared)] {
+            write(format!("cpu{cpu}/cache/index0/{file}"), text);
+        }
+    }
+    desk
+}
+
+#[test]
+fn rps_c1_the_masks_for_a_machine_are_advised_with_their_reasons() {
+    let desk = machine();
+    let run = desk.run("advise --sysfs sys --polling 0,6 --json");
+    assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
+    let advice: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(advice["cpus"], "0-7");
+    assert_eq!(advice["rps_sock_flow_entries"]["value"], 32_768);
+    for (queue, polling, order, masks, cpus) in [
+        (0, 0, [1, 5, 4, 0], ["00,00000033", "00,00000032"], ["0-1,4-5", "1,4-5"]),
+        (1, 6, [3, 7, 2, 6], ["00,000000cc", "00,0000008c"], ["2-3,6-7", "2-3,7"]),
+    ] {
+        let advice = &advice["queues"][queue];
+        assert_eq!((&advice["polling_cpu"], &advice["order"]), (&polling.into(), &order.into()));
+        for (knob, (mask, cpus)) in
+            ["rps_cpus", "rps_cpus_without_polling"].into_iter().zip(masks.into_iter().zip(cpus))
+        {
+            assert_eq!(
+                (&advice[knob]["mask"], &advice[knob]["cpus"]),
+                (&mask.into(), &cpus.into())
+            );
+        }
+        assert_eq!(advice["rps_flow_cnt"]["value"], 16_384);
+    }
+
+    let run = desk.run("advise --sysfs sys");
+    assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
+    for part in [
+        "rx-0, polled by CPU 0",
+        "00,00000033",
+        "share the last-level cache (L3) with CPU 0",
+        "on the core of CPU 0",
+        "2-3,6-7  left out",
+        "time_squeeze",
+        "rps_sock_flow_entries  32768",
+    ] {
+        assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
+    }
+}
+
+#[test]
+fn advice_needs_cpus_that_there_are() {
+    let desk = machine();
+    for (args, problem) in [
+        ("--sysfs sys --polling 8", "--polling 8: not among the CPUs that packets can go to"),
+        ("--sysfs sys --polling x", "--polling x: "),
+        ("--sysfs none", "none/devices/system/cpu/online does not say which CPUs are online"),
+    ] {
+        let run = desk.run(&format!("advise {args}"));
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
+        assert!(run.told.contains(problem), "{args}: {}", run.told);
+    }
+    // Whoever reads this may use one CPU at least.
+    assert_eq!(desk.run("advise").code, Some(0));
+    let run = desk.run("advise --sysfs sys --cpus 0,12");
+    assert!(run.told.contains("CPUs 12 are not among those that there are (0-7)"), "{}", run.told);
+}
