@@ -1,5 +1,6 @@
 //! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
-//! packets for order and completeness, damage for the readers of captures, and Linux for coalescing.
+//! packets for order and completeness, damage for the readers of captures, and Linux for coalescing
+//! and for knobs.
 //!
 //! A judge whose tool is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
@@ -8,6 +9,7 @@ mod captures; // capture files, written by another library
 mod damage; //   captures with seeded damage
 mod frames; //   frames of every kind
 mod gro; //      coalescing, by laws and by the kernel
+mod knobs; //    what is written to them, by the kernel
 mod namespace; // network namespaces of our own
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
@@ -31,6 +33,8 @@ fn main() {
         judge("lro_2_agrees_with_the_kernel_behind_tags", tagged, gro::judge_kernel_tagged),
         judge("lro_11_bulk_merges_as_well_as_in_the_kernel", kernel, gro::judge_bulk),
     ]);
+    let name = "rps_8_knobs_answer_as_the_kernel_answers";
+    trials.push(judge(name, knobs::missing(), knobs::judge));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
