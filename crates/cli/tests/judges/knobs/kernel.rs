@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use forebay::control::{Knob, Place};
+use forebay::control::{Knob, Machine, Place};
 use libtest_mimic::Failed;
 use path::RxQueue;
 
@@ -139,11 +139,11 @@ impl File {
     }
 }
 
-/// What no string of ours comes to by itself, and no machine minds.
+/// A value that no machine minds, and that few strings come to.
 fn before(knob: Knob) -> String {
     let value = match knob {
         Knob::RpsCpus | Knob::RpsDefaultMask | Knob::FlowLimitCpuBitmap => {
-            let machine = forebay::control::Machine::here();
+            let machine = Machine::here();
             return knob.parse("1", &machine).map_or_else(|_| String::new(), |v| v.print(&machine));
         }
         Knob::RpsFlowCnt => 32,

@@ -4,7 +4,7 @@ use forebay::control::{Knob, Machine};
 use forebay::random::Random;
 
 /// Of those that nobody thought of, for each knob.
-const DRAWN: usize = 150;
+const DRAWN: usize = 500;
 const DRAWN_CHARS_MAX: u64 = 12;
 
 const BLANKS: &[&[u8]] = &[
