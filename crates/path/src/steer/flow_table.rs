@@ -190,7 +190,79 @@ impl FlowTable {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// Where the CPUs' heads are; their tails are ten packets on, across the wrap.
+    const HEAD: Position = Position(u32::MAX - 4);
+
+    fn pending(_: CpuId, tail: Position) -> u32 {
+        tail.pending(HEAD, HEAD.plus(10))
+    }
+
+    fn slot() -> impl Strategy<Value = Slot> {
+        let on = (0u16..3, 0u32..14, 1u32..5, 0u8..9).prop_map(|(cpu, tail, flow, held)| {
+            let tail = Position(HEAD.0.wrapping_sub(3)).plus(tail); // some are processed
+            let hold = if held == 0 { 7 } else { Slot::NO_HOLD };
+            Slot { tail, last_flow: FlowHash(flow), cpu, hold }
+        });
+        let held = Slot { hold: 5, ..Slot::BEHIND_FENCE };
+        prop_oneof![
+            3 => Just(Slot::EMPTY),
+            8 => on,
+            1 => Just(Slot::BEHIND_FENCE),
+            1 => Just(held),
+        ]
+    }
+
+    /// The slow twin: what one slot must say for all of these.
+    fn check_one_for_all(new: Slot, olds: &[Slot]) {
+        let is_unknown = |old: &Slot| old.hold().is_some() || old.cpu == Slot::FENCED;
+        let ahead = |slot: Slot| slot.cpu().map_or(0, |cpu| pending(cpu, slot.tail));
+        let waiting = || olds.iter().filter(|old| ahead(**old) > 0);
+        let is_on_many = waiting().any(|one| waiting().any(|other| one.cpu != other.cpu));
+        assert_eq!(new.hold(), None, "who was held is in the line");
+        if olds.iter().any(is_unknown) || is_on_many {
+            return assert_eq!(new.whereabouts(), Whereabouts::Fenced, "{new:?} for {olds:?}");
+        }
+        assert_ne!(new.whereabouts(), Whereabouts::Fenced, "{new:?} for {olds:?}");
+        for old in waiting() {
+            assert_eq!(new.cpu, old.cpu, "{new:?} for {olds:?}");
+            assert!(ahead(new) >= ahead(*old), "{new:?} for {olds:?}");
+        }
+        let says_as =
+            |old: &Slot| (new.cpu, new.tail, new.last_flow) == (old.cpu, old.tail, old.last_flow);
+        assert!(olds.iter().any(says_as), "{new:?} for {olds:?}");
+        let was_empty = olds.iter().all(|old| old.cpu().is_none());
+        assert_eq!(new.cpu().is_none(), was_empty, "{new:?} for {olds:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn promise_1_a_table_of_another_size_knows_where_the_packets_of_every_flow_are(
+            (slots, log) in (1u32..6).prop_flat_map(|log| (vec(slot(), (1 << log) + 1), Just(log))),
+            new_log in 1u32..6,
+        ) {
+            let mut old = FlowTable::new(1 << log);
+            old.slots.copy_from_slice(&slots);
+            let new = old.resized(1 << new_log, pending);
+            prop_assert_eq!(new.len(), 1 << new_log);
+            // Ends of ranges, of both tables and of any between.
+            let values = (0u32..64).flat_map(|part| [part << 26, part << 26 | 0x03ff_ffff]);
+            let hashes: Vec<_> = values.map(|value| FlowHash(value.max(1))).collect();
+            for slot in (0..=new.len()).map(|slot| SlotId(u32::try_from(slot).unwrap())) {
+                let flows = hashes.iter().filter(|hash| new.slot_of(**hash) == slot);
+                let mut olds: Vec<_> = flows.map(|hash| old.get(old.slot_of(*hash))).collect();
+                if slot == new.slot_of(FlowHash::NONE) {
+                    prop_assert!(olds.is_empty());
+                    olds.push(old.get(old.slot_of(FlowHash::NONE)));
+                }
+                check_one_for_all(new.get(slot), &olds);
+            }
+        }
+    }
 
     #[test]
     fn rfs_9_sizes_are_rounded_up_to_a_power_of_two() {
