@@ -46,7 +46,7 @@ impl Intake {
     /// Replaces the flow table by one of another size, which knows where every flow is; 0 turns RFS
     /// off for this queue (RFS-10). It is made here and now: twelve bytes a slot.
     pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, epoch: u32) {
-        self.steering.set_rps_flow_cnt(rps_flow_cnt, self.now_ns, &mut self.backlogs);
+        self.steering.set_rps_flow_cnt(rps_flow_cnt, self.now_ns, &self.backlogs);
         self.backlogs.watch();
         self.epoch = epoch;
     }

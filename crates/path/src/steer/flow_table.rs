@@ -4,6 +4,7 @@
 
 use mem::Position;
 
+use super::fence::FenceId;
 use super::ids::{HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
@@ -34,14 +35,14 @@ pub(super) enum Whereabouts {
     Nowhere,
     /// The last one went to this CPU.
     On(CpuId),
-    /// On any CPU, or held, but all in front of the fence.
-    Fenced,
+    /// On any CPU, or held, but all in front of this fence.
+    Fenced(FenceId),
 }
 
 impl Slot {
     /// `RPS_NO_CPU`.
     const NO_CPU: u16 = u16::MAX;
-    const FENCED: u16 = u16::MAX - 1;
+    const FENCED: [u16; 2] = [u16::MAX - 2, u16::MAX - 1];
     const NO_HOLD: u16 = u16::MAX;
     const EMPTY: Self = Self {
         tail: Position(0),
@@ -49,20 +50,24 @@ impl Slot {
         cpu: Self::NO_CPU,
         hold: Self::NO_HOLD,
     };
-    /// A slot of whose packets only the fence knows where they are.
-    const BEHIND_FENCE: Self = Self { cpu: Self::FENCED, ..Self::EMPTY };
+
+    /// A slot of whose packets only a fence knows where they are.
+    const fn fenced(fence: FenceId) -> Self {
+        Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
+    }
 
     pub(super) fn whereabouts(self) -> Whereabouts {
         match self.cpu {
             Self::NO_CPU => Whereabouts::Nowhere,
-            Self::FENCED => Whereabouts::Fenced,
+            cpu if cpu == Self::FENCED[0] => Whereabouts::Fenced(FenceId::A),
+            cpu if cpu == Self::FENCED[1] => Whereabouts::Fenced(FenceId::B),
             cpu => Whereabouts::On(CpuId(cpu)),
         }
     }
 
     /// The CPU that the last packet went to, as far as the slot knows.
     pub(super) fn cpu(self) -> Option<CpuId> {
-        (self.cpu < Self::FENCED).then_some(CpuId(self.cpu))
+        (self.cpu < Self::FENCED[0]).then_some(CpuId(self.cpu))
     }
 
     /// The hold that the slot's packets wait in.
@@ -79,28 +84,47 @@ impl Slot {
         *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
 
-    /// One slot for the packets of both; `pending` tells how many packets a CPU has to process up
-    /// to a position. The fence stands behind all packets there are, held ones included.
-    fn merged_with(self, other: Self, pending: &mut impl FnMut(CpuId, Position) -> u32) -> Self {
-        let mut ahead = |slot: Self| match slot.whereabouts() {
-            _ if slot.hold().is_some() => None,
-            Whereabouts::Nowhere => Some(0),
-            Whereabouts::On(cpu) => Some(pending(cpu, slot.tail)),
-            Whereabouts::Fenced => None,
-        };
-        match (ahead(self), ahead(other)) {
-            (Some(ahead), Some(0)) if ahead > 0 || self.cpu().is_some() => self,
-            (Some(0), Some(_)) => other,
-            (Some(ahead), Some(others)) if self.cpu == other.cpu => {
-                if ahead >= others {
-                    self
-                } else {
-                    other
-                }
-            }
-            _ => Self::BEHIND_FENCE,
+    /// What it says in another table: what was held is in a line, and a fence that was passed says
+    /// nothing.
+    fn carried(self, fences: Fenced) -> Self {
+        match self.whereabouts() {
+            _ if self.hold().is_some() => Self::fenced(fences.raised),
+            Whereabouts::Fenced(fence) if !fences.standing[fence.index()] => Self::EMPTY,
+            _ => self,
         }
     }
+
+    /// One slot for the packets of both; `pending` tells how many packets a CPU has to process up
+    /// to a position.
+    fn merged_with(
+        self,
+        other: Self,
+        fences: Fenced,
+        pending: &mut impl FnMut(CpuId, Position) -> u32,
+    ) -> Self {
+        let [ahead, others] = [self, other].map(|slot| match slot.whereabouts() {
+            Whereabouts::Nowhere => 0,
+            Whereabouts::On(cpu) => pending(cpu, slot.tail),
+            Whereabouts::Fenced(_) => u32::MAX,
+        });
+        match (ahead, others) {
+            (0, 0) if self.cpu().is_some() => self,
+            (0, _) => other,
+            (_, 0) => self,
+            _ if self.cpu == other.cpu && ahead >= others => self,
+            _ if self.cpu == other.cpu => other,
+            _ => Self::fenced(fences.raised),
+        }
+    }
+}
+
+/// The fences, when a table takes over from another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fenced {
+    /// Which of them have not been passed.
+    pub(super) standing: [bool; 2],
+    /// The one that is raised now, behind everything.
+    pub(super) raised: FenceId,
 }
 
 /// Slots by hash. A slot serves a range of hash values, so that the RPS map, which splits the
@@ -126,11 +150,12 @@ impl FlowTable {
     }
 
     /// A table of another size that knows where the packets of every flow are. Slots that shared
-    /// nothing may do so now: where their packets are on several CPUs, or held, the fence answers
-    /// for them.
+    /// nothing may do so now: where their packets are on several CPUs, or held, the fence that is
+    /// raised answers for them.
     pub(super) fn resized(
         &self,
         rps_flow_cnt: u32,
+        fences: Fenced,
         mut pending: impl FnMut(CpuId, Position) -> u32,
     ) -> Self {
         let mut table = Self::new(rps_flow_cnt);
@@ -139,18 +164,18 @@ impl FlowTable {
             let first = self.slot_of_value(place << table.shift).index();
             let many = 1usize << self.shift.abs_diff(table.shift);
             let old = if table.shift > self.shift { first..first + many } else { first..first + 1 };
-            let merged = self.slots[old].iter().copied();
-            *slot = merged
-                .reduce(|slot, other| slot.merged_with(other, &mut pending))
-                .map_or(Slot::EMPTY, |slot| slot.merged_with(Slot::EMPTY, &mut pending));
+            let carried = self.slots[old].iter().map(|slot| slot.carried(fences));
+            let merged =
+                carried.reduce(|slot, other| slot.merged_with(other, fences, &mut pending));
+            *slot = merged.unwrap_or(Slot::EMPTY);
         }
-        table.slots[flows] = self.slots[self.len()].merged_with(Slot::EMPTY, &mut pending);
+        table.slots[flows] = self.slots[self.len()].carried(fences);
         table
     }
 
-    /// Has the fence answer for all slots.
-    pub(super) fn fence(&mut self) {
-        self.slots.fill(Slot::BEHIND_FENCE);
+    /// Has a fence answer for all slots.
+    pub(super) fn fence(&mut self, fence: FenceId) {
+        self.slots.fill(Slot::fenced(fence));
     }
 
     /// The slot of a flow.
@@ -208,35 +233,51 @@ mod tests {
             let hold = if held == 0 { 7 } else { Slot::NO_HOLD };
             Slot { tail, last_flow: FlowHash(flow), cpu, hold }
         });
-        let held = Slot { hold: 5, ..Slot::BEHIND_FENCE };
+        let held = Slot { hold: 5, ..Slot::fenced(FenceId::A) };
         prop_oneof![
             3 => Just(Slot::EMPTY),
             8 => on,
-            1 => Just(Slot::BEHIND_FENCE),
+            1 => Just(Slot::fenced(FenceId::A)),
+            1 => Just(Slot::fenced(FenceId::B)),
             1 => Just(held),
         ]
     }
 
     /// The slow twin: what one slot must say for all of these.
-    fn check_one_for_all(new: Slot, olds: &[Slot]) {
-        let is_unknown = |old: &Slot| old.hold().is_some() || old.cpu == Slot::FENCED;
+    fn check_one_for_all(new: Slot, olds: &[Slot], fences: Fenced) {
         let ahead = |slot: Slot| slot.cpu().map_or(0, |cpu| pending(cpu, slot.tail));
-        let waiting = || olds.iter().filter(|old| ahead(**old) > 0);
-        let is_on_many = waiting().any(|one| waiting().any(|other| one.cpu != other.cpu));
+        let stands = |fence: FenceId| fences.standing[fence.index()];
+        // Whatever waits for one of these must wait for it in the new table too.
+        let mut waits: Vec<_> = olds
+            .iter()
+            .filter_map(|old| match old.whereabouts() {
+                _ if old.hold().is_some() => Some(Whereabouts::Fenced(fences.raised)),
+                Whereabouts::Fenced(fence) => stands(fence).then_some(old.whereabouts()),
+                at => (ahead(*old) > 0).then_some(at),
+            })
+            .collect();
+        waits.dedup();
         assert_eq!(new.hold(), None, "who was held is in the line");
-        if olds.iter().any(is_unknown) || is_on_many {
-            return assert_eq!(new.whereabouts(), Whereabouts::Fenced, "{new:?} for {olds:?}");
+        match waits.as_slice() {
+            [] => assert_eq!(ahead(new), 0, "{new:?} for {olds:?}"),
+            [one] => assert_eq!(new.whereabouts(), *one, "{new:?} for {olds:?}"),
+            _ if waits.iter().all(|at| *at == waits[0]) => {
+                assert_eq!(new.whereabouts(), waits[0], "{new:?} for {olds:?}");
+            }
+            _ => {
+                let raised = Whereabouts::Fenced(fences.raised);
+                assert_eq!(new.whereabouts(), raised, "{new:?} for {olds:?}");
+            }
         }
-        assert_ne!(new.whereabouts(), Whereabouts::Fenced, "{new:?} for {olds:?}");
-        for old in waiting() {
-            assert_eq!(new.cpu, old.cpu, "{new:?} for {olds:?}");
-            assert!(ahead(new) >= ahead(*old), "{new:?} for {olds:?}");
+        if new.cpu().is_some() {
+            assert!(olds.iter().all(|old| ahead(new) >= ahead(*old)), "{new:?} for {olds:?}");
+            let says_as = |old: &Slot| (new.cpu, new.tail) == (old.cpu, old.tail);
+            assert!(olds.iter().any(says_as), "{new:?} for {olds:?}");
         }
-        let says_as =
-            |old: &Slot| (new.cpu, new.tail, new.last_flow) == (old.cpu, old.tail, old.last_flow);
-        assert!(olds.iter().any(says_as), "{new:?} for {olds:?}");
-        let was_empty = olds.iter().all(|old| old.cpu().is_none());
-        assert_eq!(new.cpu().is_none(), was_empty, "{new:?} for {olds:?}");
+        if waits.is_empty() {
+            let was_empty = olds.iter().all(|old| old.cpu().is_none());
+            assert_eq!(new.cpu().is_none(), was_empty, "{new:?} for {olds:?}");
+        }
     }
 
     proptest! {
@@ -244,10 +285,14 @@ mod tests {
         fn promise_1_a_table_of_another_size_knows_where_the_packets_of_every_flow_are(
             (slots, log) in (1u32..6).prop_flat_map(|log| (vec(slot(), (1 << log) + 1), Just(log))),
             new_log in 1u32..6,
+            standing: [bool; 2],
+            raises_a: bool,
         ) {
+            let raised = if raises_a { FenceId::A } else { FenceId::B };
+            let fences = Fenced { standing, raised };
             let mut old = FlowTable::new(1 << log);
             old.slots.copy_from_slice(&slots);
-            let new = old.resized(1 << new_log, pending);
+            let new = old.resized(1 << new_log, fences, pending);
             prop_assert_eq!(new.len(), 1 << new_log);
             // Ends of ranges, of both tables and of any between.
             let values = (0u32..64).flat_map(|part| [part << 26, part << 26 | 0x03ff_ffff]);
@@ -259,7 +304,7 @@ mod tests {
                     prop_assert!(olds.is_empty());
                     olds.push(old.get(old.slot_of(FlowHash::NONE)));
                 }
-                check_one_for_all(new.get(slot), &olds);
+                check_one_for_all(new.get(slot), &olds, fences);
             }
         }
     }

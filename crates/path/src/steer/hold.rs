@@ -2,10 +2,11 @@
 //!
 //! All holds of a queue share one bounded arena. A hold is a list in it: the packets of one slot,
 //! in the order of arrival. When slots lose their meaning (a table of another size, another hash),
-//! all holds become one list, the line before the fence.
+//! all holds become one list, the line before a fence.
 
 use mem::Position;
 
+use super::fence::FenceId;
 use super::ids::{HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::packet::Packet;
@@ -35,19 +36,19 @@ pub(super) struct Hold {
 pub(super) enum Behind {
     /// On the backlog of this CPU, the last of them here.
     Backlog(CpuId, Position),
-    /// In front of the fence.
-    Fence,
+    /// In front of this fence.
+    Fence(FenceId),
 }
 
 /// Packets in a row, oldest first.
 #[derive(Clone, Copy, Debug)]
-struct List {
+pub(super) struct List {
     first: NodeId,
     last: NodeId,
 }
 
 impl List {
-    const EMPTY: Self = Self { first: NodeId::NONE, last: NodeId::NONE };
+    pub(super) const EMPTY: Self = Self { first: NodeId::NONE, last: NodeId::NONE };
 }
 
 /// The holds of one rx queue.
@@ -57,8 +58,6 @@ pub(super) struct Holds {
     free_holds: Vec<HoldId>,
     /// Holds that last, in no order.
     active: Vec<HoldId>,
-    /// The line before the fence.
-    line: List,
     nodes: Box<[Node]>,
     free_nodes: Vec<NodeId>,
 }
@@ -86,7 +85,6 @@ impl Holds {
             holds: Vec::new(),
             free_holds: Vec::new(),
             active: Vec::new(),
-            line: List::EMPTY,
             nodes: (0..hold_max).map(node).collect(),
             free_nodes: (0..hold_max).rev().map(NodeId).collect(),
         }
@@ -137,39 +135,39 @@ impl Holds {
         packet
     }
 
-    /// Ends all holds; their packets join the line, behind those that are in it. The packets of a
-    /// flow are in one hold, or partly in the line already. Returns when the first hold began.
-    pub(super) fn line_up(&mut self) -> Option<u64> {
+    /// Ends all holds; their packets join a line, behind those that are in it. The packets of a
+    /// flow are in one hold, or partly in a line already. Returns when the first hold began.
+    pub(super) fn line_up(&mut self, line: &mut List) -> Option<u64> {
         let mut since_ns: Option<u64> = None;
-        let mut has_seam = self.line_front().is_some();
+        let mut has_seam = self.line_front(*line).is_some();
         for id in self.active.drain(..) {
             if let Some(hold) = self.holds[usize::from(id.0)].take() {
                 since_ns = Some(since_ns.map_or(hold.since_ns, |first| first.min(hold.since_ns)));
                 if let Some(first) = self.nodes.get_mut(hold.packets.first.0 as usize) {
                     first.after_seam = std::mem::take(&mut has_seam);
                 }
-                self.line = linked(&mut self.nodes, self.line, hold.packets);
+                *line = linked(&mut self.nodes, *line, hold.packets);
                 self.free_holds.push(id);
             }
         }
         since_ns
     }
 
-    /// The first packet of the line.
-    pub(super) fn line_front(&self) -> Option<&Packet> {
-        self.nodes.get(self.line.first.0 as usize)?.packet.as_ref()
+    /// The first packet of a line.
+    pub(super) fn line_front(&self, line: List) -> Option<&Packet> {
+        self.nodes.get(line.first.0 as usize)?.packet.as_ref()
     }
 
-    /// Whether the first packet of the line follows on packets that were lined up earlier.
-    pub(super) fn is_line_at_seam(&self) -> bool {
-        self.nodes.get(self.line.first.0 as usize).is_some_and(|node| node.after_seam)
+    /// Whether the first packet of a line follows on packets that were lined up earlier.
+    pub(super) fn is_line_at_seam(&self, line: List) -> bool {
+        self.nodes.get(line.first.0 as usize).is_some_and(|node| node.after_seam)
     }
 
-    /// Takes the first packet of the line.
-    pub(super) fn line_pop(&mut self) -> Option<Packet> {
-        let (packet, rest) = unlinked(&mut self.nodes, self.line)?;
-        self.free_nodes.push(self.line.first);
-        self.line = rest;
+    /// Takes the first packet of a line.
+    pub(super) fn line_pop(&mut self, line: &mut List) -> Option<Packet> {
+        let (packet, rest) = unlinked(&mut self.nodes, *line)?;
+        self.free_nodes.push(line.first);
+        *line = rest;
         packet
     }
 
@@ -267,7 +265,7 @@ mod tests {
     }
 
     fn begin(holds: &mut Holds, slot: u32) -> Option<HoldId> {
-        holds.begin(SlotId(slot), Behind::Fence, 0)
+        holds.begin(SlotId(slot), Behind::Fence(FenceId::A), 0)
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -332,6 +330,7 @@ mod tests {
     fn run(hold_max: u32, operations: &[Operation]) {
         let mut pool = pool(hold_max + 1);
         let (mut holds, mut oracle) = (Holds::new(hold_max), Oracle::default());
+        let mut line = List::EMPTY;
         for (number, &operation) in (0..).zip(operations) {
             let is_full = oracle.len() == hold_max as usize;
             match operation {
@@ -373,10 +372,10 @@ mod tests {
                         let (_, _, waiting) = oracle.holds.remove(at);
                         oracle.line.extend(waiting);
                     }
-                    holds.line_up();
+                    holds.line_up(&mut line);
                 }
                 Operation::PopLine => {
-                    let popped = holds.line_pop();
+                    let popped = holds.line_pop(&mut line);
                     assert_eq!(popped.as_ref().map(|it| it.arrival.0), oracle.line.pop_front());
                     popped.into_iter().for_each(|packet| pool.put(packet.frame));
                 }

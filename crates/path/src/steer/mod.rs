@@ -17,7 +17,7 @@
 //! To a CPU that was taken out of the map a packet follows only its own flow: if the slot's last
 //! packet was another flow's, its own predecessors may be gone, and nothing would justify it.
 //!
-//! The table itself can be replaced: what its slots can no longer tell, a fence does.
+//! The table itself can be replaced: what its slots can no longer tell, a *fence* does.
 
 mod ids;
 mod sock_flow; //  where applications run
@@ -41,8 +41,8 @@ use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 
-use fence::Fence;
-use flow_table::{FlowTable, Whereabouts};
+use fence::{FenceId, Fences};
+use flow_table::{Fenced, FlowTable, Whereabouts};
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 pub use hold::HOLD_MAX;
 use hold::{Behind, Holds};
@@ -99,7 +99,7 @@ pub struct Steering {
     /// Beside the flow table, touched only where wish and slot disagree.
     waits: Box<[Wait]>,
     holds: Holds,
-    fence: Option<Fence>,
+    fences: Fences,
     move_after: MoveAfter,
     batch_max: u32,
     tally: SteerTally,
@@ -128,7 +128,7 @@ impl Steering {
             waits: no_waits(&table),
             table,
             holds: Holds::new(config.hold_max.max(1)),
-            fence: None,
+            fences: Fences::new(),
             move_after: config.move_after,
             batch_max: config.batch_max,
             tally: SteerTally::default(),
@@ -148,7 +148,7 @@ impl Steering {
         let agreed = match at.whereabouts() {
             Whereabouts::On(at) => at == cpu,
             Whereabouts::Nowhere => true,
-            Whereabouts::Fenced => self.fence.is_none(),
+            Whereabouts::Fenced(fence) => !self.fences.stands(fence),
         };
         if agreed {
             let slot = Some(slot);
@@ -161,7 +161,7 @@ impl Steering {
     #[inline]
     pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position, now_ns: u64) {
         let Some(slot) = target.slot else {
-            if let Some(fence) = &mut self.fence {
+            if let Some(fence) = self.fences.front_mut() {
                 fence.step_behind(target.cpu, tail);
             }
             return;
@@ -218,8 +218,8 @@ impl Steering {
                 Depth::Drained(head) => forward(Because::Held, Some(head)),
                 Depth::Near(_) | Depth::Far(_) => Release::Wait,
             },
-            Behind::Fence if self.fence.is_none() => forward(Because::Held, None),
-            Behind::Fence => Release::Wait,
+            Behind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
+            Behind::Fence(_) => forward(Because::Held, None),
         }
     }
 
@@ -234,23 +234,22 @@ impl Steering {
         if self.holds.front(id).is_some() {
             return false;
         }
-        self.held_for(now_ns.saturating_sub(hold.since_ns));
+        self.held_since(hold.since_ns, now_ns);
         self.table.get_mut(hold.slot).set_hold(None);
         self.holds.end(id);
         true
     }
 
-    /// Decides whether the line before the fence may go on, and lifts a fence that was passed.
+    /// Decides whether the line before the front fence may go on, and lifts a fence that was
+    /// passed.
     pub fn decide_line(&mut self, now_ns: u64, backlogs: &mut Backlogs) -> Release {
-        let Some(fence) = &mut self.fence else { return Release::Wait };
+        let Some(fence) = self.fences.front_mut() else { return Release::Wait };
         let is_passed = fence.is_passed(backlogs);
-        let Some(front) = self.holds.line_front() else {
+        let Some(front) = self.holds.line_front(fence.line) else {
             if is_passed {
-                let Fence { line_to, since_ns, .. } = *fence;
-                self.fence = None;
-                if line_to.is_some() {
-                    self.held_for(now_ns.saturating_sub(since_ns));
-                }
+                let held_since_ns = fence.held_since_ns;
+                self.fences.lift();
+                held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
             }
             return Release::Wait;
         };
@@ -258,7 +257,7 @@ impl Steering {
             let slot = self.table.slot_of(front.hash);
             fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
         }
-        let at_seam = self.holds.is_line_at_seam();
+        let at_seam = self.holds.is_line_at_seam(fence.line);
         match fence.line_to {
             Some(cpu) if is_passed || !at_seam && self.wishes.allows(cpu) => {
                 let because = Because::Held;
@@ -268,9 +267,9 @@ impl Steering {
         }
     }
 
-    /// Takes the first packet of the line.
+    /// Takes the first packet of the line before the front fence.
     pub fn unline(&mut self) -> Option<Packet> {
-        self.holds.line_pop()
+        self.holds.line_pop(&mut self.fences.front_mut()?.line)
     }
 
     /// The `index`-th of the holds that last, in no order.
@@ -288,7 +287,7 @@ impl Steering {
     /// Whether anything waits to move on.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        self.fence.is_some() || self.active_holds() > 0
+        self.fences.is_any() || self.active_holds() > 0
     }
 
     /// Packets that are held.
@@ -327,10 +326,13 @@ impl Steering {
         let forward = |cpu, because, head_old| {
             Verdict::Forward(Target { cpu, because, wish, slot: Some(slot), head_old })
         };
-        let Some(cpu) = at.cpu() else {
-            return self
-                .begin_hold(slot, Behind::Fence, now_ns)
-                .map_or(Verdict::Refuse, Verdict::Hold);
+        let cpu = match at.whereabouts() {
+            Whereabouts::On(cpu) => cpu,
+            Whereabouts::Nowhere => return forward(wished, wish, None),
+            Whereabouts::Fenced(fence) => {
+                let hold = self.begin_hold(slot, Behind::Fence(fence), now_ns);
+                return hold.map_or(Verdict::Refuse, Verdict::Hold);
+            }
         };
         let depth = backlogs.depth(cpu, at.tail, self.batch_max);
         match depth {
@@ -398,8 +400,8 @@ impl Steering {
         });
     }
 
-    fn held_for(&mut self, held_ns: u64) {
-        self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
+    fn held_since(&mut self, since_ns: u64, now_ns: u64) {
+        self.tally.held_max_ns = self.tally.held_max_ns.max(now_ns.saturating_sub(since_ns));
     }
 }
 
@@ -427,16 +429,18 @@ impl Steering {
 
     /// Replaces the flow table by one of another size, which knows where every flow is; 0 turns RFS
     /// off for the queue, and leaves a table of [`RPS_FLOW_CNT`] to keep the order by.
-    pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, now_ns: u64, backlogs: &mut Backlogs) {
+    pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, now_ns: u64, backlogs: &Backlogs) {
         self.wishes.set_rfs(rps_flow_cnt > 0);
         let slots = if rps_flow_cnt > 0 { rps_flow_cnt } else { RPS_FLOW_CNT };
-        self.table = self.table.resized(slots, |cpu, tail| backlogs.pending(cpu, tail));
+        let standing = [FenceId::A, FenceId::B].map(|fence| self.fences.stands(fence));
+        let fences = Fenced { standing, raised: self.fences.to_raise() };
+        self.table = self.table.resized(slots, fences, |cpu, tail| backlogs.pending(cpu, tail));
         self.raise_fence(now_ns, backlogs);
     }
 
     /// Says that flows hash differently from now on.
-    pub fn rehash(&mut self, now_ns: u64, backlogs: &mut Backlogs) {
-        self.table.fence();
+    pub fn rehash(&mut self, now_ns: u64, backlogs: &Backlogs) {
+        self.table.fence(self.fences.to_raise());
         self.journal.forget_moves();
         self.raise_fence(now_ns, backlogs);
     }
@@ -446,11 +450,8 @@ impl Steering {
         self.wishes.update_spread(tick, full_burst)
     }
 
-    fn raise_fence(&mut self, now_ns: u64, backlogs: &mut Backlogs) {
-        let older = self.fence.take().filter(|_| self.holds.line_front().is_some());
-        let held_since_ns = self.holds.line_up();
-        let since_ns = older.map(|fence| fence.since_ns).into_iter().chain(held_since_ns).min();
-        self.fence = Some(Fence::behind(backlogs, since_ns.unwrap_or(now_ns)));
+    fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {
+        self.fences.raise(&mut self.holds, backlogs);
         self.waits = no_waits(&self.table);
         self.watch_anew(now_ns);
     }

@@ -86,7 +86,10 @@ impl Steering {
             slot: flow.is_some().then_some(slot.0),
             slots: self.table.len(),
             cpu: at.cpu(),
-            is_fenced: at.whereabouts() == Whereabouts::Fenced && self.fence.is_some(),
+            is_fenced: match at.whereabouts() {
+                Whereabouts::Fenced(fence) => self.fences.stands(fence),
+                Whereabouts::Nowhere | Whereabouts::On(_) => false,
+            },
             wish,
             ahead: at.cpu().map_or(0, |cpu| backlogs.pending(cpu, at.tail)),
             stayed: stays.then_some((wait.packets, wait.since_ns)),
