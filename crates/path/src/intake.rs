@@ -227,8 +227,8 @@ impl Intake {
 
     /// Where a flow is, and why.
     #[must_use]
-    pub fn state_of(&self, flow: FlowHash) -> FlowState {
-        self.steering.state_of(flow, &self.backlogs)
+    pub fn state_of(&mut self, flow: FlowHash) -> FlowState {
+        self.steering.state_of(flow, &mut self.backlogs)
     }
 
     /// What is remembered of a flow's drops.

@@ -63,7 +63,7 @@ impl<H: Handler> Outcome<H> {
         queues.sort_by_key(Queue::number);
         let at_ns = shared.clock.now_ns();
         let explained = shared.explain.map(|flow| {
-            let queues = queues.iter();
+            let queues = queues.iter_mut();
             queues.map(move |queue| queue.explain(flow, at_ns)).collect()
         });
         Self {

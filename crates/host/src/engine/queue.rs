@@ -253,7 +253,7 @@ impl Queue {
     }
 
     /// What is known of a flow.
-    pub(super) fn explain(&self, flow: FlowHash, at_ns: u64) -> Explained {
+    pub(super) fn explain(&mut self, flow: FlowHash, at_ns: u64) -> Explained {
         Explained {
             queue: self.number(),
             polling_cpu: self.polling_cpu,

@@ -204,6 +204,14 @@ impl Backlogs {
         target.map_or(0, |target| tail.pending(target.head_before, target.packets.tail()))
     }
 
+    /// How many packets `cpu` has to process now, up to the one at `tail`.
+    pub fn pending_now(&mut self, cpu: CpuId, tail: Position) -> u32 {
+        let pending = |target: &mut Target| {
+            tail.pending(target.packets.observe_head(), target.packets.tail())
+        };
+        self.target(cpu).map_or(0, pending)
+    }
+
     /// The tail counters of all CPUs.
     pub fn tails(&self) -> impl Iterator<Item = (CpuId, Position)> {
         let tail = |target: &Target| target.packets.tail();

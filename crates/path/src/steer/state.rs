@@ -71,7 +71,7 @@ impl Steering {
 
     /// Where a flow is, and why.
     #[must_use]
-    pub fn state_of(&self, flow: FlowHash, backlogs: &Backlogs) -> FlowState {
+    pub fn state_of(&self, flow: FlowHash, backlogs: &mut Backlogs) -> FlowState {
         let slot = self.table.slot_of(flow);
         let at = self.table.get(slot);
         let hold =
@@ -91,7 +91,7 @@ impl Steering {
                 Whereabouts::Nowhere | Whereabouts::On(_) => false,
             },
             wish,
-            ahead: at.cpu().map_or(0, |cpu| backlogs.pending(cpu, at.tail)),
+            ahead: at.cpu().map_or(0, |cpu| backlogs.pending_now(cpu, at.tail)),
             stayed: stays.then_some((wait.packets, wait.since_ns)),
             held: hold,
             last_flow: at.last_flow,

@@ -203,12 +203,12 @@ fn h10_a_dropped_packet_moves_no_tail_and_no_flow_is_stuck_on_a_full_cpu() {
         World::new(Settings { netdev_max_backlog: 7, batch_max: 2, ..Settings::default() });
     world.application(FLOW, 1);
     world.arrive(&[FLOW; 9]);
-    let ahead = |world: &World| world.intake.state_of(world.hash_of(FLOW)).ahead;
-    assert_eq!((world.queued_on(1), world.drops.len(), ahead(&world)), (8, 1, 8));
+    let ahead = |world: &mut World| world.intake.state_of(world.hash_of(FLOW)).ahead;
+    assert_eq!((world.queued_on(1), world.drops.len(), ahead(&mut world)), (8, 1, 8));
 
     world.application(FLOW, 2);
     world.arrive(&[FLOW; 7]);
-    assert_eq!((world.drops.len(), ahead(&world)), (5, 8), "four would have stayed");
+    assert_eq!((world.drops.len(), ahead(&mut world)), (5, 8), "four would have stayed");
     assert_eq!(world.intake.held(), 3, "the others wait to move");
     world.deliver(1, 8);
     world.idle_turn();

@@ -12,7 +12,7 @@ use crate::{FLOW, NEIGHBOUR, ON_BOTH, ON_CPU_2, OTHER, OTHERS_NEIGHBOUR, all_on_
 /// A flow of the slot next to that of [`FLOW`].
 const NEXT: Flow = Flow { id: 5, hash: 0x5000_0007 };
 
-fn is_fenced(world: &World, flow: Flow) -> bool {
+fn is_fenced(world: &mut World, flow: Flow) -> bool {
     world.intake.state_of(world.hash_of(flow)).is_fenced
 }
 
@@ -60,7 +60,7 @@ fn rfs_9_only_the_slots_that_were_moving_wait_for_the_fence() {
     world.set_mask(ON_BOTH);
     world.arrive(&[OTHER]); // wants to leave CPU 1
     world.set_rps_flow_cnt(8);
-    assert_eq!([FLOW, OTHER].map(|flow| is_fenced(&world, flow)), [false, true]);
+    assert_eq!([FLOW, OTHER].map(|flow| is_fenced(&mut world, flow)), [false, true]);
     world.arrive(&[FLOW, OTHERS_NEIGHBOUR, OTHER]);
     assert_eq!((world.queued_on(1), world.intake.held()), (3, 3));
     world.deliver(1, 2); // what was there when the table was replaced
@@ -69,7 +69,7 @@ fn rfs_9_only_the_slots_that_were_moving_wait_for_the_fence() {
     world.deliver(2, 1);
     world.idle_turn();
     assert_eq!((world.queued_on(2), world.intake.held()), (2, 0), "then those behind the fence");
-    assert!(!is_fenced(&world, OTHER));
+    assert!(!is_fenced(&mut world, OTHER));
     world.settle();
     world.check();
 }
@@ -86,7 +86,7 @@ fn rfs_9_slots_that_become_one_wait_for_both_cpus_where_both_have_packets() {
         });
         world.idle_turn();
         world.set_rps_flow_cnt(2);
-        assert_eq!(is_fenced(&world, FLOW), waits, "{processed_before:?}");
+        assert_eq!(is_fenced(&mut world, FLOW), waits, "{processed_before:?}");
         if waits {
             world.arrive(&[NEXT, FLOW]);
             for cpu in [2, 1] {
@@ -120,7 +120,7 @@ fn promise_1_under_another_key_a_flow_waits_for_everything_there_was() {
     world.rekey();
     for _ in 0..2 {
         world.arrive(&[FLOW]);
-        assert!(is_fenced(&world, FLOW) && is_fenced(&world, OTHER));
+        assert!(is_fenced(&mut world, FLOW) && is_fenced(&mut world, OTHER));
     }
     world.finish(1);
     world.arrive(&[FLOW]);
@@ -131,7 +131,7 @@ fn promise_1_under_another_key_a_flow_waits_for_everything_there_was() {
     world.finish(2);
     world.arrive(&[FLOW]);
     assert_eq!(world.intake.held(), 0);
-    assert!(!is_fenced(&world, FLOW));
+    assert!(!is_fenced(&mut world, FLOW));
     world.settle();
     world.check();
     let ways = world.journal.ways_of(FLOW);
@@ -214,7 +214,7 @@ fn promise_1_a_fence_is_raised_behind_another_that_stands_whatever_its_line_has_
                 world.check();
             }
             assert_eq!(world.intake.held(), 0, "the line and both fences are gone");
-            assert!(!is_fenced(&world, FLOW));
+            assert!(!is_fenced(&mut world, FLOW));
             world.settle();
             world.check();
         }
@@ -228,7 +228,7 @@ fn a_fence_is_lifted_in_two_turns_when_nothing_is_in_front_of_it() {
     world.deliver(0, 1);
     world.rekey();
     world.arrive(&[FLOW]);
-    assert_eq!((world.intake.held(), is_fenced(&world, FLOW)), (0, false));
+    assert_eq!((world.intake.held(), is_fenced(&mut world, FLOW)), (0, false));
     assert_eq!(world.intake.counters().held_max_ns.get(), 0, "nobody waited");
     world.settle();
 }

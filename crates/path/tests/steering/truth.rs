@@ -57,6 +57,19 @@ fn a_move_tells_what_it_waited_for_and_how_long() {
 }
 
 #[test]
+fn what_is_ahead_is_told_as_of_now_also_when_nothing_moves() {
+    let mut world = all_on_cpu_1(Settings::default());
+    for _ in 0..100 {
+        world.arrive(&[FLOW; 2]);
+        let ahead = [0, 1, 1].map(|budget| {
+            world.deliver(1, budget);
+            world.intake.state_of(world.hash_of(FLOW)).ahead
+        });
+        assert_eq!(ahead, [2, 1, 0]);
+    }
+}
+
+#[test]
 fn a_move_that_waited_for_nothing_says_so() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW]);
@@ -92,7 +105,7 @@ fn the_flows_of_a_watched_slot_are_named() {
     assert_eq!(world.intake.state_of(FlowHash(FLOW.hash)).sharers, [], "nobody watched");
     world.intake.watch(FlowHash(FLOW.hash));
     world.arrive(&[NEIGHBOUR, OTHER, FLOW, NEIGHBOUR]);
-    let sharers = |flow: Flow| world.intake.state_of(FlowHash(flow.hash)).sharers;
+    let mut sharers = |flow: Flow| world.intake.state_of(FlowHash(flow.hash)).sharers;
     assert_eq!(sharers(FLOW), [NEIGHBOUR, FLOW].map(|flow| FlowHash(flow.hash)));
     assert_eq!(sharers(OTHER), []);
     world.settle();
