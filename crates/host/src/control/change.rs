@@ -16,6 +16,8 @@ use crate::error::Error;
 pub enum Change {
     /// The CPUs that packets may go to.
     RpsCpus(Queues, CpuList),
+    /// The CPUs that packets of queues that are made later may go to.
+    RpsDefaultMask(CpuList),
     /// Slots of a queue's flow table; 0 turns RFS off for the queue.
     RpsFlowCnt(Queues, u32),
     /// Entries of the socket-flow table; 0 turns RFS off.
@@ -82,6 +84,7 @@ impl Change {
     pub fn knob(&self) -> &'static str {
         match self {
             Self::RpsCpus(..) => "rps_cpus",
+            Self::RpsDefaultMask(_) => "rps_default_mask",
             Self::RpsFlowCnt(..) => "rps_flow_cnt",
             Self::RpsSockFlowEntries(_) => "rps_sock_flow_entries",
             Self::RfsDesired { .. } => "rfs_desired",
@@ -118,7 +121,9 @@ impl Change {
     #[must_use]
     pub fn value(&self, cpus: u16) -> String {
         match self {
-            Self::RpsCpus(_, list) | Self::FlowLimitCpuBitmap(list) => list.to_mask(cpus),
+            Self::RpsCpus(_, list)
+            | Self::RpsDefaultMask(list)
+            | Self::FlowLimitCpuBitmap(list) => list.to_mask(cpus),
             Self::RfsDesired { flow, cpu } => format!("{:08x}:{cpu}", flow.0),
             Self::HashKey(key) => hex::encode(key),
             Self::Cpus(list) => list.to_string(),
@@ -141,9 +146,10 @@ impl Change {
     #[must_use]
     pub fn cpus(&self) -> Option<CpuList> {
         match self {
-            Self::RpsCpus(_, list) | Self::FlowLimitCpuBitmap(list) | Self::Cpus(list) => {
-                Some(list.clone())
-            }
+            Self::RpsCpus(_, list)
+            | Self::RpsDefaultMask(list)
+            | Self::FlowLimitCpuBitmap(list)
+            | Self::Cpus(list) => Some(list.clone()),
             Self::RfsDesired { cpu, .. }
             | Self::Online(cpu, _)
             | Self::Pause(cpu)
@@ -183,8 +189,9 @@ impl FromStr for Change {
 
 impl Change {
     /// The knobs that change during a run, besides [those of coalescing](CoalesceChange::KNOBS).
-    pub const KNOBS: [&'static str; 18] = [
+    pub const KNOBS: [&'static str; 19] = [
         "rps_cpus",
+        "rps_default_mask",
         "rps_flow_cnt",
         "rps_sock_flow_entries",
         "rfs_desired",
@@ -230,6 +237,7 @@ impl Change {
             "rps_cpus" => Self::RpsCpus(queues, mask()?),
             "rps_flow_cnt" => Self::RpsFlowCnt(queues, between(0, RPS_FLOW_CNT_MAX)?),
             _ if queues != Queues::All => return Err(refused("it is not about one queue")),
+            "rps_default_mask" => Self::RpsDefaultMask(mask()?),
             "rps_sock_flow_entries" => {
                 Self::RpsSockFlowEntries(between(0, RPS_SOCK_FLOW_ENTRIES_MAX)?)
             }
@@ -293,6 +301,7 @@ mod tests {
         for text in [
             "rps_cpus=3",
             "rx-1/rps_cpus=2",
+            "rps_default_mask=1",
             "rps_flow_cnt=4096",
             "rx-0/rps_flow_cnt=0",
             "rps_sock_flow_entries=32768",

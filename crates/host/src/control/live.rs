@@ -9,8 +9,10 @@ use path::{CpuId, RxQueue};
 
 use super::change::{Change, Queues};
 use super::cpus::CpuList;
+use super::machine::Machine;
 use super::refused::{Refused, Written};
 use super::settings::Settings;
+use super::tree::Tree;
 use crate::engine::{Explained, Question, Shared};
 
 /// How long the queues have to answer.
@@ -22,11 +24,35 @@ const ANSWER_TIME: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Control {
     shared: Arc<Shared>,
+    machine: Machine,
 }
 
 impl Control {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+        let here = Machine::here();
+        let highest = shared.cpus().cpus().last().map_or(0, |cpu| cpu.0 + 1);
+        // In virtual time there may be more CPUs than this machine has.
+        let machine = Machine { cpus: here.cpus.max(highest), ..here };
+        Self { shared, machine }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// What the answers of knobs depend on.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(super) fn tree(&self) -> Tree {
+        let queues = self.shared.settings().queues.len();
+        Tree {
+            device: self.shared.device().to_owned(),
+            queues: u16::try_from(queues).unwrap_or(u16::MAX),
+            cpus: self.shared.cpus().clone(),
+        }
     }
 
     /// Makes a change.
@@ -34,8 +60,9 @@ impl Control {
     /// # Errors
     /// When it cannot be: `EINVAL` for a CPU or a key that cannot be, `ENOENT` for a queue, `EBUSY`
     /// for the last CPU that runs, `ENOMEM` for a table too large.
+    #[expect(clippy::needless_pass_by_value, reason = "a change is made for this")]
     pub fn change(&self, change: Change) -> Result<Written, Refused> {
-        self.shared.change(change)
+        self.shared.change(&change)
     }
 
     /// Says which CPUs packets may go to, and returns those that are ignored, since the engine has

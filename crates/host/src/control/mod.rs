@@ -5,6 +5,9 @@ pub mod script; //   those that are written down before a run
 pub mod settings; // what all of them come to
 pub mod refused; //  what became of one
 pub mod live; //     whoever changes a running engine
+pub mod tree; //     the same as files, at the kernel's places
+mod files; //       what they say and take
+mod stats; //       what is counted
 pub mod coalesce;
 pub mod cpus;
 pub mod errno; //   the kernel's names for what is refused
@@ -26,3 +29,4 @@ pub use machine::Machine;
 pub use refused::{Refused, Written};
 pub use script::{Script, ScriptedChange};
 pub use settings::{QueueSettings, Settings};
+pub use tree::{Entry, EntryKind};

@@ -10,6 +10,8 @@ pub struct Written {
     pub in_effect: String,
     /// The CPUs that were asked for in vain: the kernel drops them without a word.
     pub ignored: CpuList,
+    /// Bytes of a text that were taken: a writer goes on with the rest, as it does with files.
+    pub len_bytes: usize,
 }
 
 /// Why a write or a change is refused.

@@ -91,6 +91,7 @@ impl Settings {
                 self.each(*queues, |queue| queue.rps_flow_cnt = rounded(*count));
             }
             Change::RpsSockFlowEntries(entries) => self.rps_sock_flow_entries = rounded(*entries),
+            Change::RpsDefaultMask(cpus) => self.rps_default_mask.clone_from(cpus),
             Change::Cpus(cpus) => self.cpus.clone_from(cpus),
             Change::Online(cpu, runs) => self.cpus = self.cpus.with(*cpu, *runs),
             Change::Pause(cpu) => self.paused = self.paused.with(*cpu, true),

@@ -85,7 +85,7 @@ impl Bell {
     }
 
     /// How often the CPU was woken.
-    pub(super) fn rung(&self) -> u64 {
+    pub(crate) fn rung(&self) -> u64 {
         self.rung.load(Ordering::Relaxed)
     }
 

@@ -121,23 +121,23 @@ impl Changes {
         let due: Vec<_> = due.map(|scripted| scripted.change.clone()).collect();
         self.scripted += due.len();
         for change in &due {
-            let made = self.make(change.clone()).ok();
+            let made = self.make(change).ok();
             self.append(made, true);
         }
         !due.is_empty()
     }
 
     /// Makes a change, for all threads to follow, and says what of it is in force.
-    pub(super) fn change(&mut self, change: Change) -> Result<Written, Refused> {
+    pub(super) fn change(&mut self, change: &Change) -> Result<Written, Refused> {
         if self.log.pending() >= CHANGES_MAX {
             return Err(Refused::new(
                 Errno::Busy,
                 format!("the engine has not come to the last {CHANGES_MAX} changes yet"),
             ));
         }
-        let made = self.make(change.clone())?;
+        let made = self.make(change)?;
         self.append(Some(made), false);
-        Ok(self.written(&change))
+        Ok(self.written(change))
     }
 
     /// Asks all queues.
@@ -216,9 +216,9 @@ impl Changes {
     }
 
     /// Makes what a change takes. What it says of a CPU that runs becomes what it says of all.
-    fn make(&mut self, change: Change) -> Result<(Change, Parts), Refused> {
-        self.check(&change)?;
-        let change = self.running_after(&change).map_or(change, Change::Cpus);
+    fn make(&mut self, change: &Change) -> Result<(Change, Parts), Refused> {
+        self.check(change)?;
+        let change = self.running_after(change).map_or_else(|| change.clone(), Change::Cpus);
         let parts = match &change {
             Change::RpsSockFlowEntries(entries) => Parts::SockFlows(self.replace_table(*entries)),
             Change::RfsDesired { flow, cpu } => {
@@ -300,6 +300,6 @@ impl Changes {
             }
             _ => String::new(),
         };
-        Written { in_effect, ignored }
+        Written { in_effect, ignored, len_bytes: 0 }
     }
 }

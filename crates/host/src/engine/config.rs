@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use path::CpuId;
 use path::backlog::{NETDEV_MAX_BACKLOG, capacity_for};
 use path::hash::{FlowHash, Hasher};
 use path::intake::DEV_WEIGHT;
@@ -10,7 +11,7 @@ use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, Spre
 
 use super::idle::SPIN_MAX_NS;
 use super::limits::Limits;
-use crate::control::{Change, Coalesce, CpuList, Script};
+use crate::control::{Change, Coalesce, CpuList, Machine, Script};
 use crate::trace::{IntakeTrace, Trace};
 
 /// What an engine is made of.
@@ -18,6 +19,8 @@ use crate::trace::{IntakeTrace, Trace};
 pub struct Config {
     /// The CPUs it runs on, one thread each. The first ones poll the queues.
     pub cpus: CpuList,
+    /// The device's name in the tree of knobs.
+    pub device: String,
     /// The CPUs that packets go to: `rps_cpus` of every queue.
     pub rps_cpus: CpuList,
     /// How flows are hashed.
@@ -71,6 +74,7 @@ impl Config {
     #[must_use]
     pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
         Self {
+            device: "replay".to_owned(),
             rps_cpus: cpus.clone(),
             cpus,
             hasher,
@@ -78,7 +82,10 @@ impl Config {
             coalesce: Coalesce::default(),
             rps_flow_cnt: RPS_FLOW_CNT,
             rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
-            limits: Limits::default(),
+            limits: Limits {
+                netdev_budget_usecs: Machine::here().netdev_budget_usecs_min(),
+                ..Limits::default()
+            },
             move_after: MoveAfter::default(),
             hold_max: HOLD_MAX,
             spread: SpreadPolicy::default(),
@@ -107,6 +114,12 @@ impl Config {
                 coalesce = coalesce.after(change);
                 like(&coalesce)
             })
+    }
+
+    /// The CPU that polls a queue at first: they take turns.
+    pub(super) fn polls(&self, queue: usize) -> CpuId {
+        let cpus = self.cpus.cpus();
+        cpus[queue % cpus.len()]
     }
 
     /// What one queue or CPU writes of its part of the trace.

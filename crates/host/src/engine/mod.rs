@@ -167,7 +167,7 @@ fn open_queue(
 ) -> (Queue, Vec<Lane>) {
     let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
     let cpus = config.cpus.cpus();
-    let polling_cpu = cpus[index % cpus.len()];
+    let polling_cpu = config.polls(index);
     let has_rfs = config.rps_flow_cnt > 0;
     let mut intake = Intake::new(IntakeConfig {
         queue,

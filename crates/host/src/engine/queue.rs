@@ -264,7 +264,8 @@ impl Queue {
     }
 
     /// Is polled by `cpu` from now on.
-    pub(super) fn move_to(&mut self, cpu: CpuId) {
+    pub(super) fn move_to(&mut self, cpu: CpuId, shared: &Shared) {
+        shared.set_polls(self.number(), cpu);
         self.polling_cpu = cpu;
         self.intake.set_polling_cpu(cpu, self.epoch);
         self.update_flow_limit();

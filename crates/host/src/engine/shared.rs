@@ -1,12 +1,12 @@
 //! What the threads of an engine share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-use path::CpuId;
 use path::counters::{DeliveryCounters, IntakeCounters};
 use path::hash::FlowHash;
+use path::{CpuId, RxQueue};
 
 use super::bell::Bell;
 use super::changes::{Changes, Follower};
@@ -22,6 +22,7 @@ use crate::control::{Change, CpuList, Refused, Script, Settings, Written};
 pub(crate) struct Shared {
     pub(super) clock: Clock,
     cpus: CpuList,
+    device: String,
     bells: Box<[Bell]>,
     /// Whether each CPU is paused in the lowest bit, and since which epoch above.
     paused: Box<[AtomicU64]>,
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     squeezed: Box<[AtomicU64]>,
     /// Queues that were handed to each CPU.
     mailboxes: Box<[Mailbox]>,
+    /// The CPU that polls each queue. Written by that CPU.
+    polling: Box<[AtomicU16]>,
     /// What is counted, by queue and by the CPU's place.
     counters: OnceLock<Counters>,
     /// Threads that stand ready on their CPUs, and whether they may begin.
@@ -71,11 +74,13 @@ impl Shared {
         Self {
             clock,
             cpus: config.cpus.clone(),
+            device: config.device.clone(),
             bells: (0..cpus).map(|_| Bell::default()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             mailboxes: (0..cpus).map(|_| Mailbox::default()).collect(),
+            polling: (0..queues).map(|queue| AtomicU16::new(config.polls(queue).0)).collect(),
             counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
             started: AtomicBool::new(false),
@@ -201,7 +206,7 @@ impl Shared {
     }
 
     /// Makes a change, wakes all CPUs to follow it, and says what of it is in force.
-    pub(crate) fn change(&self, change: Change) -> Result<Written, Refused> {
+    pub(crate) fn change(&self, change: &Change) -> Result<Written, Refused> {
         let written = self.changes().change(change);
         self.wake_all();
         written
@@ -242,6 +247,22 @@ impl Shared {
     /// Where everything is counted.
     pub(crate) fn counters(&self) -> Option<&Counters> {
         self.counters.get()
+    }
+
+    /// Notes that `cpu` polls a queue from now on.
+    pub(super) fn set_polls(&self, queue: RxQueue, cpu: CpuId) {
+        self.polling[usize::from(queue.0)].store(cpu.0, Ordering::Relaxed);
+    }
+
+    /// The CPU that polls a queue.
+    pub(crate) fn polls(&self, queue: u16) -> Option<CpuId> {
+        let cpu = self.polling.get(usize::from(queue))?;
+        Some(CpuId(cpu.load(Ordering::Relaxed)))
+    }
+
+    /// The device's name.
+    pub(crate) fn device(&self) -> &str {
+        &self.device
     }
 
     /// The CPUs of the engine.

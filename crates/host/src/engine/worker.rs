@@ -235,7 +235,7 @@ impl<H: Handler> Worker<H> {
     fn adopt_queues(&mut self) {
         if self.shared.mailbox(self.index).has_mail() {
             for mut queue in self.shared.mailbox(self.index).take() {
-                queue.move_to(self.cpu);
+                queue.move_to(self.cpu, &self.shared);
                 self.queues.push(queue);
             }
         }

@@ -1,0 +1,214 @@
+//! The tree of files that control has: the kernel's, at the kernel's places, and some of its own.
+
+use path::{CpuId, RxQueue};
+
+use super::coalesce::CoalesceChange;
+use super::cpus::CpuList;
+use super::errno::Errno;
+use super::knob::{Knob, Place};
+use super::stats::CPU_COUNTERS;
+
+/// An entry of a directory.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum EntryKind {
+    /// A directory.
+    Directory,
+    /// A file.
+    File {
+        /// Its permissions, as in 0o644.
+        mode: u16,
+    },
+}
+
+/// A file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum File {
+    /// A knob of the kernel's; of this queue, if it is one of a queue.
+    Knob(Knob, RxQueue),
+    /// Whether a CPU runs.
+    CpuOnline(CpuId),
+    /// The CPUs that run.
+    Online,
+    /// The CPUs that there are.
+    Possible,
+    /// What is counted of all CPUs.
+    SoftnetStat,
+    /// A knob of coalescing.
+    Coalesce(&'static str),
+    /// The key of the hash. Who knows it can aim at a CPU, so it can only be written.
+    HashKey,
+    /// The CPUs that run, to be written.
+    Cpus,
+    /// One counter of one CPU.
+    Counter(CpuId, &'static str),
+}
+
+impl File {
+    pub(super) fn mode(self) -> u16 {
+        match self {
+            Self::Online | Self::Possible | Self::SoftnetStat | Self::Counter(..) => 0o444,
+            Self::HashKey => 0o200,
+            _ => 0o644,
+        }
+    }
+}
+
+/// Which queues and CPUs there are files for.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    pub(super) device: String,
+    pub(super) queues: u16,
+    pub(super) cpus: CpuList,
+}
+
+impl Tree {
+    /// The file at `path`.
+    pub(super) fn file(&self, path: &str) -> Result<File, Errno> {
+        let path = normal(path);
+        match self.files().find(|(at, _)| *at == path) {
+            Some((_, file)) => Ok(file),
+            None => Err(match self.entries(&path) {
+                Ok(_) => Errno::IsDir,
+                Err(errno) => errno,
+            }),
+        }
+    }
+
+    /// What is in the directory at `path`, in the order of the names.
+    pub(super) fn entries(&self, path: &str) -> Result<Vec<Entry>, Errno> {
+        let directory = normal(path);
+        let prefix = if directory.is_empty() { directory.clone() } else { format!("{directory}/") };
+        let mut entries = Vec::new();
+        for (at, file) in self.files() {
+            if directory == at || directory.starts_with(&format!("{at}/")) {
+                return Err(Errno::NotDir);
+            }
+            let Some(below) = at.strip_prefix(&prefix) else { continue };
+            entries.push(match below.split_once('/') {
+                Some((name, _)) => Entry { name: name.to_owned(), kind: EntryKind::Directory },
+                None => {
+                    let kind = EntryKind::File { mode: file.mode() };
+                    Entry { name: below.to_owned(), kind }
+                }
+            });
+        }
+        entries.sort();
+        entries.dedup();
+        if entries.is_empty() { Err(Errno::NoEnt) } else { Ok(entries) }
+    }
+
+    /// Every file with its path.
+    fn files(&self) -> impl Iterator<Item = (String, File)> {
+        let cpus = self.cpus.cpus().iter();
+        let of_cpus = cpus.flat_map(|&cpu| {
+            let online = (format!("sys/devices/system/cpu/cpu{cpu}/online"), File::CpuOnline(cpu));
+            let counters = CPU_COUNTERS
+                .into_iter()
+                .map(move |name| (format!("forebay/cpu{cpu}/{name}"), File::Counter(cpu, name)));
+            counters.chain([online])
+        });
+        let of_coalescing = CoalesceChange::KNOBS.into_iter().filter(|name| {
+            Knob::named(name).is_none() // the others are the kernel's
+        });
+        let of_coalescing =
+            of_coalescing.map(|name| (format!("forebay/{name}"), File::Coalesce(name)));
+        let others = [
+            ("sys/devices/system/cpu/online", File::Online),
+            ("sys/devices/system/cpu/possible", File::Possible),
+            ("sys/devices/system/cpu/present", File::Possible),
+            ("proc/net/softnet_stat", File::SoftnetStat),
+            ("forebay/hash_key", File::HashKey),
+            ("forebay/cpus", File::Cpus),
+        ];
+        let others = others.into_iter().map(|(path, file)| (path.to_owned(), file));
+        self.knobs().chain(of_cpus).chain(of_coalescing).chain(others)
+    }
+
+    fn knobs(&self) -> impl Iterator<Item = (String, File)> {
+        Knob::ALL.into_iter().flat_map(move |knob| {
+            let queues = if knob.place() == Place::Queue { self.queues } else { 1 };
+            (0..queues).map(RxQueue).map(move |queue| {
+                let directory = knob.place().directory(&self.device, queue);
+                (format!("{directory}/{knob}"), File::Knob(knob, queue))
+            })
+        })
+    }
+
+    /// The paths of the files that a short name stands for: `rps_cpus` of all queues,
+    /// `rx-0/rps_cpus`, `cpu1/online`, or a whole path.
+    pub(super) fn named(&self, name: &str) -> Result<Vec<String>, Errno> {
+        let name = normal(name);
+        let ending = format!("/{name}");
+        let files = self.files().map(|(path, _)| path);
+        let named: Vec<_> = files.filter(|path| *path == name || path.ends_with(&ending)).collect();
+        // A whole path is that file only.
+        match named.iter().find(|path| **path == name) {
+            Some(path) => Ok(vec![path.clone()]),
+            None if named.is_empty() => self.file(&name).map(|_| Vec::new()),
+            None => Ok(named),
+        }
+    }
+}
+
+/// Without empty parts.
+fn normal(path: &str) -> String {
+    let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> Tree {
+        let cpus = CpuList::new([0, 1].map(CpuId));
+        Tree { device: "eth0".to_owned(), queues: 2, cpus }
+    }
+
+    fn names(path: &str) -> Vec<String> {
+        tree().entries(path).unwrap().into_iter().map(|entry| entry.name).collect()
+    }
+
+    #[test]
+    fn rps_7_the_tree_has_the_kernels_directories() {
+        assert_eq!(names(""), ["forebay", "proc", "sys"]);
+        assert_eq!(names("/sys/class/net/eth0/queues/"), ["rx-0", "rx-1"]);
+        assert_eq!(names("sys/class/net/eth0/queues/rx-1"), ["rps_cpus", "rps_flow_cnt"]);
+        assert_eq!(names("sys/class/net/eth0"), ["gro_flush_timeout", "mtu", "queues"]);
+        let cpu = ["cpu0", "cpu1", "online", "possible", "present"];
+        assert_eq!(names("sys/devices/system/cpu"), cpu);
+        assert_eq!(names("proc/sys/net/core").len(), 10);
+    }
+
+    #[test]
+    fn what_is_not_there_says_why() {
+        let file = |path| tree().file(path);
+        assert_eq!(file("proc/net/softnet_stat"), Ok(File::SoftnetStat));
+        assert_eq!(file("proc/net"), Err(Errno::IsDir));
+        assert_eq!(file("proc/net/snmp"), Err(Errno::NoEnt));
+        assert_eq!(file("proc/net/softnet_stat/x"), Err(Errno::NotDir));
+        assert_eq!(tree().entries("proc/net/softnet_stat"), Err(Errno::NotDir));
+        assert_eq!(tree().entries("proc/ne"), Err(Errno::NoEnt));
+        assert_eq!(file("sys/class/net/eth0/queues/rx-2/rps_cpus"), Err(Errno::NoEnt));
+    }
+
+    #[test]
+    fn a_short_name_stands_for_all_files_of_that_name() {
+        let named = |name| tree().named(name).map(|paths| paths.len());
+        assert_eq!(named("rps_cpus"), Ok(2));
+        assert_eq!(named("rx-1/rps_cpus"), Ok(1));
+        assert_eq!(named("netdev_budget"), Ok(1));
+        assert_eq!(named("cpu1/online"), Ok(1));
+        assert_eq!(named("forebay/cpus"), Ok(1));
+        assert_eq!(named("rps_cpu"), Err(Errno::NoEnt));
+    }
+}
