@@ -17,7 +17,7 @@ use crate::hash::{FlowHash, Hasher};
 use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
 use crate::steer::{
-    Drops, FlowState, HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict,
+    Drops, FlowPlace, FlowState, HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict,
 };
 
 /// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
@@ -229,6 +229,12 @@ impl Intake {
     #[must_use]
     pub fn state_of(&mut self, flow: FlowHash) -> FlowState {
         self.steering.state_of(flow, &mut self.backlogs)
+    }
+
+    /// Where a flow is and should be: less than [`state_of`](Self::state_of), for the asking.
+    #[must_use]
+    pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
+        self.steering.place_of(flow)
     }
 
     /// What is remembered of a flow's drops.

@@ -43,7 +43,37 @@ pub struct FlowState {
     pub moves: Vec<Move>,
 }
 
+/// Where a flow is and should be: what is asked for often of a [`FlowState`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowPlace {
+    /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
+    pub slot: Option<u32>,
+    /// The CPU that the slot's last packet went to. `None`: there was none, or only the fence
+    /// knows.
+    pub cpu: Option<CpuId>,
+    /// The CPU that the flow's next packet should go to.
+    pub wish: CpuId,
+    /// Whether packets of the slot are held until it may move.
+    pub is_held: bool,
+    /// Whether there is a fence that has not been passed.
+    pub has_fence: bool,
+}
+
 impl Steering {
+    /// Where a flow is and should be.
+    #[must_use]
+    pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
+        let slot = self.table.slot_of(flow);
+        let at = self.table.get(slot);
+        FlowPlace {
+            slot: flow.is_some().then_some(slot.0),
+            cpu: at.cpu(),
+            wish: self.wishes.of(flow, &self.table, slot).0,
+            is_held: at.hold().is_some(),
+            has_fence: self.fence.is_some(),
+        }
+    }
+
     /// Begins to note which flows share the slot of this one, unless that is noted already. Of
     /// more than [`WATCHES_MAX`] flows the first is forgotten.
     pub fn watch(&mut self, flow: FlowHash, now_ns: u64) {
