@@ -1,0 +1,74 @@
+//! A few CPUs.
+
+use forebay::random::Random;
+use path::CpuId;
+
+/// The most CPUs of a run: bits of a set.
+pub(crate) const CPUS_MAX: u16 = 64;
+
+/// CPUs below [`CPUS_MAX`], a bit for each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct CpuSet(u64);
+
+impl CpuSet {
+    /// CPUs from `first` to below `end`.
+    pub(crate) fn range(first: u16, end: u16) -> Self {
+        (first..end).map(CpuId).collect()
+    }
+
+    /// Those of `all`, each with one chance in two; `least` of them at least.
+    pub(crate) fn draw(all: Self, least: usize, random: &mut Random) -> Self {
+        let mut drawn = Self(all.0 & random.bits());
+        while drawn.len() < least.min(all.len()) {
+            drawn.0 |= 1 << all.pick(random).0;
+        }
+        drawn
+    }
+
+    /// One of them, by one draw; CPU 0 if there is none.
+    pub(crate) fn pick(self, random: &mut Random) -> CpuId {
+        let index = random.below(self.len() as u64);
+        self.iter().nth(usize::try_from(index).unwrap_or(0)).unwrap_or(CpuId(0))
+    }
+
+    pub(crate) fn contains(self, cpu: CpuId) -> bool {
+        self.0 >> cpu.0 & 1 == 1
+    }
+
+    pub(crate) fn with(self, cpu: CpuId) -> Self {
+        Self(self.0 | 1 << cpu.0)
+    }
+
+    pub(crate) fn without(self, cpu: CpuId) -> Self {
+        Self(self.0 & !(1 << cpu.0))
+    }
+
+    pub(crate) fn without_all(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// In ascending order.
+    pub(crate) fn iter(self) -> impl Iterator<Item = CpuId> {
+        (0..CPUS_MAX).map(CpuId).filter(move |cpu| self.contains(*cpu))
+    }
+
+    /// As `rps_cpus` is printed.
+    pub(crate) fn mask(self) -> String {
+        let (high, low) = (self.0 >> 32, self.0 & u64::from(u32::MAX));
+        if high == 0 { format!("{low:x}") } else { format!("{high:x},{low:08x}") }
+    }
+}
+
+impl FromIterator<CpuId> for CpuSet {
+    fn from_iter<T: IntoIterator<Item = CpuId>>(cpus: T) -> Self {
+        cpus.into_iter().fold(Self::default(), Self::with)
+    }
+}

@@ -1,0 +1,358 @@
+//! The reference: the rules of Linux 6.18 in a small model, after `get_rps_cpu`, `enqueue_to_backlog`,
+//! `process_backlog` and `dev_cpu_dead` in net/core/dev.c.
+//!
+//! Packets are a few numbers here, CPUs have one backlog each for all queues, and there is no limit
+//! but `netdev_max_backlog`. What is delivered on the spot (`netif_receive_skb`) is delivered during
+//! the poll.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use path::hash::FlowHash;
+use path::steer::RpsMap;
+use path::{CpuId, RxQueue};
+
+use crate::action::Change;
+use crate::cpu_set::CpuSet;
+use crate::laws::{Delivered, Laws};
+use crate::machine::{Backlog, Census, Handed, Machine, Now, Poll, Standing, TakenIn};
+use crate::scenario::Scenario;
+use crate::traffic::{FlowId, Traffic};
+
+/// Packets that a CPU processes at once: `dev_weight`.
+const DEV_WEIGHT: usize = 64;
+
+/// The multiplier of `hash_32`, which finds a flow's entry in a queue's table.
+const GOLDEN_RATIO_32: u32 = 0x61c8_8647;
+
+/// Linux 6.18's rules.
+pub(crate) struct KernelMachine {
+    queues: Vec<Queue>,
+    cpus: Vec<SoftnetData>,
+    sock_flows: SockFlows,
+    rps_map: RpsMap,
+    online: CpuSet,
+    netdev_max_backlog: usize,
+    moves: u64,
+}
+
+/// What is known of one rx queue.
+struct Queue {
+    queue: RxQueue,
+    /// `rps_dev_flow_table`; none if `rps_flow_cnt` is 0.
+    flow_table: Vec<DevFlow>,
+    /// Where the last packet of each hash went: for the observer only.
+    last: BTreeMap<u32, CpuId>,
+}
+
+/// `rps_dev_flow`.
+#[derive(Clone, Copy)]
+struct DevFlow {
+    cpu: Option<CpuId>,
+    last_qtail: u32,
+}
+
+/// `softnet_data`.
+struct SoftnetData {
+    input_pkt_queue: VecDeque<Packet>,
+    process_queue: VecDeque<Packet>,
+    /// Packets under way in `__netif_receive_skb`, and whether they have been handed on.
+    in_hand: Vec<Packet>,
+    handled: usize,
+    input_queue_head: u32,
+    input_queue_tail: u32,
+}
+
+/// `rps_sock_flow_table`: by the lower bits of the hash, its upper bits and the CPU.
+struct SockFlows {
+    entries: Vec<Option<(u32, CpuId)>>,
+    /// The bits of an entry that are the CPU.
+    cpu_mask: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Packet {
+    number: u64,
+    flow: FlowId,
+    sequence: u64,
+    hash: FlowHash,
+    queue: RxQueue,
+}
+
+/// Where a packet goes, and the entry of the flow table that the backlog's tail is saved in.
+struct Target {
+    cpu: CpuId,
+    entry: Option<usize>,
+}
+
+impl KernelMachine {
+    /// `get_rps_cpu`. None: nowhere, it is processed on the spot.
+    fn steer(&mut self, packet: &Packet) -> Option<Target> {
+        if !packet.hash.is_some() {
+            return None;
+        }
+        let queue = &mut self.queues[usize::from(packet.queue.0)];
+        if let Some(next_cpu) = self.sock_flows.desired(packet.hash)
+            && !queue.flow_table.is_empty()
+        {
+            let entry = queue.entry_of(packet.hash);
+            let flow = &mut queue.flow_table[entry];
+            let may_switch = flow.cpu.is_none_or(|cpu| {
+                let head = self.cpus[cpu.index()].input_queue_head;
+                !self.online.contains(cpu)
+                    || head.wrapping_sub(flow.last_qtail).cast_signed() >= 0
+            });
+            if flow.cpu != Some(next_cpu) && may_switch {
+                let last_qtail = self.cpus[next_cpu.index()].input_queue_head;
+                *flow = DevFlow { cpu: Some(next_cpu), last_qtail };
+            }
+            if let Some(cpu) = flow.cpu.filter(|cpu| self.online.contains(*cpu)) {
+                return Some(Target { cpu, entry: Some(entry) });
+            }
+        }
+        let cpu = self.rps_map.select(packet.hash)?;
+        self.online.contains(cpu).then_some(Target { cpu, entry: None })
+    }
+
+    /// Where a packet of this hash should go, whatever the flow table says.
+    fn wish(&self, queue: &Queue, hash: FlowHash) -> Option<CpuId> {
+        let online = |cpu: &CpuId| self.online.contains(*cpu);
+        let rfs = self.sock_flows.desired(hash).filter(online);
+        let rfs = rfs.filter(|_| !queue.flow_table.is_empty());
+        rfs.or_else(|| self.rps_map.select(hash).filter(online))
+    }
+
+    /// `enqueue_to_backlog`.
+    fn enqueue(&mut self, packet: Packet, Target { cpu, entry }: Target, laws: &mut Laws) {
+        let queue = &mut self.queues[usize::from(packet.queue.0)];
+        let softnet = &mut self.cpus[cpu.index()];
+        if softnet.input_pkt_queue.len() > self.netdev_max_backlog {
+            laws.dropped(packet.number);
+            return;
+        }
+        softnet.input_queue_tail = softnet.input_queue_tail.wrapping_add(1);
+        softnet.input_pkt_queue.push_back(packet);
+        if let Some(entry) = entry {
+            queue.flow_table[entry].last_qtail = softnet.input_queue_tail;
+        }
+        let before = queue.last.insert(packet.hash.0, cpu);
+        self.moves += u64::from(before.is_some_and(|before| before != cpu));
+    }
+
+    /// `dev_cpu_dead`: what was queued for a CPU that is gone is steered anew, by whoever notices.
+    fn requeue(&mut self, gone: CpuId, runs_on: CpuId, laws: &mut Laws, wake: &mut Vec<CpuId>) {
+        let softnet = &mut self.cpus[gone.index()];
+        let processing = std::mem::take(&mut softnet.process_queue);
+        let input = std::mem::take(&mut softnet.input_pkt_queue);
+        let packets = processing.into_iter().chain(input);
+        for packet in packets {
+            let softnet = &mut self.cpus[gone.index()];
+            softnet.input_queue_head = softnet.input_queue_head.wrapping_add(1);
+            let target = self.steer(&packet).unwrap_or(Target { cpu: runs_on, entry: None });
+            wake.push(target.cpu);
+            self.enqueue(packet, target, laws);
+        }
+    }
+
+    fn deliver(
+        packet: Packet,
+        cpu: CpuId,
+        now_ns: u64,
+        laws: &mut Laws,
+        handed: &mut Vec<Handed>,
+    ) {
+        let Packet { number, flow, sequence, hash, .. } = packet;
+        handed.push(Handed { flow, hash });
+        laws.delivered(Delivered { number, flow, sequence, cpu, now_ns });
+    }
+}
+
+impl Machine for KernelMachine {
+    const DRAINS: bool = false;
+
+    fn new(scenario: &Scenario, _: &Traffic) -> Self {
+        let knobs = &scenario.knobs;
+        let queue = |queue| Queue {
+            queue: RxQueue(queue),
+            flow_table: flow_table(knobs.rps_flow_cnt),
+            last: BTreeMap::new(),
+        };
+        let softnet = |_| SoftnetData {
+            input_pkt_queue: VecDeque::new(),
+            process_queue: VecDeque::new(),
+            in_hand: Vec::new(),
+            handled: 0,
+            input_queue_head: knobs.start,
+            input_queue_tail: knobs.start,
+        };
+        Self {
+            queues: (0..scenario.queues).map(queue).collect(),
+            cpus: (0..scenario.cpus).map(softnet).collect(),
+            sock_flows: SockFlows::new(knobs.sock_flow_entries, scenario.cpus),
+            rps_map: RpsMap::new(knobs.rps_cpus.iter()),
+            online: CpuSet::range(0, scenario.cpus),
+            netdev_max_backlog: knobs.netdev_max_backlog as usize,
+            moves: 0,
+        }
+    }
+
+    fn take_in(&mut self, poll: Poll<'_>, laws: &mut Laws) -> TakenIn {
+        let mut handled = 0;
+        for &id in poll.flows {
+            let number = poll.traffic.next_frame();
+            let flow = poll.traffic.flow_mut(id);
+            let (sequence, hash) = (flow.sequence, flow.hash);
+            flow.sequence += 1;
+            laws.arrived(number, id, sequence);
+            let packet = Packet { number, flow: id, sequence, hash, queue: poll.queue };
+            match self.steer(&packet) {
+                Some(target) => {
+                    poll.wake.push(target.cpu);
+                    self.enqueue(packet, target, laws);
+                }
+                None => {
+                    handled += 1;
+                    Self::deliver(packet, poll.cpu, poll.now.ns, laws, poll.handed);
+                }
+            }
+        }
+        TakenIn { handled }
+    }
+
+    fn waits_until_ns(&self, _: RxQueue) -> Option<u64> {
+        None
+    }
+
+    fn take(&mut self, cpu: CpuId) -> usize {
+        let softnet = &mut self.cpus[cpu.index()];
+        if softnet.process_queue.is_empty() {
+            std::mem::swap(&mut softnet.process_queue, &mut softnet.input_pkt_queue);
+        }
+        let taken = softnet.process_queue.len().min(DEV_WEIGHT);
+        softnet.in_hand.extend(softnet.process_queue.drain(..taken));
+        taken
+    }
+
+    fn handle(&mut self, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
+        let softnet = &mut self.cpus[cpu.index()];
+        softnet.handled = softnet.in_hand.len();
+        for &packet in &softnet.in_hand {
+            Self::deliver(packet, cpu, now_ns, laws, handed);
+        }
+    }
+
+    fn complete(&mut self, cpu: CpuId) {
+        let softnet = &mut self.cpus[cpu.index()];
+        let processed = u32::try_from(softnet.in_hand.len()).unwrap_or(u32::MAX);
+        softnet.input_queue_head = softnet.input_queue_head.wrapping_add(processed);
+        softnet.in_hand.clear();
+        softnet.handled = 0;
+    }
+
+    fn lose(&mut self, _: CpuId, _: &mut Laws) {} // a kernel has no threads that it could lose
+
+    fn change(&mut self, change: &Change, _: Now, laws: &mut Laws, wake: &mut Vec<CpuId>) {
+        match change {
+            // CPUs that do not run are left out when the mask is written.
+            Change::RpsCpus(cpus) => self.rps_map = RpsMap::new(cpus.and(self.online).iter()),
+            Change::RpsFlowCnt(count) => {
+                for queue in &mut self.queues {
+                    queue.flow_table = flow_table(*count);
+                }
+            }
+            Change::SockFlowEntries(entries) => {
+                let cpus = u16::try_from(self.cpus.len()).unwrap_or(u16::MAX);
+                self.sock_flows = SockFlows::new(*entries, cpus);
+            }
+            Change::MaxBacklog(packets) => self.netdev_max_backlog = *packets as usize,
+            Change::Online(cpus) => self.online = *cpus,
+            Change::CpuDead { gone, runs_on } => self.requeue(*gone, *runs_on, laws, wake),
+            // The traffic has its new hashes; nothing else depends on where or how.
+            Change::HashKey(_)
+            | Change::Coalesce(_)
+            | Change::FlowLimit(_)
+            | Change::PollingCpu(..) => {}
+        }
+    }
+
+    fn record(&mut self, hash: FlowHash, cpu: CpuId) {
+        self.sock_flows.record(hash, cpu);
+    }
+
+    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing> {
+        let queue = &self.queues[usize::from(queue.0)];
+        let wish = self.wish(queue, hash)?;
+        let at = queue.last.get(&hash.0).copied();
+        Some(Standing { key: hash.0, at, wish, is_held: false })
+    }
+
+    fn has_fence(&self, _: RxQueue) -> bool {
+        false
+    }
+
+    fn census(&mut self, census: &mut Census) {
+        census.backlog_max = self.netdev_max_backlog as u64 + 1;
+        census.batch_max = DEV_WEIGHT as u64;
+        census.backlogs.clear();
+        census.in_hand.clear();
+        (census.queued, census.frames_done) = (0, 0);
+        for (cpu, softnet) in (0..).map(CpuId).zip(&self.cpus) {
+            let input = softnet.input_pkt_queue.len();
+            let in_hand = softnet.in_hand.len() as u64;
+            let queue = self.queues[0].queue;
+            census.backlogs.push(Backlog { queue, cpu, packets: input as u64 });
+            census.in_hand.push(in_hand);
+            census.queued += (input + softnet.process_queue.len()) as u64 + in_hand;
+            census.frames_done += softnet.handled as u64;
+        }
+        census.frames_away = census.queued;
+        census.queued -= census.frames_done;
+    }
+
+    fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    fn check_rest(&mut self, _: &mut Laws) {}
+}
+
+impl Queue {
+    /// `rfs_slot`.
+    fn entry_of(&self, hash: FlowHash) -> usize {
+        let log = self.flow_table.len().trailing_zeros();
+        let product = hash.0.wrapping_mul(GOLDEN_RATIO_32);
+        product.checked_shr(u32::BITS - log).unwrap_or(0) as usize
+    }
+}
+
+impl SockFlows {
+    fn new(entries: u32, cpus: u16) -> Self {
+        let len = if entries > 0 { entries.next_power_of_two() } else { 0 };
+        let cpu_mask = u32::from(cpus).next_power_of_two() - 1;
+        Self { entries: vec![None; len as usize], cpu_mask }
+    }
+
+    fn record(&mut self, hash: FlowHash, cpu: CpuId) {
+        let upper = hash.0 & !self.cpu_mask;
+        if let Some(place) = self.place(hash)
+            && hash.is_some()
+        {
+            self.entries[place] = Some((upper, cpu));
+        }
+    }
+
+    fn desired(&self, hash: FlowHash) -> Option<CpuId> {
+        let (upper, cpu) = self.entries[self.place(hash)?]?;
+        (upper == hash.0 & !self.cpu_mask).then_some(cpu)
+    }
+
+    fn place(&self, hash: FlowHash) -> Option<usize> {
+        let mask = self.entries.len().checked_sub(1)?;
+        Some(hash.0 as usize & mask)
+    }
+}
+
+/// A table of which every entry is unset.
+fn flow_table(rps_flow_cnt: u32) -> Vec<DevFlow> {
+    let len = if rps_flow_cnt > 0 { rps_flow_cnt.next_power_of_two() } else { 0 };
+    vec![DevFlow { cpu: None, last_qtail: 0 }; len as usize]
+}

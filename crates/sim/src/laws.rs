@@ -1,0 +1,259 @@
+//! The laws of a run: order, conservation, bounds, counters. Liveness is in `liveness`.
+
+use path::CpuId;
+use serde::Serialize;
+
+use crate::machine::Census;
+use crate::traffic::FlowId;
+
+/// A law that a run can break.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Law {
+    /// The packets of a flow reach the application in the order of arrival (promise 1).
+    Order,
+    /// Every frame is somewhere, once (promise 2).
+    Conservation,
+    /// Every backlog, hold and batch has its limit (promise 3).
+    Bounds,
+    /// A wish is granted in a bounded time (promise 3).
+    Liveness,
+    /// Counters say what was seen.
+    Counters,
+}
+
+impl Law {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Order, Self::Conservation, Self::Bounds, Self::Liveness, Self::Counters];
+
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Order => "order",
+            Self::Conservation => "conservation",
+            Self::Bounds => "bounds",
+            Self::Liveness => "liveness",
+            Self::Counters => "counters",
+        }
+    }
+}
+
+/// What was seen of a run, and how often each law was broken.
+#[derive(Debug, Default)]
+pub(crate) struct Laws {
+    /// By the number of the frame.
+    packets: Vec<PacketRecord>,
+    /// By the number of the flow.
+    flows: Vec<FlowRecord>,
+    pub(crate) frames_in: u64,
+    pub(crate) delivered: u64,
+    pub(crate) dropped: u64,
+    broken: [u64; Law::ALL.len()],
+    /// The first of all: which law, and what happened.
+    pub(crate) first: Option<(Law, String)>,
+    /// Of who got what, when and where.
+    pub(crate) digest: u64,
+    /// How full each backlog was a step ago.
+    backlogs_before: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PacketRecord {
+    /// `None`: refused before anybody looked at it.
+    flow: Option<FlowId>,
+    sequence: u64,
+    fate: Fate,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    OnItsWay,
+    Delivered,
+    Dropped,
+}
+
+/// What was seen of a flow.
+#[derive(Clone, Copy, Debug, Default)]
+struct FlowRecord {
+    /// The highest sequence number delivered, plus one.
+    next: u64,
+    /// Packets that came and are neither delivered nor dropped.
+    on_their_way: u64,
+    /// Where the last one was delivered.
+    cpu: Option<CpuId>,
+    /// How often that changed.
+    moves: u64,
+}
+
+/// A packet as the application gets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delivered {
+    /// The frame's number, as the packet has it.
+    pub(crate) number: u64,
+    /// Flow and place in it, as the bytes have them.
+    pub(crate) flow: FlowId,
+    pub(crate) sequence: u64,
+    pub(crate) cpu: CpuId,
+    pub(crate) now_ns: u64,
+}
+
+impl Laws {
+    /// A frame was taken in.
+    pub(crate) fn arrived(&mut self, number: u64, flow: FlowId, sequence: u64) {
+        self.frames_in += 1;
+        self.push(number, PacketRecord { flow: Some(flow), sequence, fate: Fate::OnItsWay });
+        if self.flows.len() <= flow.index() {
+            self.flows.resize(flow.index() + 1, FlowRecord::default());
+        }
+        self.flows[flow.index()].on_their_way += 1;
+    }
+
+    /// A frame found no memory.
+    pub(crate) fn refused(&mut self, number: u64) {
+        self.frames_in += 1;
+        self.push(number, PacketRecord { flow: None, sequence: 0, fate: Fate::OnItsWay });
+    }
+
+    fn push(&mut self, number: u64, record: PacketRecord) {
+        debug_assert_eq!(number, self.packets.len() as u64, "frames are numbered as they come");
+        self.packets.push(record);
+    }
+
+    /// An application got a packet.
+    pub(crate) fn delivered(&mut self, packet: Delivered) {
+        let Delivered { number, flow, sequence, cpu, now_ns } = packet;
+        self.delivered += 1;
+        self.digest_in(number);
+        self.digest_in(now_ns);
+        self.digest_in(cpu.0.into());
+        let Some(record) = self.end(number, Fate::Delivered) else { return };
+        if record.flow != Some(flow) || record.sequence != sequence {
+            self.broke(Law::Conservation, || {
+                format!("frame {number} came as {record:?}, and holds {sequence} of {flow:?}")
+            });
+            return;
+        }
+        let seen = &mut self.flows[flow.index()];
+        seen.moves += u64::from(seen.cpu.is_some_and(|before| before != cpu));
+        seen.cpu = Some(cpu);
+        let next = seen.next;
+        seen.next = next.max(sequence + 1);
+        if sequence < next {
+            self.broke(Law::Order, || {
+                format!(
+                    "at {now_ns} ns {cpu:?} delivers packet {sequence} of flow {} after its packet \
+                     {}",
+                    flow.0,
+                    next - 1,
+                )
+            });
+        }
+    }
+
+    /// A frame was dropped, and said so.
+    pub(crate) fn dropped(&mut self, number: u64) {
+        self.dropped += 1;
+        self.end(number, Fate::Dropped);
+    }
+
+    /// Notes what became of a frame, unless something had.
+    fn end(&mut self, number: u64, fate: Fate) -> Option<PacketRecord> {
+        let record = usize::try_from(number).ok().and_then(|index| self.packets.get_mut(index));
+        let Some(record) = record.filter(|record| record.fate == Fate::OnItsWay) else {
+            let before = usize::try_from(number).ok().and_then(|index| self.packets.get(index));
+            let text = format!("frame {number} is {fate:?}, and was {before:?}");
+            self.broke(Law::Conservation, || text);
+            return None;
+        };
+        record.fate = fate;
+        let record = *record;
+        if let Some(flow) = record.flow {
+            self.flows[flow.index()].on_their_way -= 1;
+        }
+        Some(record)
+    }
+
+    /// Packets of a flow that are queued, held or in hand.
+    pub(crate) fn on_their_way(&self, flow: FlowId) -> u64 {
+        self.flows.get(flow.index()).map_or(0, |flow| flow.on_their_way)
+    }
+
+    /// How often the CPU changed that a flow was delivered on.
+    pub(crate) fn moves_of(&self, flow: FlowId) -> u64 {
+        self.flows.get(flow.index()).map_or(0, |flow| flow.moves)
+    }
+
+    /// A law was broken.
+    pub(crate) fn broke(&mut self, law: Law, text: impl FnOnce() -> String) {
+        self.broken[law as usize] += 1;
+        if self.first.is_none() {
+            self.first = Some((law, text()));
+        }
+    }
+
+    /// How often a law was broken.
+    pub(crate) fn broken(&self, law: Law) -> u64 {
+        self.broken[law as usize]
+    }
+
+    /// Whether a number is what it should be.
+    pub(crate) fn agree(&mut self, law: Law, what: &str, said: u64, seen: u64) {
+        if said != seen {
+            self.broke(law, || format!("{what}: {said}, but {seen} were seen"));
+        }
+    }
+
+    /// What holds at any time.
+    pub(crate) fn check(&mut self, census: &Census) {
+        let on_their_way = census.frames_away - census.frames_done;
+        let accounted = self.delivered + self.dropped + on_their_way;
+        self.agree(Law::Conservation, "frames accounted for", accounted, self.frames_in);
+        let packets = census.queued + census.held + census.coalescing;
+        if packets > on_their_way || (!census.merges && packets < on_their_way) {
+            self.broke(Law::Conservation, || {
+                format!("{packets} packets are queued or held, in {on_their_way} frames in use")
+            });
+        }
+        self.check_bounds(census);
+    }
+
+    fn check_bounds(&mut self, census: &Census) {
+        let Census { held, hold_max, batch_max, backlog_max, .. } = *census;
+        if held > hold_max {
+            self.broke(Law::Bounds, || format!("{held} packets are held, {hold_max} may be"));
+        }
+        for (cpu, &in_hand) in census.in_hand.iter().enumerate() {
+            if in_hand > batch_max {
+                self.broke(Law::Bounds, || {
+                    format!("cpu{cpu} has {in_hand} packets in hand, {batch_max} may be")
+                });
+            }
+        }
+        self.backlogs_before.resize(census.backlogs.len(), 0);
+        for (index, backlog) in census.backlogs.iter().enumerate() {
+            let before = std::mem::replace(&mut self.backlogs_before[index], backlog.packets);
+            // A limit that was lowered takes effect as the backlog drains. It counts packets; what is
+            // known of merged ones is their frames.
+            if backlog.packets > backlog_max.max(before) && !census.merges {
+                self.broke(Law::Bounds, || format!("{backlog:?}, {backlog_max} may be"));
+            }
+        }
+    }
+
+    /// What holds when all has come to rest.
+    pub(crate) fn check_rest(&mut self, census: &Census) {
+        self.agree(Law::Conservation, "frames not home at the end", census.frames_away, 0);
+        let lost = self.packets.iter().position(|packet| packet.fate == Fate::OnItsWay);
+        if let Some(number) = lost {
+            self.broke(Law::Conservation, || format!("frame {number} was never seen again"));
+        }
+    }
+
+    fn digest_in(&mut self, number: u64) {
+        // FNV-1a, a word at a time.
+        const PRIME: u64 = 0x0100_0000_01b3;
+        self.digest = (self.digest ^ number).wrapping_mul(PRIME);
+    }
+}

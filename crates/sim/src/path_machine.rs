@@ -1,0 +1,333 @@
+//! Our rules: the real path, with real frames, stepped by the world.
+
+mod application; // what the packets are handed to
+mod build; //       how it is put together
+mod change; //      what changes on the way
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mem::{Pool, Position};
+use path::arrive::{Behind, Burst, Refused};
+use path::hash::FlowHash;
+use path::intake::Dropped;
+use path::packet::Arrival;
+use path::parse::Link;
+use path::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
+use path::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
+
+use crate::action::{Change, CoalesceAt};
+use crate::cpu_set::CpuSet;
+use crate::laws::{Law, Laws};
+use crate::machine::{Backlog, Census, Handed, Machine, Now, Poll, Standing, TakenIn};
+use crate::recording::Recording;
+use crate::scenario::Scenario;
+use crate::traffic::{FRAME_BYTES, Flow, Traffic};
+
+use application::{Application, Seen};
+
+/// The path on virtual CPUs.
+pub(crate) struct PathMachine {
+    queues: Vec<Queue>,
+    cpus: Vec<Cpu>,
+    /// One for each CPU; what a queue receives lies in the memory of the CPU that polls it.
+    pools: Vec<Pool>,
+    sock_flows: Option<Arc<SockFlowTable>>,
+    coalesce: CoalesceAt,
+    /// Some packets have been several frames.
+    merges: bool,
+    epoch: u32,
+    rps_cpus: CpuSet,
+    running: CpuSet,
+    netdev_max_backlog: u32,
+    hold_max: u32,
+    batch_max: u32,
+    seen: Seen,
+    recording: Option<Recording>,
+}
+
+struct Queue {
+    intake: Intake,
+    burst: Burst,
+    /// Something changed since the last turn.
+    changed: bool,
+}
+
+struct Cpu {
+    delivery: Delivery,
+    /// The delivery has not been told where segments are merged now.
+    coalesce_is_stale: bool,
+    /// Frames in hand that the application has got.
+    frames_done: u64,
+}
+
+impl PathMachine {
+    /// Has the run written down, for outsiders to judge.
+    pub(crate) fn record_to(&mut self, directory: &Path) -> forebay::Result<()> {
+        let recording = Recording::create(directory, self.cpus.len())?;
+        recording.changed(0, 0, "rps_cpus", &self.effective_mask());
+        self.recording = Some(recording);
+        Ok(())
+    }
+
+    /// Writes the end of a recording.
+    pub(crate) fn finish_recording(
+        &mut self,
+        traffic: &Traffic,
+        laws: &Laws,
+    ) -> forebay::Result<()> {
+        let Some(recording) = self.recording.take() else { return Ok(()) };
+        let intakes = self.queues.iter().map(|queue| &**queue.intake.counters());
+        let deliveries = self.cpus.iter().map(|cpu| &**cpu.delivery.counters());
+        recording.finish(&intakes.collect::<Vec<_>>(), &deliveries.collect::<Vec<_>>(), laws.delivered, traffic)
+    }
+
+    fn queue(&self, queue: RxQueue) -> &Queue {
+        &self.queues[usize::from(queue.0)]
+    }
+
+    fn place_of(&self, queue: RxQueue, hash: FlowHash) -> FlowPlace {
+        self.queue(queue).intake.place_of(hash)
+    }
+
+    /// Frames as the device would have written them, for the flows that have come.
+    fn receive(&mut self, poll: &mut Poll<'_>, laws: &mut Laws) {
+        let Queue { burst, .. } = &mut self.queues[usize::from(poll.queue.0)];
+        let pool = &mut self.pools[poll.cpu.index()];
+        pool.collect();
+        for &id in poll.flows {
+            let number = poll.traffic.next_frame();
+            let flow = poll.traffic.flow_mut(id);
+            match received(pool, flow, Arrival::of_frame(number)) {
+                Ok((packet, sequence)) => {
+                    laws.arrived(number, id, sequence);
+                    burst.packets.push(packet);
+                }
+                Err(refused) => {
+                    laws.refused(number);
+                    burst.refused.push(refused);
+                }
+            }
+        }
+        burst.behind = match () {
+            () if poll.traffic.waits_in(poll.queue) => Behind::More,
+            () if poll.traffic.has_ended() => Behind::End,
+            () => Behind::Nothing,
+        };
+    }
+
+    fn account_dropped(&mut self, dropped: Dropped, queue: RxQueue, cpu: CpuId, laws: &mut Laws) {
+        if let Some(recording) = &mut self.recording {
+            recording.dropped(&dropped, queue);
+        }
+        let Dropped { arrival, reason, packet } = dropped;
+        match packet {
+            Some(packet) => {
+                for segment in packet.segments() {
+                    laws.dropped(segment.arrival.0.into());
+                    self.seen.drops[reason.index()] += 1;
+                }
+                self.pools[cpu.index()].put(packet.frame);
+            }
+            None => {
+                laws.dropped(arrival.0.into());
+                self.seen.drops[reason.index()] += 1;
+            }
+        }
+    }
+
+    /// Frames put on the backlog from a queue to a CPU that the application has not got.
+    fn queued(&self, queue: &Queue, cpu: &Cpu) -> u64 {
+        let enqueued = &queue.intake.counters().per_cpu[cpu.delivery.cpu().index()].enqueued;
+        enqueued.get() - self.seen.passed[self.seen.lane(queue.intake.queue(), cpu.delivery.cpu())]
+    }
+
+    fn effective_mask(&self) -> String {
+        // Without a map packets go anywhere.
+        let map = self.rps_cpus.and(self.running);
+        if map.len() > 0 { map.mask() } else { CpuSet::range(0, crate::cpu_set::CPUS_MAX).mask() }
+    }
+}
+
+impl Machine for PathMachine {
+    const DRAINS: bool = true;
+
+    fn new(scenario: &Scenario, traffic: &Traffic) -> Self {
+        build::machine(scenario, traffic)
+    }
+
+    fn take_in(&mut self, mut poll: Poll<'_>, laws: &mut Laws) -> TakenIn {
+        self.receive(&mut poll, laws);
+        let queue = &mut self.queues[usize::from(poll.queue.0)];
+        queue.changed = false;
+        queue.intake.observe();
+        let tick = Tick { now_ns: poll.now.ns, busy_ns: poll.now.busy_ns };
+        poll.wake.extend(queue.intake.turn(tick, &mut queue.burst));
+        let dropped: Vec<_> = queue.intake.drain_dropped().collect();
+        for dropped in dropped {
+            self.account_dropped(dropped, poll.queue, poll.cpu, laws);
+        }
+        self.pools[poll.cpu.index()].flush();
+        TakenIn { handled: 0 }
+    }
+
+    fn waits_until_ns(&self, queue: RxQueue) -> Option<u64> {
+        let Queue { intake, changed, .. } = self.queue(queue);
+        // A fence is lifted in a turn too, whether or not anything is held before it.
+        let waits = *changed || intake.held() > 0 || intake.place_of(FlowHash::NONE).has_fence;
+        if waits { Some(0) } else { intake.next_timeout_ns() }
+    }
+
+    fn take(&mut self, cpu: CpuId) -> usize {
+        let Cpu { delivery, coalesce_is_stale, .. } = &mut self.cpus[cpu.index()];
+        if std::mem::take(coalesce_is_stale) {
+            delivery.set_coalesce(build::coalesce_config(self.coalesce, CoalesceAt::Deliver));
+        }
+        let taken = delivery.take(usize::MAX);
+        delivery.coalesce();
+        taken
+    }
+
+    fn handle(&mut self, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
+        let Self { cpus, seen, recording, .. } = self;
+        let cpu = &mut cpus[cpu.index()];
+        let delivered = laws.delivered;
+        let mut application = Application { now_ns, laws, handed, seen, recording };
+        cpu.delivery.handle(&mut application);
+        cpu.frames_done = laws.delivered - delivered;
+    }
+
+    fn complete(&mut self, cpu: CpuId) {
+        let pool = &mut self.pools[cpu.index()];
+        let cpu = &mut self.cpus[cpu.index()];
+        cpu.frames_done = 0;
+        cpu.delivery.complete(pool);
+        pool.flush();
+    }
+
+    fn lose(&mut self, cpu: CpuId, laws: &mut Laws) {
+        let Some((queue, lost)) = self.cpus[cpu.index()].delivery.lose() else { return };
+        let lane = self.seen.lane(queue, cpu);
+        self.seen.next[lane] = None;
+        let frames = lost.iter().flat_map(|lost| &lost.packet);
+        self.seen.passed[lane] += frames.map(|it| u64::from(it.segment_count())).sum::<u64>();
+        for dropped in lost {
+            self.account_dropped(dropped, queue, cpu, laws);
+        }
+        self.pools[cpu.index()].flush();
+    }
+
+    fn change(&mut self, change: &Change, now: Now, _: &mut Laws, _: &mut Vec<CpuId>) {
+        self.apply(change, now.ns);
+    }
+
+    fn record(&mut self, hash: FlowHash, cpu: CpuId) {
+        if let Some(table) = &self.sock_flows {
+            table.record(hash, cpu);
+        }
+    }
+
+    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing> {
+        let FlowPlace { slot, cpu, wish, is_held, .. } = self.place_of(queue, hash);
+        Some(Standing { key: slot.unwrap_or(u32::MAX), at: cpu, wish, is_held })
+    }
+
+    fn has_fence(&self, queue: RxQueue) -> bool {
+        self.place_of(queue, FlowHash::NONE).has_fence
+    }
+
+    fn census(&mut self, census: &mut Census) {
+        census.backlog_max = u64::from(self.netdev_max_backlog) + 1;
+        census.batch_max = self.batch_max.into();
+        census.hold_max = u64::from(self.hold_max.max(1)) * self.queues.len() as u64;
+        census.merges = self.merges;
+        (census.held, census.coalescing, census.queued) = (0, 0, 0);
+        census.backlogs.clear();
+        for queue in &self.queues {
+            census.held += queue.intake.held() as u64;
+            census.coalescing += queue.intake.coalescing() as u64;
+            for cpu in &self.cpus {
+                let packets = self.queued(queue, cpu);
+                let (queue, cpu) = (queue.intake.queue(), cpu.delivery.cpu());
+                census.queued += packets;
+                census.backlogs.push(Backlog { queue, cpu, packets });
+            }
+        }
+        census.in_hand.clear();
+        census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.in_hand() as u64));
+        census.frames_away = self.pools.iter_mut().map(|pool| pool.away() as u64).sum();
+        census.frames_done = self.cpus.iter().map(|cpu| cpu.frames_done).sum();
+    }
+
+    fn moves(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.intake.counters().moves.get()).sum()
+    }
+
+    fn check_rest(&mut self, laws: &mut Laws) {
+        let intakes = || self.queues.iter().map(|queue| queue.intake.counters());
+        let deliveries = || self.cpus.iter().map(|cpu| cpu.delivery.counters());
+        let frames = intakes().map(|it| it.frames.get()).sum();
+        laws.agree(Law::Counters, "frames", frames, laws.frames_in);
+        let delivered = deliveries().map(|it| it.frames.get()).sum();
+        laws.agree(Law::Counters, "delivered frames", delivered, laws.delivered);
+        for reason in DropReason::ALL {
+            let dropped: u64 = intakes().map(|it| it.drops[reason.index()].get()).sum();
+            let lost: u64 = deliveries().map(|it| it.lost.get()).sum();
+            let counted = if reason == DropReason::CpuLost { lost } else { dropped };
+            laws.agree(Law::Counters, reason.name(), counted, self.seen.drops[reason.index()]);
+        }
+        self.check_moves(laws);
+    }
+}
+
+impl PathMachine {
+    /// A move shows in the first packet of it, unless that was lost.
+    fn check_moves(&self, laws: &mut Laws) {
+        let counters = || self.queues.iter().map(|queue| queue.intake.counters());
+        let (moves, holds) = (self.moves(), counters().map(|it| it.holds.get()).sum());
+        let stays: u64 = counters().map(|it| it.stays.get()).sum();
+        let lost = self.seen.drops[DropReason::CpuLost.index()];
+        let seen = self.seen.moves;
+        if moves < seen || moves > seen + lost {
+            laws.broke(Law::Counters, || {
+                format!("{moves} moves are counted, {seen} were seen, {lost} frames were lost")
+            });
+        }
+        // One hold may hold many packets, and move more than once.
+        let held = self.seen.held.min(1);
+        for (what, counted, seen) in [("holds", holds, held), ("stays", stays, self.seen.stays)] {
+            if counted < seen {
+                laws.broke(Law::Counters, || format!("{counted} {what}, but {seen} were seen"));
+            }
+        }
+        for queue in &self.queues {
+            let remembered = queue.intake.state_of(FlowHash::NONE).moves.len();
+            if remembered > MOVES_MAX {
+                laws.broke(Law::Bounds, || format!("{remembered} moves in a journal"));
+            }
+        }
+    }
+}
+
+fn received(
+    pool: &mut Pool,
+    flow: &mut Flow,
+    arrival: Arrival,
+) -> Result<(Packet, u64), Refused> {
+    let wire_len = u32::try_from(FRAME_BYTES).unwrap_or(u32::MAX);
+    let Some(mut frame) = pool.allocate(wire_len) else {
+        return Err(Refused { arrival, wire_len, reason: DropReason::NoBuffer });
+    };
+    frame.set_len(wire_len);
+    let sequence = flow.write_next(frame.data_mut());
+    let mut packet = Packet::received(frame, arrival, wire_len, Link::Ethernet);
+    if flow.device_hash {
+        packet.hash = flow.hash;
+    }
+    Ok((packet, sequence))
+}
+
+/// The position behind one, for lanes whose packets are counted.
+fn following(position: Position) -> Position {
+    position.plus(1)
+}

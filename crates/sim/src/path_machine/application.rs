@@ -1,0 +1,109 @@
+//! What our rules hand packets to: everything is looked at.
+
+use forebay::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
+use mem::Position;
+use path::backlog::Note;
+use path::coalesce::Segment;
+use path::delivery::Batch;
+use path::{Because, CpuId, DropReason, Handler, Packet, RxQueue};
+
+use super::following;
+use crate::laws::{Delivered, Law, Laws};
+use crate::machine::Handed;
+use crate::recording::Recording;
+use crate::traffic::FlowId;
+
+/// The applications of all CPUs.
+pub(super) struct Application<'a> {
+    pub(super) now_ns: u64,
+    pub(super) laws: &'a mut Laws,
+    pub(super) handed: &'a mut Vec<Handed>,
+    pub(super) seen: &'a mut Seen,
+    pub(super) recording: &'a mut Option<Recording>,
+}
+
+/// What was seen of packets that reached an application, or were dropped.
+pub(super) struct Seen {
+    cpus: usize,
+    /// By lane: where the next packet must lie; `None` where some were lost.
+    pub(super) next: Vec<Option<Position>>,
+    /// By lane: frames that came out of it.
+    pub(super) passed: Vec<u64>,
+    /// By [`DropReason::index`].
+    pub(super) drops: [u64; DropReason::ALL.len()],
+    /// Packets that moved their slot.
+    pub(super) moves: u64,
+    /// Packets that were held.
+    pub(super) held: u64,
+    /// Packets that stayed.
+    pub(super) stays: u64,
+}
+
+impl Seen {
+    pub(super) fn new(queues: usize, cpus: usize, start: Position) -> Self {
+        Self {
+            cpus,
+            next: vec![Some(following(start)); queues * cpus],
+            passed: vec![0; queues * cpus],
+            drops: Default::default(),
+            moves: 0,
+            held: 0,
+            stays: 0,
+        }
+    }
+
+    /// The place of a lane.
+    pub(super) fn lane(&self, queue: RxQueue, cpu: CpuId) -> usize {
+        usize::from(queue.0) * self.cpus + cpu.index()
+    }
+
+    /// Looks at what was decided about a packet.
+    fn note(&mut self, lane: usize, note: &Note, laws: &mut Laws) {
+        let expected = self.next[lane].replace(following(note.position));
+        if expected.is_some_and(|expected| expected != note.position) {
+            laws.broke(Law::Counters, || format!("{note:?} should lie at {expected:?}"));
+        }
+        self.moves += u64::from(note.head_old.is_some());
+        match note.because {
+            Because::Held => self.held += 1,
+            Because::Stay => self.stays += 1,
+            _ => {}
+        }
+    }
+}
+
+impl Handler for Application<'_> {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        let lane = self.seen.lane(batch.rx_queue, batch.cpu);
+        for note in batch.notes {
+            self.seen.note(lane, note, self.laws);
+        }
+        for (index, packet) in batch.packets.iter().enumerate() {
+            if let Some(recording) = self.recording {
+                recording.delivered(batch, index, self.now_ns);
+            }
+            for segment in packet.segments() {
+                self.seen.passed[lane] += 1;
+                let number = segment.arrival.0.into();
+                let Some((flow, sequence)) = stamp(packet, &segment) else {
+                    self.laws.broke(Law::Conservation, || format!("frame {number} has no stamp"));
+                    continue;
+                };
+                self.handed.push(Handed { flow, hash: packet.hash });
+                let (cpu, now_ns) = (batch.cpu, self.now_ns);
+                self.laws.delivered(Delivered { number, flow, sequence, cpu, now_ns });
+            }
+        }
+    }
+}
+
+/// Flow and place in it, as the bytes have them.
+fn stamp(packet: &Packet, segment: &Segment<'_>) -> Option<(FlowId, u64)> {
+    // What is no IP has no payload for the path; its stamp stands at the end all the same.
+    let stamp = segment.payload.first_chunk().or_else(|| packet.frame.data().last_chunk());
+    let stamp: &[u8; STAMP_BYTES] = stamp?;
+    let (magic, rest) = stamp.split_first_chunk::<4>()?;
+    let (flow, sequence) = rest.split_first_chunk::<4>()?;
+    let sequence = u64::from_be_bytes(*sequence.first_chunk()?);
+    (*magic == STAMP_MAGIC).then_some((FlowId(u32::from_be_bytes(*flow)), sequence))
+}

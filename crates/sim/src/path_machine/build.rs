@@ -1,0 +1,115 @@
+//! How the path is put together for a scenario.
+
+use std::sync::Arc;
+
+use mem::pool::{ChunkClass, MIN_CHUNK_BYTES, Pool, carve, region_bytes};
+use mem::{Position, Region};
+use path::arrive::Burst;
+use path::coalesce::CoalesceConfig;
+use path::intake::IntakeConfig;
+use path::parse::Verify;
+use path::steer::{SockFlowTable, SteerConfig};
+use path::{CpuId, Delivery, Intake, RxQueue};
+
+use super::application::Seen;
+use super::{Cpu, PathMachine, Queue};
+use crate::action::{Action, CoalesceAt};
+use crate::cpu_set::CpuSet;
+use crate::scenario::Scenario;
+use crate::traffic::Traffic;
+
+/// Frames that each CPU owns.
+const POOL_FRAMES: u32 = 4_096;
+
+/// How long segments wait for more after a queue ran empty.
+const GRO_FLUSH_TIMEOUT_NS: u64 = 20_000;
+
+pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
+    let knobs = &scenario.knobs;
+    let sock_flows = sock_flow_table(knobs.sock_flow_entries, scenario.cpus);
+    let start = Position(knobs.start);
+    let capacity = ring_capacity(scenario);
+    let mut queues: Vec<_> = (0..scenario.queues)
+        .map(|queue| {
+            let mut intake = intake(scenario, traffic, RxQueue(queue));
+            intake.set_sock_flows(sock_flows.clone(), 0);
+            Queue { intake, burst: Burst::default(), changed: false }
+        })
+        .collect();
+    let cpus = (0..scenario.cpus).map(CpuId).map(|cpu| {
+        let lanes = queues.iter_mut();
+        let lanes = lanes.map(|queue| queue.intake.connect(cpu, capacity, start, true)).collect();
+        let delivery = Delivery::new(cpu, lanes, knobs.batch_max as usize);
+        Cpu { delivery, coalesce_is_stale: true, frames_done: 0 }
+    });
+    let cpus: Vec<_> = cpus.collect();
+    for queue in &mut queues {
+        queue.intake.set_rps_cpus(knobs.rps_cpus.iter(), 0);
+    }
+    PathMachine {
+        pools: pools(scenario.cpus),
+        seen: Seen::new(queues.len(), cpus.len(), start),
+        sock_flows,
+        coalesce: knobs.coalesce,
+        merges: knobs.coalesce != CoalesceAt::Nowhere,
+        epoch: 0,
+        rps_cpus: knobs.rps_cpus,
+        running: CpuSet::range(0, scenario.cpus),
+        netdev_max_backlog: knobs.netdev_max_backlog,
+        hold_max: knobs.hold_max,
+        batch_max: knobs.batch_max,
+        recording: None,
+        queues,
+        cpus,
+    }
+}
+
+/// The table of where applications run; none without entries.
+pub(super) fn sock_flow_table(entries: u32, cpus: u16) -> Option<Arc<SockFlowTable>> {
+    (entries > 0).then(|| Arc::new(SockFlowTable::new(entries, cpus.into())))
+}
+
+/// How segments are merged at `place`, if that is where they are.
+pub(super) fn coalesce_config(at: CoalesceAt, place: CoalesceAt) -> Option<CoalesceConfig> {
+    (at == place).then(|| CoalesceConfig {
+        gro_flush_timeout_ns: GRO_FLUSH_TIMEOUT_NS,
+        ..CoalesceConfig::default()
+    })
+}
+
+fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
+    let knobs = &scenario.knobs;
+    Intake::new(IntakeConfig {
+        queue,
+        cpus: scenario.cpus.into(),
+        verify: Verify::Checksums,
+        hasher: Arc::clone(traffic.hasher()),
+        coalesce: coalesce_config(knobs.coalesce, CoalesceAt::Arrive),
+        steer: SteerConfig {
+            polling_cpu: CpuId(queue.0),
+            rps_flow_cnt: knobs.rps_flow_cnt,
+            move_after: knobs.move_after,
+            hold_max: knobs.hold_max,
+            spread: knobs.spread,
+            batch_max: knobs.batch_max,
+        },
+        netdev_max_backlog: knobs.netdev_max_backlog,
+    })
+}
+
+/// Room for the largest `netdev_max_backlog` of the run.
+fn ring_capacity(scenario: &Scenario) -> u32 {
+    let limits = scenario.recurring.iter().filter_map(|recurring| match recurring.action {
+        Action::MaxBacklog(limits) => limits.iter().max().copied(),
+        _ => None,
+    });
+    let largest = limits.fold(scenario.knobs.netdev_max_backlog, u32::max);
+    (largest + 1).next_power_of_two()
+}
+
+fn pools(cpus: u16) -> Vec<Pool> {
+    let class = ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks: POOL_FRAMES };
+    let shares: Vec<_> = (0..cpus).map(|_| vec![class]).collect();
+    let region = Region::allocate(region_bytes(&shares));
+    carve(region, &shares).expect("the region is as large as asked for")
+}

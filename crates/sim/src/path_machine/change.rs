@@ -1,0 +1,96 @@
+//! What changes on the way.
+
+use std::sync::Arc;
+
+use path::Intake;
+use path::backlog::FlowLimit;
+
+use super::{PathMachine, build};
+use crate::action::{Change, CoalesceAt};
+
+/// Buckets of the flow limit: the kernel's default.
+const FLOW_LIMIT_TABLE_LEN: u32 = 4_096;
+
+impl PathMachine {
+    pub(super) fn apply(&mut self, change: &Change, now_ns: u64) {
+        self.epoch += 1;
+        match change {
+            Change::RpsCpus(cpus) => {
+                self.rps_cpus = *cpus;
+                self.each(|intake, epoch| intake.set_rps_cpus(cpus.iter(), epoch));
+            }
+            Change::RpsFlowCnt(count) => {
+                self.each(|intake, epoch| intake.set_rps_flow_cnt(*count, epoch));
+            }
+            Change::SockFlowEntries(entries) => self.set_sock_flow_entries(*entries),
+            Change::MaxBacklog(packets) => {
+                self.netdev_max_backlog = *packets;
+                self.each(|intake, epoch| intake.set_netdev_max_backlog(*packets, epoch));
+            }
+            Change::HashKey(hasher) => {
+                self.each(|intake, epoch| intake.set_hasher(Arc::clone(hasher), epoch));
+            }
+            Change::Coalesce(at) => self.set_coalesce(*at),
+            Change::FlowLimit(on) => {
+                let limit = || on.then(|| FlowLimit::new(FLOW_LIMIT_TABLE_LEN)).flatten();
+                self.each(|intake, epoch| intake.set_flow_limit(limit(), epoch));
+            }
+            Change::Online(cpus) => {
+                self.running = *cpus;
+                self.each(|intake, epoch| intake.set_running(cpus.iter(), epoch));
+            }
+            Change::PollingCpu(queue, cpu) => {
+                let epoch = self.epoch;
+                let queue = &mut self.queues[usize::from(queue.0)];
+                queue.intake.set_polling_cpu(*cpu, epoch);
+                queue.changed = true;
+            }
+            Change::CpuDead { .. } => {} // its thread drains by itself
+        }
+        self.announce(change, now_ns);
+    }
+
+    fn each(&mut self, set: impl Fn(&mut Intake, u32)) {
+        for queue in &mut self.queues {
+            set(&mut queue.intake, self.epoch);
+            queue.changed = true;
+        }
+    }
+
+    /// Applications record in the new table before it takes over what the old one knows.
+    fn set_sock_flow_entries(&mut self, entries: u32) {
+        let cpus = u16::try_from(self.cpus.len()).unwrap_or(u16::MAX);
+        let table = build::sock_flow_table(entries, cpus);
+        let old = std::mem::replace(&mut self.sock_flows, table.clone());
+        self.each(|intake, epoch| intake.set_sock_flows(table.clone(), epoch));
+        if let (Some(new), Some(old)) = (&self.sock_flows, &old) {
+            new.carry_over(old);
+        }
+    }
+
+    fn set_coalesce(&mut self, at: CoalesceAt) {
+        self.coalesce = at;
+        self.merges |= at != CoalesceAt::Nowhere;
+        let config = build::coalesce_config(at, CoalesceAt::Arrive);
+        self.each(|intake, epoch| intake.set_coalesce(config, epoch));
+        for cpu in &mut self.cpus {
+            cpu.coalesce_is_stale = true;
+        }
+    }
+
+    fn announce(&self, change: &Change, now_ns: u64) {
+        let Some(recording) = &self.recording else { return };
+        let (what, value) = match change {
+            Change::RpsCpus(_) | Change::Online(_) => ("rps_cpus", self.effective_mask()),
+            Change::RpsFlowCnt(count) => ("rps_flow_cnt", count.to_string()),
+            Change::SockFlowEntries(entries) => ("rps_sock_flow_entries", entries.to_string()),
+            Change::MaxBacklog(packets) => ("netdev_max_backlog", packets.to_string()),
+            Change::HashKey(_) => ("hash_key", "drawn".to_owned()),
+            Change::Coalesce(at) => ("coalesce", format!("{at:?}").to_lowercase()),
+            Change::FlowLimit(on) => ("flow_limit_cpu_bitmap", u8::from(*on).to_string()),
+            Change::PollingCpu(queue, cpu) => ("cpus", format!("{queue} on {cpu}")),
+            Change::CpuDead { .. } => return,
+        };
+        recording.changed(now_ns, self.epoch, what, &value);
+    }
+}

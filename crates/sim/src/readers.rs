@@ -1,0 +1,86 @@
+//! The applications: each flow is read on some CPU, which need not be the one it is delivered on.
+
+use forebay::random::Random;
+use path::CpuId;
+use path::hash::FlowHash;
+
+use crate::cpu_set::CpuSet;
+use crate::scenario::ReaderPlan;
+use crate::traffic::FlowId;
+
+/// Who reads what, and where.
+#[derive(Debug)]
+pub(crate) struct Readers {
+    plan: ReaderPlan,
+    random: Random,
+    flows: Vec<Reader>,
+}
+
+/// The reader of one flow.
+#[derive(Clone, Copy, Debug)]
+struct Reader {
+    cpu: CpuId,
+    /// What its packets were steered by: the hash that its socket knows.
+    hash: FlowHash,
+    /// It is about to read.
+    is_due: bool,
+    has_read: bool,
+}
+
+impl Readers {
+    pub(crate) fn new(plan: ReaderPlan, random: Random) -> Self {
+        Self { plan, random, flows: Vec::new() }
+    }
+
+    /// Gives each of the first `flows` flows a reader, on one of the CPUs that run, or where RPS
+    /// sends the flow.
+    pub(crate) fn begin(
+        &mut self,
+        flows: u32,
+        online: CpuSet,
+        by_rps: impl Fn(FlowId) -> Option<CpuId>,
+    ) {
+        let first = u32::try_from(self.flows.len()).unwrap_or(u32::MAX);
+        for flow in first..flows {
+            let drawn = online.pick(&mut self.random);
+            let by_rps = by_rps(FlowId(flow)).filter(|_| self.plan.settled);
+            let cpu = by_rps.unwrap_or(drawn);
+            self.flows.push(Reader { cpu, hash: FlowHash::NONE, is_due: false, has_read: false });
+        }
+    }
+
+    /// A packet is there to be read. Returns how long until it is, unless that is known already.
+    pub(crate) fn wake(&mut self, flow: FlowId, hash: FlowHash) -> Option<u64> {
+        let reader = &mut self.flows[flow.index()];
+        reader.hash = hash;
+        if std::mem::replace(&mut reader.is_due, true) {
+            return None;
+        }
+        let until = if reader.has_read { self.plan.again_ns } else { self.plan.first_ns };
+        Some(until.draw(&mut self.random))
+    }
+
+    /// Reads all there is: the hash and the CPU to be recorded.
+    pub(crate) fn read(&mut self, flow: FlowId) -> (FlowHash, CpuId) {
+        let reader = &mut self.flows[flow.index()];
+        (reader.is_due, reader.has_read) = (false, true);
+        (reader.hash, reader.cpu)
+    }
+
+    /// The reader moves to another CPU that runs, if there is one.
+    pub(crate) fn move_one(&mut self, flow: FlowId, online: CpuSet) {
+        if let Some(reader) = self.flows.get_mut(flow.index()) {
+            let others = online.without(reader.cpu);
+            if others.len() > 0 {
+                reader.cpu = others.pick(&mut self.random);
+            }
+        }
+    }
+
+    /// The readers of a CPU that is taken out go elsewhere.
+    pub(crate) fn leave(&mut self, cpu: CpuId, online: CpuSet) {
+        for reader in self.flows.iter_mut().filter(|reader| reader.cpu == cpu) {
+            reader.cpu = online.pick(&mut self.random);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Scenarios: what may happen in a run, each a small value.
+
+use std::fmt;
+use std::str::FromStr;
+
+use forebay::random::Random;
+use path::steer::{HOLD_MAX, MoveAfter, SpreadPolicy};
+
+use crate::action::{Action, CoalesceAt, Recurring, Span};
+use crate::costs::Costs;
+use crate::cpu_set::{CPUS_MAX, CpuSet};
+use crate::everything;
+
+/// The scenarios by name. The first seven are the situations that REQUIREMENTS section 2 asks the
+/// kernel's rules about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Situation {
+    /// Nothing changes.
+    RpsStable,
+    /// Masks change.
+    MaskChange,
+    /// Flows begin on RPS, then their application's first read takes them over.
+    RfsTakeover,
+    /// Flows share entries of the socket-flow table in pairs.
+    SlotCollision,
+    /// The flow tables are rewritten while applications move.
+    FlowCntRewrite,
+    /// The socket-flow table is rewritten.
+    SockEntriesRewrite,
+    /// CPUs are taken out and put back.
+    CpuOffline,
+    /// Threads die with packets in hand.
+    CpuCrash,
+    /// One flow has more packets than a CPU can take.
+    Elephant,
+    /// All counters begin just before they wrap.
+    CounterWrap,
+    /// All at random.
+    Everything,
+}
+
+/// What one run is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) cpus: u16,
+    /// Queue N is polled by CPU N to begin with.
+    pub(crate) queues: u16,
+    pub(crate) packets: u64,
+    pub(crate) traffic: TrafficPlan,
+    /// How applications read; `None` where nobody records anything, as without RFS.
+    pub(crate) readers: Option<ReaderPlan>,
+    pub(crate) knobs: Knobs,
+    pub(crate) costs: Costs,
+    pub(crate) recurring: Vec<Recurring>,
+}
+
+/// What arrives.
+#[derive(Clone, Debug)]
+pub(crate) struct TrafficPlan {
+    /// Flows at a time.
+    pub(crate) flows: u32,
+    /// Packets of one flow in a row.
+    pub(crate) run: Span,
+    /// Of what one CPU can take.
+    pub(crate) load_percent: u64,
+    /// How much of the load is flow 0.
+    pub(crate) elephant_percent: u64,
+    /// Packets until a flow ends and another takes its place.
+    pub(crate) lifetime: Option<Span>,
+    pub(crate) hashes: Hashes,
+    /// Runs that have no hash.
+    pub(crate) without_hash_percent: u64,
+}
+
+/// How the hashes of flows meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hashes {
+    /// Drawn one by one.
+    Apart,
+    /// Pairs agree in their lower bits: one entry of the socket-flow table, as small as that.
+    SockSlotPairs,
+    /// All agree in their upper bits but for one of four.
+    FewFlowSlots,
+    /// Pairs have the same hash.
+    SamePairs,
+    /// Computed by the path from addresses and ports.
+    Computed,
+}
+
+/// How applications read. A reader takes what its CPU was handed a while ago, and that CPU is
+/// recorded: the reader's, not the one of the delivery.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReaderPlan {
+    /// Until a flow is read for the first time.
+    pub(crate) first_ns: Span,
+    /// Until it is read again.
+    pub(crate) again_ns: Span,
+    /// Whether readers begin where RPS sends their flows.
+    pub(crate) settled: bool,
+}
+
+/// What is set at the start.
+#[derive(Clone, Debug)]
+pub(crate) struct Knobs {
+    /// Masks that are drawn are parts of this.
+    pub(crate) rps_cpus: CpuSet,
+    pub(crate) rps_flow_cnt: u32,
+    pub(crate) sock_flow_entries: u32,
+    pub(crate) netdev_max_backlog: u32,
+    pub(crate) hold_max: u32,
+    pub(crate) batch_max: u32,
+    pub(crate) move_after: MoveAfter,
+    pub(crate) spread: SpreadPolicy,
+    /// Where head and tail counters begin.
+    pub(crate) start: u32,
+    pub(crate) coalesce: CoalesceAt,
+}
+
+/// What the command line may say about any scenario.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Overrides {
+    /// How many CPUs: 2 to [`CPUS_MAX`].
+    pub cpus: Option<u16>,
+    /// How many packets in each run.
+    pub packets: Option<u64>,
+}
+
+/// Positions begin so far before the wrap at most.
+const BEFORE_WRAP: u64 = 300;
+
+const US: u64 = 1_000;
+
+impl Situation {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::RpsStable,
+        Self::MaskChange,
+        Self::RfsTakeover,
+        Self::SlotCollision,
+        Self::FlowCntRewrite,
+        Self::SockEntriesRewrite,
+        Self::CpuOffline,
+        Self::CpuCrash,
+        Self::Elephant,
+        Self::CounterWrap,
+        Self::Everything,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RpsStable => "rps-stable",
+            Self::MaskChange => "mask-change",
+            Self::RfsTakeover => "rfs-takeover",
+            Self::SlotCollision => "slot-collision",
+            Self::FlowCntRewrite => "flow-cnt-rewrite",
+            Self::SockEntriesRewrite => "sock-entries-rewrite",
+            Self::CpuOffline => "cpu-offline",
+            Self::CpuCrash => "cpu-crash",
+            Self::Elephant => "elephant",
+            Self::CounterWrap => "counter-wrap",
+            Self::Everything => "everything",
+        }
+    }
+
+    /// What happens in it, in one line.
+    #[must_use]
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::RpsStable => "nothing changes; CPUs pause, packets come in bursts",
+            Self::MaskChange => "rps_cpus is written again and again",
+            Self::RfsTakeover => "flows begin on RPS; their application's first read takes them over",
+            Self::SlotCollision => "flows share entries of the socket-flow table in pairs",
+            Self::FlowCntRewrite => "rps_flow_cnt is written while applications move",
+            Self::SockEntriesRewrite => "rps_sock_flow_entries is written, also with its own value",
+            Self::CpuOffline => "CPUs are taken out with packets queued, and put back",
+            Self::CpuCrash => "threads die with packets in hand, and are replaced",
+            Self::Elephant => "one flow at 1.05 or 1.5 times what a CPU can take is to move",
+            Self::CounterWrap => "all counters begin just before 2^32; masks and applications move",
+            Self::Everything => "traffic, knobs, changes and faults are all drawn",
+        }
+    }
+
+    /// The scenario of one seed.
+    pub(crate) fn draw(self, overrides: Overrides, random: &mut Random) -> Scenario {
+        let cpus = overrides.cpus.map(|cpus| cpus.clamp(2, CPUS_MAX));
+        let mut scenario = match self {
+            Self::Everything => everything::draw(cpus, random),
+            Self::Elephant => elephant(cpus.unwrap_or(4), random),
+            _ => self.of_the_kernels_model(cpus.unwrap_or(4), random),
+        };
+        scenario.packets = overrides.packets.unwrap_or(scenario.packets);
+        scenario
+    }
+
+    /// Four CPUs and 64 flows, as in the model of REQUIREMENTS section 2.
+    fn of_the_kernels_model(self, cpus: u16, random: &mut Random) -> Scenario {
+        let mut scenario = base(cpus);
+        let (traffic, knobs) = (&mut scenario.traffic, &mut scenario.knobs);
+        let again_ns = Span(1, 20 * US);
+        let reads = ReaderPlan { first_ns: again_ns, again_ns, settled: false };
+        let moves = Recurring { action: Action::ReaderMoves, every_ns: Span(10 * US, 50 * US) };
+        let mut more: Vec<Recurring> = Vec::new();
+        match self {
+            Self::MaskChange => more.push(mask_changes()),
+            Self::RfsTakeover => {
+                traffic.lifetime = Some(Span(20, 200));
+                scenario.readers = Some(ReaderPlan { first_ns: Span(1, 100 * US), ..reads });
+            }
+            Self::SlotCollision => {
+                traffic.hashes = Hashes::SockSlotPairs;
+                scenario.readers = Some(reads);
+            }
+            Self::FlowCntRewrite => {
+                scenario.readers = Some(reads);
+                let action = Action::RpsFlowCnt(&[1024, 1024, 4096, 256]);
+                more.extend([moves, Recurring { action, every_ns: Span(50 * US, 300 * US) }]);
+            }
+            Self::SockEntriesRewrite => {
+                scenario.readers = Some(reads);
+                let action = Action::SockFlowEntries(&[32768, 32768, 4096]);
+                more.extend([moves, Recurring { action, every_ns: Span(50 * US, 300 * US) }]);
+            }
+            Self::CpuOffline => {
+                scenario.readers = Some(reads);
+                let action = Action::CpuOut { lasts_ns: Span(100 * US, 400 * US) };
+                more.extend([moves, Recurring { action, every_ns: Span(100 * US, 600 * US) }]);
+            }
+            Self::CpuCrash => {
+                scenario.readers = Some(reads);
+                let action = Action::Kill { lasts_ns: Span(20 * US, 300 * US) };
+                more.extend([moves, Recurring { action, every_ns: Span(100 * US, 600 * US) }]);
+            }
+            Self::CounterWrap => {
+                knobs.start = before_wrap(random);
+                scenario.readers = Some(reads);
+                more.extend([moves, mask_changes()]);
+            }
+            Self::RpsStable | Self::Elephant | Self::Everything => {}
+        }
+        if scenario.readers.is_none() {
+            knobs.sock_flow_entries = 0;
+        }
+        scenario.recurring.extend(more);
+        scenario
+    }
+}
+
+fn mask_changes() -> Recurring {
+    Recurring { action: Action::RpsCpus { least: 1 }, every_ns: Span(30 * US, 300 * US) }
+}
+
+/// A little before 2^32.
+pub(crate) fn before_wrap(random: &mut Random) -> u32 {
+    u32::MAX - u32::try_from(random.below(BEFORE_WRAP)).unwrap_or(0)
+}
+
+fn base(cpus: u16) -> Scenario {
+    let pauses = Action::Pause { lasts_ns: Span(20 * US, 200 * US) };
+    let bursts = Action::Burst { packets: Span(50, 300) };
+    Scenario {
+        cpus,
+        queues: 1,
+        packets: 6_000,
+        traffic: TrafficPlan {
+            flows: 64,
+            run: Span(1, 8),
+            load_percent: 60 * u64::from(cpus),
+            elephant_percent: 0,
+            lifetime: None,
+            hashes: Hashes::Apart,
+            without_hash_percent: 0,
+        },
+        readers: None,
+        knobs: Knobs {
+            rps_cpus: CpuSet::range(0, cpus),
+            rps_flow_cnt: 1024,
+            sock_flow_entries: 32_768,
+            netdev_max_backlog: 1_000,
+            hold_max: HOLD_MAX / 4,
+            batch_max: 64,
+            move_after: MoveAfter::default(),
+            spread: SpreadPolicy::Always,
+            start: 0,
+            coalesce: CoalesceAt::Nowhere,
+        },
+        costs: Costs { stall_one_in: 256 },
+        recurring: vec![
+            Recurring { action: pauses, every_ns: Span(100 * US, 800 * US) },
+            Recurring { action: bursts, every_ns: Span(200 * US, 1_000 * US) },
+        ],
+    }
+}
+
+/// The elephant and a few mice, on CPUs that have nothing else to do. Its reader moves, and the
+/// mask; under the kernel's rules a mask does not concern a flow whose reader is known.
+fn elephant(cpus: u16, random: &mut Random) -> Scenario {
+    const MICE_PERCENT: u64 = 30;
+    let elephant = if random.below(2) == 0 { 105 } else { 150 };
+    let mut scenario = base(cpus.max(3));
+    scenario.packets = 24_000;
+    scenario.traffic.flows = 9;
+    scenario.traffic.load_percent = elephant + MICE_PERCENT;
+    scenario.traffic.elephant_percent = elephant;
+    scenario.knobs.rps_cpus = CpuSet::range(1, scenario.cpus);
+    scenario.knobs.netdev_max_backlog = 300;
+    scenario.costs.stall_one_in = 0;
+    let again_ns = Span(1, 20 * US);
+    scenario.readers = Some(ReaderPlan { first_ns: again_ns, again_ns, settled: true });
+    scenario.recurring = vec![
+        Recurring { action: Action::ReaderMoves, every_ns: Span(1_500 * US, 3_000 * US) },
+        Recurring {
+            action: Action::RpsCpus { least: 2 },
+            every_ns: Span(4_000 * US, 6_000 * US),
+        },
+    ];
+    scenario
+}
+
+/// A name that no scenario has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownSituation(String);
+
+impl fmt::Display for UnknownSituation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Situation::ALL.map(Situation::name).join(", ");
+        write!(f, "there is no scenario {:?}; there are {names}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownSituation {}
+
+impl FromStr for Situation {
+    type Err = UnknownSituation;
+
+    fn from_str(name: &str) -> Result<Self, UnknownSituation> {
+        let found = Self::ALL.into_iter().find(|situation| situation.name() == name);
+        found.ok_or_else(|| UnknownSituation(name.to_owned()))
+    }
+}

@@ -1,0 +1,312 @@
+//! Flows, their frames, and when those arrive.
+//!
+//! A frame is a stamped UDP datagram, so that whoever gets it can tell its flow and its place in
+//! it, whatever its hash: flows may share one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use forebay::device::synthetic::{STAMP_BYTES, stamped_udp};
+use forebay::random::Random;
+use path::RxQueue;
+use path::hash::{FlowHash, Hasher, KEYED_KEY_BYTES};
+use path::parse::checksum::Sum;
+use path::parse::{Link, Verify, View, parse};
+
+use crate::action::Span;
+use crate::costs::SERVICE_NS;
+use crate::scenario::{Hashes, TrafficPlan};
+
+/// A flow by the number in its stamps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct FlowId(pub(crate) u32);
+
+impl FlowId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Bytes of a frame.
+pub(crate) const FRAME_BYTES: usize = 42 + STAMP_BYTES;
+
+/// Where a frame has its ethertype, its UDP checksum, and its sequence number.
+const ETHERTYPE_AT: usize = 12;
+const CHECKSUM_AT: usize = 40;
+const SEQUENCE_AT: usize = FRAME_BYTES - 8;
+
+/// An ethertype for local experiments: no addresses, so no hash.
+const NO_IP: [u8; 2] = [0x88, 0xb5];
+
+/// Frames that a device keeps until they are polled; it misses those that come meanwhile.
+const DEVICE_RING: usize = 1_024;
+
+/// Of a pair of flows that share an entry of the socket-flow table: the bits that agree.
+const SOCK_SLOT_BITS: u32 = 15;
+
+/// Of flows that share slots of the flow table: the bits that do not agree.
+const FEW_SLOTS_SHIFT: u32 = 14;
+
+/// One flow.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) queue: RxQueue,
+    /// What its packets are steered by at present.
+    pub(crate) hash: FlowHash,
+    /// The device gives that hash; else the path computes it.
+    pub(crate) device_hash: bool,
+    /// Frames so far.
+    pub(crate) sequence: u64,
+    frame: [u8; FRAME_BYTES],
+}
+
+impl Flow {
+    /// Writes the flow's next frame, and returns its place in the flow.
+    pub(crate) fn write_next(&mut self, bytes: &mut [u8]) -> u64 {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        bytes.copy_from_slice(&self.frame);
+        let stamp = sequence.to_be_bytes();
+        bytes[SEQUENCE_AT..].copy_from_slice(&stamp);
+        let checksum = &mut bytes[CHECKSUM_AT..CHECKSUM_AT + 2];
+        let before = !u16::from_be_bytes([checksum[0], checksum[1]]);
+        let sum = !Sum::of(&stamp).plus_word(before).fold();
+        let sum = if sum == 0 { u16::MAX } else { sum };
+        checksum.copy_from_slice(&sum.to_be_bytes());
+        sequence
+    }
+}
+
+/// Who is waiting in the devices, and who comes next.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    plan: TrafficPlan,
+    random: Random,
+    flows: Vec<Flow>,
+    /// Flows that still send, and how many packets each has before it ends.
+    live: Vec<(FlowId, u64)>,
+    rings: Vec<VecDeque<FlowId>>,
+    /// Packets still to come to the devices.
+    left: u64,
+    /// When the next one does.
+    next_ns: u64,
+    /// The place in `live` whose run it is, and how many of it are left.
+    run: (usize, u64),
+    /// Packets of a burst that are left: they come at once.
+    burst: u64,
+    hasher: Arc<Hasher>,
+    /// Frames given so far.
+    frames: u64,
+    missed: u64,
+}
+
+impl Traffic {
+    pub(crate) fn new(plan: TrafficPlan, packets: u64, queues: u16, mut random: Random) -> Self {
+        let hasher = draw_hasher(&mut random);
+        let flows = plan.flows;
+        let mut traffic = Self {
+            plan,
+            random,
+            flows: Vec::new(),
+            live: Vec::new(),
+            rings: (0..queues).map(|_| VecDeque::new()).collect(),
+            left: packets,
+            next_ns: 0,
+            run: (0, 0),
+            burst: 0,
+            hasher,
+            frames: 0,
+            missed: 0,
+        };
+        for _ in 0..flows {
+            let flow = traffic.begin_flow();
+            traffic.live.push(flow);
+        }
+        traffic
+    }
+
+    /// The flow, and every flow so far by its number.
+    pub(crate) fn flow(&self, flow: FlowId) -> &Flow {
+        &self.flows[flow.index()]
+    }
+
+    pub(crate) fn flow_mut(&mut self, flow: FlowId) -> &mut Flow {
+        &mut self.flows[flow.index()]
+    }
+
+    pub(crate) fn flows(&self) -> &[Flow] {
+        &self.flows
+    }
+
+    pub(crate) fn hasher(&self) -> &Arc<Hasher> {
+        &self.hasher
+    }
+
+    /// A flow that still sends; the elephant every other time, if there is one.
+    pub(crate) fn pick(&self, random: &mut Random) -> FlowId {
+        if self.plan.elephant_percent > 0 && random.below(2) == 0 {
+            return FlowId(0);
+        }
+        let index = random.below(self.live.len() as u64);
+        self.live[usize::try_from(index).unwrap_or(0)].0
+    }
+
+    /// The number of the next frame that is given.
+    pub(crate) fn next_frame(&mut self) -> u64 {
+        self.frames += 1;
+        self.frames - 1
+    }
+
+    /// Takes up to `max` frames of a queue that have arrived by now.
+    pub(crate) fn poll(&mut self, queue: RxQueue, max: usize, now_ns: u64, out: &mut Vec<FlowId>) {
+        self.arrive(now_ns);
+        let ring = &mut self.rings[usize::from(queue.0)];
+        out.extend(ring.drain(..max.min(ring.len())));
+    }
+
+    /// When there is something to poll in a queue, if ever.
+    pub(crate) fn due_ns(&self, queue: RxQueue) -> Option<u64> {
+        if self.waits_in(queue) {
+            return Some(0);
+        }
+        (self.left > 0).then_some(self.next_ns)
+    }
+
+    pub(crate) fn waits_in(&self, queue: RxQueue) -> bool {
+        !self.rings[usize::from(queue.0)].is_empty()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.left == 0 && self.rings.iter().all(VecDeque::is_empty)
+    }
+
+    /// So many packets come at once.
+    pub(crate) fn burst(&mut self, packets: u64) {
+        self.burst += packets;
+    }
+
+    /// Hashes all flows under another key; what the path is told to hash with from now on.
+    pub(crate) fn rehash(&mut self) -> Arc<Hasher> {
+        self.hasher = draw_hasher(&mut self.random);
+        for flow in &mut self.flows {
+            if !flow.device_hash {
+                flow.hash = computed_hash(&self.hasher, &flow.frame);
+            }
+        }
+        Arc::clone(&self.hasher)
+    }
+
+    /// Lets arrive what does by now.
+    fn arrive(&mut self, now_ns: u64) {
+        while self.left > 0 && self.next_ns <= now_ns {
+            self.left -= 1;
+            let flow = self.next_flow();
+            let ring = &mut self.rings[usize::from(self.flows[flow.index()].queue.0)];
+            if ring.len() < DEVICE_RING {
+                ring.push_back(flow);
+            } else {
+                self.missed += 1;
+            }
+            if self.burst > 0 {
+                self.burst -= 1;
+            } else {
+                let mean_ns = SERVICE_NS * 100 / self.plan.load_percent.max(1);
+                self.next_ns += self.random.between(0, 2 * mean_ns);
+            }
+        }
+    }
+
+    fn next_flow(&mut self) -> FlowId {
+        let TrafficPlan { load_percent, elephant_percent, .. } = self.plan;
+        let elephant = FlowId(0);
+        if self.random.below(load_percent) < elephant_percent {
+            return elephant;
+        }
+        if self.run.1 == 0 {
+            let drawn = self.random.below(self.live.len() as u64);
+            self.run = (usize::try_from(drawn).unwrap_or(0), self.plan.run.draw(&mut self.random));
+        }
+        self.run.1 = self.run.1.saturating_sub(1);
+        let place = self.run.0;
+        let (flow, left) = &mut self.live[place];
+        let flow = *flow;
+        *left -= 1;
+        if *left == 0 {
+            self.live[place] = self.begin_flow();
+        }
+        flow
+    }
+
+    fn begin_flow(&mut self) -> (FlowId, u64) {
+        let id = u32::try_from(self.flows.len()).unwrap_or(u32::MAX);
+        let mut frame = [0; FRAME_BYTES];
+        frame.copy_from_slice(&stamped_udp(id, 0, STAMP_BYTES, false));
+        let (hash, device_hash) = self.draw_hash(id, &mut frame);
+        let queues = u32::try_from(self.rings.len()).unwrap_or(1);
+        let queue = RxQueue(u16::try_from(id % queues).unwrap_or(0));
+        self.flows.push(Flow { queue, hash, device_hash, sequence: 0, frame });
+        let forever = Span(u64::MAX, u64::MAX);
+        (FlowId(id), self.plan.lifetime.unwrap_or(forever).draw(&mut self.random).max(1))
+    }
+
+    /// The hash of a new flow, and whether the device says so.
+    fn draw_hash(&mut self, id: u32, frame: &mut [u8; FRAME_BYTES]) -> (FlowHash, bool) {
+        let drawn = u32::try_from(self.random.bits() >> 32).unwrap_or(1);
+        if self.random.below(100) < self.plan.without_hash_percent {
+            frame[ETHERTYPE_AT..ETHERTYPE_AT + 2].copy_from_slice(&NO_IP);
+            return (FlowHash::NONE, false);
+        }
+        let queues = u32::try_from(self.rings.len()).unwrap_or(1);
+        // The flow that it is to meet is of the same queue.
+        let partner = id.checked_sub(queues).filter(|_| (id / queues) % 2 == 1);
+        let partner = partner.map(|partner| self.flows[partner as usize].hash.0);
+        let low_bits = (1 << SOCK_SLOT_BITS) - 1;
+        let hash = match (self.plan.hashes, partner) {
+            (Hashes::Computed, _) => return (computed_hash(&self.hasher, frame), false),
+            (Hashes::SockSlotPairs, Some(partner)) => (drawn & !low_bits) | (partner & low_bits),
+            (Hashes::SamePairs, Some(partner)) => partner,
+            (Hashes::FewFlowSlots, _) => {
+                (drawn >> 30 << 30) | (drawn & ((1 << FEW_SLOTS_SHIFT) - 1))
+            }
+            _ => drawn,
+        };
+        (FlowHash::computed(hash), true)
+    }
+}
+
+fn draw_hasher(random: &mut Random) -> Arc<Hasher> {
+    let mut key = [0; KEYED_KEY_BYTES];
+    for half in key.chunks_mut(8) {
+        half.copy_from_slice(&random.bits().to_le_bytes());
+    }
+    Arc::new(Hasher::keyed(&key, false))
+}
+
+fn computed_hash(hasher: &Hasher, frame: &[u8; FRAME_BYTES]) -> FlowHash {
+    let wire_len = u32::try_from(FRAME_BYTES).unwrap_or(u32::MAX);
+    let headers = parse(frame, wire_len, Link::Ethernet, Verify::Nothing);
+    hasher.hash(&View::new(frame, &headers))
+}
+
+#[cfg(test)]
+mod tests {
+    use path::parse::Checksum;
+
+    use super::*;
+
+    #[test]
+    fn frames_are_numbered_and_right_down_to_the_checksum() {
+        let plan = crate::scenario::Situation::RpsStable
+            .draw(crate::Overrides::default(), &mut Random::new(1))
+            .traffic;
+        let mut traffic = Traffic::new(plan, 10, 1, Random::new(1));
+        let mut bytes = [0; FRAME_BYTES];
+        let wire_len = u32::try_from(FRAME_BYTES).unwrap();
+        for sequence in 0..70_000 {
+            assert_eq!(traffic.flow_mut(FlowId(3)).write_next(&mut bytes), sequence);
+            let headers = parse(&bytes, wire_len, Link::Ethernet, Verify::Checksums);
+            assert_eq!(headers.l4_checksum, Checksum::Good, "{sequence}");
+            assert_eq!(bytes[..], stamped_udp(3, sequence, STAMP_BYTES, false)[..]);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Virtual CPUs: each does one thing at a time.
+
+use forebay::random::Random;
+use path::CpuId;
+use path::intake::DEV_WEIGHT;
+
+use crate::costs::{COMPLETE_NS, Cost, INTAKE_NS, SERVICE_NS, WAKE_NS, at_most};
+
+/// What a CPU is doing until it is free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Doing {
+    /// Nothing, or what needs no end: taking in.
+    Nothing,
+    /// It has a batch in hand.
+    Batch,
+    /// It has handled a batch, and is not done with it.
+    Handled,
+}
+
+/// One CPU.
+#[derive(Clone, Debug)]
+pub(crate) struct VirtualCpu {
+    /// When it is done; `u64::MAX` if it sleeps until it is woken.
+    pub(crate) free_at_ns: u64,
+    pub(crate) doing: Doing,
+    /// It took frames in last; then it is the backlogs' turn.
+    pub(crate) took_in: bool,
+    /// It polled last, and nothing came.
+    pub(crate) polled_in_vain: bool,
+    asleep: bool,
+    /// Pauses that last.
+    pub(crate) paused: u32,
+    /// Slow times that last.
+    pub(crate) slowed: u32,
+    pub(crate) dead: bool,
+    pub(crate) busy_ns: u64,
+    /// Time lost to pauses, stalls and slowness: a CPU cannot be asked to make it good.
+    lost_ns: u64,
+    /// How much of that is the end of what it is doing.
+    excess_ns: u64,
+    stopped: u32,
+    stopped_at_ns: u64,
+}
+
+impl VirtualCpu {
+    pub(crate) fn new() -> Self {
+        Self {
+            free_at_ns: 0,
+            doing: Doing::Nothing,
+            took_in: false,
+            polled_in_vain: false,
+            asleep: false,
+            paused: 0,
+            slowed: 0,
+            dead: false,
+            busy_ns: 0,
+            lost_ns: 0,
+            excess_ns: 0,
+            stopped: 0,
+            stopped_at_ns: 0,
+        }
+    }
+
+    /// It is busy from now on.
+    pub(crate) fn spend(&mut self, now_ns: u64, cost: Cost) {
+        self.asleep = false;
+        self.free_at_ns = now_ns + cost.ns;
+        self.busy_ns += cost.ns;
+        self.lost_ns += cost.excess_ns;
+        self.excess_ns = cost.excess_ns;
+    }
+
+    /// What it was doing takes a little longer.
+    pub(crate) fn linger(&mut self, ns: u64) {
+        self.free_at_ns += ns;
+        self.excess_ns = 0;
+    }
+
+    /// It drops what it was doing, for good or until somebody resumes it.
+    pub(crate) fn die(&mut self, now_ns: u64) {
+        self.lost_ns = self.lost_until(now_ns);
+        self.dead = true;
+        self.sleep(None);
+    }
+
+    /// It sleeps until then, or until it is woken.
+    pub(crate) fn sleep(&mut self, until_ns: Option<u64>) {
+        self.asleep = true;
+        self.excess_ns = 0;
+        self.free_at_ns = until_ns.unwrap_or(u64::MAX);
+    }
+
+    /// Wakes it, a little later, if it sleeps.
+    pub(crate) fn wake(&mut self, now_ns: u64, random: &mut Random) {
+        if self.asleep && !self.dead {
+            let awake_ns = now_ns + random.between(1, WAKE_NS);
+            self.free_at_ns = self.free_at_ns.min(awake_ns);
+        }
+    }
+
+    /// A pause begins, or its thread dies.
+    pub(crate) fn stop(&mut self, now_ns: u64) {
+        if self.stopped == 0 {
+            self.stopped_at_ns = now_ns;
+        }
+        self.stopped += 1;
+    }
+
+    /// A pause ends, or a new thread begins.
+    pub(crate) fn resume(&mut self, now_ns: u64) {
+        self.stopped -= 1;
+        if self.stopped == 0 {
+            self.lost_ns += now_ns - self.stopped_at_ns;
+        }
+    }
+
+    /// Time lost until now.
+    pub(crate) fn lost_ns(&self, now_ns: u64) -> u64 {
+        let pause_ns = if self.stopped > 0 { now_ns - self.stopped_at_ns } else { 0 };
+        self.lost_until(now_ns) + pause_ns
+    }
+
+    /// Time lost to stalls and slowness, which is the end of what takes longer; and to pauses that
+    /// have ended.
+    fn lost_until(&self, now_ns: u64) -> u64 {
+        let to_come_ns = self.excess_ns.min(self.free_at_ns.saturating_sub(now_ns));
+        self.lost_ns - to_come_ns
+    }
+}
+
+/// What the times of a run are bounded by: how long CPUs take at most, lost time apart.
+#[derive(Clone, Debug)]
+pub(crate) struct Pace {
+    pub(crate) batch_max: u64,
+    pub(crate) queues: u64,
+    /// Which CPU polls each queue.
+    pub(crate) polling: Vec<CpuId>,
+}
+
+impl Pace {
+    /// Until a CPU has delivered so many packets of one queue.
+    pub(crate) fn drain_ns(&self, cpu: CpuId, packets: u64) -> u64 {
+        let batches = packets / self.batch_max + 2;
+        let own_ns = (packets + self.batch_max) * at_most(SERVICE_NS);
+        own_ns + batches * self.between_batches_ns(cpu) + WAKE_NS
+    }
+
+    /// From one poll of a queue to the next.
+    pub(crate) fn turn_ns(&self, cpu: CpuId) -> u64 {
+        self.batch_max * at_most(SERVICE_NS) + self.between_batches_ns(cpu) + WAKE_NS
+    }
+
+    /// What a CPU does between two batches of one queue.
+    fn between_batches_ns(&self, cpu: CpuId) -> u64 {
+        let polls = self.polling.iter().filter(|polling| **polling == cpu).count() as u64;
+        let intake_ns = polls * at_most(DEV_WEIGHT as u64 * INTAKE_NS);
+        let others_ns = (self.queues - 1) * self.batch_max * at_most(SERVICE_NS);
+        // A poll of each queue may come after each batch, of whichever queue.
+        intake_ns * self.queues + others_ns + self.queues * COMPLETE_NS
+    }
+}

@@ -1,0 +1,300 @@
+//! One run: the next thing happens, and the laws are checked, again and again.
+
+mod acts; //  changes and faults
+mod turns; // what CPUs do
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::path::Path;
+
+use forebay::random::Random;
+use path::hash::FlowHash;
+use path::{CpuId, RxQueue};
+
+use crate::cpu_set::CpuSet;
+use crate::kernel::KernelMachine;
+use crate::laws::{Law, Laws};
+use crate::liveness::{Circumstances, Liveness, Wait};
+use crate::machine::{Census, Handed, Machine, Now};
+use crate::path_machine::PathMachine;
+use crate::readers::Readers;
+use crate::report::Rules;
+use crate::scenario::{Overrides, Scenario, Situation};
+use crate::traffic::{FlowId, Traffic};
+use crate::virtual_cpu::{Pace, VirtualCpu};
+
+/// Steps that a run may take: a few for each packet, and some besides.
+const STEPS_A_PACKET: u64 = 200;
+const STEPS_BESIDES: u64 = 1_000_000;
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// What all draws were determined by.
+    pub seed: u64,
+    /// Things that happened.
+    pub steps: u64,
+    /// Frames that were taken in.
+    pub packets: u64,
+    /// Those that reached an application.
+    pub delivered: u64,
+    /// Those that were dropped, and said so.
+    pub dropped: u64,
+    /// How often flows, or the flows of one slot, changed their CPU.
+    pub moves: u64,
+    /// How often that had been wished for while packets were on their way to the old CPU.
+    pub hazardous: u64,
+    /// How often each law was broken, in the order of [`Law::ALL`].
+    pub broken: [u64; Law::ALL.len()],
+    /// The first time: which law, and what happened.
+    pub first: Option<(Law, String)>,
+    /// The longest that a wish took to be granted, and what that was bounded by.
+    pub longest: Wait,
+    /// How often the elephant changed its CPU.
+    pub elephant_moves: u64,
+    /// Of who got what, when and where.
+    pub digest: u64,
+}
+
+/// Runs one seed of a scenario.
+#[must_use]
+pub fn run(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) -> Outcome {
+    match rules {
+        Rules::Forebay => World::<PathMachine>::new(situation, seed, overrides).run(),
+        Rules::Kernel => World::<KernelMachine>::new(situation, seed, overrides).run(),
+    }
+}
+
+/// Runs one seed of a scenario under our rules, and writes a trace of it.
+///
+/// # Errors
+/// When the trace cannot be written.
+pub fn run_recorded(
+    situation: Situation,
+    seed: u64,
+    overrides: Overrides,
+    directory: &Path,
+) -> forebay::Result<Outcome> {
+    let mut world = World::<PathMachine>::new(situation, seed, overrides);
+    world.machine.record_to(directory)?;
+    world.go_on_to_the_end();
+    world.machine.finish_recording(&world.traffic, &world.laws)?;
+    Ok(world.outcome())
+}
+
+/// Rules at work among CPUs, traffic, applications, changes and faults.
+struct World<M> {
+    scenario: Scenario,
+    seed: u64,
+    machine: M,
+    traffic: Traffic,
+    readers: Option<Readers>,
+    cpus: Vec<VirtualCpu>,
+    online: CpuSet,
+    /// CPUs that were taken out, and nobody has noticed yet.
+    unnoticed: CpuSet,
+    pace: Pace,
+    events: BinaryHeap<Reverse<Event>>,
+    /// Events so far: those of one time come in the order they were made in.
+    event_count: u64,
+    laws: Laws,
+    liveness: Liveness,
+    census: Census,
+    now_ns: u64,
+    busy_ns: u64,
+    steps: u64,
+    /// What draws how long things take, and who comes first.
+    schedule: Random,
+    /// What draws changes and faults.
+    chance: Random,
+    spare: Spare,
+}
+
+/// Room that is used again and again.
+#[derive(Default)]
+struct Spare {
+    flows: Vec<FlowId>,
+    came: Vec<turns::Before>,
+    handed: Vec<Handed>,
+    wake: Vec<CpuId>,
+}
+
+/// Something that happens at a time that is known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Event {
+    at_ns: u64,
+    count: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum What {
+    /// The action at this place of the scenario's list.
+    Recurs(usize),
+    /// The application reads what is there of a flow.
+    Reads(FlowId),
+    Resumes(CpuId),
+    RunsFastAgain(CpuId),
+    IsReplaced(CpuId),
+    IsNoticed(CpuId),
+    ComesBack(CpuId),
+}
+
+impl<M: Machine> World<M> {
+    fn new(situation: Situation, seed: u64, overrides: Overrides) -> Self {
+        // Streams of their own: what one draws more of changes nothing for the others.
+        let mut streams = Random::new(seed);
+        let mut stream = || Random::new(streams.bits());
+        let scenario = situation.draw(overrides, &mut stream());
+        let traffic =
+            Traffic::new(scenario.traffic.clone(), scenario.packets, scenario.queues, stream());
+        let readers = stream();
+        let readers = scenario.readers.map(|plan| Readers::new(plan, readers));
+        let mut world = Self {
+            machine: M::new(&scenario, &traffic),
+            traffic,
+            readers,
+            cpus: (0..scenario.cpus).map(|_| VirtualCpu::new()).collect(),
+            online: CpuSet::range(0, scenario.cpus),
+            unnoticed: CpuSet::default(),
+            pace: Pace {
+                batch_max: scenario.knobs.batch_max.into(),
+                queues: scenario.queues.into(),
+                polling: (0..scenario.queues).map(CpuId).collect(),
+            },
+            events: BinaryHeap::new(),
+            event_count: 0,
+            laws: Laws::default(),
+            liveness: Liveness::new(scenario.knobs.move_after, scenario.queues),
+            census: Census::default(),
+            now_ns: 0,
+            busy_ns: 0,
+            steps: 0,
+            schedule: stream(),
+            chance: stream(),
+            spare: Spare::default(),
+            scenario,
+            seed,
+        };
+        for index in 0..world.scenario.recurring.len() {
+            world.recur(index);
+        }
+        world
+    }
+
+    fn run(mut self) -> Outcome {
+        self.go_on_to_the_end();
+        self.outcome()
+    }
+
+    fn go_on_to_the_end(&mut self) {
+        let steps_max = STEPS_BESIDES + STEPS_A_PACKET * self.scenario.packets;
+        while self.step() {
+            self.steps += 1;
+            self.machine.census(&mut self.census);
+            self.laws.check(&self.census);
+            if self.steps > steps_max {
+                let census = &self.census;
+                self.laws.broke(Law::Liveness, || {
+                    format!("no rest after {steps_max} steps: {census:?}")
+                });
+                return;
+            }
+        }
+        self.machine.census(&mut self.census);
+        self.laws.check_rest(&self.census);
+        self.machine.check_rest(&mut self.laws);
+    }
+
+    /// Lets the next thing happen; `false` when there is none.
+    fn step(&mut self) -> bool {
+        let free_at_ns = self.cpus.iter().map(|cpu| cpu.free_at_ns).min().unwrap_or(u64::MAX);
+        if let Some(&Reverse(event)) = self.events.peek()
+            && event.at_ns <= free_at_ns
+        {
+            self.events.pop();
+            self.now_ns = self.now_ns.max(event.at_ns);
+            self.happen(event.what);
+            return true;
+        }
+        if free_at_ns == u64::MAX {
+            return false;
+        }
+        self.now_ns = self.now_ns.max(free_at_ns);
+        let cpu = self.first_free(free_at_ns);
+        self.turn(cpu);
+        true
+    }
+
+    /// The CPU that is done first; one at random of several.
+    fn first_free(&mut self, free_at_ns: u64) -> CpuId {
+        let cpus = (0..).map(CpuId).zip(&self.cpus);
+        let first = cpus.filter(|(_, cpu)| cpu.free_at_ns == free_at_ns).map(|(id, _)| id);
+        first.collect::<CpuSet>().pick(&mut self.schedule)
+    }
+
+    fn at(&mut self, at_ns: u64, what: What) {
+        self.event_count += 1;
+        self.events.push(Reverse(Event { at_ns, count: self.event_count, what }));
+    }
+
+    fn after(&mut self, ns: u64, what: What) {
+        self.at(self.now_ns + ns, what);
+    }
+
+    fn now(&self) -> Now {
+        Now { ns: self.now_ns, busy_ns: self.busy_ns }
+    }
+
+    fn cpu(&mut self, cpu: CpuId) -> &mut VirtualCpu {
+        &mut self.cpus[cpu.index()]
+    }
+
+    fn wake(&mut self, cpu: CpuId) {
+        let now_ns = self.now_ns;
+        self.cpus[cpu.index()].wake(now_ns, &mut self.schedule);
+    }
+
+    /// Looks which wishes of a queue are granted by now.
+    fn look(&mut self, queue: RxQueue) {
+        let Self { machine, liveness, laws, .. } = self;
+        let around = Circumstances {
+            now_ns: self.now_ns,
+            cpus: &self.cpus,
+            pace: &self.pace,
+            census: &self.census,
+        };
+        let standing = |hash: FlowHash| machine.standing(queue, hash);
+        liveness.look(queue, standing, machine.has_fence(queue), around, laws);
+    }
+
+    /// A queue's slots are others from now on, or somebody else polls it.
+    fn begin_anew(&mut self, queue: RxQueue) {
+        self.machine.census(&mut self.census);
+        let around = Circumstances {
+            now_ns: self.now_ns,
+            cpus: &self.cpus,
+            pace: &self.pace,
+            census: &self.census,
+        };
+        self.liveness.begin_anew(queue, self.machine.has_fence(queue), around);
+    }
+
+    fn outcome(self) -> Outcome {
+        let laws = &self.laws;
+        Outcome {
+            seed: self.seed,
+            steps: self.steps,
+            packets: laws.frames_in,
+            delivered: laws.delivered,
+            dropped: laws.dropped,
+            moves: self.machine.moves(),
+            hazardous: self.liveness.hazardous,
+            broken: Law::ALL.map(|law| laws.broken(law)),
+            longest: self.liveness.longest,
+            elephant_moves: laws.moves_of(FlowId(0)),
+            digest: laws.digest,
+            first: self.laws.first,
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Changes and faults: what they are exactly is drawn when their time comes.
+
+use path::{CpuId, RxQueue};
+
+use super::{What, World};
+use crate::action::{Action, Change, CoalesceAt, Recurring, Span};
+use crate::cpu_set::CpuSet;
+use crate::machine::Machine;
+use crate::traffic::FlowId;
+use crate::virtual_cpu::Doing;
+
+/// How long until somebody looks again whether a CPU that was taken out has stopped.
+const NOTICE_NS: u64 = 5_000;
+
+impl<M: Machine> World<M> {
+    pub(super) fn happen(&mut self, what: What) {
+        match what {
+            What::Recurs(index) => {
+                // With the traffic everything else ends, so that the run comes to rest.
+                if !self.traffic.has_ended() {
+                    self.act(self.scenario.recurring[index].action);
+                    self.recur(index);
+                }
+            }
+            What::Reads(flow) => self.read(flow),
+            What::Resumes(cpu) => {
+                self.cpu(cpu).paused -= 1;
+                self.resume(cpu);
+            }
+            What::RunsFastAgain(cpu) => self.cpu(cpu).slowed -= 1,
+            What::IsReplaced(cpu) => {
+                self.cpu(cpu).dead = false;
+                self.cpu(cpu).sleep(None);
+                self.resume(cpu);
+            }
+            What::IsNoticed(cpu) => self.notice(cpu),
+            What::ComesBack(cpu) => self.put_back(cpu),
+        }
+    }
+
+    pub(super) fn recur(&mut self, index: usize) {
+        let Recurring { every_ns, .. } = self.scenario.recurring[index];
+        let ns = every_ns.draw(&mut self.chance);
+        self.after(ns, What::Recurs(index));
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::RpsCpus { least } => {
+                let all = self.scenario.knobs.rps_cpus;
+                let cpus = CpuSet::draw(all, least, &mut self.chance);
+                self.change(&Change::RpsCpus(cpus));
+            }
+            Action::RpsFlowCnt(sizes) => {
+                let change = Change::RpsFlowCnt(self.one_of(sizes));
+                self.change(&change);
+                self.replace_slots();
+            }
+            Action::SockFlowEntries(sizes) => {
+                let change = Change::SockFlowEntries(self.one_of(sizes));
+                self.change(&change);
+            }
+            Action::MaxBacklog(limits) => {
+                let change = Change::MaxBacklog(self.one_of(limits));
+                self.change(&change);
+            }
+            Action::HashKey => {
+                let hasher = self.traffic.rehash();
+                self.change(&Change::HashKey(hasher));
+                self.replace_slots();
+            }
+            Action::Coalesce => {
+                let places = [CoalesceAt::Nowhere, CoalesceAt::Arrive, CoalesceAt::Deliver];
+                let change = Change::Coalesce(self.one_of(&places));
+                self.change(&change);
+            }
+            Action::FlowLimit => {
+                let change = Change::FlowLimit(self.one_of(&[false, true]));
+                self.change(&change);
+            }
+            Action::ReaderMoves => {
+                let flow = self.traffic.pick(&mut self.chance);
+                if let Some(readers) = &mut self.readers {
+                    readers.move_one(flow, self.online);
+                }
+            }
+            Action::Burst { packets } => {
+                let packets = packets.draw(&mut self.chance);
+                self.traffic.burst(packets);
+            }
+            Action::CpuOut { lasts_ns } => self.take_out(lasts_ns),
+            Action::Kill { lasts_ns } if M::DRAINS => self.kill(lasts_ns),
+            // Who has no threads loses a CPU instead.
+            Action::Kill { lasts_ns } => self.take_out(lasts_ns),
+            Action::Pause { lasts_ns } => {
+                let cpu = self.any_cpu();
+                self.cpu(cpu).paused += 1;
+                self.stop(cpu, lasts_ns, What::Resumes(cpu));
+            }
+            Action::Slow { lasts_ns } => {
+                let cpu = self.any_cpu();
+                self.cpu(cpu).slowed += 1;
+                let ns = lasts_ns.draw(&mut self.chance);
+                self.after(ns, What::RunsFastAgain(cpu));
+            }
+        }
+    }
+
+    fn change(&mut self, change: &Change) {
+        let now = self.now();
+        self.machine.change(change, now, &mut self.laws, &mut self.spare.wake);
+        self.wake_all();
+        // Whoever polls applies it in a turn, soon.
+        for queue in 0..self.pace.polling.len() {
+            self.wake(self.pace.polling[queue]);
+        }
+    }
+
+    /// Slots are others from now on, and what was on its way is fenced off.
+    fn replace_slots(&mut self) {
+        (0..self.scenario.queues).map(RxQueue).for_each(|queue| self.begin_anew(queue));
+    }
+
+    fn read(&mut self, flow: FlowId) {
+        if let Some(readers) = &mut self.readers {
+            let (hash, cpu) = readers.read(flow);
+            self.machine.record(hash, cpu);
+        }
+    }
+
+    /// A thread dies with what it has in hand; what it had handled it is done with.
+    fn kill(&mut self, lasts_ns: Span) {
+        let cpu = self.any_cpu();
+        if self.cpu(cpu).dead {
+            return;
+        }
+        match std::mem::replace(&mut self.cpu(cpu).doing, Doing::Nothing) {
+            Doing::Nothing => {}
+            Doing::Batch => self.machine.lose(cpu, &mut self.laws),
+            Doing::Handled => self.machine.complete(cpu),
+        }
+        let now_ns = self.now_ns;
+        self.cpu(cpu).die(now_ns);
+        self.stop(cpu, lasts_ns, What::IsReplaced(cpu));
+    }
+
+    fn take_out(&mut self, lasts_ns: Span) {
+        let candidates = self.online.without_all(self.unnoticed);
+        if self.online.len() < 2 || candidates.len() == 0 {
+            return;
+        }
+        let cpu = candidates.pick(&mut self.chance);
+        self.online = self.online.without(cpu);
+        let online = self.online;
+        if let Some(readers) = &mut self.readers {
+            readers.leave(cpu, online);
+        }
+        for queue in (0..self.scenario.queues).map(RxQueue) {
+            if self.pace.polling[usize::from(queue.0)] == cpu {
+                let polling = online.pick(&mut self.chance);
+                self.pace.polling[usize::from(queue.0)] = polling;
+                self.change(&Change::PollingCpu(queue, polling));
+                self.begin_anew(queue);
+            }
+        }
+        self.change(&Change::Online(online));
+        let lasts_ns = lasts_ns.draw(&mut self.chance);
+        if !M::DRAINS {
+            self.unnoticed = self.unnoticed.with(cpu);
+            self.after(lasts_ns / 2, What::IsNoticed(cpu));
+        }
+        self.after(lasts_ns, What::ComesBack(cpu));
+    }
+
+    fn notice(&mut self, gone: CpuId) {
+        if self.cpu(gone).doing != Doing::Nothing {
+            self.after(NOTICE_NS, What::IsNoticed(gone));
+            return;
+        }
+        self.unnoticed = self.unnoticed.without(gone);
+        let runs_on = self.online.pick(&mut self.chance);
+        self.change(&Change::CpuDead { gone, runs_on });
+    }
+
+    fn put_back(&mut self, cpu: CpuId) {
+        if self.unnoticed.contains(cpu) {
+            self.after(NOTICE_NS, What::ComesBack(cpu));
+            return;
+        }
+        self.online = self.online.with(cpu);
+        let online = self.online;
+        self.change(&Change::Online(online));
+        self.wake(cpu);
+    }
+
+    fn stop(&mut self, cpu: CpuId, lasts_ns: Span, end: What) {
+        let now_ns = self.now_ns;
+        self.cpu(cpu).stop(now_ns);
+        let ns = lasts_ns.draw(&mut self.chance);
+        self.after(ns, end);
+    }
+
+    fn resume(&mut self, cpu: CpuId) {
+        let now_ns = self.now_ns;
+        self.cpu(cpu).resume(now_ns);
+        self.wake(cpu);
+    }
+
+    fn any_cpu(&mut self) -> CpuId {
+        CpuSet::range(0, self.scenario.cpus).pick(&mut self.chance)
+    }
+
+    fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
+        let index = self.chance.below(from.len() as u64);
+        from[usize::try_from(index).unwrap_or(0)]
+    }
+}
