@@ -70,7 +70,7 @@ impl Steering {
             cpu: at.cpu(),
             wish: self.wishes.of(flow, &self.table, slot).0,
             is_held: at.hold().is_some(),
-            has_fence: self.fence.is_some(),
+            has_fence: self.fences.is_any(),
         }
     }
 
