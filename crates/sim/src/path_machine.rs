@@ -282,7 +282,7 @@ impl Machine for PathMachine {
 
 impl PathMachine {
     /// A move shows in the first packet of it, unless that was lost.
-    fn check_moves(&self, laws: &mut Laws) {
+    fn check_moves(&mut self, laws: &mut Laws) {
         let counters = || self.queues.iter().map(|queue| queue.intake.counters());
         let (moves, holds) = (self.moves(), counters().map(|it| it.holds.get()).sum());
         let stays: u64 = counters().map(|it| it.stays.get()).sum();
@@ -300,7 +300,7 @@ impl PathMachine {
                 laws.broke(Law::Counters, || format!("{counted} {what}, but {seen} were seen"));
             }
         }
-        for queue in &self.queues {
+        for queue in &mut self.queues {
             let remembered = queue.intake.state_of(FlowHash::NONE).moves.len();
             if remembered > MOVES_MAX {
                 laws.broke(Law::Bounds, || format!("{remembered} moves in a journal"));
