@@ -17,7 +17,8 @@ use crate::hash::{FlowHash, Hasher};
 use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
 use crate::steer::{
-    Drops, FlowPlace, FlowState, HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick, Verdict,
+    Drops, FlowPlace, FlowState, HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick,
+    Verdict,
 };
 
 /// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:

@@ -69,7 +69,10 @@ pub(crate) enum Change {
     /// The CPUs that run.
     Online(CpuSet),
     /// Somebody has noticed that a CPU is gone: the kernel's `dev_cpu_dead`, run by another CPU.
-    CpuDead { gone: CpuId, runs_on: CpuId },
+    CpuDead {
+        gone: CpuId,
+        runs_on: CpuId,
+    },
     /// Another CPU polls a queue.
     PollingCpu(RxQueue, CpuId),
 }

@@ -98,8 +98,7 @@ impl KernelMachine {
             let flow = &mut queue.flow_table[entry];
             let may_switch = flow.cpu.is_none_or(|cpu| {
                 let head = self.cpus[cpu.index()].input_queue_head;
-                !self.online.contains(cpu)
-                    || head.wrapping_sub(flow.last_qtail).cast_signed() >= 0
+                !self.online.contains(cpu) || head.wrapping_sub(flow.last_qtail).cast_signed() >= 0
             });
             if flow.cpu != Some(next_cpu) && may_switch {
                 let last_qtail = self.cpus[next_cpu.index()].input_queue_head;
@@ -153,13 +152,7 @@ impl KernelMachine {
         }
     }
 
-    fn deliver(
-        packet: Packet,
-        cpu: CpuId,
-        now_ns: u64,
-        laws: &mut Laws,
-        handed: &mut Vec<Handed>,
-    ) {
+    fn deliver(packet: Packet, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
         let Packet { number, flow, sequence, hash, .. } = packet;
         handed.push(Handed { flow, hash });
         laws.delivered(Delivered { number, flow, sequence, cpu, now_ns });

@@ -31,7 +31,7 @@ pub mod report; //   many runs, in a table that a person reads
 mod cpu_set; //      a few CPUs
 
 pub use laws::Law;
+pub use liveness::Wait;
 pub use report::{Rules, Summary};
 pub use scenario::{Overrides, Situation};
-pub use liveness::Wait;
 pub use world::{Outcome, run, run_recorded};

@@ -79,7 +79,12 @@ impl PathMachine {
         let Some(recording) = self.recording.take() else { return Ok(()) };
         let intakes = self.queues.iter().map(|queue| &**queue.intake.counters());
         let deliveries = self.cpus.iter().map(|cpu| &**cpu.delivery.counters());
-        recording.finish(&intakes.collect::<Vec<_>>(), &deliveries.collect::<Vec<_>>(), laws.delivered, traffic)
+        recording.finish(
+            &intakes.collect::<Vec<_>>(),
+            &deliveries.collect::<Vec<_>>(),
+            laws.delivered,
+            traffic,
+        )
     }
 
     fn queue(&self, queue: RxQueue) -> &Queue {
@@ -309,11 +314,7 @@ impl PathMachine {
     }
 }
 
-fn received(
-    pool: &mut Pool,
-    flow: &mut Flow,
-    arrival: Arrival,
-) -> Result<(Packet, u64), Refused> {
+fn received(pool: &mut Pool, flow: &mut Flow, arrival: Arrival) -> Result<(Packet, u64), Refused> {
     let wire_len = u32::try_from(FRAME_BYTES).unwrap_or(u32::MAX);
     let Some(mut frame) = pool.allocate(wire_len) else {
         return Err(Refused { arrival, wire_len, reason: DropReason::NoBuffer });

@@ -71,7 +71,11 @@ impl Recording {
             let _ = writeln!(sent, "{flow},{packets}");
         }
         let path = self.directory.join(SENT_FILE);
-        fs::write(&path, sent).map_err(|source| forebay::Error::File { action: "write", path, source })
+        fs::write(&path, sent).map_err(|source| forebay::Error::File {
+            action: "write",
+            path,
+            source,
+        })
     }
 }
 
@@ -102,11 +106,7 @@ struct MoveCounters {
 }
 
 impl Counters {
-    fn new(
-        intakes: &[&IntakeCounters],
-        deliveries: &[&DeliveryCounters],
-        delivered: u64,
-    ) -> Self {
+    fn new(intakes: &[&IntakeCounters], deliveries: &[&DeliveryCounters], delivered: u64) -> Self {
         let sum = |of: fn(&IntakeCounters) -> u64| intakes.iter().map(|it| of(it)).sum();
         let lost: u64 = deliveries.iter().map(|it| it.lost.get()).sum();
         let dropped = |reason: DropReason| {

@@ -170,7 +170,9 @@ impl Situation {
         match self {
             Self::RpsStable => "nothing changes; CPUs pause, packets come in bursts",
             Self::MaskChange => "rps_cpus is written again and again",
-            Self::RfsTakeover => "flows begin on RPS; their application's first read takes them over",
+            Self::RfsTakeover => {
+                "flows begin on RPS; their application's first read takes them over"
+            }
             Self::SlotCollision => "flows share entries of the socket-flow table in pairs",
             Self::FlowCntRewrite => "rps_flow_cnt is written while applications move",
             Self::SockEntriesRewrite => "rps_sock_flow_entries is written, also with its own value",
@@ -310,10 +312,7 @@ fn elephant(cpus: u16, random: &mut Random) -> Scenario {
     scenario.readers = Some(ReaderPlan { first_ns: again_ns, again_ns, settled: true });
     scenario.recurring = vec![
         Recurring { action: Action::ReaderMoves, every_ns: Span(1_500 * US, 3_000 * US) },
-        Recurring {
-            action: Action::RpsCpus { least: 2 },
-            every_ns: Span(4_000 * US, 6_000 * US),
-        },
+        Recurring { action: Action::RpsCpus { least: 2 }, every_ns: Span(4_000 * US, 6_000 * US) },
     ];
     scenario
 }

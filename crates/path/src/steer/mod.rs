@@ -240,31 +240,32 @@ impl Steering {
         true
     }
 
-    /// Decides whether the line before the front fence may go on, and lifts a fence that was
+    /// Decides whether the line before the front fence may go on, and lifts fences that were
     /// passed.
     pub fn decide_line(&mut self, now_ns: u64, backlogs: &mut Backlogs) -> Release {
-        let Some(fence) = self.fences.front_mut() else { return Release::Wait };
-        let is_passed = fence.is_passed(backlogs);
-        let Some(front) = self.holds.line_front(fence.line) else {
-            if is_passed {
-                let held_since_ns = fence.held_since_ns;
-                self.fences.lift();
-                held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
+        while let Some(fence) = self.fences.front_mut() {
+            let is_passed = fence.is_passed(backlogs);
+            if let Some(front) = self.holds.line_front(fence.line) {
+                if is_passed {
+                    let slot = self.table.slot_of(front.hash);
+                    fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
+                }
+                let goes_on = !self.holds.is_line_at_seam(fence.line);
+                return match fence.line_to {
+                    Some(cpu) if is_passed || goes_on && self.wishes.allows(cpu) => {
+                        Release::Forward(Target::of_line(cpu))
+                    }
+                    _ => Release::Wait,
+                };
             }
-            return Release::Wait;
-        };
-        if is_passed {
-            let slot = self.table.slot_of(front.hash);
-            fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
-        }
-        let at_seam = self.holds.is_line_at_seam(fence.line);
-        match fence.line_to {
-            Some(cpu) if is_passed || !at_seam && self.wishes.allows(cpu) => {
-                let because = Because::Held;
-                Release::Forward(Target { cpu, because, wish: because, slot: None, head_old: None })
+            if !is_passed {
+                return Release::Wait;
             }
-            _ => Release::Wait,
+            let held_since_ns = fence.held_since_ns;
+            self.fences.lift();
+            held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
         }
+        Release::Wait
     }
 
     /// Takes the first packet of the line before the front fence.

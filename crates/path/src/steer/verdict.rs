@@ -21,6 +21,14 @@ pub struct Target {
     pub head_old: Option<Position>,
 }
 
+impl Target {
+    /// Where a packet goes that was held in a line.
+    pub(super) fn of_line(cpu: CpuId) -> Self {
+        let because = Because::Held;
+        Self { cpu, because, wish: because, slot: None, head_old: None }
+    }
+}
+
 /// The verdict on one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
