@@ -1,6 +1,7 @@
-//! A schedule of bursts, deliveries and live changes over one intake and four CPUs, coalescing at
-//! either end or not at all: every flow stays in order (promise 1), every frame is accounted for
-//! after each step (2), and whatever waits has gone in a bounded number of turns (3).
+//! A schedule of bursts, deliveries and live changes over one intake and four CPUs: masks, applications
+//! that move, tables and keys that are replaced, CPUs that stop or lose what they have in hand,
+//! coalescing at either end or not at all. Every flow stays in order (promise 1), every frame is
+//! accounted for after each step (2), and whatever waits has gone in a bounded number of turns (3).
 #![no_main]
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use path::hash::{FlowHash, Hasher};
 use path::intake::IntakeConfig;
 use path::packet::Arrival;
 use path::parse::{Checksum, Headers, Link, Verify};
-use path::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
+use path::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
 use path::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 
 const CPUS: usize = 4;
@@ -81,6 +82,31 @@ enum Step {
         timeout_us: u8,
         descriptors: u8,
     },
+    /// A flow's application runs there, and has received something.
+    Application {
+        flow: u8,
+        cpu: u8,
+    },
+    /// Applications record in another table from now on; steering follows them or does not.
+    SockFlows {
+        entries_log: u8,
+        followed: bool,
+    },
+    FlowCnt {
+        rps_flow_cnt: u8,
+    },
+    /// The device hashes with another key.
+    Rekey,
+    Running {
+        mask: u8,
+    },
+    Polling {
+        cpu: u8,
+    },
+    /// A CPU's thread is lost, and what it has in hand.
+    Lose {
+        cpu: u8,
+    },
 }
 
 fuzz_target!(|schedule: Schedule| {
@@ -98,10 +124,20 @@ struct Rig {
     application: Application,
     burst: Burst,
     tick: Tick,
+    sock_flows: Arc<SockFlowTable>,
+    /// How often the device's key changed.
+    keys: u32,
+    /// Frames that left coalescing before steering, or passed where there is none.
+    shown: u64,
     /// Number of the first frame; they wrap.
     first_frame: u64,
     arrived: u64,
+    /// Before they were on a backlog.
     dropped: u64,
+    /// Of these, those that there was no memory for.
+    refused: u64,
+    /// In the hands of a CPU.
+    lost: u64,
     hold_max: usize,
     epoch: u32,
     coalesce: Coalesce,
@@ -110,7 +146,8 @@ struct Rig {
 struct Cpu {
     delivery: Delivery,
     pool: Pool,
-    in_hand: bool,
+    /// Packets that it took from the backlog and has not processed.
+    in_hand: usize,
     /// How its delivery coalesces.
     coalesce: Option<CoalesceConfig>,
 }
@@ -128,7 +165,7 @@ impl Rig {
             Cpu {
                 delivery: Delivery::new(cpu, vec![lane], batch_max as usize),
                 pool,
-                in_hand: false,
+                in_hand: 0,
                 coalesce: None,
             }
         });
@@ -138,9 +175,14 @@ impl Rig {
             application: Application { last: [None; 256], handled: 0, positions: [start; CPUS] },
             burst: Burst::default(),
             tick: Tick::default(),
+            sock_flows: Arc::new(SockFlowTable::new(0, CPUS)),
+            keys: 0,
+            shown: 0,
             first_frame: knobs.start.into(),
             arrived: 0,
             dropped: 0,
+            refused: 0,
+            lost: 0,
             hold_max: usize::from(knobs.hold_max).max(1), // one packet may always be held
             epoch: 0,
             coalesce: Coalesce::default(),
@@ -185,7 +227,40 @@ impl Rig {
                 };
                 self.intake.set_coalesce(self.coalesce.on_arrival(), self.epoch);
             }
+            Step::Application { flow, cpu } => {
+                // One CPU is not there.
+                let cpu = CpuId(u16::from(cpu % 5));
+                self.sock_flows.record(self.hash_of(flow), cpu);
+            }
+            Step::SockFlows { entries_log, followed } => {
+                let table = SockFlowTable::new(1 << (entries_log % 10), CPUS);
+                table.carry_over(&self.sock_flows);
+                self.sock_flows = Arc::new(table);
+                let followed = followed.then(|| Arc::clone(&self.sock_flows));
+                self.intake.set_sock_flows(followed, self.epoch);
+            }
+            Step::FlowCnt { rps_flow_cnt } => {
+                self.intake.set_rps_flow_cnt(rps_flow_cnt.into(), self.epoch);
+            }
+            Step::Rekey => {
+                self.keys += 1;
+                self.intake.set_hasher(Arc::new(Hasher::keyed(&[8; 16], false)), self.epoch);
+            }
+            Step::Running { mask } => {
+                let cpus = (0..8).filter(|cpu| mask >> cpu & 1 == 1).map(CpuId);
+                self.intake.set_running(cpus, self.epoch);
+            }
+            Step::Polling { cpu } => {
+                self.intake.set_polling_cpu(CpuId(u16::from(cpu % 4)), self.epoch);
+            }
+            Step::Lose { cpu } => self.lose(usize::from(cpu) % CPUS),
         }
+    }
+
+    /// Hashes all over the range, so that neighbours meet in slots and are parted by maps; under
+    /// another key, others.
+    fn hash_of(&self, flow: u8) -> FlowHash {
+        FlowHash((u32::from(flow) * 0x0101_0101).rotate_left(3 * self.keys))
     }
 
     /// One frame, with the hash that its device gave it and a checksum that it found right; of
@@ -200,18 +275,22 @@ impl Rig {
         self.arrived += 1;
         let Some(mut frame) = self.cpus[POLLING].pool.allocate(wire_len) else {
             let refused = Refused { arrival, wire_len, reason: DropReason::NoBuffer };
+            self.refused += 1;
             return self.burst.refused.push(refused);
         };
         frame.copy_from(&bytes);
         let packet = Packet::received(frame, arrival, wire_len, Link::Ethernet);
         let headers = Headers { l4_checksum: Checksum::Good, ..packet.headers };
-        self.burst.packets.push(Packet { hash: hash_of(flow), headers, ..packet });
+        self.burst.packets.push(Packet { hash: self.hash_of(flow), headers, ..packet });
     }
 
     fn turn(&mut self, behind: Behind) {
         self.burst.behind = behind;
         self.intake.observe();
-        let mut woken: Vec<_> = self.intake.turn(self.tick, &mut self.burst).collect();
+        let segments = |packet: &Packet| u64::from(packet.segment_count());
+        let show = |packets: &[Packet]| self.shown += packets.iter().map(segments).sum::<u64>();
+        let woken = self.intake.turn_showing(self.tick, &mut self.burst, show);
+        let mut woken: Vec<_> = woken.collect();
         let wake_ups = woken.len();
         woken.sort_unstable();
         woken.dedup();
@@ -228,33 +307,47 @@ impl Rig {
 
     fn take(&mut self, cpu: usize) {
         let cpu = &mut self.cpus[cpu];
-        if !cpu.in_hand {
+        if cpu.in_hand == 0 {
             cpu.follow(&self.coalesce);
-            cpu.in_hand = cpu.delivery.take(usize::MAX) > 0;
+            cpu.in_hand = cpu.delivery.take(usize::MAX);
             cpu.delivery.coalesce();
         }
     }
 
     fn process(&mut self, cpu: usize) {
         let cpu = &mut self.cpus[cpu];
-        if std::mem::take(&mut cpu.in_hand) {
+        if std::mem::take(&mut cpu.in_hand) > 0 {
             cpu.delivery.handle(&mut self.application);
             cpu.delivery.complete(&mut cpu.pool);
             cpu.pool.flush();
         }
     }
 
+    fn lose(&mut self, at: usize) {
+        let cpu = &mut self.cpus[at];
+        let in_hand = std::mem::take(&mut cpu.in_hand);
+        let (_, lost) = cpu.delivery.lose().expect("it has a lane");
+        for dropped in lost {
+            let packet = dropped.packet.expect("no handler has taken it out");
+            self.lost += u64::from(packet.segment_count());
+            cpu.pool.put(packet.frame);
+        }
+        cpu.pool.flush();
+        let position = &mut self.application.positions[at];
+        *position = position.plus(u32::try_from(in_hand).expect("a batch"));
+    }
+
     /// Conservation, and the limits on what waits.
     fn account(&mut self) {
         let (queued, held) = (u64::from(self.intake.queued()), self.intake.held());
         assert!(held <= self.hold_max);
-        let waiting = self.arrived - self.application.handled - self.dropped;
+        let waiting = self.arrived - self.application.handled - self.lost - self.dropped;
         assert_eq!(self.cpus[POLLING].pool.away() as u64, waiting, "what waits is in memory");
         let counters = self.intake.counters();
         assert_eq!(counters.frames.get(), self.arrived);
         assert_eq!(counters.dropped(), self.dropped);
         // Backlogs and holds tell packets, which are of a frame each or more.
-        let on_backlogs = counters.enqueued() - self.application.handled;
+        let on_backlogs = counters.enqueued() - self.application.handled - self.lost;
         assert!(queued <= on_backlogs && (queued > 0) == (on_backlogs > 0));
         let not_yet = (held + self.intake.coalescing()) as u64;
         let before_backlogs = waiting - on_backlogs;
@@ -263,11 +356,11 @@ impl Rig {
 
     /// From now on every CPU does its work, and nothing new comes. A turn that begins with empty
     /// backlogs lets one held packet go at least; two more may pass before the intake knows that
-    /// they are empty.
+    /// they are empty, and two more for a fence.
     fn drain(&mut self, held_max: usize) {
         let mut turns = 0;
         while self.waits() {
-            assert!(turns <= held_max + 2, "packets wait for ever");
+            assert!(turns <= held_max + 4, "packets wait for ever");
             turns += 1;
             for cpu in 0..CPUS {
                 self.process(cpu);
@@ -280,6 +373,15 @@ impl Rig {
             self.account();
         }
         assert!(self.cpus.iter_mut().all(|cpu| cpu.pool.away() == 0), "all frames are home");
+        assert_eq!(self.shown, self.arrived - self.refused, "each has left coalescing once");
+        let lost = self.cpus.iter().map(|cpu| cpu.delivery.counters().lost.get());
+        assert_eq!(lost.sum::<u64>(), self.lost);
+        // A fence that nobody waited for is still looked at.
+        (0..2).for_each(|_| self.turn(Behind::End));
+        for flow in 0..=u8::MAX {
+            let state = self.intake.state_of(self.hash_of(flow));
+            assert!(!state.is_fenced && state.held.is_none() && state.ahead == 0, "{state:?}");
+        }
     }
 
     fn waits(&mut self) -> bool {
@@ -315,13 +417,10 @@ fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
     }
 }
 
-/// Hashes all over the range, so that neighbours meet in slots and are parted by maps.
-fn hash_of(flow: u8) -> FlowHash {
-    FlowHash(u32::from(flow) << 24)
-}
-
-fn flow_of(hash: FlowHash) -> usize {
-    hash.0.to_be_bytes()[0].into()
+/// The flow that a frame is stamped with, the first of a merged packet; an empty frame has none.
+fn flow_of(packet: &Packet) -> usize {
+    const FLOW_LAST_BYTE: usize = 14 + 20 + 8 + 7;
+    packet.frame.data().get(FLOW_LAST_BYTE).copied().unwrap_or(0).into()
 }
 
 /// Looks at everything that is delivered.
@@ -343,8 +442,9 @@ impl Handler for Application {
         }
         for packet in batch.packets.iter() {
             assert!(batch.note_of(packet.arrival).is_some());
+            let flow = flow_of(packet);
             for segment in packet.segments() {
-                let last = self.last[flow_of(packet.hash)].replace(segment.arrival);
+                let last = self.last[flow].replace(segment.arrival);
                 assert!(
                     last.is_none_or(|last| segment.arrival.is_after(last)),
                     "{segment:?} of {packet:?} overtaken by {last:?}"
