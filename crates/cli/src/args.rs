@@ -27,6 +27,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Send captures through the whole path and check every packet
     Replay(Box<ReplayArgs>),
+    /// Run a scenario on virtual CPUs, in virtual time, and check every step
+    Sim(crate::sim::SimArgs),
     /// Say which CPUs packets should go to on this machine, and why
     Advise(AdviseArgs),
     /// Compute Toeplitz hashes

@@ -25,6 +25,17 @@ pub(crate) enum Failure {
         /// What to repeat it with.
         seed: u64,
     },
+    /// A simulation broke a law.
+    #[error("a law was broken: {law}: {text}")]
+    #[diagnostic(help("`{command}` does it again; this is a bug: please report it"))]
+    Law {
+        /// The law.
+        law: &'static str,
+        /// What happened.
+        text: String,
+        /// What repeats it.
+        command: String,
+    },
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {error}")]
     #[diagnostic(help("see that there is room where it goes, then try again"))]
@@ -57,7 +68,7 @@ impl Failure {
     /// 1: a promise was broken; 2: usage or bad input; 3: a device or the system refused.
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Promise { .. } => 1,
+            Self::Promise { .. } | Self::Law { .. } => 1,
             Self::Usage { .. } => 2,
             Self::Output { .. } => 3,
             Self::Host { error, .. } if error.is_refusal() => 3,

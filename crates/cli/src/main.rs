@@ -1,5 +1,5 @@
-//! The `forebay` program: replay captures through the receive path, advise on masks, compute
-//! hashes, measure stages.
+//! The `forebay` program: replay captures through the receive path, simulate it on virtual CPUs,
+//! advise on masks, compute hashes, measure stages.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line
@@ -7,6 +7,7 @@ mod synthetic; // made-up traffic, as the command line describes it
 mod bench; //     forebay bench
 mod hash; //      forebay hash
 mod replay; //    forebay replay
+mod sim; //       forebay sim
 mod script; //    changes on the way, from a file
 mod advise; //    forebay advise
 mod table; //     the end of a replay, for people
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Replay(args) => replay::run(args),
+        Command::Sim(args) => sim::run(args),
         Command::Advise(args) => advise::run(args),
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),

@@ -23,7 +23,7 @@ pub(crate) fn draw(cpus: Option<u16>, random: &mut Random) -> Scenario {
     Scenario {
         cpus,
         queues,
-        packets: 5_000,
+        packets: 8_000,
         readers,
         costs: Costs { stall_one_in: pick(random, [0, 64, 256]) },
         recurring: recurring(&traffic, random),

@@ -6,6 +6,7 @@
 //! the poll.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use path::hash::FlowHash;
 use path::steer::RpsMap;
@@ -266,6 +267,8 @@ impl Machine for KernelMachine {
             | Change::PollingCpu(..) => {}
         }
     }
+
+    fn note(&mut self, _: &'static str, _: &dyn fmt::Display, _: u64) {}
 
     fn record(&mut self, hash: FlowHash, cpu: CpuId) {
         self.sock_flows.record(hash, cpu);

@@ -257,3 +257,95 @@ impl Laws {
         self.digest = (self.digest ^ number).wrapping_mul(PRIME);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use path::RxQueue;
+
+    use super::*;
+    use crate::machine::Backlog;
+
+    fn packet(number: u64, flow: u32, sequence: u64) -> Delivered {
+        Delivered { number, flow: FlowId(flow), sequence, cpu: CpuId(1), now_ns: 5 }
+    }
+
+    /// Two packets of flow 7 that came, between them one of flow 3.
+    fn laws() -> Laws {
+        let mut laws = Laws::default();
+        for (number, flow, sequence) in [(0, 7, 0), (1, 3, 0), (2, 7, 1)] {
+            laws.arrived(number, FlowId(flow), sequence);
+        }
+        laws
+    }
+
+    fn broken(laws: &Laws) -> [u64; Law::ALL.len()] {
+        Law::ALL.map(|law| laws.broken(law))
+    }
+
+    /// Room for everything that `laws` has.
+    fn census() -> Census {
+        Census {
+            backlogs: vec![Backlog { queue: RxQueue(0), cpu: CpuId(1), packets: 3 }],
+            backlog_max: 3,
+            in_hand: vec![2],
+            batch_max: 2,
+            hold_max: 1,
+            queued: 3,
+            frames_away: 3,
+            ..Census::default()
+        }
+    }
+
+    #[test]
+    fn promise_1_a_packet_behind_a_later_one_of_its_flow_is_seen_and_no_other() {
+        let mut laws = laws();
+        laws.delivered(packet(2, 7, 1));
+        laws.delivered(packet(1, 3, 0));
+        assert_eq!(broken(&laws), [0; 5], "flows may overtake each other");
+        laws.delivered(packet(0, 7, 0));
+        assert_eq!(broken(&laws), [1, 0, 0, 0, 0]);
+        assert!(laws.first.is_some_and(|(law, _)| law == Law::Order));
+    }
+
+    #[test]
+    fn promise_2_a_frame_has_one_end_and_holds_what_it_came_with() {
+        for end in [
+            |laws: &mut Laws| laws.delivered(packet(0, 7, 0)),
+            |laws: &mut Laws| laws.dropped(0),
+            |laws: &mut Laws| laws.delivered(packet(1, 7, 1)),
+            |laws: &mut Laws| laws.delivered(packet(9, 7, 1)),
+        ] {
+            let mut laws = laws();
+            laws.delivered(packet(0, 7, 0));
+            end(&mut laws);
+            assert_eq!(broken(&laws), [0, 1, 0, 0, 0]);
+        }
+    }
+
+    #[test]
+    fn promise_2_every_frame_is_somewhere_at_any_time_and_home_at_the_end() {
+        let mut laws = laws();
+        laws.check(&census());
+        assert_eq!(broken(&laws), [0; 5]);
+        laws.check(&Census { frames_away: 2, queued: 2, ..census() });
+        laws.check(&Census { queued: 2, ..census() });
+        laws.check(&Census { held: 1, ..census() });
+        assert_eq!(broken(&laws), [0, 3, 0, 0, 0]);
+        laws.check_rest(&census());
+        assert_eq!(broken(&laws), [0, 5, 0, 0, 0], "frames are away, and have no end");
+    }
+
+    #[test]
+    fn promise_3_what_is_beyond_a_limit_is_seen_but_for_limits_that_were_lowered() {
+        let mut laws = laws();
+        laws.check(&census());
+        laws.check(&Census { backlog_max: 2, ..census() });
+        assert_eq!(broken(&laws), [0; 5]);
+        let mut fuller = Census { backlog_max: 2, ..census() };
+        fuller.backlogs[0].packets = 4;
+        laws.check(&fuller);
+        laws.check(&Census { in_hand: vec![0, 3], ..census() });
+        laws.check(&Census { held: 2, queued: 1, ..census() });
+        assert_eq!(broken(&laws), [0, 0, 3, 0, 0]);
+    }
+}

@@ -211,11 +211,13 @@ impl Liveness {
         around: Circumstances<'_>,
         laws: &mut Laws,
     ) {
-        let slot = &mut self.fences[usize::from(queue.0)];
-        let Some(fence) = slot.as_mut().filter(|_| has_fence) else {
-            *slot = None;
+        let fence = &mut self.fences[usize::from(queue.0)];
+        if !has_fence {
+            *fence = None;
             return;
-        };
+        }
+        // A fence may be raised only in the turn after the change.
+        let fence = fence.get_or_insert_with(|| around.fence(queue));
         let waited_ns = around.moment_of_all().since(fence.since);
         if waited_ns > fence.bound_ns && !fence.is_overdue {
             fence.is_overdue = true;
@@ -233,11 +235,7 @@ impl Liveness {
         around: Circumstances<'_>,
     ) {
         self.open.retain(|(of, _), _| *of != queue);
-        self.fences[usize::from(queue.0)] = has_fence.then(|| Fence {
-            since: around.moment_of_all(),
-            bound_ns: around.fence_bound_ns(queue),
-            is_overdue: false,
-        });
+        self.fences[usize::from(queue.0)] = has_fence.then(|| around.fence(queue));
     }
 }
 
@@ -287,12 +285,15 @@ impl Circumstances<'_> {
         self.queued(queue, cpu) < self.census.backlog_max / 2
     }
 
-    /// What a fence may take that is raised now.
-    fn fence_bound_ns(&self, queue: RxQueue) -> u64 {
+    /// A fence that is raised now. What it holds back may have a seam, where what comes behind waits
+    /// until what is before it has been processed.
+    fn fence(&self, queue: RxQueue) -> Fence {
         let cpus = || (0..).map(CpuId).take(self.cpus.len());
         let drains_ns = cpus().map(|cpu| self.pace.drain_ns(cpu, self.queued(queue, cpu)));
         let line_ns = cpus().map(|cpu| self.held_ns(queue, cpu));
-        drains_ns.max().unwrap_or(0) + line_ns.max().unwrap_or(0) + 2 * self.turns_ns(queue)
+        let (drain_ns, line_ns) = (drains_ns.max().unwrap_or(0), line_ns.max().unwrap_or(0));
+        let bound_ns = drain_ns + 2 * line_ns + 3 * self.turns_ns(queue);
+        Fence { since: self.moment_of_all(), bound_ns, is_overdue: false }
     }
 
     /// The turns that all that is held may need.

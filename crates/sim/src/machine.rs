@@ -1,5 +1,7 @@
 //! What a run asks of the rules it runs under: ours, or the kernel's.
 
+use std::fmt;
+
 use path::hash::FlowHash;
 use path::{CpuId, RxQueue};
 
@@ -38,6 +40,9 @@ pub(crate) trait Machine: Sized {
 
     /// A live change. CPUs that have packets because of it are added to `wake`.
     fn change(&mut self, change: &Change, now: Now, laws: &mut Laws, wake: &mut Vec<CpuId>);
+
+    /// Something happened that is no change of the rules, for those who look at a trace of the run.
+    fn note(&mut self, what: &'static str, value: &dyn fmt::Display, now_ns: u64);
 
     /// An application read packets of this hash on this CPU.
     fn record(&mut self, hash: FlowHash, cpu: CpuId);

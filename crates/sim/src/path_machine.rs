@@ -4,10 +4,11 @@ mod application; // what the packets are handed to
 mod build; //       how it is put together
 mod change; //      what changes on the way
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use mem::{Pool, Position};
+use mem::Pool;
 use path::arrive::{Behind, Burst, Refused};
 use path::hash::FlowHash;
 use path::intake::Dropped;
@@ -226,6 +227,16 @@ impl Machine for PathMachine {
         self.apply(change, now.ns);
     }
 
+    fn note(&mut self, what: &'static str, value: &dyn fmt::Display, now_ns: u64) {
+        self.epoch += 1;
+        for queue in &mut self.queues {
+            queue.intake.set_epoch(self.epoch);
+        }
+        if let Some(recording) = &self.recording {
+            recording.changed(now_ns, self.epoch, what, &value.to_string());
+        }
+    }
+
     fn record(&mut self, hash: FlowHash, cpu: CpuId) {
         if let Some(table) = &self.sock_flows {
             table.record(hash, cpu);
@@ -326,9 +337,4 @@ fn received(pool: &mut Pool, flow: &mut Flow, arrival: Arrival) -> Result<(Packe
         packet.hash = flow.hash;
     }
     Ok((packet, sequence))
-}
-
-/// The position behind one, for lanes whose packets are counted.
-fn following(position: Position) -> Position {
-    position.plus(1)
 }

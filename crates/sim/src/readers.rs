@@ -67,14 +67,15 @@ impl Readers {
         (reader.hash, reader.cpu)
     }
 
-    /// The reader moves to another CPU that runs, if there is one.
-    pub(crate) fn move_one(&mut self, flow: FlowId, online: CpuSet) {
-        if let Some(reader) = self.flows.get_mut(flow.index()) {
-            let others = online.without(reader.cpu);
-            if others.len() > 0 {
-                reader.cpu = others.pick(&mut self.random);
-            }
+    /// The reader moves to another CPU that runs, if there is one; returns which.
+    pub(crate) fn move_one(&mut self, flow: FlowId, online: CpuSet) -> Option<CpuId> {
+        let reader = self.flows.get_mut(flow.index())?;
+        let others = online.without(reader.cpu);
+        if others.len() == 0 {
+            return None;
         }
+        reader.cpu = others.pick(&mut self.random);
+        Some(reader.cpu)
     }
 
     /// The readers of a CPU that is taken out go elsewhere.

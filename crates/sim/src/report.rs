@@ -170,7 +170,14 @@ impl Summary {
 
 /// Runs side by side, for people.
 #[must_use]
-pub fn table(summaries: &[Summary]) -> String {
+pub fn render(summaries: &[&Summary]) -> String {
+    let lines = summaries.iter().filter_map(|summary| verdict(summary));
+    table(summaries) + &lines.collect::<String>()
+}
+
+/// A row for each summary.
+#[must_use]
+pub fn table(summaries: &[&Summary]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header([
@@ -199,19 +206,45 @@ fn row(summary: &Summary) -> [String; 11] {
     [
         summary.scenario.to_owned(),
         summary.rules.to_string(),
-        summary.seeds.to_string(),
-        summary.packets.to_string(),
-        summary.dropped.to_string(),
-        summary.moves.to_string(),
-        summary.hazardous.to_string(),
-        summary.reordered.to_string(),
-        (summary.violations - summary.order_violations).to_string(),
+        grouped(summary.seeds),
+        grouped(summary.packets),
+        grouped(summary.dropped),
+        grouped(summary.moves),
+        grouped(summary.hazardous),
+        grouped(summary.reordered),
+        grouped(summary.violations - summary.order_violations),
         microseconds(summary.wait_max_ns),
         microseconds(summary.wait_bound_ns),
     ]
 }
 
+/// What else there is to say of runs, a line each.
+fn verdict(summary: &Summary) -> Option<String> {
+    let Summary { rules, elephant_moves, first_violation, .. } = summary;
+    let mut text = String::new();
+    if summary.scenario == Situation::Elephant.name() {
+        text += &format!("{rules}: the elephant changed its CPU {elephant_moves} times\n");
+    }
+    if let Some(Violation { seed, law, text: first }) = first_violation {
+        text += &format!("{rules}: first broken with seed {seed}: {}: {first}\n", law.name());
+    }
+    (!text.is_empty()).then_some(text)
+}
+
 /// As 12.3 µs.
 fn microseconds(ns: u64) -> String {
-    format!("{}.{} µs", ns / 1_000, ns / 100 % 10)
+    format!("{}.{} µs", grouped(ns / 1_000), ns / 100 % 10)
+}
+
+/// As 1,234,567.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }

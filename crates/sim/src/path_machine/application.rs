@@ -7,7 +7,6 @@ use path::coalesce::Segment;
 use path::delivery::Batch;
 use path::{Because, CpuId, DropReason, Handler, Packet, RxQueue};
 
-use super::following;
 use crate::laws::{Delivered, Law, Laws};
 use crate::machine::Handed;
 use crate::recording::Recording;
@@ -43,7 +42,7 @@ impl Seen {
     pub(super) fn new(queues: usize, cpus: usize, start: Position) -> Self {
         Self {
             cpus,
-            next: vec![Some(following(start)); queues * cpus],
+            next: vec![Some(start.plus(1)); queues * cpus],
             passed: vec![0; queues * cpus],
             drops: Default::default(),
             moves: 0,
@@ -59,7 +58,7 @@ impl Seen {
 
     /// Looks at what was decided about a packet.
     fn note(&mut self, lane: usize, note: &Note, laws: &mut Laws) {
-        let expected = self.next[lane].replace(following(note.position));
+        let expected = self.next[lane].replace(note.position.plus(1));
         if expected.is_some_and(|expected| expected != note.position) {
             laws.broke(Law::Counters, || format!("{note:?} should lie at {expected:?}"));
         }

@@ -1,5 +1,7 @@
 //! Changes and faults: what they are exactly is drawn when their time comes.
 
+use std::fmt;
+
 use path::{CpuId, RxQueue};
 
 use super::{What, World};
@@ -25,6 +27,7 @@ impl<M: Machine> World<M> {
             What::Reads(flow) => self.read(flow),
             What::Resumes(cpu) => {
                 self.cpu(cpu).paused -= 1;
+                self.note("resume", &cpu);
                 self.resume(cpu);
             }
             What::RunsFastAgain(cpu) => self.cpu(cpu).slowed -= 1,
@@ -80,8 +83,9 @@ impl<M: Machine> World<M> {
             }
             Action::ReaderMoves => {
                 let flow = self.traffic.pick(&mut self.chance);
-                if let Some(readers) = &mut self.readers {
-                    readers.move_one(flow, self.online);
+                let readers = self.readers.as_mut();
+                if let Some(cpu) = readers.and_then(|it| it.move_one(flow, self.online)) {
+                    self.note("rfs_desired", &format_args!("{}:{cpu}", flow.0));
                 }
             }
             Action::Burst { packets } => {
@@ -95,6 +99,7 @@ impl<M: Machine> World<M> {
             Action::Pause { lasts_ns } => {
                 let cpu = self.any_cpu();
                 self.cpu(cpu).paused += 1;
+                self.note("pause", &cpu);
                 self.stop(cpu, lasts_ns, What::Resumes(cpu));
             }
             Action::Slow { lasts_ns } => {
@@ -114,6 +119,10 @@ impl<M: Machine> World<M> {
         for queue in 0..self.pace.polling.len() {
             self.wake(self.pace.polling[queue]);
         }
+    }
+
+    fn note(&mut self, what: &'static str, value: &dyn fmt::Display) {
+        self.machine.note(what, value, self.now_ns);
     }
 
     /// Slots are others from now on, and what was on its way is fenced off.
@@ -141,6 +150,7 @@ impl<M: Machine> World<M> {
         }
         let now_ns = self.now_ns;
         self.cpu(cpu).die(now_ns);
+        self.note("kill", &cpu);
         self.stop(cpu, lasts_ns, What::IsReplaced(cpu));
     }
 

@@ -1,0 +1,171 @@
+//! `forebay sim`: scenarios on virtual CPUs, under our rules and the kernel's.
+
+use std::io::IsTerminal;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use sim::{Overrides, Rules, Situation, Summary, report};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// CPUs that a run may have: bits of a set there.
+const CPUS_MAX: i64 = 64;
+
+/// Packets that a run may have: each is remembered to its end.
+const PACKETS_MAX: u64 = 10_000_000;
+
+#[derive(Debug, Args)]
+pub(crate) struct SimArgs {
+    /// What happens; without it, all scenarios are listed
+    scenario: Option<Situation>,
+
+    /// Run so many seeds, from 1 on
+    #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "seed",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+
+    /// Run this seed only: the same seed is the same run, exactly
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+
+    /// Whose rules packets are steered by; what the kernel's break is the expected result
+    #[arg(long, value_enum, default_value_t)]
+    rules: RulesArg,
+
+    /// Virtual CPUs [default: 4, or drawn]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=CPUS_MAX))]
+    cpus: Option<u16>,
+
+    /// Packets in each run [default: some thousands]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=PACKETS_MAX))]
+    packets: Option<u64>,
+
+    /// Print one JSON document and nothing else on standard output
+    #[arg(long)]
+    json: bool,
+
+    /// Write a trace of every packet and change under our rules to DIR
+    #[arg(long, value_name = "DIR", requires = "seed")]
+    trace: Option<PathBuf>,
+}
+
+/// Whose rules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+enum RulesArg {
+    /// The path itself
+    Forebay,
+    /// Those of Linux 6.18, in a model
+    Kernel,
+    /// One after the other, side by side
+    #[default]
+    Both,
+}
+
+/// Runs a scenario and prints what it came to.
+pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
+    let Some(situation) = args.scenario else { return output::print(&listed(args.json)) };
+    let (has_ours, has_kernel) = (args.rules != RulesArg::Kernel, args.rules != RulesArg::Forebay);
+    if args.trace.is_some() && !has_ours {
+        let problem = "--trace: a trace is of a run under our rules";
+        return Err(Failure::usage(problem, "leave out --rules kernel"));
+    }
+    let bar = progress(args, u64::from(has_ours) + u64::from(has_kernel));
+    let ours = if has_ours { Some(run_ours(args, situation, &bar)?) } else { None };
+    let kernel = has_kernel.then(|| run_seeds(Rules::Kernel, args, situation, &bar));
+    bar.finish_and_clear();
+    let printed = output::print(&if args.json {
+        let both = Both { ours: ours.as_ref(), kernel: kernel.as_ref() };
+        both.to_json() + "\n"
+    } else {
+        report::render(&ours.iter().chain(&kernel).collect::<Vec<_>>())
+    });
+    match ours.and_then(|ours| ours.first_violation) {
+        Some(violation) => Err(broken_law(args, situation, &violation)),
+        None => printed,
+    }
+}
+
+fn run_ours(args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Result<Summary, Failure> {
+    let (Some(directory), Some(seed)) = (&args.trace, args.seed) else {
+        return Ok(run_seeds(Rules::Forebay, args, situation, bar));
+    };
+    let mut summary = Summary::new(Rules::Forebay, situation);
+    summary.add(&sim::run_recorded(situation, seed, overrides(args), directory)?);
+    Ok(summary)
+}
+
+fn run_seeds(rules: Rules, args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Summary {
+    Summary::of_runs(rules, situation, seeds(args), overrides(args), || bar.inc(1))
+}
+
+fn seeds(args: &SimArgs) -> RangeInclusive<u64> {
+    args.seed.map_or(1..=args.seeds, |seed| seed..=seed)
+}
+
+fn overrides(args: &SimArgs) -> Overrides {
+    Overrides { cpus: args.cpus, packets: args.packets }
+}
+
+/// The scenarios, one a line.
+fn listed(json: bool) -> String {
+    if json {
+        let listed = Situation::ALL
+            .map(|situation| Listed { scenario: situation.name(), about: situation.about() });
+        return serde_json::to_string(&listed).unwrap_or_default() + "\n";
+    }
+    let line = |situation: Situation| format!("{:22}{}\n", situation.name(), situation.about());
+    Situation::ALL.map(line).concat()
+}
+
+/// A scenario, for programs.
+#[derive(Serialize)]
+struct Listed {
+    scenario: &'static str,
+    about: &'static str,
+}
+
+/// What `--json` prints: what was asked for; the kernel's beside ours where that was both.
+struct Both<'a> {
+    ours: Option<&'a Summary>,
+    kernel: Option<&'a Summary>,
+}
+
+#[derive(Serialize)]
+struct SideBySide<'a> {
+    #[serde(flatten)]
+    ours: &'a Summary,
+    kernel: &'a Summary,
+}
+
+impl Both<'_> {
+    fn to_json(&self) -> String {
+        match (self.ours, self.kernel) {
+            (Some(ours), Some(kernel)) => serde_json::to_string(&SideBySide { ours, kernel }),
+            (one, other) => serde_json::to_string(&one.or(other)),
+        }
+        .unwrap_or_default()
+    }
+}
+
+/// On a terminal, how many runs are done; elsewhere nothing.
+fn progress(args: &SimArgs, rules: u64) -> ProgressBar {
+    let runs = seeds(args).count() as u64 * rules;
+    if args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {eta} left");
+    ProgressBar::new(runs).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn broken_law(args: &SimArgs, situation: Situation, violation: &report::Violation) -> Failure {
+    let report::Violation { seed, law, text } = violation;
+    let mut command = format!("forebay sim {} --seed {seed}", situation.name());
+    for (option, value) in [("cpus", args.cpus.map(u64::from)), ("packets", args.packets)] {
+        command += &value.map_or_else(String::new, |value| format!(" --{option} {value}"));
+    }
+    Failure::Law { law: law.name(), text: text.clone(), command }
+}

@@ -1,0 +1,76 @@
+//! What the scenarios come to: a change of behaviour is a change of these tables.
+
+use sim::{Overrides, Rules, Situation, Summary, report, run};
+
+/// Runs of each scenario: enough for the kernel's rules to break order in every situation in which
+/// they can.
+const SEEDS: u64 = 4;
+
+fn summaries(rules: Rules) -> Vec<Summary> {
+    let summary =
+        |situation| Summary::of_runs(rules, situation, 1..=SEEDS, Overrides::default(), || ());
+    Situation::ALL.map(summary).into()
+}
+
+#[test]
+fn promises_1_2_3_hold_in_every_scenario() {
+    let summaries = summaries(Rules::Forebay);
+    for summary in &summaries {
+        assert_eq!(summary.first_violation, None, "{}", summary.scenario);
+        let stays = summary.scenario == Situation::RpsStable.name();
+        assert!(stays || summary.hazardous > 0, "{}: nothing was tried", summary.scenario);
+        assert!(summary.wait_max_ns <= summary.wait_bound_ns);
+    }
+    insta::assert_snapshot!("forebay", report::table(&summaries.iter().collect::<Vec<_>>()));
+}
+
+/// REQUIREMENTS section 2: where the kernel's guarantee has its holes. A law that these rules did
+/// not break would prove nothing of ours.
+#[test]
+fn rps_c3_the_kernels_rules_break_order_in_every_situation_but_a_stable_mask() {
+    let summaries = summaries(Rules::Kernel);
+    for summary in &summaries {
+        let is_stable = summary.scenario == Situation::RpsStable.name();
+        // What goes wrong with an elephant under these rules is that it stays.
+        let is_elephant = summary.scenario == Situation::Elephant.name();
+        assert!(is_elephant || (summary.reordered == 0) == is_stable, "{}", summary.scenario);
+        assert_eq!(summary.conservation_errors + summary.bound_violations, 0);
+    }
+    insta::assert_snapshot!("kernel", report::table(&summaries.iter().collect::<Vec<_>>()));
+}
+
+#[test]
+fn promise_3_the_elephant_leaves_within_its_bound_and_under_the_kernels_rules_never() {
+    for seed in 1..=SEEDS {
+        let run = |rules| run(rules, Situation::Elephant, seed, Overrides::default());
+        let (ours, kernel) = (run(Rules::Forebay), run(Rules::Kernel));
+        assert!(ours.elephant_moves > 0 && ours.broken == [0; 5], "{ours:?}");
+        assert!(ours.longest.ns <= ours.longest.bound_ns);
+        let liveness = kernel.broken[sim::Law::Liveness as usize];
+        assert!(kernel.elephant_moves == 0 && liveness > 0, "{kernel:?}");
+    }
+}
+
+#[test]
+fn promise_9_a_seed_determines_a_simulated_run() {
+    for situation in Situation::ALL {
+        for rules in [Rules::Forebay, Rules::Kernel] {
+            let run = |seed| run(rules, situation, seed, Overrides::default());
+            let first = run(7);
+            assert_eq!(first, run(7), "{}", situation.name());
+            assert_ne!(first.digest, run(8).digest, "{}", situation.name());
+        }
+    }
+}
+
+/// Both rules get the same traffic: as much of every flow, but for what a device missed.
+#[test]
+fn rules_are_compared_under_the_same_traffic() {
+    let overrides = Overrides { cpus: Some(3), packets: Some(500) };
+    for situation in Situation::ALL {
+        let run = |rules| run(rules, situation, 3, overrides);
+        let (ours, kernel) = (run(Rules::Forebay), run(Rules::Kernel));
+        assert_eq!((ours.packets, kernel.packets), (500, 500), "{}", situation.name());
+        assert_eq!(ours.delivered + ours.dropped, 500, "promise 2");
+    }
+}
