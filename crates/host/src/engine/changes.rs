@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use path::RxQueue;
 use path::backlog::BACKLOG_CAPACITY_MAX;
 use path::hash::Hasher;
 use path::steer::SockFlowTable;
@@ -39,8 +40,9 @@ pub(super) struct Made {
     pub(super) change: Option<Change>,
     /// What was made for it.
     pub(super) parts: Parts,
-    /// The value as it is read back: as it is in force.
-    pub(super) value: String,
+    /// What a trace says of it: each knob whose value in force is another now, and that value as it
+    /// is read back.
+    pub(super) rows: Vec<(String, String)>,
     /// Whether the script says so, rather than somebody who watches.
     pub(super) is_scripted: bool,
 }
@@ -255,10 +257,27 @@ impl Changes {
         if let Some(change) = &change {
             self.settings.apply(change);
         }
-        let value = change.as_ref().map(|change| self.value_of(change)).unwrap_or_default();
+        let rows = change.as_ref().map(|change| self.rows(change)).unwrap_or_default();
         let parts = parts.unwrap_or(Parts::None);
-        let made = Made { epoch: self.epoch, change, parts, value, is_scripted };
+        let made = Made { epoch: self.epoch, change, parts, rows, is_scripted };
         self.log.append(Entry::Change(Arc::new(made)));
+    }
+
+    /// What a change is written down as. Masks change with the CPUs that run.
+    fn rows(&self, change: &Change) -> Vec<(String, String)> {
+        let mut rows = vec![(change.what(), self.value_of(change))];
+        if let Change::Cpus(_) = change {
+            let queues = &self.settings.queues;
+            let masks = queues.iter().map(|queue| &queue.rps_cpus);
+            let is_one = masks.clone().all(|mask| Some(mask) == masks.clone().next());
+            let masks = (0..).zip(masks).map(|(queue, mask)| {
+                let queues = if is_one { Queues::All } else { Queues::One(RxQueue(queue)) };
+                Change::RpsCpus(queues, mask.clone())
+            });
+            let masks = masks.take(if is_one { 1 } else { queues.len() });
+            rows.extend(masks.map(|mask| (mask.what(), self.value_of(&mask))));
+        }
+        rows
     }
 
     /// A change's value as it is read back: as it is in force.

@@ -27,7 +27,9 @@ impl Queue {
             && let Some(trace) = &self.trace
         {
             let now_ns = shared.clock.now_ns();
-            trace.trace().changed(now_ns, made.epoch, &change.what(), &made.value);
+            for (what, value) in &made.rows {
+                trace.trace().changed(now_ns, made.epoch, what, value);
+            }
         }
     }
 
