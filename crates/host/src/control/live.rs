@@ -59,7 +59,8 @@ impl Control {
     ///
     /// # Errors
     /// When it cannot be: `EINVAL` for a CPU or a key that cannot be, `ENOENT` for a queue, `EBUSY`
-    /// for the last CPU that runs, `ENOMEM` for a table too large.
+    /// for the last CPU that runs and while [`CHANGES_MAX`](crate::engine::CHANGES_MAX) changes wait
+    /// for the engine, `ENOMEM` for a table too large.
     #[expect(clippy::needless_pass_by_value, reason = "a change is made for this")]
     pub fn change(&self, change: Change) -> Result<Written, Refused> {
         self.shared.change(&change)

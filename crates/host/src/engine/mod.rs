@@ -57,7 +57,8 @@ pub struct Engine<H> {
 
 impl<H: Handler + 'static> Engine<H> {
     /// Builds an engine: one rx queue for each source, polled by the CPUs in turn, and one handler
-    /// for each CPU.
+    /// for each CPU. A handler outlives the threads of its CPU: if it panics, the batch that it had is
+    /// lost, and the next thread hands it the next one.
     ///
     /// # Errors
     /// When there are no CPUs, no memory for the packets, or the script says what cannot be.
@@ -131,8 +132,9 @@ impl<H: Handler + 'static> Engine<H> {
     /// Runs on one thread for each CPU until every source is exhausted and every packet handled.
     ///
     /// # Errors
-    /// When a thread cannot be started, or one panics. What goes wrong with a source is part of
-    /// the outcome.
+    /// When a thread cannot be started, one panics outside of its handler, or a handler panics
+    /// [`PANICS_IN_A_ROW`] times without handling a batch between. What goes wrong with a source, and
+    /// which threads were replaced, is part of the outcome.
     pub fn run(self) -> Result<Outcome<H>> {
         live::run(self.workers, &self.shared)
     }
