@@ -42,7 +42,7 @@ pub struct Move {
     /// ([`Because::Held`]).
     pub because: Because,
     /// Packets up to the slot's last one that the old CPU had before it when the wish was first
-    /// refused; 0 if it never was.
+    /// refused; 0 if it never was, or had been seen to be drained in the middle of a turn.
     pub ahead: u32,
     /// Packets that followed their predecessors meanwhile.
     pub stayed: u32,

@@ -114,7 +114,7 @@ struct Wait {
     since_ns: u64,
     /// Packets that stayed.
     packets: u32,
-    /// Packets that the CPU had before it at first; 0 if nothing waited.
+    /// Packets that the CPU had before it at first; 0 too if it had just processed the last.
     ahead: u32,
 }
 
@@ -386,6 +386,8 @@ impl Steering {
         let wait = std::mem::take(&mut self.waits[slot.index()]);
         let hold = self.table.get(slot).hold().and_then(|hold| self.holds.get(hold));
         let since = |since_ns| now_ns.saturating_sub(since_ns);
+        let held_ns = hold.map_or(0, |hold| since(hold.since_ns));
+        let was_refused_before = wait.ahead > 0 || wait.packets > 0;
         self.journal.moved(Move {
             at_ns: now_ns,
             flow,
@@ -396,8 +398,8 @@ impl Steering {
             because: to.because,
             ahead: wait.ahead,
             stayed: wait.packets,
-            waited_ns: if wait.ahead > 0 { since(wait.since_ns) } else { 0 },
-            held_ns: hold.map_or(0, |hold| since(hold.since_ns)),
+            waited_ns: if was_refused_before { since(wait.since_ns) } else { held_ns },
+            held_ns,
         });
     }
 

@@ -84,6 +84,28 @@ fn a_move_that_waited_for_nothing_says_so() {
     assert_eq!(world.intake.state_of(world.hash_of(OTHER)).moves, [], "another slot's");
 }
 
+/// What is seen in the middle of a turn may have happened after its time was read.
+#[test]
+fn a_move_that_waited_for_the_next_turn_only_says_so() {
+    let mut world = World::new(Settings { rps_cpus: 0, ..Settings::default() });
+    (0..100).for_each(|_| world.idle_turn()); // nobody looks at the CPUs any more
+    world.application(FLOW, 1);
+    world.arrive(&[FLOW]);
+    world.deliver(1, 1);
+    world.application(FLOW, 2);
+    world.arrive(&[FLOW]);
+    let held_ns = world.now_ns;
+    assert_eq!(world.intake.held(), 1);
+    world.now_ns += 100;
+    world.idle_turn();
+    let moves = world.intake.state_of(world.hash_of(FLOW)).moves;
+    let [Move { because, ahead, stayed, waited_ns, .. }] = moves[..] else { panic!("{moves:?}") };
+    assert_eq!((because, ahead, stayed, waited_ns), (Held, 0, 0, world.now_ns - held_ns));
+    assert_eq!(moves[0].held_ns, waited_ns);
+    world.settle();
+    world.check();
+}
+
 #[test]
 fn moves_under_an_old_key_are_nobodys_under_the_new_one() {
     let mut world = all_on_cpu_1(Settings::default());
