@@ -296,7 +296,7 @@ impl Intake {
         let Some(before) = self.hashed_before.take() else { return };
         let mut hashed_before = packets.drain(..before).collect();
         self.steer(&mut hashed_before);
-        self.steering.rehash(self.now_ns, &mut self.backlogs);
+        self.steering.rehash(self.now_ns, &self.backlogs);
     }
 
     fn steer(&mut self, packets: &mut Vec<Packet>) {

@@ -168,6 +168,10 @@ impl FlowTable {
             let merged =
                 carried.reduce(|slot, other| slot.merged_with(other, fences, &mut pending));
             *slot = merged.unwrap_or(Slot::EMPTY);
+            if table.shift < self.shift && slot.last_flow.0 >> table.shift != place {
+                // Its last packet was of a flow that has another of the new slots.
+                slot.last_flow = FlowHash::NONE;
+            }
         }
         table.slots[flows] = self.slots[self.len()].carried(fences);
         table

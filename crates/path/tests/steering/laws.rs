@@ -278,13 +278,13 @@ impl InSlot {
     fn check(&mut self, world: &World, (table, slot): (u32, Option<u32>), seen: &Seen) {
         let note = seen.note;
         let Some(last) = self.last.replace(*seen) else { return };
-        let between = world.journal.lost.iter().filter(|lost| {
+        let mut between = world.journal.lost.iter().filter(|lost| {
             let epoch = world.arrived_in(lost.arrival);
             (epoch.table, epoch.slot(lost.hash)) == (table, slot)
                 && lost.arrival.is_after(last.note.arrival)
                 && note.arrival.is_after(lost.arrival)
         });
-        let lost = between.last();
+        let lost = between.next_back();
         assert_eq!(note.behind, lost.map_or(last.hash, |lost| lost.hash), "{seen:?}");
         if let Some(lost) = lost {
             assert!(lost.cpu == seen.cpu || lost.lost_ns < note.enqueued_ns, "rfs_6: {seen:?}");

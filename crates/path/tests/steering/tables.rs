@@ -250,7 +250,7 @@ fn promise_3_beyond_as_many_holds_as_there_may_be_a_packet_stays_or_is_refused()
     steering.set_running(RpsMap::new(cpus_of(0b11)));
     steering.set_rps_map(RpsMap::new(cpus_of(0b01)));
     put(&mut backlogs, CpuId(0), world.packet(&[0, 1]));
-    steering.rehash(0, &mut backlogs);
+    steering.rehash(0, &backlogs);
     let hash = |slot: u32| FlowHash(slot << 15 | 1);
     for slot in 0..HOLDS_MAX {
         let verdict = steering.decide(hash(slot), 0, &mut backlogs);
