@@ -42,6 +42,24 @@ pub enum Error {
         /// Why it cannot be.
         why: String,
     },
+    /// A directory that the control tree cannot be mounted on.
+    #[error("cannot mount the control tree on {}: {problem}", directory.display())]
+    Mountpoint {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What to do about it.
+        help: String,
+    },
+    /// The system refuses to mount the control tree.
+    #[error("cannot mount the control tree on {}: {source}", directory.display())]
+    Mount {
+        /// Where.
+        directory: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The packet memory cannot be had.
     #[error("cannot map {bytes} bytes of packet memory: {source}")]
     Memory {
@@ -90,7 +108,12 @@ impl Error {
             Self::File { action, .. } => {
                 format!("check that the path is right and that you may {action} it, then try again")
             }
-            Self::Capture { help, .. } => help.clone(),
+            Self::Capture { help, .. } | Self::Mountpoint { help, .. } => help.clone(),
+            Self::Mount { .. } => {
+                "it takes /dev/fuse (modprobe fuse), and root or the program fusermount3; see that \
+                 they are there, or go without"
+                    .to_owned()
+            }
             Self::Setting { .. } => "see `forebay help` for what it can be".to_owned(),
             Self::Memory { .. } => {
                 "free some memory, or ask for fewer CPUs or queues or a smaller backlog".to_owned()
@@ -111,10 +134,11 @@ impl Error {
         match self {
             Self::File { action, source, .. } => is_output(action) && !is_bad_path(source.kind()),
             Self::Memory { .. }
+            | Self::Mount { .. }
             | Self::Thread { .. }
             | Self::Source { .. }
             | Self::Panicked { .. } => true,
-            Self::Capture { .. } | Self::Setting { .. } => false,
+            Self::Capture { .. } | Self::Setting { .. } | Self::Mountpoint { .. } => false,
         }
     }
 

@@ -1,11 +1,14 @@
 //! What the engine asks of Linux: CPUs, memory, timers. The second island of `unsafe`.
 
 use std::io;
+use std::path::Path;
 use std::ptr::NonNull;
 
 use mem::Region;
 use path::CpuId;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mount::{self, UnmountFlags};
+use rustix::process;
 use rustix::thread::{self, CpuSet};
 
 use crate::error::{Error, Result};
@@ -36,6 +39,38 @@ pub fn available_memory_bytes() -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+/// A user, and the group that its files belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct User {
+    /// The user's number.
+    pub uid: u32,
+    /// The group's.
+    pub gid: u32,
+}
+
+impl User {
+    /// Whether this is the one that may do anything.
+    #[must_use]
+    pub fn is_root(self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// Who runs this process.
+#[must_use]
+pub fn user() -> User {
+    User { uid: process::geteuid().as_raw(), gid: process::getegid().as_raw() }
+}
+
+/// Takes what is mounted on a directory out of the tree, in use or not: it goes when nobody uses it
+/// any more.
+///
+/// # Errors
+/// When it is not allowed, or nothing is mounted there.
+pub fn unmount_lazily(directory: &Path) -> io::Result<()> {
+    Ok(mount::unmount(directory, UnmountFlags::DETACH)?)
 }
 
 /// Keeps the calling thread on `cpu`.

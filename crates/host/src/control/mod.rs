@@ -8,6 +8,7 @@ pub mod live; //     whoever changes a running engine
 pub mod tree; //     the same as files, at the kernel's places
 mod files; //       what they say and take
 mod stats; //       what is counted
+pub mod mount; //   the files in a directory, for shells and scripts
 pub mod coalesce;
 pub mod cpus;
 pub mod errno; //   the kernel's names for what is refused
@@ -26,6 +27,7 @@ pub use flow::FlowName;
 pub use knob::{Knob, Place, Value};
 pub use live::Control;
 pub use machine::Machine;
+pub use mount::Mount;
 pub use refused::{Refused, Written};
 pub use script::{Script, ScriptedChange};
 pub use settings::{QueueSettings, Settings};

@@ -1,0 +1,95 @@
+//! What open files are in the middle of being read from.
+
+use std::collections::BTreeMap;
+
+use fuser::FileHandle;
+
+/// Open files of which a text is kept. Of any more, the one that was opened first goes on with the
+/// text of the moment.
+const READINGS_MAX: usize = 1024;
+
+/// A text for each open file, so that a file which is read in pieces is of one moment. As in the
+/// kernel (`seq_read_iter` in fs/seq_file.c), a text is made when a file is read from its start, or
+/// anywhere but where the last piece ended.
+pub(super) struct Readings {
+    open: BTreeMap<u64, Reading>,
+}
+
+struct Reading {
+    text: String,
+    /// Where the last piece ended.
+    offset: u64,
+}
+
+impl Readings {
+    pub(super) fn new() -> Self {
+        Self { open: BTreeMap::new() }
+    }
+
+    /// The next piece of a file, from `offset` on, `size_bytes` at most. `text` is what it holds now.
+    pub(super) fn read<E>(
+        &mut self,
+        file: FileHandle,
+        offset: u64,
+        size_bytes: u32,
+        text: impl FnOnce() -> Result<String, E>,
+    ) -> Result<Vec<u8>, E> {
+        let mut reading = match self.open.remove(&file.0) {
+            Some(reading) if offset > 0 && reading.offset == offset => reading,
+            _ => Reading { text: text()?, offset },
+        };
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let size_bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+        let rest = reading.text.as_bytes().get(start..).unwrap_or_default();
+        let piece = rest[..rest.len().min(size_bytes)].to_vec();
+        reading.offset += piece.len() as u64;
+        if self.open.len() == READINGS_MAX {
+            self.open.pop_first();
+        }
+        self.open.insert(file.0, reading);
+        Ok(piece)
+    }
+
+    /// Forgets a file that nobody has open any more.
+    pub(super) fn close(&mut self, file: FileHandle) {
+        self.open.remove(&file.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(readings: &mut Readings, file: u64, offset: u64, text: &str) -> String {
+        let text = || Ok::<_, ()>(text.to_owned());
+        let piece = readings.read(FileHandle(file), offset, 2, text).unwrap();
+        String::from_utf8(piece).unwrap()
+    }
+
+    #[test]
+    fn a_file_read_in_pieces_is_of_one_moment_and_its_start_is_of_now() {
+        let mut readings = Readings::new();
+        assert_eq!(read(&mut readings, 1, 0, "abc\n"), "ab");
+        assert_eq!(read(&mut readings, 2, 0, "ABC\n"), "AB");
+        assert_eq!(read(&mut readings, 1, 2, "xyz\n"), "c\n");
+        assert_eq!(read(&mut readings, 1, 4, "longer\n"), "");
+        assert_eq!(read(&mut readings, 1, 0, "xyz\n"), "xy");
+        assert_eq!(read(&mut readings, 1, 1, "123\n"), "23");
+        assert_eq!(read(&mut readings, 1, u64::MAX, "123\n"), "");
+        assert_eq!(read(&mut readings, 2, 2, "xyz\n"), "C\n");
+    }
+
+    #[test]
+    fn promise_3_texts_are_kept_of_a_bounded_number_of_files() {
+        let mut readings = Readings::new();
+        let most = READINGS_MAX as u64;
+        for file in 0..=most {
+            assert_eq!(read(&mut readings, file, 0, "abc\n"), "ab");
+        }
+        assert_eq!(readings.open.len(), READINGS_MAX);
+        assert_eq!(read(&mut readings, 0, 2, "xyz\n"), "z\n");
+        assert_eq!(read(&mut readings, most, 2, "xyz\n"), "c\n");
+        (0..=most).for_each(|file| readings.close(FileHandle(file)));
+        assert!(readings.open.is_empty());
+    }
+}
