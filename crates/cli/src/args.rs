@@ -126,6 +126,11 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
 
+    /// Mount the knobs on DIR, an empty directory, for as long as the run lasts: files as in sysfs
+    /// and procfs, to be read and written while packets flow
+    #[arg(long, value_name = "DIR", conflicts_with = "deterministic")]
+    pub(crate) mount: Option<PathBuf>,
+
     /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
     /// take memory whether or not there are as many flows
     #[arg(long, value_name = "N", default_value_t = path::steer::RPS_FLOW_CNT,

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay::control::cpus::MAX_CPUS;
-use forebay::control::{Change, Coalesce, CoalesceAt, CpuList, Script, ScriptedChange};
+use forebay::control::{Change, Coalesce, CoalesceAt, CpuList, Mount, Script, ScriptedChange};
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::device::{Progress, Rate};
@@ -42,10 +42,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let seed = seed(args);
     let plan = plan(args, seed)?;
     let cpus = plan.engine.cpus.clone();
+    let mountpoint = args.mount.as_deref();
+    mountpoint.map(Mount::check).transpose()?;
     let replay = Replay::open(plan)?;
+    // Before there is a mount that a signal would leave behind.
     let interrupted = stop_on_signals(replay.stopper());
+    let mount = mountpoint.map(|directory| Mount::new(replay.control(), directory)).transpose()?;
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
+    drop(mount);
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };

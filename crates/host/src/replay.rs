@@ -12,6 +12,7 @@ use path::hash::Indirection;
 use path::{RxQueue, Source};
 
 use crate::clock::Clock;
+use crate::control::Control;
 use crate::device::pcap::{Capture, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
 use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
 use crate::device::{Progress, QueueShare};
@@ -130,6 +131,12 @@ impl Replay {
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
+    }
+
+    /// What changes the run while it lasts.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.engine.control()
     }
 
     /// Runs to the end.
