@@ -13,6 +13,7 @@ mod knobs; //    what is written to them, by the kernel
 mod namespace; // network namespaces of our own
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
+mod storm; //    scripts in which everything changes
 mod tshark; //   every field, told twice
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -23,6 +24,12 @@ fn main() {
     trials.extend([
         judge("promise_1_order_holds_with_flips_live", order::one_cpu(), order::judge_live),
         judge("promise_1_order_holds_with_flips_deterministic", None, order::judge_deterministic),
+        judge("promise_1_order_holds_in_a_storm_live", order::one_cpu(), order::judge_storm_live),
+        judge(
+            "promise_1_order_holds_in_a_storm_deterministic",
+            None,
+            order::judge_storm_deterministic,
+        ),
         judge("promise_5_damaged_captures_never_break_the_program", None, damage::judge),
     ]);
     trials.extend(gro::TRIALS.map(|(name, trial)| judge(name, None, trial)));

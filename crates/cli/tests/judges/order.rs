@@ -15,6 +15,7 @@ use crate::Judgement;
 use crate::captures;
 use crate::frames::Frame;
 use crate::program;
+use crate::storm;
 
 const FLOWS: [u32; 5] = [1, 7, 64, 512, 4096];
 /// From zero, and soon to wrap.
@@ -33,19 +34,49 @@ const ENTRY_SHIFT: u32 = 32 - 12;
 struct Scene {
     frames: usize,
     args: &'static [&'static str],
-    masks: &'static [&'static str],
+    changes: Changes,
+}
+
+/// What changes on the way.
+enum Changes {
+    /// The mask, one after another.
+    Masks(&'static [&'static str]),
+    /// Whatever can, on so many CPUs.
+    Storm(u16),
 }
 
 const LIVE: Scene = Scene {
     frames: 80_000,
     args: &["--cpus", "2", "--rate", "500k", "--work", "2000"],
-    masks: &["1", "2", "3"],
+    changes: Changes::Masks(&["1", "2", "3"]),
 };
 
 const DETERMINISTIC: Scene = Scene {
     frames: 30_000,
     args: &["--deterministic", "--cpus", "4", "--rate", "600k", "--work", "2000"],
-    masks: &["1", "c", "2", "f", "8", "5"],
+    changes: Changes::Masks(&["1", "c", "2", "f", "8", "5"]),
+};
+
+const STORM_LIVE: Scene = Scene {
+    frames: 80_000,
+    args: &["--cpus", "2", "--rate", "300k", "--work", "2000", "--hash", "toeplitz"],
+    changes: Changes::Storm(2),
+};
+
+const STORM_DETERMINISTIC: Scene = Scene {
+    frames: 30_000,
+    args: &[
+        "--deterministic",
+        "--cpus",
+        "4",
+        "--rate",
+        "600k",
+        "--work",
+        "2000",
+        "--hash",
+        "toeplitz",
+    ],
+    changes: Changes::Storm(4),
 };
 
 /// Why order cannot be broken here.
@@ -60,6 +91,14 @@ pub(crate) fn judge_live() -> Judgement {
 
 pub(crate) fn judge_deterministic() -> Judgement {
     judge(&DETERMINISTIC)
+}
+
+pub(crate) fn judge_storm_live() -> Judgement {
+    judge(&STORM_LIVE)
+}
+
+pub(crate) fn judge_storm_deterministic() -> Judgement {
+    judge(&STORM_DETERMINISTIC)
 }
 
 fn judge(scene: &Scene) -> Judgement {
@@ -84,6 +123,14 @@ fn judge(scene: &Scene) -> Judgement {
     Ok(())
 }
 
+/// The endpoints of a flow.
+pub(crate) fn source(flow: u32) -> [u8; 4] {
+    let [.., high, low] = flow.to_be_bytes();
+    [10, 1, high, low]
+}
+pub(crate) const DESTINATION: [u8; 4] = [10, 9, 0, 1];
+pub(crate) const PORTS: (u16, u16) = (1024, 9000);
+
 /// Stamped UDP: runs of one to eight frames of a flow, in order within each flow. Returns how many
 /// each flow has.
 fn write_stamped(path: &Path, flows: u32, frames: usize) -> Vec<u64> {
@@ -103,34 +150,37 @@ fn write_stamped(path: &Path, flows: u32, frames: usize) -> Vec<u64> {
 }
 
 fn stamp(flow: u32, sequence: u64) -> Frame {
-    let [.., high, low] = flow.to_be_bytes();
     let payload = [&b"STMP"[..], &flow.to_be_bytes(), &sequence.to_be_bytes()].concat();
     let mut bytes = Vec::new();
     PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
-        .ipv4([10, 1, high, low], [10, 9, 0, 1], 64)
-        .udp(1024, 9000)
+        .ipv4(source(flow), DESTINATION, 64)
+        .udp(PORTS.0, PORTS.1)
         .write(&mut bytes, &payload)
         .unwrap();
     Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
 }
 
 fn run(scene: &Scene, directory: &Path, args: [&str; 4], sent: &[u64]) -> Result<Findings, Failed> {
-    let flips = (FLIP_FRAMES..scene.frames).step_by(FLIP_FRAMES);
-    let flips: Vec<_> = flips
-        .zip(scene.masks.iter().cycle())
-        .flat_map(|(frame, mask)| ["--at".to_owned(), format!("{frame}:rps_cpus={mask}")])
-        .collect();
-    let fixed = ["f.pcap", "--json", "--spread", "always", "--trace", "t"];
-    let output = program::replay(
-        directory,
-        fixed.iter().chain(scene.args).copied().chain(args).chain(flips.iter().map(String::as_str)),
-    );
+    let script = match scene.changes {
+        Changes::Masks(masks) => {
+            let frames = (FLIP_FRAMES..scene.frames).step_by(FLIP_FRAMES);
+            let flips = frames.zip(masks.iter().cycle());
+            flips.map(|(frame, mask)| format!("{frame}:rps_cpus={mask}\n")).collect()
+        }
+        Changes::Storm(cpus) => storm::script(cpus, sent.len(), scene.frames),
+    };
+    fs::write(directory.join("script.txt"), script)?;
+    let fixed = "f.pcap --json --spread always --trace t --script script.txt".split(' ');
+    let output = program::replay(directory, fixed.chain(scene.args.iter().copied()).chain(args));
     if !output.status.success() {
         return Err(program::told(&output).into());
     }
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let trace = Trace::read(&directory.join("t"))?;
     let findings = trace.judge(sent)?;
+    if let Changes::Masks(_) = scene.changes {
+        trace.judge_entries()?;
+    }
     let counted = [&report["delivered"], &trace.counters["delivered"]].map(Value::as_u64);
     if counted != [Some(trace.delivered.len() as u64); 2] {
         return Err(format!("{counted:?} counted, {} traced", trace.delivered.len()).into());
@@ -184,14 +234,13 @@ impl Trace {
         Ok(Self {
             delivered: rows(directory, "deliver.csv", Delivered::of)?,
             dropped: rows(directory, "drop.csv", Dropped::of)?,
-            masks: rows(directory, "config.csv", mask)?.into_iter().collect(),
+            masks: rows(directory, "config.csv", mask)?.into_iter().flatten().collect(),
             counters: serde_json::from_slice(&fs::read(directory.join("counters.json"))?)?,
         })
     }
 
     fn judge(&self, sent: &[u64]) -> Result<Findings, Failed> {
         self.judge_completeness(sent)?;
-        self.judge_entries()?;
         let mut flows: HashMap<u32, Vec<&Delivered>> = HashMap::new();
         for packet in &self.delivered {
             flows.entry(packet.flow).or_default().push(packet);
@@ -353,9 +402,11 @@ impl Dropped {
     }
 }
 
-fn mask(line: &str) -> Option<(u32, u32)> {
-    let mut fields = line.split(',').skip(1);
-    let epoch = fields.next()?.parse().ok()?;
-    (fields.next()? == "rps_cpus").then_some(())?;
-    Some((epoch, u32::from_str_radix(fields.next()?, 16).ok()?))
+/// An epoch and the mask that it began with, if that is what changed.
+fn mask(line: &str) -> Option<Option<(u32, u32)>> {
+    let fields: Vec<_> = line.splitn(4, ',').collect();
+    let &[_, epoch, what, value] = fields.as_slice() else { return None };
+    let epoch = epoch.parse().ok()?;
+    let mask = || Some((epoch, u32::from_str_radix(value, 16).ok()?));
+    if what == "rps_cpus" { mask().map(Some) } else { Some(None) }
 }
