@@ -10,6 +10,7 @@ mod damage; //   captures with seeded damage
 mod frames; //   frames of every kind
 mod gro; //      coalescing, by laws and by the kernel
 mod knobs; //    what is written to them, by the kernel
+mod mount; //    the mounted knobs, by the kernel's own files
 mod namespace; // network namespaces of our own
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
@@ -42,6 +43,10 @@ fn main() {
     ]);
     let name = "rps_8_knobs_answer_as_the_kernel_answers";
     trials.push(judge(name, knobs::missing(), knobs::judge));
+    let mounts = mount::missing();
+    for (name, trial) in mount::TRIALS {
+        trials.push(judge(name, mounts.clone(), trial));
+    }
     libtest_mimic::run(&arguments, trials).exit();
 }
 

@@ -1,0 +1,187 @@
+//! The mounted knobs against the kernel's own files: what is written for sysfs and procfs must run
+//! unchanged, and nobody else may change anything.
+
+mod scripts; // what people do with such files
+mod sides; //   where they do it: in the kernel's tree, and in ours
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use forebay::control::CpuList;
+use forebay::sys;
+use libtest_mimic::Failed;
+use serde_json::Value;
+
+use crate::Judgement;
+use scripts::{SCRIPTS, STRANGERS};
+use sides::{Kernel, Mountpoint, Run};
+
+const TOOLS: [&str; 9] =
+    ["ip", "bash", "dash", "python3", "awk", "sed", "setpriv", "unshare", "sysctl"];
+
+/// A name, and who judges.
+type Judge = (&'static str, fn() -> Judgement);
+
+/// All that is judged here.
+pub(crate) const TRIALS: [Judge; 5] = [
+    ("promise_8_scripts_for_sysfs_and_procfs_run_unchanged_on_the_mount", judge_scripts),
+    ("promise_8_a_second_user_cannot_change_anything_on_the_mount", judge_strangers),
+    ("promise_8_programs_without_a_prefix_work_on_the_mount", judge_unprefixed),
+    ("promise_1_order_holds_while_shells_write_to_the_mount", judge_order),
+    ("promise_2_a_mount_goes_with_its_run", judge_ends),
+];
+
+/// Why there is nothing to judge.
+pub(crate) fn missing() -> Option<String> {
+    if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        return Some(format!("/dev/fuse cannot be opened: {error}"));
+    }
+    if !sys::user().is_root() {
+        return Some("it takes root".to_owned());
+    }
+    let is_there = |tool: &str| {
+        let looked =
+            Command::new("sh").args(["-c", "command -v $0", tool]).stdout(Stdio::null()).status();
+        looked.is_ok_and(|status| status.success())
+    };
+    if let Some(tool) = TOOLS.into_iter().find(|tool| !is_there(tool)) {
+        return Some(format!("{tool} is not installed"));
+    }
+    if sys::allowed_cpus().len() < 2 {
+        return Some("with one CPU there is nothing to steer".to_owned());
+    }
+    let cpus = |which| fs::read_to_string(format!("/sys/devices/system/cpu/{which}")).ok();
+    let allowed = CpuList::new(sys::allowed_cpus()).to_string();
+    if cpus("online") != cpus("possible") || cpus("online") != Some(allowed + "\n") {
+        return Some("both sides have the same CPUs only where all run and may be used".to_owned());
+    }
+    let refused = Kernel::new().err()?;
+    let reason = refused.message().unwrap_or_default().to_owned();
+    Some(format!("it takes network namespaces and veth: {reason}"))
+}
+
+/// Runs every script on both sides.
+fn judge_scripts() -> Judgement {
+    compare(&SCRIPTS)
+}
+
+/// Has somebody else try it.
+fn judge_strangers() -> Judgement {
+    compare(&STRANGERS)
+}
+
+fn compare(scripts: &[(&str, &str)]) -> Judgement {
+    let directory = Mountpoint::new()?;
+    let (kernel, run) = (Kernel::new()?, Run::start(&directory)?);
+    let mut wrong = Vec::new();
+    for (name, script) in scripts {
+        let (expected, told) = (kernel.tell(script)?, run.tell(script)?);
+        if expected != told {
+            wrong.push(format!("{name}\n  the kernel: {expected}\n  the mount:  {told}"));
+        }
+    }
+    assert_is_clean(&run.stop()?)?;
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+/// Programs that know no prefix find the mount where they look: it is bound over the kernel's
+/// directories, in a mount namespace of their own.
+fn judge_unprefixed() -> Judgement {
+    let directory = Mountpoint::new()?;
+    let run = Run::start(&directory)?;
+    let script = "
+        mount --bind $T/proc/sys/net/core /proc/sys/net/core || exit
+        mount --bind $T/sys/class/net /sys/class/net || exit
+        sysctl -w net.core.netdev_max_backlog=2500
+        sysctl -n net.core.netdev_max_backlog
+        for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo 1 > $file; cat $file; done
+        sysctl -w net.core.dev_weight=none";
+    let told = run.tell_under(&["unshare", "-m", "bash", "-c"], script)?;
+    // Nobody waits for those who still see the mount in a namespace of theirs.
+    assert_is_clean(&run.stop()?)?;
+    let output = "net.core.INT = 2500\n2500\n1\n1\n";
+    let error = "sysctl: setting key \"net.core.dev_weight\": Invalid argument\n";
+    if told.output.starts_with(output) && told.errors == error {
+        Ok(())
+    } else {
+        Err(told.to_string().into())
+    }
+}
+
+/// Shells change everything that has to do with order, while packets flow and others look on.
+fn judge_order() -> Judgement {
+    let directory = Mountpoint::new()?;
+    let run = Run::start_at(&directory, "100k")?;
+    let script = "cd $T
+        while :; do cat proc/net/softnet_stat sys/class/net/replay/queues/rx-*/rps_cpus; done \\
+            > /dev/null & watcher=$!
+        for turn in {1..100}; do
+            for file in sys/class/net/replay/queues/rx-*/rps_cpus; do
+                echo $((turn % 2 + 1)) > $file
+            done
+            echo $((turn % 3 * 1000)) > sys/class/net/replay/queues/rx-0/rps_flow_cnt
+            echo $((turn % 4 * 5000)) > proc/sys/net/core/rps_sock_flow_entries
+            echo $((turn % 5 * 300 + 100)) > proc/sys/net/core/netdev_max_backlog
+            echo $((turn % 2)) > sys/devices/system/cpu/cpu1/online
+        done; kill $watcher; echo 1 > sys/devices/system/cpu/cpu1/online
+        cat sys/devices/system/cpu/online";
+    let told = run.tell(script)?;
+    let report = run.stop()?;
+    assert_is_clean(&report)?;
+    if told.code != Some(0) || !told.errors.is_empty() {
+        return Err(told.to_string().into());
+    }
+    if report["steer"]["moves"] == 0 {
+        return Err(format!("nothing has moved: {report}").into());
+    }
+    Ok(())
+}
+
+/// A mount goes with its run, whoever stands in it; that of a run that was killed is told apart.
+fn judge_ends() -> Judgement {
+    let directory = Mountpoint::new()?;
+    let run = Run::start(&directory)?;
+    let bystander = |command: &str, argument: &str| {
+        let mut bystander = Command::new(command);
+        bystander.args([argument, "sleep", "infinity"]).current_dir(directory.path()).spawn()
+    };
+    // One in the directory, one in a mount namespace that has a mount of its own of it.
+    let mut bystanders = [bystander("env", "-i")?, bystander("unshare", "-m")?];
+    let report = run.stop();
+    for bystander in &mut bystanders {
+        bystander.kill()?;
+        bystander.wait()?;
+    }
+    assert_is_clean(&report?)?;
+    if fs::read_dir(directory.path())?.next().is_some() {
+        return Err("something is left behind".into());
+    }
+
+    Run::start(&directory)?.kill()?;
+    let Err(refused) = Run::start(&directory) else {
+        return Err("what is dead was mounted on".into());
+    };
+    let words = refused.message().unwrap_or_default();
+    let command = words.split('`').find(|words| words.starts_with("umount -l"));
+    let Some(command) = command else {
+        return Err(format!("nobody says what to do: {words}").into());
+    };
+    let status = Command::new("sh").args(["-c", command]).status()?;
+    if !status.success() {
+        return Err(format!("{command}: {status}").into());
+    }
+    assert_is_clean(&Run::start(&directory)?.stop()?)
+}
+
+/// Nothing was lost or reordered, whatever was set.
+fn assert_is_clean(report: &Value) -> Judgement {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let dropped = report["dropped"].as_object().into_iter().flat_map(|reasons| reasons.values());
+    let accounted =
+        number(&report["delivered"]) + number(&report["queued"]) + dropped.map(number).sum::<u64>();
+    if accounted > 0 && report["packets_in"] == accounted && report["reordered"] == 0 {
+        Ok(())
+    } else {
+        Err(Failed::from(format!("the run's report: {report}")))
+    }
+}
