@@ -280,12 +280,16 @@ impl Changes {
         rows
     }
 
-    /// A change's value as it is read back: as it is in force.
+    /// A change's value as it is in force. No mask is no limit: packets go where the queue is polled
+    /// or an application runs.
     fn value_of(&self, change: &Change) -> String {
         match change {
-            Change::RpsCpus(_, cpus) | Change::FlowLimitCpuBitmap(cpus) => {
-                self.in_force(cpus).to_mask(self.cpu_count)
+            Change::RpsCpus(_, cpus) => {
+                let in_force = self.in_force(cpus);
+                let cpus = if in_force.is_empty() { &self.cpus } else { &in_force };
+                cpus.to_mask(self.cpu_count)
             }
+            Change::FlowLimitCpuBitmap(cpus) => self.in_force(cpus).to_mask(self.cpu_count),
             Change::RfsDesired { flow, cpu } => match &self.trace {
                 Some(trace) => format!("{}:{cpu}", trace.flow_number(*flow)),
                 None => change.value(self.cpu_count),

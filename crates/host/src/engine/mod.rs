@@ -49,10 +49,6 @@ pub(crate) use shared::Shared;
 pub use stepped::VirtualCosts;
 use worker::{Deaths, Life, Worker};
 
-/// Packets of a backlog that there is memory for at least, should `netdev_max_backlog` be raised on
-/// the way. Memory that is never used is never taken.
-const BACKLOG_ROOM: u32 = 8192;
-
 /// An engine, ready to run.
 pub struct Engine<H> {
     workers: Vec<Worker<H>>,
@@ -243,8 +239,7 @@ fn open_worker<H: Handler>(
 /// large ones. The CPUs own none, and send home what they deliver.
 fn pools(config: &Config, queues: usize) -> Result<(Vec<Pool>, Vec<Pool>)> {
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let backlog = config.backlog_capacity().max(BACKLOG_ROOM);
-    let per_cpu = backlog + config.batch_max + narrow(LOT_FRAMES);
+    let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
     let cpus = config.cpus.cpus().len();
     let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
     let mut shares = vec![chunk_classes(per_queue); queues];

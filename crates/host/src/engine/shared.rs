@@ -68,7 +68,8 @@ impl Shared {
         let cpus = config.cpus.cpus().len();
         if let Some(trace) = &config.trace {
             let (in_force, _) = config.rps_cpus.split_by(&config.cpus);
-            let mask = in_force.to_mask(mask_width(config));
+            let limit = if in_force.is_empty() { &config.cpus } else { &in_force };
+            let mask = limit.to_mask(mask_width(config));
             trace.changed(clock.now_ns(), 0, "rps_cpus", &mask);
         }
         Self {
