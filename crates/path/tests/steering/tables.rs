@@ -222,6 +222,36 @@ fn promise_1_a_fence_is_raised_behind_another_that_stands_whatever_its_line_has_
 }
 
 #[test]
+fn promise_3_packets_get_on_however_often_tables_and_keys_are_replaced() {
+    let rekey: fn(&mut World, u32) = |world, _| world.rekey();
+    let resize: fn(&mut World, u32) = |world, round| world.set_rps_flow_cnt(4 << (round % 2));
+    for (replace, every) in [(rekey, 1), (resize, 1), (resize, 2), (resize, 3), (resize, 9)] {
+        let mut world = World::new(Settings::default());
+        world.application(OTHERS_NEIGHBOUR, 2);
+        world.arrive(&[OTHERS_NEIGHBOUR; 3]);
+        world.application(FLOW, 1);
+        world.arrive(&[FLOW]);
+        world.application(FLOW, 3);
+        world.arrive(&[FLOW]);
+        assert_eq!(world.intake.held(), 1);
+        for round in 0..12 {
+            if round % every == 0 {
+                replace(&mut world, round);
+            }
+            // CPU 2 is always behind.
+            world.arrive(&[OTHERS_NEIGHBOUR]);
+            (0..4).for_each(|cpu| {
+                world.deliver(cpu, 1);
+            });
+            world.check();
+        }
+        assert_eq!(world.journal.ways_of(FLOW).len(), 2, "every {every} rounds");
+        world.settle();
+        world.check();
+    }
+}
+
+#[test]
 fn a_fence_is_lifted_in_two_turns_when_nothing_is_in_front_of_it() {
     let mut world = World::new(Settings::default());
     world.arrive(&[FLOW]);
