@@ -330,13 +330,15 @@ fn promise_1_hashes_of_two_keys_are_not_coalesced_side_by_side() {
         world.set_mask(0b0100);
         world.arrive(&[segments.nth(1).wire()], Behind::Nothing);
         world.rekey(8);
-        world.arrive(&[segments.nth(2).with(|it| it.flags |= last).wire()], Behind::Nothing);
+        world.arrive(&[segments.nth(2).wire()], Behind::Nothing);
         world.rekey(9);
-        world.arrive(&[segments.nth(3).wire()], Behind::Nothing);
-        assert_eq!(world.intake.held(), 3, "two keys' in the line, and one behind the fence");
+        world.arrive(&[segments.nth(3).with(|it| it.flags |= last).wire()], Behind::Nothing);
+        world.rekey(10);
+        world.arrive(&[segments.nth(4).wire()], Behind::Nothing);
+        assert_eq!(world.intake.held(), 4, "two keys' in the second line, and one behind it");
         world.settle();
         world.check();
-        assert_eq!(world.delivered(), 4);
+        assert_eq!(world.delivered(), 5);
     }
 }
 

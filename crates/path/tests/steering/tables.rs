@@ -222,6 +222,26 @@ fn promise_1_a_fence_is_raised_behind_another_that_stands_whatever_its_line_has_
 }
 
 #[test]
+fn promise_3_who_waits_for_the_front_fence_does_not_wait_for_the_one_behind_it() {
+    let mut world = World::new(Settings::default());
+    world.application(FLOW, 1);
+    world.application(NEXT, 2);
+    world.application(OTHERS_NEIGHBOUR, 2);
+    world.arrive(&[FLOW, NEXT]);
+    world.set_rps_flow_cnt(2);
+    assert!(is_fenced(&mut world, FLOW), "one slot, two CPUs");
+    world.arrive(&[OTHERS_NEIGHBOUR]);
+    world.set_rps_flow_cnt(4);
+    world.deliver(1, 1);
+    world.deliver(2, 1);
+    world.arrive(&[FLOW]);
+    assert!(!is_fenced(&mut world, FLOW) && world.intake.place_of(FlowHash(FLOW.hash)).has_fence);
+    assert_eq!((world.intake.held(), world.queued_on(1)), (0, 1));
+    world.settle();
+    world.check();
+}
+
+#[test]
 fn promise_3_packets_get_on_however_often_tables_and_keys_are_replaced() {
     let rekey: fn(&mut World, u32) = |world, _| world.rekey();
     let resize: fn(&mut World, u32) = |world, round| world.set_rps_flow_cnt(4 << (round % 2));
