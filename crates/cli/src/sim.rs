@@ -169,3 +169,28 @@ fn broken_law(args: &SimArgs, situation: Situation, violation: &report::Violatio
     }
     Failure::Law { law: law.name(), text: text.clone(), command }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn a_broken_law_comes_with_the_command_that_breaks_it_again() {
+        let line = "forebay sim elephant --seeds 9 --cpus 5 --packets 700 --json";
+        let Command::Sim(args) = Cli::parse_from(line.split(' ')).command else {
+            panic!("{line} is a simulation");
+        };
+        let violation =
+            report::Violation { seed: 8, law: sim::Law::Liveness, text: "it stays".to_owned() };
+        let Failure::Law { law, text, command } =
+            broken_law(&args, Situation::Elephant, &violation)
+        else {
+            panic!("a law was broken");
+        };
+        assert_eq!((law, text.as_str()), ("liveness", "it stays"));
+        assert_eq!(command, "forebay sim elephant --seed 8 --cpus 5 --packets 700");
+    }
+}

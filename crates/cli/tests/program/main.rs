@@ -4,6 +4,7 @@
 mod advise; //         the masks for a machine
 mod coalescing; //     its options and figures
 mod hash_and_bench; // the other commands
+mod sim; //            scenarios
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

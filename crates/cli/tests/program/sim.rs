@@ -1,0 +1,96 @@
+//! `forebay sim`: what it lists, prints and exports.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::Desk;
+
+const SCENARIOS: [&str; 11] = [
+    "rps-stable",
+    "mask-change",
+    "rfs-takeover",
+    "slot-collision",
+    "flow-cnt-rewrite",
+    "sock-entries-rewrite",
+    "cpu-offline",
+    "cpu-crash",
+    "elephant",
+    "counter-wrap",
+    "everything",
+];
+
+fn json(args: &str) -> Value {
+    let run = Desk::new().run(args);
+    assert_eq!((run.code, run.told.as_str()), (Some(0), ""), "{args}");
+    serde_json::from_str(&run.stdout).unwrap()
+}
+
+#[test]
+fn without_a_scenario_all_are_listed_and_an_unknown_one_is_bad_usage() {
+    let desk = Desk::new();
+    let listed = desk.run("sim");
+    let names = listed.stdout.lines().filter_map(|line| line.split(' ').next());
+    assert_eq!(names.collect::<Vec<_>>(), SCENARIOS);
+    let listed = json("sim --json");
+    assert!(listed.as_array().unwrap().iter().map(|it| &it["scenario"]).eq(SCENARIOS));
+    for args in ["sim nothing", "sim elephant --seeds 0", "sim elephant --trace dir"] {
+        assert_eq!(desk.run(args).code, Some(2), "{args}");
+    }
+    let both = desk.run("sim elephant --rules kernel --seed 1 --trace dir");
+    assert_eq!(both.code, Some(2));
+    assert!(both.told.contains("leave out --rules kernel"), "{}", both.told);
+}
+
+#[test]
+fn what_the_kernel_s_rules_break_is_shown_beside_ours_and_is_no_failure() {
+    let both = json("sim mask-change --seeds 2 --packets 3000 --json");
+    let kernel = &both["kernel"];
+    assert_eq!((&both["scenario"], &both["rules"]), (&"mask-change".into(), &"forebay".into()));
+    assert_eq!((&both["seeds"], &both["violations"]), (&2.into(), &0.into()));
+    assert_eq!(both["first_violation"], Value::Null);
+    assert!(both["hazardous"].as_u64() > Some(0) && both["steps"].as_u64() > Some(0));
+    assert!(kernel["reordered"].as_u64() > Some(0), "{kernel}");
+    assert_eq!(kernel["first_violation"]["law"], "order");
+    // The same by itself, and the seed that it names shows it again.
+    assert_eq!(json("sim mask-change --seeds 2 --packets 3000 --json --rules kernel"), *kernel);
+    let seed = &kernel["first_violation"]["seed"];
+    let again = format!("sim mask-change --seed {seed} --packets 3000 --json --rules kernel");
+    assert_eq!(json(&again)["first_violation"], kernel["first_violation"]);
+
+    let run = Desk::new().run("sim mask-change --seeds 2 --packets 3000");
+    let rows: Vec<Vec<_>> =
+        run.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[1][..3], ["mask-change", "forebay", "2"]);
+    assert_eq!(rows[2][..3], ["mask-change", "kernel", "2"]);
+}
+
+#[test]
+fn promise_1_a_simulated_run_leaves_a_trace_that_others_can_judge() {
+    let desk = Desk::new();
+    let run = desk.run("sim everything --seed 5 --packets 2000 --rules forebay --json --trace dir");
+    let summary: Value = serde_json::from_str(&run.stdout).unwrap();
+    let [orders, flows, sequences] = ["order", "flow", "seq"].map(|column| {
+        let column = desk.column("dir/deliver.csv", column).into_iter();
+        column.map(|number| number.parse::<u64>().unwrap()).collect::<Vec<_>>()
+    });
+    // Each CPU writes its rows; the order is that of all.
+    let mut numbers: Vec<_> = (0..flows.len()).map(|row| (orders[row], row)).collect();
+    numbers.sort_unstable();
+    let numbers = numbers.into_iter().map(|(_, row)| (flows[row], sequences[row]));
+    let mut last = BTreeMap::new();
+    for (flow, sequence) in numbers {
+        let before = last.insert(flow, sequence);
+        assert!(before < Some(sequence), "{sequence} of flow {flow} after {before:?}");
+    }
+    assert_eq!(summary["delivered"], flows.len());
+    assert_eq!(summary["dropped"], desk.column("dir/drop.csv", "frame").len());
+    let sent = desk.read("dir/sent.csv");
+    let sent = sent.lines().map(|line| line.split(',').nth(1).unwrap().parse::<u64>().unwrap());
+    assert!(sent.sum::<u64>() <= summary["packets"].as_u64().unwrap());
+    let what: BTreeSet<_> = desk.column("dir/config.csv", "what").into_iter().collect();
+    assert!(what.len() > 1, "{what:?}");
+    // A trace changes nothing.
+    let plain = json("sim everything --seed 5 --packets 2000 --rules forebay --json");
+    assert_eq!(summary, plain);
+}
