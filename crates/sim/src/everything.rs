@@ -23,7 +23,7 @@ pub(crate) fn draw(cpus: Option<u16>, random: &mut Random) -> Scenario {
     Scenario {
         cpus,
         queues,
-        packets: 8_000,
+        packets: 16_000,
         readers,
         costs: Costs { stall_one_in: pick(random, [0, 64, 256]) },
         recurring: recurring(&traffic, random),
@@ -34,7 +34,7 @@ pub(crate) fn draw(cpus: Option<u16>, random: &mut Random) -> Scenario {
 
 fn traffic(cpus: u16, random: &mut Random) -> TrafficPlan {
     let longest_run = pick(random, [1, 4, 16]);
-    let load_percent = random.between(60, 110 * u64::from(cpus));
+    let load_percent = random.between(60, 90 * u64::from(cpus));
     let has_elephant = random.below(4) == 0;
     TrafficPlan {
         flows: pick(random, [1, 2, 7, 64, 64, 512]),
@@ -71,7 +71,7 @@ fn knobs(cpus: u16, random: &mut Random) -> Knobs {
         rps_cpus: CpuSet::range(0, cpus),
         rps_flow_cnt: pick(random, [2, 16, 256, 4096]),
         sock_flow_entries: pick(random, [0, 8, 256, 32_768, 32_768]),
-        netdev_max_backlog: pick(random, [8, 40, 300, 1_000]),
+        netdev_max_backlog: pick(random, [8, 40, 300, 1_000, 1_000, 1_000]),
         hold_max: pick(random, [1, 32, 256, 1_024, 4_096, 4_096]),
         batch_max: pick(random, [1, 8, 64, 64]),
         move_after: MoveAfter { packets, time_ns },
@@ -92,7 +92,7 @@ fn recurring(traffic: &TrafficPlan, random: &mut Random) -> Vec<Recurring> {
         (Action::RpsCpus { least: 0 }, 200 * US),
         (Action::RpsFlowCnt(&[0, 2, 64, 4096, 4096]), 400 * US),
         (Action::SockFlowEntries(&[0, 8, 32_768, 32_768]), 400 * US),
-        (Action::MaxBacklog(&[5, 50, 300, 1_000]), 500 * US),
+        (Action::MaxBacklog(&[5, 50, 300, 1_000, 1_000]), 500 * US),
         (Action::Coalesce, 500 * US),
         (Action::FlowLimit, 1_000 * US),
         (Action::ReaderMoves, 40 * US),

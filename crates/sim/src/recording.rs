@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::traffic::Traffic;
 
-/// Beside the files of the trace: a line `flow,packets` for each flow.
+/// Beside the files of the trace: a line `flow,packets` for each flow that has a hash.
 pub(crate) const SENT_FILE: &str = "sent.csv";
 
 /// A trace in the making.
@@ -66,9 +66,12 @@ impl Recording {
             return Err(error);
         }
         let mut sent = String::new();
-        for (flow, packets) in traffic.flows().iter().map(|flow| flow.sequence).enumerate() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(sent, "{flow},{packets}");
+        for (id, flow) in traffic.flows().iter().enumerate() {
+            // What has no addresses is not named by its stamp in a trace.
+            if flow.hash.is_some() {
+                // Writing to a string cannot fail.
+                let _ = writeln!(sent, "{id},{}", flow.sequence);
+            }
         }
         let path = self.directory.join(SENT_FILE);
         fs::write(&path, sent).map_err(|source| forebay::Error::File {
