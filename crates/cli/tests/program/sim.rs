@@ -68,7 +68,7 @@ fn what_the_kernel_s_rules_break_is_shown_beside_ours_and_is_no_failure() {
 #[test]
 fn promise_1_a_simulated_run_leaves_a_trace_that_others_can_judge() {
     let desk = Desk::new();
-    let run = desk.run("sim everything --seed 5 --packets 2000 --rules forebay --json --trace dir");
+    let run = desk.run("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json --trace dir");
     let summary: Value = serde_json::from_str(&run.stdout).unwrap();
     let [orders, flows, sequences] = ["order", "flow", "seq"].map(|column| {
         let column = desk.column("dir/deliver.csv", column).into_iter();
@@ -91,6 +91,6 @@ fn promise_1_a_simulated_run_leaves_a_trace_that_others_can_judge() {
     let what: BTreeSet<_> = desk.column("dir/config.csv", "what").into_iter().collect();
     assert!(what.len() > 1, "{what:?}");
     // A trace changes nothing.
-    let plain = json("sim everything --seed 5 --packets 2000 --rules forebay --json");
+    let plain = json("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json");
     assert_eq!(summary, plain);
 }
