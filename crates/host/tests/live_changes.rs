@@ -312,7 +312,7 @@ mod one_engine {
         let hash = hash_of_first_packet();
         let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
         let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
-        config.explain = Some(hash);
+        config.explain = vec![hash];
         config.spread = SpreadPolicy::Always;
         let source = Box::new(SyntheticSource::new(traffic(1000, 64), None));
         struct Idler;
@@ -322,7 +322,7 @@ mod one_engine {
         let engine =
             Engine::build(&config, vec![source], Clock::virtual_at_zero(), |_| Idler).unwrap();
         let outcome = engine.run_stepped(1, VirtualCosts::default());
-        let [explained] = &outcome.explained[..] else { panic!("{:?}", outcome.explained) };
+        let [explained] = &outcome.explained.concat()[..] else { panic!("one queue") };
         assert_eq!(explained.queue, RxQueue(0));
         let (cpu, because) = explained.state.wish;
         assert_eq!((explained.state.cpu, because), (Some(cpu), Because::Rps));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use path::hash::FlowHash;
+use path::hash::{FlowHash, Hasher};
 use path::{CpuId, RxQueue};
 
 use super::change::{Change, Queues};
@@ -120,6 +120,12 @@ impl Control {
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.shared.settings()
+    }
+
+    /// How flows are hashed now.
+    #[must_use]
+    pub fn hasher(&self) -> Arc<Hasher> {
+        self.shared.hasher()
     }
 
     /// What each queue knows of a flow, in the order of the queues; of those that answer within a

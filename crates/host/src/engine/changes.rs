@@ -106,6 +106,11 @@ impl Changes {
         &self.settings
     }
 
+    /// How flows are hashed.
+    pub(super) fn hasher(&self) -> &Arc<Hasher> {
+        &self.hasher
+    }
+
     /// Where applications record where they run.
     pub(super) fn sock_flows(&self) -> &Arc<ArcSwapOption<SockFlowTable>> {
         &self.sock_flows

@@ -49,8 +49,8 @@ pub struct Config {
     pub start_counters: u32,
     /// What changes during the run.
     pub script: Script,
-    /// A flow that the [outcome](super::Outcome::explained) tells of.
-    pub explain: Option<FlowHash>,
+    /// Flows that the [outcome](super::Outcome::explained) tells of.
+    pub explain: Vec<FlowHash>,
     /// What a full backlog does to the source.
     pub when_full: WhenFull,
     /// How long a CPU looks for work before it sleeps, at most.
@@ -93,7 +93,7 @@ impl Config {
             batch_max: u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX),
             start_counters: 0,
             script: Script::default(),
-            explain: None,
+            explain: Vec::new(),
             when_full: WhenFull::default(),
             spin_max_ns: SPIN_MAX_NS,
             trace: None,

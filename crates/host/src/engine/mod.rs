@@ -196,9 +196,7 @@ fn open_queue(
         intake.set_rps_flow_cnt(0, 0);
     }
     let mut queue = Queue::new(intake, source, polling_cpu, config, shared.follower());
-    if let Some(flow) = config.explain {
-        queue.watch(flow);
-    }
+    config.explain.iter().for_each(|&flow| queue.watch(flow));
     (queue, lanes)
 }
 

@@ -27,8 +27,8 @@ pub struct Outcome<H> {
     pub queued: u64,
     /// Frames that did not come home to their owners: none, or something leaks.
     pub frames_away: usize,
-    /// What each queue knows of the flow that was to be [explained](super::Config::explain).
-    pub explained: Vec<Explained>,
+    /// For each flow that was to be [explained](super::Config::explain), what each queue knows.
+    pub explained: Vec<Vec<Explained>>,
     /// What went wrong with sources, in the order of the queues.
     pub errors: Vec<Error>,
 }
@@ -62,12 +62,12 @@ impl<H: Handler> Outcome<H> {
         queues.extend(shared.mailboxes().flat_map(Mailbox::take));
         queues.sort_by_key(Queue::number);
         let at_ns = shared.clock.now_ns();
-        let explained = shared.explain.map(|flow| {
+        let explained = shared.explain.iter().map(|&flow| {
             let queues = queues.iter_mut();
-            queues.map(move |queue| queue.explain(flow, at_ns)).collect()
+            queues.map(|queue| queue.explain(flow, at_ns)).collect()
         });
         Self {
-            explained: explained.unwrap_or_default(),
+            explained: explained.collect(),
             queued: queues.iter_mut().map(Queue::queued).sum(),
             frames_away: queues.iter_mut().map(Queue::frames_away).sum(),
             errors: queues.iter_mut().filter_map(Queue::take_error).collect(),

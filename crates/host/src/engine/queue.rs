@@ -247,9 +247,7 @@ impl Queue {
 
     /// Begins to note which flows share the slot of this one, unless that is done.
     pub(super) fn watch(&mut self, flow: FlowHash) {
-        if self.intake.state_of(flow).sharers.is_empty() {
-            self.intake.watch(flow);
-        }
+        self.intake.watch(flow);
     }
 
     /// What is known of a flow.

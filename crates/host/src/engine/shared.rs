@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use path::counters::{DeliveryCounters, IntakeCounters};
-use path::hash::FlowHash;
+use path::hash::{FlowHash, Hasher};
 use path::{CpuId, RxQueue};
 
 use super::bell::Bell;
@@ -52,8 +52,8 @@ pub(crate) struct Shared {
     /// The latest epoch that has begun on any queue.
     announced: AtomicU32,
     pub(super) spin_max_ns: u64,
-    /// The flow that the outcome tells of.
-    pub(super) explain: Option<FlowHash>,
+    /// The flows that the outcome tells of.
+    pub(super) explain: Vec<FlowHash>,
 }
 
 /// What an engine counts.
@@ -91,7 +91,7 @@ impl Shared {
             live_queues: AtomicUsize::new(queues),
             script: config.script.clone(),
             changes: Mutex::new(Changes::new(config, queues)),
-            explain: config.explain,
+            explain: config.explain.clone(),
             announced: AtomicU32::new(0),
             spin_max_ns: config.spin_max_ns,
         }
@@ -227,6 +227,11 @@ impl Shared {
     /// What is set now.
     pub(crate) fn settings(&self) -> Settings {
         self.changes().settings().clone()
+    }
+
+    /// How flows are hashed now.
+    pub(crate) fn hasher(&self) -> Arc<Hasher> {
+        Arc::clone(self.changes().hasher())
     }
 
     /// The CPUs of a list that packets can go to now.
