@@ -140,6 +140,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
         write_pcap: args.write_pcap.clone(),
         resegment: args.resegment,
         trace: args.trace.clone().map(|directory| TracePlan { directory, parse: args.trace_parse }),
+        explain: Vec::new(),
     })
 }
 

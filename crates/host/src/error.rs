@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use path::arrive::SourceError;
 use path::{CpuId, RxQueue};
 
+use crate::control::{Errno, Refused};
+
 /// An error of the host: a file, a device or the system.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -68,6 +70,35 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// A config file that says what cannot be.
+    #[error("{}:{line}: {problem}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Where in it, from 1 on.
+        line: usize,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// A control socket that another run has.
+    #[error("the control socket {} is in use{}", path.display(), by(*process))]
+    InUse {
+        /// Where.
+        path: PathBuf,
+        /// Whose it is, if that can be told.
+        process: Option<i32>,
+    },
+    /// A run that cannot be asked.
+    #[error("no run answers at {}: {source}", path.display())]
+    NoRun {
+        /// Its control socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// What a run refused.
+    #[error("{} ({})", .0.why, .0.errno)]
+    Refused(Refused),
     /// A thread could not be started.
     #[error("cannot start the thread of CPU {cpu}: {source}")]
     Thread {
@@ -118,6 +149,15 @@ impl Error {
             Self::Memory { .. } => {
                 "free some memory, or ask for fewer CPUs or queues or a smaller backlog".to_owned()
             }
+            Self::Config { .. } => "mend that line, or take it out".to_owned(),
+            Self::InUse { .. } => "end that run, or give another path with --control".to_owned(),
+            Self::NoRun { .. } => {
+                "start one with --control PATH, or say with --control where it listens".to_owned()
+            }
+            Self::Refused(Refused { errno: Errno::Perm, .. }) => {
+                "ask as the user who started the run, or as root".to_owned()
+            }
+            Self::Refused(_) => "see `forebay list` for the knobs and their values".to_owned(),
             Self::Thread { .. } => {
                 "check the limits on threads and memory (ulimit -u, ulimit -v)".to_owned()
             }
@@ -133,12 +173,21 @@ impl Error {
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::File { action, source, .. } => is_output(action) && !is_bad_path(source.kind()),
+            Self::Refused(refused) => {
+                use Errno::{Busy, NoMem, NoSpc, Perm};
+                [Perm, Busy, NoMem, NoSpc].contains(&refused.errno)
+            }
             Self::Memory { .. }
+            | Self::InUse { .. }
+            | Self::NoRun { .. }
             | Self::Mount { .. }
             | Self::Thread { .. }
             | Self::Source { .. }
             | Self::Panicked { .. } => true,
-            Self::Capture { .. } | Self::Setting { .. } | Self::Mountpoint { .. } => false,
+            Self::Capture { .. }
+            | Self::Setting { .. }
+            | Self::Config { .. }
+            | Self::Mountpoint { .. } => false,
         }
     }
 
@@ -150,6 +199,11 @@ impl Error {
         let path = path.into();
         move |source| Self::File { action, path, source }
     }
+}
+
+/// Whose it is.
+fn by(process: Option<i32>) -> String {
+    process.map_or_else(String::new, |process| format!(" by process {process}"))
 }
 
 /// Whether that was done to a file of ours, rather than to one that was given to us.

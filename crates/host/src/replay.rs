@@ -12,7 +12,7 @@ use path::hash::Indirection;
 use path::{RxQueue, Source};
 
 use crate::clock::Clock;
-use crate::control::Control;
+use crate::control::{Control, Explanation, FlowName};
 use crate::device::pcap::{Capture, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
 use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
 use crate::device::{Progress, QueueShare};
@@ -73,6 +73,8 @@ pub struct Plan {
     pub resegment: bool,
     /// Where the run is traced.
     pub trace: Option<TracePlan>,
+    /// Flows that are watched from the first packet on, for the report to tell of.
+    pub explain: Vec<FlowName>,
 }
 
 /// A replay, ready to run.
@@ -106,6 +108,8 @@ impl Replay {
             None => None,
         };
         plan.engine.trace.clone_from(&trace);
+        let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
+        plan.engine.explain = flows.collect();
         if trace.is_some() && !plan.engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
             // A trace shows when each packet was done, so the backlog's head follows each packet;
             // but what is merged on delivery is done together.
@@ -125,6 +129,12 @@ impl Replay {
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
+    }
+
+    /// What changes the run while it lasts.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.engine.control()
     }
 
     /// What asks the run to end early; everything taken in is delivered all the same.
@@ -157,6 +167,11 @@ impl Replay {
         finish_handlers(&mut outcome);
         let mut report = Report::of(&outcome, &self.ledger, &self.progress, cpu_ns);
         report.errors = outcome.errors;
+        let Plan { explain: names, engine, .. } = &self.plan;
+        let flows = names.iter().zip(&engine.explain).zip(outcome.explained);
+        let told =
+            flows.map(|((name, hash), queues)| Explanation { name: *name, hash: *hash, queues });
+        report.explain = told.collect();
         if let Some(trace) = &self.trace {
             report.errors.extend(trace.finish(&report.counters_json()));
         }

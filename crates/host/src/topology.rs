@@ -120,6 +120,14 @@ impl Topology {
         self.advise(polling, running).rps_cpus()
     }
 
+    /// The same for the first `queues` of the CPUs, one of which polls each queue: together.
+    #[must_use]
+    pub fn near_polling(&self, queues: usize, running: &CpuList) -> CpuList {
+        let polling = running.cpus().iter().take(queues);
+        let near = polling.map(|&cpu| self.default_rps_cpus(cpu, running));
+        CpuList::new(near.flat_map(|near| near.cpus().to_vec()))
+    }
+
     /// Which of the running CPUs the packets of a queue should go to that `polling` polls: those
     /// that share its last-level cache; if it has that for itself, those of its memory node; if
     /// none is known to be near, all. CPUs that do not exist here are as near as can be: whoever

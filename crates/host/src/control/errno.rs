@@ -34,10 +34,31 @@ pub enum Errno {
 }
 
 impl Errno {
+    /// Every one.
+    pub const ALL: [Self; 11] = [
+        Self::Perm,
+        Self::NoEnt,
+        Self::NoMem,
+        Self::Access,
+        Self::Busy,
+        Self::NotDir,
+        Self::IsDir,
+        Self::Inval,
+        Self::NoSpc,
+        Self::Range,
+        Self::Overflow,
+    ];
+
     /// The kernel's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.name_and_number().0
+    }
+
+    /// The one of a name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|errno| errno.name() == name)
     }
 
     /// The number that a system call of this machine returns for it, as in `EINVAL` 22.

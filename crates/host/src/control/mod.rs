@@ -17,12 +17,24 @@ pub mod machine; // what the answers depend on
 pub mod knob; //    every knob: its name, its place, its default
 pub mod answer; //  what a knob answers when it is written to
 pub mod flow; //    flows as people write them
+pub mod explain; // where a flow is, and why, in words
+pub mod names; //   the ends of paths that knobs go by
+pub mod list; //    what each knob means
+pub mod config_file; // what a run begins with
+pub mod request; // the language of the control socket
+mod seats; //       who may speak there
+mod session; //     one client
+pub mod socket; //  where clients come in
+pub mod client; //  the other end of it
 
 pub use answer::{Nonsense, REFUSED_NONSENSE, Refusal, Taken};
 pub use change::{Change, Queues};
+pub use client::ControlClient;
 pub use coalesce::{Coalesce, CoalesceAt, CoalesceChange};
+pub use config_file::ConfigFile;
 pub use cpus::{CpuList, MaskError};
 pub use errno::Errno;
+pub use explain::Explanation;
 pub use flow::FlowName;
 pub use knob::{Knob, Place, Value};
 pub use live::Control;
@@ -31,4 +43,5 @@ pub use mount::Mount;
 pub use refused::{Refused, Written};
 pub use script::{Script, ScriptedChange};
 pub use settings::{QueueSettings, Settings};
+pub use socket::ControlSocket;
 pub use tree::{Entry, EntryKind};

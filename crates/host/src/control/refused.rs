@@ -28,4 +28,10 @@ impl Refused {
     pub(crate) fn new(errno: Errno, why: impl Into<String>) -> Self {
         Self { errno, why: why.into() }
     }
+
+    /// Reads what [`Display`](std::fmt::Display) wrote.
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let (errno, why) = line.split_once(": ")?;
+        Some(Self::new(Errno::named(errno)?, why))
+    }
 }

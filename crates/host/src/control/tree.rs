@@ -107,7 +107,7 @@ impl Tree {
     }
 
     /// Every file with its path.
-    fn files(&self) -> impl Iterator<Item = (String, File)> {
+    pub(super) fn files(&self) -> impl Iterator<Item = (String, File)> {
         let cpus = self.cpus.cpus().iter();
         let of_cpus = cpus.flat_map(|&cpu| {
             let online = (format!("sys/devices/system/cpu/cpu{cpu}/online"), File::CpuOnline(cpu));

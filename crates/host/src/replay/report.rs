@@ -8,6 +8,7 @@ use path::coalesce::{FlushReason, Refusal};
 use path::counters::{CoalesceCounters, Counter, IntakeCounters};
 use serde::Serialize;
 
+use crate::control::Explanation;
 use crate::device::Progress;
 use crate::engine::{CpuOutcome, Outcome};
 use crate::error::Error;
@@ -58,7 +59,10 @@ pub struct Report {
     /// What ended the input early, or could not be written, if anything: the first of it. What
     /// came in before was still delivered.
     pub error: Option<String>,
-    /// The same, all of it.
+    /// The flows that were to be [explained](super::Plan::explain).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub explain: Vec<Explanation>,
+    /// All of what went wrong.
     #[serde(skip)]
     pub errors: Vec<Error>,
 }
@@ -178,6 +182,7 @@ impl Report {
             first_damage: progress.first_damage.get().cloned(),
             frames_away: outcome.frames_away,
             error: None,
+            explain: Vec::new(),
             errors: Vec::new(),
         }
     }

@@ -29,6 +29,7 @@ pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mo
         write_pcap: None,
         resegment: false,
         trace: None,
+        explain: Vec::new(),
     }
 }
 

@@ -1,0 +1,135 @@
+//! The other end of the control socket: what the program's commands ask a run with.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::geteuid;
+
+use super::refused::Refused;
+use crate::error::{Error, Result};
+
+/// How long a run has for a line of its answer: it waits a second for its queues itself.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to a run.
+#[derive(Debug)]
+pub struct ControlClient {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+/// A line of an answer.
+enum Line {
+    /// It is part of the answer.
+    Part(String),
+    /// The answer is complete.
+    Ok,
+    /// It is refused.
+    Refused(Refused),
+    /// The run has ended, or sent the client away.
+    Gone,
+}
+
+impl ControlClient {
+    /// Connects to the run that listens at `path`.
+    ///
+    /// # Errors
+    /// When none does, or it may not be asked.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let unreachable = |source| Error::NoRun { path: path.to_owned(), source };
+        let stream = UnixStream::connect(path).map_err(unreachable)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
+        Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
+    }
+
+    /// Asks, and returns the lines of the answer. See [`request`](super::request) for both.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with what the run says; when the run has ended meanwhile.
+    pub fn ask(&mut self, request: &str) -> Result<Vec<String>> {
+        self.send(request)?;
+        let mut lines = Vec::new();
+        loop {
+            match self.line().map_err(|source| self.lost(source))? {
+                Line::Part(line) => lines.push(line),
+                Line::Ok => return Ok(lines),
+                Line::Refused(refused) => return Err(Error::Refused(refused)),
+                Line::Gone => return Err(self.lost(ErrorKind::UnexpectedEof.into())),
+            }
+        }
+    }
+
+    /// Asks, and gives every line of the answer to `see` when it comes, until the run ends or `see`
+    /// has enough.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask), but for the end of the run.
+    pub fn watch(mut self, request: &str, mut see: impl FnMut(&str) -> Enough) -> Result<()> {
+        self.send(request)?;
+        // Nothing may change for a long time.
+        self.stream.get_ref().set_read_timeout(None).map_err(|source| self.lost(source))?;
+        loop {
+            match self.line().map_err(|source| self.lost(source))? {
+                Line::Part(line) if see(&line) == Enough::No => {}
+                Line::Part(_) | Line::Ok | Line::Gone => return Ok(()),
+                Line::Refused(refused) => return Err(Error::Refused(refused)),
+            }
+        }
+    }
+
+    fn send(&mut self, request: &str) -> Result<()> {
+        let request = request.trim_end();
+        if request.contains('\n') {
+            return Err(Error::Setting {
+                what: "a request",
+                value: request.to_owned(),
+                why: "it has only one line".to_owned(),
+            });
+        }
+        let sent = self.stream.get_ref().write_all(format!("{request}\n").as_bytes());
+        match sent {
+            // It was turned away before it could ask: the answer says why.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            sent => sent.map_err(|source| self.lost(source)),
+        }
+    }
+
+    fn line(&mut self) -> io::Result<Line> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line)? == 0 {
+            return Ok(Line::Gone);
+        }
+        let line = line.trim_end_matches('\n');
+        Ok(match line.strip_prefix("error ").map(Refused::from_line) {
+            _ if line == "ok" => Line::Ok,
+            Some(Some(refused)) => Line::Refused(refused),
+            _ => Line::Part(line.to_owned()),
+        })
+    }
+
+    fn lost(&self, source: io::Error) -> Error {
+        Error::NoRun { path: self.path.clone(), source }
+    }
+}
+
+/// Whether somebody who watches has seen enough.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Enough {
+    /// They have.
+    Yes,
+    /// They want to see more.
+    No,
+}
+
+/// Where a run listens if nobody says otherwise: `$FOREBAY_CONTROL`, else `/run/forebay.sock` for
+/// root, else `$XDG_RUNTIME_DIR/forebay.sock`.
+#[must_use]
+pub fn default_path() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let of_user = || set("XDG_RUNTIME_DIR").map(|directory| directory.join("forebay.sock"));
+    set("FOREBAY_CONTROL")
+        .or_else(|| if geteuid().is_root() { Some("/run/forebay.sock".into()) } else { of_user() })
+}

@@ -1,0 +1,301 @@
+//! The config file: what the knobs are set to when a run begins.
+//!
+//! It is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
+//! value a string or a number, which is written to the knob as it stands. What is about one queue
+//! or one CPU may stand in a table of its own:
+//!
+//! ```toml
+//! [knobs]
+//! netdev_max_backlog = 300
+//! rps_cpus = "3"
+//!
+//! [knobs.rx-0]
+//! rps_cpus = "1"
+//! ```
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::knob::Knob;
+use super::list::Listed;
+use super::live::Control;
+use super::names;
+use super::refused::Refused;
+use super::session::told;
+use crate::error::{Error, Result};
+
+/// A config file that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigFile {
+    path: PathBuf,
+    /// What is about all queues comes before what is about one.
+    entries: Vec<Entry>,
+}
+
+/// What it says of a knob.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    name: String,
+    value: String,
+    line: usize,
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not of the form above: with the line.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self> {
+        let wrong = |at: usize, problem: String| Error::Config {
+            path: path.to_owned(),
+            line: line_of(text, at),
+            problem,
+        };
+        let root = DeTable::parse(text).map_err(|error| {
+            wrong(error.span().map_or(0, |span| span.start), error.message().to_owned())
+        })?;
+        let mut entries = Vec::new();
+        for (key, value) in root.get_ref() {
+            match value.get_ref() {
+                DeValue::Table(knobs) if key.get_ref() == "knobs" => {
+                    gather(knobs, "", &mut entries, &wrong)?;
+                }
+                _ => {
+                    let problem = format!("there is only the table [knobs], not {}", key.get_ref());
+                    return Err(wrong(key.span().start, problem));
+                }
+            }
+        }
+        entries.sort_by_key(|(at, entry)| (entry.name.contains('/'), *at));
+        let entries =
+            entries.into_iter().map(|(at, entry)| Entry { line: line_of(text, at), ..entry });
+        Ok(Self { path: path.to_owned(), entries: entries.collect() })
+    }
+
+    /// Sets the knobs, but for those of the names in `except`, and returns what of that is not as
+    /// the file has it, a line for each.
+    ///
+    /// # Errors
+    /// When there is no such knob, or it cannot be set to that: with the line.
+    pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
+        let mut notes = Vec::new();
+        for Entry { name, value, line } in &self.entries {
+            if except.contains(&last(name)) {
+                continue;
+            }
+            let wrong = |Refused { errno, why }: Refused| Error::Config {
+                path: self.path.clone(),
+                line: *line,
+                problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
+            };
+            let paths = names::find_for_writing(control, name);
+            for path in paths.map_err(wrong)? {
+                let written = control.write(&path, value);
+                let written = written.map_err(wrong)?;
+                let name = names::short(&path);
+                notes.extend(
+                    told(control, &written).into_iter().map(|note| format!("{name}: {note}")),
+                );
+            }
+        }
+        notes.dedup();
+        Ok(notes)
+    }
+
+    /// Where it was read from.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Adds what a table says, each with where it says it. `above` is the queue or CPU it is about.
+fn gather(
+    table: &DeTable<'_>,
+    above: &str,
+    entries: &mut Vec<(usize, Entry)>,
+    wrong: &impl Fn(usize, String) -> Error,
+) -> Result<()> {
+    for (key, value) in table {
+        let name = format!("{above}{}", key.get_ref());
+        let at = key.span().start;
+        let value = match value.get_ref() {
+            DeValue::Table(table) if above.is_empty() => {
+                gather(table, &format!("{name}/"), entries, wrong)?;
+                continue;
+            }
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) => {
+                let radix = match number.radix() {
+                    16 => "0x",
+                    8 => "0o",
+                    2 => "0b",
+                    _ => "",
+                };
+                format!("{radix}{}", number.as_str())
+            }
+            other => {
+                let problem = format!("{name} is a string or a number, not {}", other.type_str());
+                return Err(wrong(at, problem));
+            }
+        };
+        entries.push((at, Entry { name, value, line: 0 }));
+    }
+    Ok(())
+}
+
+/// Writes the knobs that are not at their defaults to a file, and nothing else. What is drawn for
+/// each run is left out, for it is secret; and each CPU's `online`, for `cpus` says it.
+///
+/// # Errors
+/// When the file cannot be written. It is then as it was.
+pub fn save(path: &Path, knobs: &[Listed]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let written = fs::File::create(&new).and_then(|mut file| {
+        file.write_all(render(knobs).as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    });
+    written.map_err(|error| {
+        // It is not there, or was left half written: either way nobody misses it.
+        let _ = fs::remove_file(&new);
+        Error::file("write", path)(error)
+    })
+}
+
+fn render(knobs: &[Listed]) -> String {
+    let mut table = toml::Table::new();
+    for Listed { path, value, default, .. } in knobs {
+        let name =
+            if is_same_for_all_queues(path, knobs) { last(path) } else { names::short(path) };
+        if value == default || default.is_empty() || last(name) == "online" {
+            continue;
+        }
+        let value = toml_value(last(name), value);
+        match name.split_once('/') {
+            None => table.insert(name.to_owned(), value),
+            Some((above, name)) => {
+                let empty = || toml::Value::Table(toml::Table::new());
+                let above = table.entry(above).or_insert_with(empty);
+                above.as_table_mut().and_then(|above| above.insert(name.to_owned(), value))
+            }
+        };
+    }
+    let mut root = toml::Table::new();
+    root.insert("knobs".to_owned(), toml::Value::Table(table));
+    format!("# Written by `forebay set --save`: the knobs that are not at their defaults.\n{root}")
+}
+
+/// What all queues agree on fits a run with any number of them.
+fn is_same_for_all_queues(path: &str, knobs: &[Listed]) -> bool {
+    let is_of_queue = |path: &str| names::short(path).starts_with("rx-");
+    let of_queues = knobs.iter().filter(|knob| is_of_queue(&knob.path));
+    let mut values =
+        of_queues.filter(|knob| last(&knob.path) == last(path)).map(|knob| &knob.value);
+    let first = values.next();
+    is_of_queue(path) && values.all(|value| Some(value) == first)
+}
+
+/// A number where it is one: a mask may look like one, and have zeros in front.
+fn toml_value(name: &str, value: &str) -> toml::Value {
+    let is_mask = Knob::named(name).is_some_and(Knob::is_mask);
+    let number = value.parse::<i64>().ok();
+    let number = number.filter(|number| !is_mask && number.to_string() == value);
+    number.map_or_else(|| toml::Value::String(value.to_owned()), toml::Value::Integer)
+}
+
+fn last(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(_, last)| last)
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(text: &str) -> Result<Vec<(String, String, usize)>, String> {
+        let file =
+            ConfigFile::parse(Path::new("f.toml"), text).map_err(|error| error.to_string())?;
+        let entries = file.entries.into_iter();
+        Ok(entries.map(|entry| (entry.name, entry.value, entry.line)).collect())
+    }
+
+    fn entry(name: &str, value: &str, line: usize) -> (String, String, usize) {
+        (name.to_owned(), value.to_owned(), line)
+    }
+
+    #[test]
+    fn strings_and_numbers_are_taken_as_they_stand_and_all_queues_come_before_one() {
+        let text = "[knobs.rx-1]\nrps_cpus = \"2\"\n[knobs]\nmtu = 9_000\nrps_flow_cnt = 0x401\n\
+                    \"proc/sys/net/core/dev_weight\" = 5\nrps_cpus = \"0-1\"\n";
+        let expected = [
+            entry("mtu", "9000", 4),
+            entry("rps_flow_cnt", "0x401", 5),
+            entry("rps_cpus", "0-1", 7),
+            entry("rx-1/rps_cpus", "2", 2),
+            entry("proc/sys/net/core/dev_weight", "5", 6),
+        ];
+        assert_eq!(entries(text).unwrap(), expected);
+        assert_eq!(entries("").unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_no_config_is_refused_with_its_line() {
+        for (text, problem) in [
+            ("[knobs]\nmtu = \n", "f.toml:2: "),
+            ("\n[knob]\nmtu = 1\n", "f.toml:2: there is only the table [knobs], not knob"),
+            ("mtu = 1\n", "f.toml:1: there is only the table [knobs], not mtu"),
+            ("[knobs]\nmtu = 1\nmtu = 2\n", "f.toml:3: duplicate key"),
+            ("[knobs]\n\nmtu = true\n", "f.toml:3: mtu is a string or a number, not boolean"),
+            ("[knobs]\nmtu = [1]\n", "f.toml:2: mtu is a string or a number, not array"),
+            ("[knobs.a.b]\nc = 1\n", "f.toml:1: a/b is a string or a number, not table"),
+        ] {
+            let refused = entries(text).unwrap_err();
+            assert!(refused.starts_with(problem), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_back() {
+        let listed = |path: &str, value: &str, default: &str| Listed {
+            path: path.to_owned(),
+            value: value.to_owned(),
+            default: default.to_owned(),
+            meaning: String::new(),
+        };
+        let knobs = [
+            listed("sys/class/net/replay/queues/rx-0/rps_cpus", "10", "3"),
+            listed("sys/class/net/replay/queues/rx-1/rps_cpus", "3", "3"),
+            listed("sys/class/net/replay/queues/rx-0/rps_flow_cnt", "512", "4096"),
+            listed("sys/class/net/replay/queues/rx-1/rps_flow_cnt", "512", "4096"),
+            listed("proc/sys/net/core/netdev_max_backlog", "300", "1000"),
+            listed("forebay/coalesce", "gro", "off"),
+            listed("forebay/hash_key", "00ff", ""),
+            listed("sys/devices/system/cpu/cpu1/online", "0", "1"),
+        ];
+        let text = render(&knobs);
+        assert!(text.contains("netdev_max_backlog = 300\n"), "{text}");
+        let saved: Vec<_> =
+            entries(&text).unwrap().into_iter().map(|(name, value, _)| (name, value)).collect();
+        let expected = [
+            ("coalesce", "gro"),
+            ("netdev_max_backlog", "300"),
+            ("rps_flow_cnt", "512"),
+            ("rx-0/rps_cpus", "10"),
+        ];
+        assert_eq!(saved, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+}

@@ -1,0 +1,167 @@
+//! The places that clients of the control socket have: there are only so many, and whoever is
+//! silent makes room.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Clients that are served at once.
+pub(super) const CLIENTS_MAX: usize = 16;
+
+/// Of those, clients that watch: the others can always be asked.
+pub(super) const WATCHES_MAX: usize = 12;
+
+/// All places.
+#[derive(Debug, Default)]
+pub(super) struct Seats(Mutex<Taken>);
+
+#[derive(Debug, Default)]
+struct Taken {
+    places: Vec<Place>,
+    /// The number that the next client gets.
+    next: u64,
+    /// Whether nobody is let in any more.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Place {
+    client: u64,
+    stream: UnixStream,
+    /// When it last asked, or was answered.
+    heard: Instant,
+    watches: bool,
+}
+
+/// A client's place, for as long as it is there.
+#[derive(Debug)]
+pub(super) struct Seat {
+    client: u64,
+    seats: Arc<Seats>,
+}
+
+/// A client watches, for as long as this is kept.
+pub(super) struct Watching<'a>(&'a Seat);
+
+impl Seats {
+    /// A place for a client. When all are taken, the client that was silent longest is sent away;
+    /// `None` if all of them watch, or the doors are closed.
+    pub(super) fn take(self: &Arc<Self>, stream: &UnixStream) -> io::Result<Option<Seat>> {
+        let stream = stream.try_clone()?;
+        let mut taken = self.taken();
+        if taken.is_closed {
+            return Ok(None);
+        }
+        if taken.places.len() >= CLIENTS_MAX {
+            let silent = (0..taken.places.len()).filter(|&index| !taken.places[index].watches);
+            let Some(index) = silent.min_by_key(|&index| taken.places[index].heard) else {
+                return Ok(None);
+            };
+            taken.places.swap_remove(index).send_away();
+        }
+        let client = taken.next;
+        taken.next += 1;
+        taken.places.push(Place { client, stream, heard: Instant::now(), watches: false });
+        Ok(Some(Seat { client, seats: Arc::clone(self) }))
+    }
+
+    /// Sends all away, and lets nobody in.
+    pub(super) fn close(&self) {
+        let mut taken = self.taken();
+        taken.is_closed = true;
+        taken.places.drain(..).for_each(|place| place.send_away());
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Notes that the client was heard, or answered.
+    pub(super) fn heard(&self) {
+        self.change(|place| place.heard = Instant::now());
+    }
+
+    /// Has the client watch, if there are not too many who do.
+    pub(super) fn watch(&self) -> Option<Watching<'_>> {
+        let watches = self.seats.taken().places.iter().filter(|place| place.watches).count();
+        (watches < WATCHES_MAX).then(|| {
+            self.change(|place| place.watches = true);
+            Watching(self)
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Place)) {
+        let mut taken = self.seats.taken();
+        if let Some(place) = taken.places.iter_mut().find(|place| place.client == self.client) {
+            change(place);
+        }
+    }
+}
+
+impl Place {
+    fn send_away(self) {
+        // Its thread finds the end of the stream. If it is gone already, so much the better.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.taken().places.retain(|place| place.client != self.client);
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.0.change(|place| place.watches = false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// A client's end, and its place.
+    fn come(seats: &Arc<Seats>) -> (UnixStream, Option<Seat>) {
+        let (client, server) = UnixStream::pair().unwrap();
+        let seat = seats.take(&server).unwrap();
+        (client, seat)
+    }
+
+    #[test]
+    fn promise_3_the_client_that_is_silent_longest_makes_room() {
+        let seats = Arc::new(Seats::default());
+        let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats)).collect();
+        clients[0].1.as_ref().unwrap().heard();
+        let (_newcomer, seat) = come(&seats);
+        assert!(seat.is_some());
+        assert_eq!(clients[1].0.read(&mut [0]).unwrap(), 0, "the second was silent longest");
+        clients[0].0.set_nonblocking(true).unwrap();
+        assert!(clients[0].0.read(&mut [0]).is_err(), "the first is still there");
+        drop(clients);
+        assert_eq!(seats.taken().places.len(), 1);
+        seats.close();
+        assert!(come(&seats).1.is_none());
+    }
+
+    #[test]
+    fn promise_3_who_watches_keeps_the_place_and_there_is_always_one_for_others() {
+        let seats = Arc::new(Seats::default());
+        let clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats).1.unwrap()).collect();
+        let watching: Vec<_> = clients.iter().filter_map(Seat::watch).collect();
+        assert_eq!(watching.len(), WATCHES_MAX);
+        for _ in 0..2 * CLIENTS_MAX {
+            assert!(come(&seats).1.is_some());
+        }
+        let watches = seats.taken().places.iter().filter(|place| place.watches).count();
+        assert_eq!(watches, WATCHES_MAX);
+        drop(watching);
+        assert!(clients[0].watch().is_some());
+    }
+}
