@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay::control::coalesce::{MTU_MAX, MTU_MIN};
-use forebay::control::{Change, ScriptedChange};
+use forebay::control::{Change, FlowName, ScriptedChange};
 use forebay::device::Rate;
 
 use crate::synthetic::SyntheticSpec;
@@ -27,6 +27,16 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Send captures through the whole path and check every packet
     Replay(Box<ReplayArgs>),
+    /// Print what knobs of a run read
+    Get(crate::control::GetArgs),
+    /// Set knobs of a run
+    Set(crate::control::SetArgs),
+    /// Print all knobs of a run
+    List(crate::control::ListArgs),
+    /// Print knobs of a run as they change
+    Watch(crate::control::WatchArgs),
+    /// Say which CPU a flow of a run is on, and why
+    Explain(crate::control::ExplainArgs),
     /// Run a scenario on virtual CPUs, in virtual time, and check every step
     Sim(crate::sim::SimArgs),
     /// Say which CPUs packets should go to on this machine, and why
@@ -132,10 +142,10 @@ pub(crate) struct ReplayArgs {
     pub(crate) mount: Option<PathBuf>,
 
     /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
-    /// take memory whether or not there are as many flows
-    #[arg(long, value_name = "N", default_value_t = path::steer::RPS_FLOW_CNT,
+    /// take memory whether or not there are as many flows [default: 4096]
+    #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_MAX))]
-    pub(crate) rps_flow_cnt: u32,
+    pub(crate) rps_flow_cnt: Option<u32>,
 
     /// Packets that follow their flow to a CPU it should leave before a held move begins
     #[arg(long, value_name = "PACKETS")]
@@ -173,6 +183,18 @@ pub(crate) struct ReplayArgs {
     /// Trace the headers of every frame too
     #[arg(long, requires = "trace")]
     pub(crate) trace_parse: bool,
+
+    /// Listen there for get, set, list, watch and explain
+    #[arg(long, value_name = "PATH", conflicts_with = "deterministic")]
+    pub(crate) control: Option<PathBuf>,
+
+    /// Set the knobs of this file before the first frame, but for those that options set
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Watch a flow, and say at the end where it was and why; repeatable
+    #[arg(long, value_name = "FLOW")]
+    pub(crate) explain: Vec<FlowName>,
 
     /// Print one JSON document and nothing else on standard output
     #[arg(long)]

@@ -1,5 +1,5 @@
-//! The `forebay` program: replay captures through the receive path, simulate it on virtual CPUs,
-//! advise on masks, compute hashes, measure stages.
+//! The `forebay` program: replay captures through the receive path, control such a run, simulate it
+//! on virtual CPUs, advise on masks, compute hashes, measure stages.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line
@@ -8,6 +8,7 @@ mod bench; //     forebay bench
 mod hash; //      forebay hash
 mod replay; //    forebay replay
 mod sim; //       forebay sim
+mod control; //   forebay get, set, list, watch, explain
 mod script; //    changes on the way, from a file
 mod advise; //    forebay advise
 mod table; //     the end of a replay, for people
@@ -25,6 +26,11 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => replay::run(args),
         Command::Sim(args) => sim::run(args),
+        Command::Get(args) => control::get(args),
+        Command::Set(args) => control::set(args),
+        Command::List(args) => control::list(args),
+        Command::Watch(args) => control::watch(args),
+        Command::Explain(args) => control::explain(args),
         Command::Advise(args) => advise::run(args),
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),

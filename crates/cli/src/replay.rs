@@ -1,15 +1,16 @@
 //! `forebay replay`: from the command line to a plan, and from a report to what is printed.
 
 use std::io::{self, IsTerminal, Write};
-use std::num::NonZeroU16;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use forebay::control::cpus::MAX_CPUS;
-use forebay::control::{Change, Coalesce, CoalesceAt, CpuList, Mount, Script, ScriptedChange};
+use forebay::control::{
+    Change, Coalesce, CoalesceAt, ConfigFile, ControlSocket, CpuList, Mount, Script, ScriptedChange,
+};
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::device::{Progress, Rate};
@@ -24,7 +25,7 @@ use path::coalesce::{CoalesceConfig, CoalesceMode};
 use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 use path::hash::{Hasher, RETA_ENTRIES};
 use path::parse::Verify;
-use path::steer::{MoveAfter, SpreadPolicy};
+use path::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use serde::Serialize;
 
 use crate::args::{CoalesceArg, CoalesceAtArg, HashKind, ReplayArgs, SpreadArg, WhenFullArg};
@@ -42,19 +43,54 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let seed = seed(args);
     let plan = plan(args, seed)?;
     let cpus = plan.engine.cpus.clone();
+    let config = args.config.as_deref().map(ConfigFile::read).transpose()?;
     let mountpoint = args.mount.as_deref();
     mountpoint.map(Mount::check).transpose()?;
     let replay = Replay::open(plan)?;
+    let socket = controlled(&replay, args, config.as_ref())?;
     // Before there is a mount that a signal would leave behind.
     let interrupted = stop_on_signals(replay.stopper());
     let mount = mountpoint.map(|directory| Mount::new(replay.control(), directory)).transpose()?;
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
-    drop(mount);
+    drop((mount, socket));
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
     finish(result, args, &cpus)
+}
+
+/// Sets the knobs as the config file has them, and listens for whoever sets others.
+fn controlled(
+    replay: &Replay,
+    args: &ReplayArgs,
+    config: Option<&ConfigFile>,
+) -> Result<Option<ControlSocket>, Failure> {
+    let control = replay.control();
+    if let Some(config) = config {
+        for note in config.apply(&control, &given(args))? {
+            eprintln!("forebay: {}: {note}", config.path().display());
+        }
+    }
+    let path = config.map(|config| std::path::absolute(config.path())).transpose();
+    let path = path.unwrap_or_default();
+    let open = |at: &PathBuf| ControlSocket::open(control, at, path);
+    Ok(args.control.as_ref().map(open).transpose()?)
+}
+
+/// The knobs that options set: the config file does not count for them.
+fn given(args: &ReplayArgs) -> Vec<&'static str> {
+    let options = [
+        ("rps_cpus", args.rps.is_some()),
+        ("rps_flow_cnt", args.rps_flow_cnt.is_some()),
+        ("hash_key", args.hash_key.is_some()),
+        ("coalesce", args.coalesce.is_some()),
+        ("coalesce_at", args.coalesce_at.is_some()),
+        ("gro_flush_timeout", args.gro_flush_timeout.is_some()),
+        ("lro_descriptors", args.descriptors.is_some()),
+        ("mtu", args.mtu.is_some()),
+    ];
+    options.into_iter().filter_map(|(knob, is_given)| is_given.then_some(knob)).collect()
 }
 
 /// What `--json` prints.
@@ -90,7 +126,8 @@ fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), F
     let text = if args.json {
         serde_json::to_string(&replayed).unwrap_or_default() + "\n"
     } else {
-        table::render(report, cpus)
+        let told = report.explain.iter().map(|flow| format!("\n{flow}"));
+        table::render(report, cpus) + &told.collect::<String>()
     };
     let printed = output::print(&text);
     let broken = report.broken_promises();
@@ -140,7 +177,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
         write_pcap: args.write_pcap.clone(),
         resegment: args.resegment,
         trace: args.trace.clone().map(|directory| TracePlan { directory, parse: args.trace_parse }),
-        explain: Vec::new(),
+        explain: args.explain.clone(),
     })
 }
 
@@ -155,7 +192,8 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         config.rps_cpus = rps_cpus;
     } else if !args.deterministic {
         // Virtual CPUs have no caches: what a seed determines does not depend on the machine.
-        config.rps_cpus = near_polling(args.queues, &config.cpus);
+        let topology = Topology::read(Path::new(SYSFS), &config.cpus);
+        config.rps_cpus = topology.near_polling(args.queues.get().into(), &config.cpus);
     }
     let set = args.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
     let mut changes: Vec<_> = set.chain(args.at.iter().cloned()).collect();
@@ -174,7 +212,7 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
             "forebay: --no-checksums: what nobody has verified is not merged, so nothing will be"
         );
     }
-    config.rps_flow_cnt = args.rps_flow_cnt;
+    config.rps_flow_cnt = args.rps_flow_cnt.unwrap_or(RPS_FLOW_CNT);
     config.start_counters = args.start_counters;
     config.verify = if args.no_checksums { Verify::Nothing } else { Verify::Checksums };
     config.spread = match args.spread {
@@ -185,14 +223,6 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         config.move_after = MoveAfter { packets, ..MoveAfter::default() };
     }
     Ok(config)
-}
-
-/// The CPUs that share a last-level cache with one that polls a queue: the first ones do.
-fn near_polling(queues: NonZeroU16, cpus: &CpuList) -> CpuList {
-    let topology = Topology::read(Path::new(SYSFS), cpus);
-    let polling = cpus.cpus().iter().take(queues.get().into());
-    let near = polling.map(|&cpu| topology.default_rps_cpus(cpu, cpus));
-    CpuList::new(near.flat_map(|near| near.cpus().to_vec()))
 }
 
 /// How packets are coalesced at first: in `gro` mode where anything is said about it but that.

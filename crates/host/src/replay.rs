@@ -130,13 +130,6 @@ impl Replay {
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
-
-    /// What changes the run while it lasts.
-    #[must_use]
-    pub fn control(&self) -> Control {
-        self.engine.control()
-    }
-
     /// What asks the run to end early; everything taken in is delivered all the same.
     #[must_use]
     pub fn stopper(&self) -> Stopper {

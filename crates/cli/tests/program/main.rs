@@ -3,6 +3,7 @@
 
 mod advise; //         the masks for a machine
 mod coalescing; //     its options and figures
+mod control; //        a run that is asked and changed
 mod hash_and_bench; // the other commands
 mod sim; //            scenarios
 

@@ -1,0 +1,407 @@
+//! A run that is asked and changed while it lasts, over its control socket.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use super::{Desk, Run, number};
+
+/// The first flow of the bundled capture.
+const FLOW: &str = "10.9.0.2:39796,10.9.0.1:53";
+
+/// A replay that lasts until it is told to end.
+struct Live<'a> {
+    desk: &'a Desk,
+    child: Child,
+}
+
+impl<'a> Live<'a> {
+    /// Starts a replay that listens at `s.sock`.
+    fn start(desk: &'a Desk, args: &str) -> Self {
+        let fixed = "replay --json --rate 5k --loops 1000000 --control s.sock";
+        let args = format!("{fixed} {args}");
+        let mut run = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let run = run.current_dir(&desk.0).args(args.trim_end().split(' '));
+        let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut live = Self { desk, child };
+        while UnixStream::connect(desk.path("s.sock")).is_err() {
+            assert!(live.child.try_wait().unwrap().is_none(), "{args}: has ended");
+            std::thread::yield_now();
+        }
+        live
+    }
+
+    /// Runs a command that asks it.
+    fn run(&self, args: &str) -> Run {
+        self.desk.run(&format!("{args} --control s.sock"))
+    }
+
+    /// What a command prints that is not refused.
+    fn told(&self, args: &str) -> String {
+        let run = self.run(args);
+        assert_eq!(run.code, Some(0), "{args}: {}", run.told);
+        run.stdout
+    }
+
+    fn document(&self, args: &str) -> Value {
+        serde_json::from_str(&self.told(&format!("{args} --json"))).unwrap()
+    }
+
+    /// Says these bytes on a connection of its own.
+    fn say(&self, bytes: &[u8]) -> UnixStream {
+        let mut stream = UnixStream::connect(self.desk.path("s.sock")).unwrap();
+        // It may be sent away in the middle of it.
+        let _ = stream.write_all(bytes);
+        stream
+    }
+
+    /// Says these lines, and returns all that is answered.
+    fn answer(&self, lines: &str) -> String {
+        let mut stream = self.say(lines.as_bytes());
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Ends it, and returns its report, which keeps all promises.
+    fn end(mut self) -> Value {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let (mut report, mut told) = (String::new(), String::new());
+        self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{told}");
+        let report: Value = serde_json::from_str(&report).unwrap();
+        let drops = report["dropped"].as_object().unwrap().values().filter_map(Value::as_u64);
+        let accounted = number(&report["delivered"]) + drops.sum::<u64>();
+        assert_eq!(accounted, number(&report["packets_in"]), "promise 2");
+        assert_eq!([&report["reordered"], &report["queued"], &report["frames_away"]], [0, 0, 0]);
+        assert!(number(&report["packets_in"]) > 0);
+        assert!(!self.desk.path("s.sock").exists(), "removed at the end");
+        report
+    }
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn knobs_are_read_set_and_listed() {
+    let desk = Desk::new();
+    let live = Live::start(&desk, "--cpus 1 --queues 2");
+    assert_eq!(live.told("get netdev_max_backlog"), "1000\n");
+    assert_eq!(live.told("get rps_flow_cnt"), "rx-0/rps_flow_cnt 4096\nrx-1/rps_flow_cnt 4096\n");
+    assert_eq!(
+        live.told("get sys/class/net/replay/mtu cpu/online"),
+        "sys/class/net/replay/mtu 1500\ncpu/online 0\n"
+    );
+    assert_eq!(live.told("get softnet_stat").split(' ').count(), 15);
+
+    let run = live.run("set rx-1/rps_flow_cnt=0x101 netdev_max_backlog=300");
+    assert_eq!((run.code, run.stdout.as_str()), (Some(0), ""));
+    let now = "forebay: now rx-1/rps_flow_cnt 512 forebay: now netdev_max_backlog 300";
+    assert_eq!(run.told, now);
+    live.told("set rps_flow_cnt 1024");
+    assert_eq!(
+        live.document("get rps_flow_cnt rx-1/rps_flow_cnt"),
+        serde_json::json!({
+            "rps_flow_cnt": ["rx-0/rps_flow_cnt 1024", "rx-1/rps_flow_cnt 1024"],
+            "rx-1/rps_flow_cnt": "1024",
+        })
+    );
+    let set = live.document("set dev_weight=2000 coalesce=gro");
+    assert_eq!(set["now"], serde_json::json!({ "coalesce": "gro", "dev_weight": "2000" }));
+    assert!(set["notes"][0].as_str().unwrap().starts_with("in effect: 1024"), "{set}");
+
+    let list = live.document("list");
+    let knob = |name: &str| {
+        let knobs = list.as_array().unwrap().iter();
+        let mut named = knobs.filter(|knob| knob["path"].as_str().unwrap().ends_with(name));
+        named.next().unwrap_or_else(|| panic!("{name}: {list}")).clone()
+    };
+    let backlog = knob("proc/sys/net/core/netdev_max_backlog");
+    assert_eq!([&backlog["value"], &backlog["default"]], ["300", "1000"]);
+    assert_eq!(knob("rx-1/rps_flow_cnt")["value"], "1024");
+    for name in ["rps_cpus", "coalesce", "cpus", "mtu", "cpu0/online"] {
+        assert!(!knob(name)["meaning"].as_str().unwrap().is_empty(), "{name}");
+        assert!(!knob(name)["default"].as_str().unwrap().is_empty(), "{name}");
+    }
+    assert!(live.told("list").contains("netdev_max_backlog"));
+    live.end();
+}
+
+#[test]
+fn rps_8_what_a_run_refuses_has_the_kernels_errno_and_an_exit_code() {
+    let desk = Desk::new();
+    let live = Live::start(&desk, "--cpus 1");
+    for (args, errno) in [
+        ("set netdev_max_backlog=-1", "EINVAL"),
+        ("set rps_cpus=x", "EINVAL"),
+        ("set rps_cpus=1,,,,,,,,,,,,,,,,,0", "EOVERFLOW"),
+        ("set rps_cpu=1", "ENOENT"),
+        ("set rx-7/rps_cpus=1", "ENOENT"),
+        ("set gro_flush_timeout=18446744073709551616", "ERANGE"),
+        ("set softnet_stat=1", "EACCES"),
+        ("set online=1", "EINVAL"),
+        ("get proc/net", "EISDIR"),
+        ("get hash_key", "EACCES"),
+        ("watch nothing", "ENOENT"),
+    ] {
+        let run = live.run(args);
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
+        assert!(run.told.contains(&format!("({errno})")), "{args}: {}", run.told);
+    }
+    let run = live.run("set cpu0/online=0");
+    assert_eq!(run.code, Some(3), "the run refuses to run nowhere: {}", run.told);
+    assert!(run.told.contains("(EBUSY)"), "{}", run.told);
+    for (args, problem) in [
+        ("set mtu", "mtu has no value"),
+        ("set", "there is nothing to set"),
+        ("explain 10.0.0.1", "it has 1 addresses"),
+        ("set --save mtu=1", "put --save behind"),
+        ("set --save", "started without --config"),
+    ] {
+        let run = live.run(args);
+        assert_eq!(run.code, Some(2), "{args}");
+        assert!(run.told.contains(problem), "{args}: {}", run.told);
+    }
+    live.end();
+    let run = desk.run("get mtu --control s.sock");
+    assert_eq!(run.code, Some(3));
+    assert!(run.told.contains("no run answers at s.sock"), "{}", run.told);
+}
+
+#[test]
+fn the_socket_speaks_lines_with_an_end() {
+    let desk = Desk::new();
+    let live = Live::start(&desk, "--cpus 1");
+    let mtu = "now mtu 9000\nok\n9000\nok\n";
+    assert_eq!(live.answer("set mtu 9000\nget mtu\n"), mtu);
+    // Of the CPUs that the machine may have, those that do not run are named.
+    let ignored = live.answer("set rps_cpus 3\n");
+    let is_alone = std::thread::available_parallelism().unwrap().get() == 1;
+    let note = "ignored 1: not among the CPUs that run (0)\nok\n";
+    assert!(ignored.ends_with(note) || is_alone, "{ignored}");
+    assert!(
+        live.answer("list\n").lines().all(|line| line == "ok" || line.split('\t').count() == 4)
+    );
+    assert_eq!(live.answer("pause 0\nresume 0\nkill 0\n"), "ok\nok\nok\n");
+    assert_eq!(live.answer("rfs_desired 0badcafe 0\n"), "ok\n");
+    assert_eq!(live.answer("config\n"), "error ENOENT: the run was started without --config\n");
+    assert!(live.answer("explain 0badcafe\n").contains("rx-0, polled by CPU 0"));
+    let words = "get, set, list, watch, explain, rfs_desired, pause, resume, kill and config";
+    for line in ["", "hello", "GET mtu"] {
+        let answer = live.answer(&format!("{line}\n"));
+        assert!(answer.starts_with("error EINVAL: ") && answer.contains(words), "{answer}");
+    }
+    assert!(live.answer("pause 7\n").starts_with("error EINVAL: CPU 7 is not among"));
+    // A watch ends with the next line, which is answered.
+    assert_eq!(live.answer("watch mtu\nget mtu\n"), "mtu 9000\nok\n9000\nok\n");
+    live.end();
+}
+
+#[test]
+fn a_watch_tells_every_change_until_the_run_ends() {
+    let desk = Desk::new();
+    let live = Live::start(&desk, "--cpus 1");
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let watch = watch.current_dir(&desk.0).args(["watch", "--control", "s.sock", "--json"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = |name: &str| loop {
+        let told: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        if told["name"] == name {
+            break told["value"].as_str().unwrap().to_owned();
+        }
+    };
+    assert_eq!(next("mtu"), "1500");
+    for mtu in ["1400", "9000"] {
+        live.told(&format!("set mtu={mtu}"));
+        assert_eq!(next("mtu"), mtu);
+    }
+    live.told("set rps_cpus=0");
+    assert_eq!(u64::from_str_radix(&next("rx-0/rps_cpus").replace(',', ""), 16), Ok(0));
+    live.end();
+    assert!(watch.wait().unwrap().success());
+}
+
+#[test]
+fn rfs_6_a_flow_goes_where_its_application_runs_and_explain_says_why() {
+    let desk = Desk::new();
+    let live = Live::start(&desk, &format!("--cpus 2 --rps 1 --spread always --explain {FLOW}"));
+    let state = || live.document(&format!("explain {FLOW}"))["queues"][0].clone();
+    while state()["cpu"] != 0 {}
+    let hash = live.document(&format!("explain {FLOW}"))["hash"].as_str().unwrap().to_owned();
+    // The mask wins over the application's wish; the wish is there when the mask allows it.
+    assert_eq!(live.answer(&format!("rfs_desired {hash} 1\n")), "ok\n");
+    live.told("set rps_cpus=3");
+    while state()["cpu"] != 1 {}
+    assert_eq!(state()["wish"], serde_json::json!({ "because": "rfs", "cpu": 1 }));
+    // A wish is granted when the CPU that is paused goes on.
+    assert_eq!(live.answer(&format!("pause 1\nrfs_desired {hash} 0\n")), "ok\nok\n");
+    while state()["cpu"] != 0 && state()["held"].is_null() && state()["ahead"] == 0 {}
+    live.answer("resume 1\n");
+    while state()["cpu"] != 0 {}
+    let told = live.told(&format!("explain {FLOW}"));
+    let moved = "CPU 0 to CPU 1, since its application runs there (rfs)";
+    assert!(told.contains(moved) && told.contains(&hash), "{told}");
+
+    let report = live.end();
+    let told = &report["explain"][0];
+    assert_eq!(told["hash"], hash.as_str());
+    let moves = told["queues"][0]["moves"].as_array().unwrap();
+    assert!(moves.iter().any(|moved| moved["wish"] == "rfs" && moved["to"] == 1), "{told}");
+    assert_eq!(told["queues"][0]["ahead"], 0, "all has been processed");
+}
+
+#[test]
+fn what_is_saved_is_what_the_next_run_begins_with() {
+    let desk = Desk::new();
+    fs::write(desk.path("c.toml"), "[knobs]\nmtu = 9000\nrps_cpus = \"1\"\n").unwrap();
+    let live = Live::start(&desk, "--cpus 1 --queues 2 --config c.toml");
+    assert_eq!(live.told("get mtu"), "9000\n");
+    live.told("set rx-1/rps_flow_cnt=64 netdev_max_backlog=300 coalesce=lro --save");
+    let values = |live: &Live| {
+        let list = live.document("list");
+        let knobs = list.as_array().unwrap().iter();
+        knobs.map(|knob| (knob["path"].clone(), knob["value"].clone())).collect::<Vec<_>>()
+    };
+    let saved = values(&live);
+    live.told("set --save other.toml");
+    assert_eq!(desk.read("other.toml"), desk.read("c.toml"));
+    live.end();
+
+    let live = Live::start(&desk, "--cpus 1 --queues 2 --config c.toml");
+    assert_eq!(values(&live), saved);
+    let run = live.run("set --save=missing/c.toml");
+    assert_eq!(run.code, Some(2), "{}", run.told);
+    live.end();
+    let live = Live::start(
+        &desk,
+        "--cpus 1 --queues 2 --config c.toml --mtu 1400 --set netdev_max_backlog=50",
+    );
+    assert_eq!(live.told("get mtu"), "1400\n");
+    // Set before the first frame, which may be after the socket is there.
+    while live.told("get netdev_max_backlog") != "50\n" {}
+    live.end();
+}
+
+#[test]
+fn a_config_file_is_refused_by_its_line() {
+    let desk = Desk::new();
+    for (text, problem) in [
+        ("[knobs]\nmtu = 1\n", "c.toml:2: mtu cannot be \"1\""),
+        ("\n[knobs]\nrps_cpu = 1\n", "c.toml:3: rps_cpu cannot be \"1\": there is no knob"),
+        ("[knobs.rx-9]\nrps_cpus = 1\n", "c.toml:2: rx-9/rps_cpus cannot be \"1\": there is no"),
+        ("[knobs]\nmtu\n", "c.toml:2: "),
+        ("[other]\n", "c.toml:1: there is only the table [knobs]"),
+    ] {
+        fs::write(desk.path("c.toml"), text).unwrap();
+        let run = desk.run("replay --cpus 1 --config c.toml");
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{text}");
+        assert!(run.told.contains(problem), "{text}: {}", run.told);
+    }
+    let run = desk.run("replay --cpus 1 --config none.toml");
+    assert_eq!(run.code, Some(2));
+    assert!(run.told.contains("cannot read none.toml"), "{}", run.told);
+}
+
+#[test]
+fn promise_5_hostile_clients_neither_stop_a_run_nor_keep_others_from_it() {
+    let desk = Desk::new();
+    let live = Live::start(&desk, "--cpus 2 --rps 3");
+    let mut clients = Vec::new();
+    for bytes in
+        [&b"\0\xff\xfe garbage\n\n\n"[..], b"set mtu 14", b"list\nlist\n", &[b'x'; 100_000]]
+    {
+        clients.push(live.say(bytes));
+    }
+    // Never reads what it is sent.
+    clients.push(live.say("list\n".repeat(100_000).as_bytes()));
+    for _ in 0..100 {
+        clients.push(live.say(b"watch"));
+        assert_eq!(live.told("get mtu"), "1500\n");
+    }
+    for _ in 0..20 {
+        clients.push(live.say(b"watch\n"));
+    }
+    assert_eq!(live.told("set rps_cpus=1"), "", "watches leave room for others");
+    live.say(b"set mtu 1400\nlist\nexplain 0badcafe\n"); // and is gone
+    while live.told("get mtu") != "1400\n" {}
+    let mut too_long = String::new();
+    let told = live.say(format!("get {}\n", "x".repeat(5000)).as_bytes());
+    BufReader::new(told).read_line(&mut too_long).unwrap();
+    assert_eq!(too_long, "error EINVAL: a request has at most 4096 bytes\n");
+    live.end();
+    drop(clients);
+}
+
+#[test]
+fn the_socket_is_its_owners_alone_and_a_dead_runs_is_replaced() {
+    let desk = Desk::new();
+    let mut live = Live::start(&desk, "--cpus 1");
+    let mode = |name| fs::metadata(desk.path(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("s.sock"), 0o600);
+    let run = desk.run("replay --cpus 1 --control s.sock");
+    assert_eq!(run.code, Some(3), "{}", run.told);
+    let in_use = format!("s.sock is in use by process {}", live.child.id());
+    assert!(run.told.contains(&in_use) && run.told.contains("another path"), "{}", run.told);
+    live.child.kill().unwrap();
+    live.child.wait().unwrap();
+    assert!(desk.path("s.sock").exists(), "it had no time to remove it");
+    let live = Live::start(&desk, "--cpus 1");
+    fs::rename(desk.path("s.sock"), desk.path("kept")).unwrap();
+    fs::write(desk.path("s.sock"), "of another").unwrap();
+    let run = desk.run("replay --cpus 1 --control s.sock");
+    assert_eq!(run.code, Some(2), "{}", run.told);
+    assert!(run.told.contains("there is a file that is no socket"), "{}", run.told);
+    drop(live);
+    assert_eq!(desk.read("s.sock"), "of another");
+    let run = desk.run("replay --cpus 1 --control none/s.sock");
+    assert_eq!(run.code, Some(2), "{}", run.told);
+    let run = desk.run(&format!("replay --cpus 1 --control {}", "x".repeat(108)));
+    assert!(run.told.contains("has 1 to 107 bytes"), "{}", run.told);
+
+    let mut open = Command::new("sh");
+    let script = "umask 0; exec \"$0\" replay --json --rate 1k --loops 1000 --control open.sock";
+    let open = open.current_dir(&desk.0).args(["-c", script, env!("CARGO_BIN_EXE_forebay")]);
+    let mut open = open.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while !desk.path("open.sock").exists() && open.try_wait().unwrap().is_none() {}
+    assert_eq!(mode("open.sock"), 0o600, "from the first moment, whatever the umask");
+    open.kill().unwrap();
+    open.wait().unwrap();
+}
+
+#[test]
+fn a_replay_says_at_the_end_where_flows_were_and_why() {
+    let desk = Desk::new();
+    let fixed = "--deterministic --cpus 2 --spread always --rps 1 --at 100:rps_cpus=2";
+    let args = format!("{fixed} --explain {FLOW} --explain 0badcafe");
+    let report = desk.report(&args);
+    let [told, other] = &report["explain"].as_array().unwrap()[..] else { panic!("{report}") };
+    let queue = &told["queues"][0];
+    assert_eq!([&queue["cpu"], &queue["wish"]["cpu"], &queue["watched_since_ns"]], [1, 1, 0]);
+    assert_eq!(queue["wish"]["because"], "rps");
+    let moved = &queue["moves"][0];
+    assert_eq!([&moved["from"], &moved["to"]], [0, 1]);
+    assert!(queue["sharers"].as_array().unwrap().contains(&told["hash"]), "{queue}");
+    assert_eq!((&other["flow"], &other["hash"]), (&"0badcafe".into(), &"0badcafe".into()));
+    let run = desk.run(&format!("replay {args}"));
+    for words in
+        ["every frame accounted for\n\nflow 10.9.0.2:39796 > 10.9.0.1:53, hash", "now:   on CPU 1"]
+    {
+        assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
+    }
+    let run = desk.run("replay --explain nonsense");
+    assert_eq!(run.code, Some(2));
+    assert!(run.told.contains("is neither an address nor a port"), "{}", run.told);
+}
