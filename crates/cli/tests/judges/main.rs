@@ -1,6 +1,6 @@
 //! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
-//! packets for order and completeness, damage for the readers of captures, and Linux for coalescing
-//! and for knobs.
+//! packets for order and completeness, damage for the readers of captures, Linux for coalescing and
+//! for knobs, and another user.
 //!
 //! A judge whose tool is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
@@ -15,6 +15,7 @@ mod namespace; // network namespaces of our own
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
 mod storm; //    scripts in which everything changes
+mod second_user; // another user at the control socket
 mod tshark; //   every field, told twice
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -47,6 +48,8 @@ fn main() {
     for (name, trial) in mount::TRIALS {
         trials.push(judge(name, mounts.clone(), trial));
     }
+    let name = "rps_8_a_second_user_controls_nothing";
+    trials.push(judge(name, second_user::missing(), second_user::judge));
     libtest_mimic::run(&arguments, trials).exit();
 }
 

@@ -1,0 +1,106 @@
+//! Another user at a run's control socket: the kernel's rules for its file, and ours for whoever
+//! gets past them.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::Judgement;
+use crate::program::told;
+
+/// Nobody.
+const OTHER: &str = "65534";
+
+/// What is missing to judge, if anything.
+pub(crate) fn missing() -> Option<String> {
+    let is_other = as_other(Path::new("id")).arg("-u").output();
+    match is_other {
+        Ok(output) if output.stdout == format!("{OTHER}\n").as_bytes() => None,
+        Ok(output) => Some(format!("setpriv does not change the user: {}", told(&output))),
+        Err(error) => Some(format!("there is no setpriv: {error}")),
+    }
+}
+
+pub(crate) fn judge() -> Judgement {
+    let desk = Desk::new()?;
+    let mut run = desk.start(Command::new(&desk.program))?;
+    let judged = desk.judge_as_owner();
+    run.kill()?;
+    run.wait()?;
+    judged?;
+    // Root may control what others run.
+    fs::remove_file(desk.socket())?;
+    let mut run = desk.start(as_other(&desk.program))?;
+    let output = desk.ask(Command::new(&desk.program), "set mtu=1400")?;
+    let judged = expect(&output, Some(0), "now mtu 1400");
+    run.kill()?;
+    run.wait()?;
+    judged
+}
+
+/// A directory that everybody may use, and the program in it.
+struct Desk {
+    directory: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Desk {
+    fn new() -> Result<Self, std::io::Error> {
+        let directory = tempfile::tempdir()?;
+        let program = directory.path().join("forebay");
+        fs::copy(env!("CARGO_BIN_EXE_forebay"), &program)?;
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
+        Ok(Self { directory, program })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("s.sock")
+    }
+
+    /// Starts a replay that lasts, and waits until it listens.
+    fn start(&self, mut command: Command) -> Result<Child, std::io::Error> {
+        let args = "replay --cpus 1 --rate 1k --loops 1000000 --control s.sock";
+        let command = command.current_dir(&self.directory).args(args.split(' '));
+        let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        while !self.socket().exists() && run.try_wait()?.is_none() {
+            std::thread::yield_now();
+        }
+        Ok(run)
+    }
+
+    fn ask(&self, mut command: Command, args: &str) -> Result<Output, std::io::Error> {
+        let command = command.current_dir(&self.directory).args(args.split(' '));
+        command.args(["--control", "s.sock"]).output()
+    }
+
+    fn judge_as_owner(&self) -> Judgement {
+        for mode in [0o600, 0o666] {
+            fs::set_permissions(self.socket(), Permissions::from_mode(mode))?;
+            // The kernel turns away who may not write to the file; the run, who is not its owner.
+            let why = if mode == 0o600 { "Permission denied" } else { "may not control a run of" };
+            for args in ["set mtu=9000", "get mtu", "list", "watch", "explain 0badcafe"] {
+                expect(&self.ask(as_other(&self.program), args)?, Some(3), why)?;
+            }
+            let output = self.ask(Command::new(&self.program), "get mtu")?;
+            if output.stdout != b"1500\n" {
+                return Err(format!("it has changed something: {output:?}").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn as_other(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", OTHER, "--clear-groups"]).arg(program);
+    command
+}
+
+fn expect(output: &Output, code: Option<i32>, words: &str) -> Judgement {
+    let told = told(output);
+    if output.status.code() == code && told.contains(words) {
+        return Ok(());
+    }
+    Err(format!("{code:?} and {words:?} were expected: {:?}, {told}", output.status.code()).into())
+}
