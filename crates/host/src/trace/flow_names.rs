@@ -7,12 +7,13 @@
 //! | below 2^32 | the stamp's flow |
 //! | 2^32 and up | the flow hash, added to 2^32 |
 //! | 2^33 and up | the TCP connection, counted from there |
+//! | 2^34 and up | the rx queue, added to 2^34, of packets without a hash |
 
 use std::collections::HashMap;
 
-use path::Packet;
 use path::coalesce::Segment;
 use path::hash::FlowHash;
+use path::{Packet, RxQueue};
 
 use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 
@@ -24,6 +25,9 @@ const HASHES: u64 = 1 << 32;
 
 /// Where those of TCP connections begin: past all hashes.
 const CONNECTIONS: u64 = 1 << 33;
+
+/// Where those of packets without a hash begin: past all connections.
+const UNSTEERED: u64 = 1 << 34;
 
 /// A packet's place in its flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,10 +67,17 @@ impl Connection {
 
 impl FlowNames {
     /// The name of a segment of a packet, which was frame `frame` of its source.
-    pub(super) fn of(&mut self, packet: &Packet, segment: &Segment<'_>, frame: u64) -> FlowName {
+    pub(super) fn of(
+        &mut self,
+        (packet, queue): (&Packet, RxQueue),
+        segment: &Segment<'_>,
+        frame: u64,
+    ) -> FlowName {
         let name = stamp(segment).or_else(|| self.connection(packet, segment.offset));
         let Some(name) = name else {
-            return FlowName { flow: by_hash(packet.hash), sequence: frame };
+            let has_hash = packet.hash.is_some();
+            let flow = if has_hash { by_hash(packet.hash) } else { UNSTEERED + u64::from(queue.0) };
+            return FlowName { flow, sequence: frame };
         };
         if self.by_hash.len() < CONNECTIONS_MAX || self.by_hash.contains_key(&packet.hash) {
             self.by_hash.insert(packet.hash, name.flow);

@@ -164,7 +164,7 @@ impl DeliverTrace {
             // Merged before it was steered, a packet has one note; after, each segment its own.
             let note = batch.note_of(segment.arrival).or_else(|| batch.note_of(packet.arrival));
             if let Some(note) = note {
-                let name = locked(&self.trace.names).of(packet, &segment, frame);
+                let name = locked(&self.trace.names).of((packet, batch.rx_queue), &segment, frame);
                 self.row(order, (packet, batch), note, (name, frame), now_ns);
             }
         }

@@ -343,7 +343,11 @@ impl Steering {
         // Flows of one slot that wish for different CPUs would hold each other up at every packet.
         let is_shared = at.last_flow != hash;
         let is_patient = matches!(depth, Depth::Far(_)) || is_shared;
-        if is_patient && self.may_stay(hash, slot, cpu) && !self.is_overdue(slot, now_ns) {
+        if is_patient
+            && self.may_stay(hash, slot, cpu)
+            && !self.is_overdue(slot, now_ns)
+            && backlogs.has_room(cpu)
+        {
             self.stay(slot);
             return forward(cpu, Because::Stay, None);
         }
