@@ -25,6 +25,12 @@ pub fn prefetch(bytes: &[u8]) {
     bytes.chunks(LINE_BYTES).for_each(|line| prefetch_to_read(line.as_ptr()));
 }
 
+/// Asks for the line that `value` begins on, to read it a little later.
+#[inline]
+pub fn prefetch_value<T>(value: &T) {
+    prefetch_to_read(std::ptr::from_ref(value).cast());
+}
+
 /// Asks for the line at `address`, to write it: takes it from the CPU that has it. A store waits
 /// for its line, and every later load that needs the store's bytes in another shape waits with it.
 pub(crate) fn prefetch_to_write(address: *const u8) {

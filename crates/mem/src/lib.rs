@@ -21,7 +21,7 @@ mod lot; //          frames on their way home, thirty-two at a time
 mod cache; //        cache lines: kept apart, and asked for ahead of their use
 mod sync; //         the standard library's atomics, or loom's
 
-pub use cache::prefetch;
+pub use cache::{prefetch, prefetch_value};
 pub use frame::Frame;
 pub use pool::Pool;
 pub use position::Position;

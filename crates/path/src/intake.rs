@@ -269,6 +269,7 @@ impl Intake {
             if !packet.hash.is_some() {
                 packet.hash = self.hasher.hash(&packet.view());
             }
+            self.steering.prefetch(packet.hash);
         }
     }
 

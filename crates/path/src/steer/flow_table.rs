@@ -207,6 +207,10 @@ impl FlowTable {
         self.slots[slot.index()]
     }
 
+    pub(super) fn prefetch(&self, slot: SlotId) {
+        mem::prefetch_value(&self.slots[slot.index()]);
+    }
+
     pub(super) fn get_mut(&mut self, slot: SlotId) -> &mut Slot {
         &mut self.slots[slot.index()]
     }

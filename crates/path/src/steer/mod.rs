@@ -137,6 +137,13 @@ impl Steering {
         }
     }
 
+    /// Asks for what a decision about a flow will read: it is on its way while others are made.
+    #[inline]
+    pub fn prefetch(&self, hash: FlowHash) {
+        self.table.prefetch(self.table.slot_of(hash));
+        self.wishes.prefetch(hash);
+    }
+
     /// Decides about the next packet of a flow whose slot has no hold. If the verdict is
     /// [`Verdict::Forward`] and the backlog takes the packet, [`record`](Self::record) is called
     /// next.

@@ -71,6 +71,13 @@ impl Wishes {
         }
     }
 
+    #[inline]
+    pub(super) fn prefetch(&self, hash: FlowHash) {
+        if let Some(sock_flows) = &self.sock_flows {
+            sock_flows.prefetch(hash);
+        }
+    }
+
     /// Whether packets may go to `cpu` by anybody's wish.
     pub(super) fn allows(&self, cpu: CpuId) -> bool {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
