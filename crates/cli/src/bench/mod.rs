@@ -8,6 +8,7 @@ mod checksum;
 mod figures;
 mod hash;
 mod input;
+mod knob;
 mod lro;
 mod pair;
 mod parse;
@@ -96,6 +97,8 @@ enum What {
     Checksum,
     /// The flow hash
     Hash,
+    /// A look whether a knob was changed, as each turn has two
+    Knob,
     /// One object from one CPU to another
     Ring,
     /// A frame allocated here, freed there
@@ -122,7 +125,8 @@ pub(crate) enum BenchHash {
 
 /// Measures and prints.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let all = [What::Parse, What::Checksum, What::Hash, What::Ring, What::Pool, What::Steer];
+    let all =
+        [What::Parse, What::Checksum, What::Hash, What::Knob, What::Ring, What::Pool, What::Steer];
     let stages = if args.what == What::All { all.as_slice() } else { &[args.what] };
     let cpus = sys::allowed_cpus();
     for stage in stages {
@@ -144,6 +148,7 @@ fn measure(what: What, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Fail
         What::Parse => parse::run(args),
         What::Checksum => Ok(checksum::run(args)),
         What::Hash => hash::run(args),
+        What::Knob => Ok(knob::run(args)),
         What::Lro => lro::run(args),
         What::Ring => ring::run(args, pair::two_of(cpus)?),
         What::Pool => pool::run(args, pair::two_of(cpus)?),

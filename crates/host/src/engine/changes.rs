@@ -84,7 +84,7 @@ impl Changes {
         let entries = config.rps_sock_flow_entries;
         let sock_flows = (entries > 0).then(|| Arc::new(SockFlowTable::new(entries, cpu_count)));
         Self {
-            log: Writer::new(),
+            log: Writer::default(),
             epoch: 0,
             scripted: 0,
             settings: Settings::of(config, queues),

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The end that adds entries: one, behind a lock.
 #[derive(Debug)]
-pub(super) struct Writer<T> {
+pub struct Writer<T> {
     /// The latest node, which the next one will follow.
     last: Arc<Node<T>>,
     /// Nodes with entries that some reader has not passed.
@@ -17,7 +17,7 @@ pub(super) struct Writer<T> {
 
 /// A reader's place in the log.
 #[derive(Debug)]
-pub(super) struct Cursor<T> {
+pub struct Cursor<T> {
     /// The node read last.
     at: Arc<Node<T>>,
 }
@@ -36,15 +36,17 @@ struct Counted<T> {
     pending: Arc<AtomicUsize>,
 }
 
-impl<T> Writer<T> {
+impl<T> Default for Writer<T> {
     /// An empty log.
-    pub(super) fn new() -> Self {
+    fn default() -> Self {
         let last = Arc::new(Node { entry: None, next: OnceLock::new() });
         Self { last, pending: Arc::default() }
     }
+}
 
+impl<T> Writer<T> {
     /// Adds an entry behind all others, for every reader to find.
-    pub(super) fn append(&mut self, entry: T) {
+    pub fn append(&mut self, entry: T) {
         self.pending.fetch_add(1, Ordering::Relaxed);
         let entry = Counted { entry, pending: Arc::clone(&self.pending) };
         let node = Arc::new(Node { entry: Some(entry), next: OnceLock::new() });
@@ -54,12 +56,12 @@ impl<T> Writer<T> {
     }
 
     /// A reader of all that is added from now on.
-    pub(super) fn cursor(&self) -> Cursor<T> {
+    pub fn cursor(&self) -> Cursor<T> {
         Cursor { at: Arc::clone(&self.last) }
     }
 
     /// How many entries are kept because some reader has not passed them, and the latest one.
-    pub(super) fn pending(&self) -> usize {
+    pub fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)
     }
 }
@@ -67,15 +69,17 @@ impl<T> Writer<T> {
 impl<T> Cursor<T> {
     /// Whether there is an entry that was not read yet. One load.
     #[inline]
-    pub(super) fn has_next(&self) -> bool {
+    pub fn has_next(&self) -> bool {
         self.at.next.get().is_some()
     }
 }
 
-impl<T: Clone> Cursor<T> {
-    /// The next entry, if there is one.
+/// The entries that were not read yet; there may be more later.
+impl<T: Clone> Iterator for Cursor<T> {
+    type Item = T;
+
     #[inline]
-    pub(super) fn next(&mut self) -> Option<T> {
+    fn next(&mut self) -> Option<T> {
         let next = Arc::clone(self.at.next.get()?);
         self.at = next;
         self.at.entry.as_ref().map(|counted| counted.entry.clone())
@@ -107,7 +111,7 @@ mod tests {
     #[test]
     fn every_reader_sees_every_entry_in_order() {
         const ENTRIES: u32 = 20_000;
-        let mut writer = Writer::new();
+        let mut writer = Writer::default();
         let readers: Vec<_> = (0..3)
             .map(|_| {
                 let mut cursor = writer.cursor();
@@ -133,7 +137,7 @@ mod tests {
 
     #[test]
     fn entries_are_kept_for_the_last_reader_and_no_longer() {
-        let mut writer = Writer::new();
+        let mut writer = Writer::default();
         let (mut early, late) = (writer.cursor(), writer.cursor());
         for entry in 0..100_000 {
             writer.append(entry);

@@ -11,7 +11,7 @@ mod flows;
 mod idle;
 mod limits;
 mod live;
-mod log;
+pub mod log;
 mod mailbox;
 mod outcome;
 mod question;
