@@ -213,7 +213,7 @@ impl<H: Handler> Worker<H> {
 
     /// Works as the latest changes say. Nothing is in hand.
     fn follow_changes(&mut self) {
-        while let Some(entry) = self.changes.next() {
+        for entry in self.changes.by_ref() {
             let Entry::Change(made) = entry else { continue };
             let Some(change) = &made.change else { continue };
             match change {
