@@ -13,9 +13,10 @@ use path::steer::RpsMap;
 use path::{CpuId, RxQueue};
 
 use crate::action::Change;
+use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
 use crate::laws::{Delivered, Laws};
-use crate::machine::{Backlog, Census, Handed, Machine, Now, Poll, Standing, TakenIn};
+use crate::machine::{Handed, Machine, Now, Poll, Standing, TakenIn};
 use crate::scenario::Scenario;
 use crate::traffic::{FlowId, Traffic};
 

@@ -3,7 +3,7 @@
 use path::CpuId;
 use serde::Serialize;
 
-use crate::machine::Census;
+use crate::census::Census;
 use crate::traffic::FlowId;
 
 /// A law that a run can break.

@@ -19,11 +19,13 @@ mod virtual_cpu; //  who does what, and for how long
 mod costs; //        what things cost in virtual time
 mod world; //        one run: the next thing happens, again and again
 
+mod rules; //        whose rules a run is under
 mod machine; //      what a run asks of the rules it runs under
 mod path_machine; // ours: the real path
 mod kernel; //       Linux 6.18's, in a small model
 mod recording; //    what ours leaves for outsiders to judge
 
+mod census; //       where all packets are
 mod laws; //         order, conservation, bounds, counters
 mod liveness; //     is every wish granted in time?
 pub mod report; //   many runs, in a table that a person reads
@@ -32,6 +34,7 @@ mod cpu_set; //      a few CPUs
 
 pub use laws::Law;
 pub use liveness::Wait;
-pub use report::{Rules, Summary};
+pub use report::Summary;
+pub use rules::Rules;
 pub use scenario::{Overrides, Situation};
 pub use world::{Outcome, run, run_recorded};

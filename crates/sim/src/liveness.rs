@@ -22,8 +22,9 @@ use path::hash::FlowHash;
 use path::steer::MoveAfter;
 use path::{CpuId, RxQueue};
 
+use crate::census::Census;
 use crate::laws::{Law, Laws};
-use crate::machine::{Census, Standing};
+use crate::machine::Standing;
 use crate::virtual_cpu::{Pace, VirtualCpu};
 
 /// Held packets, or moves, that are looked at in one turn of the path.

@@ -6,6 +6,7 @@ use path::hash::FlowHash;
 use path::{CpuId, RxQueue};
 
 use crate::action::Change;
+use crate::census::Census;
 use crate::laws::Laws;
 use crate::scenario::Scenario;
 use crate::traffic::{FlowId, Traffic};
@@ -110,36 +111,4 @@ pub(crate) struct Standing {
     pub(crate) wish: CpuId,
     /// Whether packets wait for it.
     pub(crate) is_held: bool,
-}
-
-/// Where packets are, at one time.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Census {
-    pub(crate) backlogs: Vec<Backlog>,
-    /// The most that each may hold.
-    pub(crate) backlog_max: u64,
-    /// Packets in the hands of each CPU.
-    pub(crate) in_hand: Vec<u64>,
-    pub(crate) batch_max: u64,
-    /// Packets held until their flow may move.
-    pub(crate) held: u64,
-    pub(crate) hold_max: u64,
-    /// Packets held for more segments.
-    pub(crate) coalescing: u64,
-    /// Packets on backlogs and in hands.
-    pub(crate) queued: u64,
-    /// Whether a packet may be several frames.
-    pub(crate) merges: bool,
-    /// Frames in use.
-    pub(crate) frames_away: u64,
-    /// Those of them that were delivered, and are not back yet.
-    pub(crate) frames_done: u64,
-}
-
-/// What is queued from one queue for one CPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backlog {
-    pub(crate) queue: RxQueue,
-    pub(crate) cpu: CpuId,
-    pub(crate) packets: u64,
 }

@@ -18,9 +18,10 @@ use path::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
 use path::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
 
 use crate::action::{Change, CoalesceAt};
+use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
 use crate::laws::{Law, Laws};
-use crate::machine::{Backlog, Census, Handed, Machine, Now, Poll, Standing, TakenIn};
+use crate::machine::{Handed, Machine, Now, Poll, Standing, TakenIn};
 use crate::recording::Recording;
 use crate::scenario::Scenario;
 use crate::traffic::{FRAME_BYTES, Flow, Traffic};

@@ -1,6 +1,5 @@
 //! Many runs, in a table that a person reads and a document that a program does.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use comfy_table::presets::NOTHING;
@@ -9,27 +8,9 @@ use serde::Serialize;
 
 use crate::laws::Law;
 use crate::liveness::Wait;
+use crate::rules::Rules;
 use crate::scenario::{Overrides, Situation};
 use crate::world::{Outcome, run};
-
-/// Whose rules packets are steered by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Rules {
-    /// Ours: the real path.
-    Forebay,
-    /// Linux 6.18's, in a small model.
-    Kernel,
-}
-
-impl fmt::Display for Rules {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Forebay => "forebay",
-            Self::Kernel => "kernel",
-        })
-    }
-}
 
 /// What the runs of one scenario came to.
 #[derive(Clone, Debug, Serialize)]

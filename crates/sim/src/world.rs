@@ -11,14 +11,15 @@ use forebay::random::Random;
 use path::hash::FlowHash;
 use path::{CpuId, RxQueue};
 
+use crate::census::Census;
 use crate::cpu_set::CpuSet;
 use crate::kernel::KernelMachine;
 use crate::laws::{Law, Laws};
 use crate::liveness::{Circumstances, Liveness, Wait};
-use crate::machine::{Census, Handed, Machine, Now};
+use crate::machine::{Handed, Machine, Now};
 use crate::path_machine::PathMachine;
 use crate::readers::Readers;
-use crate::report::Rules;
+use crate::rules::Rules;
 use crate::scenario::{Overrides, Scenario, Situation};
 use crate::traffic::{FlowId, Traffic};
 use crate::virtual_cpu::{Pace, VirtualCpu};

@@ -4,6 +4,7 @@ use std::fmt;
 
 use path::CpuId;
 
+use super::errno::Errno;
 use super::number::is_space;
 
 /// CPUs beyond this number cannot be written down.
@@ -28,6 +29,15 @@ pub enum MaskError {
     /// A group of more than 32 bits, or a CPU that cannot be (`EOVERFLOW`).
     #[error("a CPU beyond what there can be, or a group of more than 8 digits (EOVERFLOW)")]
     Overflow,
+}
+
+impl From<MaskError> for Errno {
+    fn from(error: MaskError) -> Self {
+        match error {
+            MaskError::Invalid => Self::Inval,
+            MaskError::Overflow => Self::Overflow,
+        }
+    }
 }
 
 impl CpuList {

@@ -4,8 +4,6 @@ use std::fmt;
 
 use rustix::io;
 
-use super::cpus::MaskError;
-
 /// Why a read or write of the tree is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {
@@ -91,12 +89,3 @@ impl fmt::Display for Errno {
 }
 
 impl std::error::Error for Errno {}
-
-impl From<MaskError> for Errno {
-    fn from(error: MaskError) -> Self {
-        match error {
-            MaskError::Invalid => Self::Inval,
-            MaskError::Overflow => Self::Overflow,
-        }
-    }
-}

@@ -10,9 +10,9 @@ use super::errno::Errno;
 use super::knob::{Knob, Value};
 use super::live::Control;
 use super::refused::{Refused, Written};
-use super::settings::Settings;
 use super::stats::{CpuStats, softnet_stat};
 use super::tree::{Entry, File};
+use crate::engine::Settings;
 
 impl Control {
     /// What is in a directory of the tree. Paths begin at its root; slashes in front do not count.

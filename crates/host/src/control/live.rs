@@ -11,9 +11,8 @@ use super::change::{Change, Queues};
 use super::cpus::CpuList;
 use super::machine::Machine;
 use super::refused::{Refused, Written};
-use super::settings::Settings;
 use super::tree::Tree;
-use crate::engine::{Explained, Question, Shared};
+use crate::engine::{Explained, Question, Settings, Shared};
 
 /// How long the queues have to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(1);

@@ -2,7 +2,6 @@
 
 pub mod change; //   a live change
 pub mod script; //   those that are written down before a run
-pub mod settings; // what all of them come to
 pub mod refused; //  what became of one
 pub mod live; //     whoever changes a running engine
 pub mod tree; //     the same as files, at the kernel's places
@@ -42,6 +41,5 @@ pub use machine::Machine;
 pub use mount::Mount;
 pub use refused::{Refused, Written};
 pub use script::{Script, ScriptedChange};
-pub use settings::{QueueSettings, Settings};
 pub use socket::ControlSocket;
 pub use tree::{Entry, EntryKind};

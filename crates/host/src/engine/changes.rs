@@ -12,7 +12,8 @@ use super::config::Config;
 use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{Cursor, Writer};
 use super::question::Question;
-use crate::control::{Change, CpuList, Errno, Queues, Refused, Script, Settings, Written};
+use super::settings::Settings;
+use crate::control::{Change, CpuList, Errno, Queues, Refused, Script, Written};
 use crate::sys;
 use crate::trace::Trace;
 

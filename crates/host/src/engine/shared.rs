@@ -14,8 +14,9 @@ use super::config::Config;
 use super::flows::Flows;
 use super::mailbox::Mailbox;
 use super::question::Question;
+use super::settings::Settings;
 use crate::clock::Clock;
-use crate::control::{Change, CpuList, Refused, Script, Settings, Written};
+use crate::control::{Change, CpuList, Refused, Script, Written};
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]

@@ -63,7 +63,7 @@ impl Intake {
         self.epoch = epoch;
     }
 
-    /// Changes how many packets a backlog takes. See [`Backlogs::set_netdev_max_backlog`].
+    /// Changes how many packets a backlog takes. See [`Backlogs`](crate::backlog::Backlogs::set_netdev_max_backlog).
     pub fn set_netdev_max_backlog(&mut self, packets: u32, epoch: u32) {
         self.backlogs.set_netdev_max_backlog(packets);
         self.epoch = epoch;

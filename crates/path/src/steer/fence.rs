@@ -20,28 +20,9 @@ use std::collections::VecDeque;
 use mem::Position;
 
 use super::hold::{Holds, List};
+use super::ids::FenceId;
 use crate::backlog::Backlogs;
 use crate::cpu::CpuId;
-
-/// Which of two fences.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum FenceId {
-    A,
-    B,
-}
-
-impl FenceId {
-    pub(super) const fn index(self) -> usize {
-        self as usize
-    }
-
-    fn other(self) -> Self {
-        match self {
-            Self::A => Self::B,
-            Self::B => Self::A,
-        }
-    }
-}
 
 /// The fences that have not been passed, the front one first.
 #[derive(Debug)]

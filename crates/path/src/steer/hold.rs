@@ -6,8 +6,7 @@
 
 use mem::Position;
 
-use super::fence::FenceId;
-use super::ids::{HoldId, SlotId};
+use super::ids::{FenceId, HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::packet::Packet;
 

@@ -1,4 +1,4 @@
-//! What a flow table's slot and a hold know each other by.
+//! What a flow table's slot, a hold and a fence know each other by.
 
 /// A place in the flow table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,3 +14,23 @@ impl SlotId {
 /// A hold's place in the arena; valid while the hold lasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HoldId(pub(super) u16);
+
+/// Which of two fences.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FenceId {
+    A,
+    B,
+}
+
+impl FenceId {
+    pub(super) const fn index(self) -> usize {
+        self as usize
+    }
+
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}

@@ -41,11 +41,12 @@ use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 
-use fence::{FenceId, Fences};
+use fence::Fences;
 use flow_table::{Fenced, FlowTable, Whereabouts};
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 pub use hold::HOLD_MAX;
 use hold::{Behind, Holds};
+use ids::FenceId;
 pub use ids::{HoldId, SlotId};
 pub(crate) use journal::Journal;
 use journal::Watch;

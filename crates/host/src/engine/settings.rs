@@ -2,13 +2,14 @@
 
 use path::RxQueue;
 
-use super::change::{Change, Queues};
-use super::coalesce::Coalesce;
-use super::cpus::CpuList;
-use crate::engine::{Config, Limits};
+use super::config::Config;
+use super::limits::Limits;
+use crate::control::change::{Change, Queues};
+use crate::control::coalesce::Coalesce;
+use crate::control::cpus::CpuList;
 
 /// Buckets of a flow limit when nobody says otherwise: the kernel's default.
-pub const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
+pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
 
 /// The knobs of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
