@@ -263,7 +263,7 @@ mod tests {
     use path::RxQueue;
 
     use super::*;
-    use crate::machine::Backlog;
+    use crate::census::Backlog;
 
     fn packet(number: u64, flow: u32, sequence: u64) -> Delivered {
         Delivered { number, flow: FlowId(flow), sequence, cpu: CpuId(1), now_ns: 5 }
