@@ -224,6 +224,10 @@ fn save(client: &mut ControlClient, file: Option<PathBuf>) -> Result<PathBuf, Fa
             return Err(Failure::usage(problem, "put --save behind what is to be set"));
         }
         Some(file) => file,
+        None if !client.is_own_run() => {
+            let problem = "--save: the run is another user's, who would choose the file";
+            return Err(Failure::usage(problem, "say where: --save FILE"));
+        }
         None => match client.ask("config") {
             Ok(lines) => lines.concat().into(),
             Err(forebay::Error::Refused(refused)) if refused.errno == Errno::NoEnt => {

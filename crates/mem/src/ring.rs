@@ -374,6 +374,20 @@ mod tests {
                 self.growths.front().map_or(usize::MAX, |at| (at - self.taken) as usize);
             self.seen = self.visible.len().min(up_to_growth);
         }
+
+        fn push_all(&mut self, producer: &mut Producer<Box<u32>>, count: u8, capacity: u32) {
+            let mut values: Vec<_> =
+                (self.pushed..self.pushed + u32::from(count)).map(Box::new).collect();
+            let queued = self.staged.len() + self.visible.len() + self.in_hand as usize;
+            let fits = queued + values.len() <= capacity as usize;
+            let copies = values.clone();
+            assert_eq!(producer.push_all(&mut values), fits);
+            assert_eq!(values.is_empty(), fits || count == 0);
+            if fits {
+                self.staged.extend(copies);
+                self.pushed += u32::from(count);
+            }
+        }
     }
 
     fn run(mut capacity: u32, start: Position, operations: &[Operation]) {
@@ -395,19 +409,7 @@ mod tests {
                     }
                 }
                 Operation::PushAll(count) => {
-                    let numbers = oracle.pushed..oracle.pushed + u32::from(count);
-                    let mut values: Vec<_> = numbers.map(Box::new).collect();
-                    let queued = oracle.staged.len() + oracle.visible.len();
-                    let full = queued + oracle.in_hand as usize + values.len();
-                    let fits = full <= capacity as usize;
-                    assert_eq!(producer.push_all(&mut values), fits);
-                    assert_eq!(values.is_empty(), fits || count == 0);
-                    if fits {
-                        for _ in 0..count {
-                            oracle.staged.push_back(Box::new(oracle.pushed));
-                            oracle.pushed += 1;
-                        }
-                    }
+                    oracle.push_all(&mut producer, count, capacity);
                 }
                 Operation::Publish => {
                     assert_eq!(producer.publish(), !oracle.staged.is_empty());

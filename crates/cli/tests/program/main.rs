@@ -331,6 +331,16 @@ fn rps_11_a_scripted_mask_takes_effect_at_its_frame() {
 }
 
 #[test]
+fn a_change_of_the_script_that_cannot_be_is_told_and_the_run_goes_on() {
+    let run = Desk::new()
+        .run("replay --json --deterministic --cpus 2 --at 100:online=0:0 --at 200:online=1:0");
+    assert_eq!(run.code, Some(2), "{}", run.told);
+    assert!(run.told.contains("the last one stays"), "{}", run.told);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(number(&report["delivered"]), BUNDLED_FRAMES);
+}
+
+#[test]
 fn options_change_what_they_name_and_nothing_is_lost() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 100);

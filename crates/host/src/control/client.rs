@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use super::refused::Refused;
@@ -43,6 +44,13 @@ impl ControlClient {
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
         Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
+    }
+
+    /// Whether the run is of the user who asks: what another's says is not to be trusted with files.
+    #[must_use]
+    pub fn is_own_run(&self) -> bool {
+        let run = socket_peercred(self.stream.get_ref());
+        run.is_ok_and(|run| run.uid == geteuid())
     }
 
     /// Asks, and returns the lines of the answer. See [`request`](super::request) for both.

@@ -26,6 +26,7 @@ use super::names;
 use super::refused::Refused;
 use super::session::told;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// A config file that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -159,9 +160,14 @@ fn gather(
 /// When the file cannot be written. It is then as it was.
 pub fn save(path: &Path, knobs: &[Listed]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
+    let [one, other, ..] = sys::random_key();
+    name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
     let new = path.with_file_name(name);
-    let written = fs::File::create(&new).and_then(|mut file| {
+    // Made anew: nothing that somebody put there is written to or through.
+    let written = fs::File::create_new(&new).and_then(|mut file| {
+        if let Ok(old) = fs::metadata(path) {
+            file.set_permissions(old.permissions())?;
+        }
         file.write_all(render(knobs).as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, path)

@@ -87,9 +87,12 @@ impl Seat {
 
     /// Has the client watch, if there are not too many who do.
     pub(super) fn watch(&self) -> Option<Watching<'_>> {
-        let watches = self.seats.taken().places.iter().filter(|place| place.watches).count();
+        let mut taken = self.seats.taken();
+        let watches = taken.places.iter().filter(|place| place.watches).count();
+        let mut places = taken.places.iter_mut();
+        let place = places.find(|place| place.client == self.client)?;
         (watches < WATCHES_MAX).then(|| {
-            self.change(|place| place.watches = true);
+            place.watches = true;
             Watching(self)
         })
     }

@@ -142,6 +142,10 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name("forebay-control".to_owned()).spawn(work)
 }
 
+/// How long a run waits for another that looks for its socket just now: a second.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
 /// Binds a socket that is private from the first moment on.
 fn listen_at(path: &Path) -> Result<UnixListener> {
     let refused = || Error::file("create", path);
@@ -156,7 +160,7 @@ fn listen_at(path: &Path) -> Result<UnixListener> {
     // Two runs that begin at once look and bind one after the other.
     let above = path.parent().filter(|above| !above.as_os_str().is_empty());
     let directory = File::open(above.unwrap_or(Path::new("."))).map_err(refused())?;
-    flock(&directory, FlockOperation::LockExclusive).map_err(|errno| refused()(errno.into()))?;
+    lock(&directory).map_err(Error::file("lock", above.unwrap_or(Path::new("."))))?;
     remove_stale(path, &address)?;
     let bound = || {
         let socket = stream_socket(SocketFlags::CLOEXEC)?;
@@ -168,6 +172,18 @@ fn listen_at(path: &Path) -> Result<UnixListener> {
     };
     let socket = bound().map_err(|errno: rustix::io::Errno| refused()(errno.into()))?;
     Ok(socket.into())
+}
+
+/// Takes a lock that another run holds for a moment. Anybody who can open the directory can hold it for
+/// ever, so it is not waited for without end.
+fn lock(directory: &File) -> io::Result<()> {
+    for _ in 0..LOCK_TRIES {
+        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            locked => return Ok(locked?),
+        }
+    }
+    Err(io::Error::new(ErrorKind::WouldBlock, "another process holds a lock on the directory"))
 }
 
 /// Removes the socket of a run that has died; refuses to touch anything else.

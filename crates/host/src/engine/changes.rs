@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
-use path::RxQueue;
-use path::backlog::BACKLOG_CAPACITY_MAX;
+use path::backlog::{BACKLOG_CAPACITY_MAX, capacity_for};
 use path::hash::Hasher;
 use path::steer::SockFlowTable;
+use path::{CpuId, RxQueue};
 
 use super::config::Config;
 use super::limits::{BURST_MAX, DEFER_MAX};
@@ -14,14 +14,21 @@ use super::log::{Cursor, Writer};
 use super::question::Question;
 use super::settings::Settings;
 use crate::control::{Change, CpuList, Errno, Queues, Refused, Script, Written};
+use crate::error::Error;
 use crate::sys;
 use crate::trace::Trace;
 
 /// Entries that may wait for a thread to come to them, before more are refused.
 pub const CHANGES_MAX: usize = 4096;
 
+/// Entries that may wait for a thread before questions are no longer asked.
+const QUESTIONS_MAX: usize = 256;
+
 /// What a slot of a flow table takes, its wait included.
-const FLOW_SLOT_BYTES: u64 = 24;
+const FLOW_SLOT_BYTES: u64 = 12 + 16;
+
+/// What a place of a backlog takes: a packet, and what is noted of it in a trace.
+const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
 
 /// What the log holds.
 #[derive(Clone, Debug)]
@@ -77,6 +84,9 @@ pub(super) struct Changes {
     cpus: CpuList,
     cpu_count: u16,
     trace: Option<Arc<Trace>>,
+    /// Packets of a backlog that memory was made for, and changes of the script that could not be.
+    backlog_made: u32,
+    refused: Vec<Error>,
 }
 
 impl Changes {
@@ -94,7 +104,14 @@ impl Changes {
             cpus: config.cpus.clone(),
             cpu_count: u16::try_from(cpu_count).unwrap_or(u16::MAX),
             trace: config.trace.clone(),
+            backlog_made: config.backlog_capacity(),
+            refused: Vec::new(),
         }
+    }
+
+    /// Takes what is to be told of changes that the script asked for and that could not be.
+    pub(super) fn take_refused(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.refused)
     }
 
     /// A follower of all changes from now on.
@@ -129,8 +146,11 @@ impl Changes {
         let due: Vec<_> = due.map(|scripted| scripted.change.clone()).collect();
         self.scripted += due.len();
         for change in &due {
-            let made = self.make(change).ok();
-            self.append(made, true);
+            let made = self.make(change).map_err(|refused| {
+                let (what, value) = (change.knob(), change.value(self.cpu_count));
+                self.refused.push(Error::Setting { what, value, why: refused.to_string() });
+            });
+            self.append(made.ok(), true);
         }
         !due.is_empty()
     }
@@ -148,9 +168,11 @@ impl Changes {
         Ok(self.written(change))
     }
 
-    /// Asks all queues.
+    /// Asks all queues, unless they have not come to what was asked before.
     pub(super) fn ask(&mut self, question: Question) {
-        self.log.append(Entry::Ask(Arc::new(question)));
+        if self.log.pending() < QUESTIONS_MAX {
+            self.log.append(Entry::Ask(Arc::new(question)));
+        }
     }
 
     /// What is wrong with a change as things stand, if anything.
@@ -209,6 +231,11 @@ impl Changes {
                 slots(*count) * FLOW_SLOT_BYTES * queues as u64
             }
             Change::RpsSockFlowEntries(entries) => slots(*entries) * 4,
+            Change::NetdevMaxBacklog(packets) => {
+                let rings = self.settings.queues.len() * self.cpus.cpus().len();
+                u64::from(capacity_for(*packets)) * BACKLOG_PLACE_BYTES * rings as u64
+            }
+            Change::FlowLimitTableLen(len) => u64::from(*len) * self.settings.queues.len() as u64,
             _ => return Ok(()),
         };
         let probe = usize::try_from(need_bytes).ok();
@@ -304,6 +331,15 @@ impl Changes {
         }
     }
 
+    /// Whether some queue follows applications to a CPU.
+    fn is_followed(&self, cpu: CpuId) -> bool {
+        self.settings.cpus.contains(cpu)
+            && self.settings.queues.iter().any(|queue| {
+                let mask = self.in_force(&queue.rps_cpus);
+                queue.rps_flow_cnt > 0 && (mask.is_empty() || mask.contains(cpu))
+            })
+    }
+
     /// What of a change is in force, where that is not all of it.
     fn written(&self, change: &Change) -> Written {
         let ignored = change.cpus().map_or_else(CpuList::default, |cpus| match change {
@@ -317,15 +353,33 @@ impl Changes {
             Change::RpsCpus(_, cpus) if self.in_force(cpus).is_empty() => {
                 "RPS is off: no CPU of the mask runs".to_owned()
             }
-            Change::NetdevMaxBacklog(packets) => {
+            Change::NetdevMaxBacklog(packets) if *packets >= BACKLOG_CAPACITY_MAX => {
                 at_most(*packets, BACKLOG_CAPACITY_MAX - 1, "no ring is larger")
             }
+            Change::NetdevMaxBacklog(packets) if *packets >= self.backlog_made => format!(
+                "{packets}, as far as there is packet memory, which was made for {}: what finds none \
+                 is dropped as no_buffer; begin the run with a larger one",
+                self.backlog_made
+            ),
             Change::DevWeight(frames) => {
                 at_most(*frames, BURST_MAX, "no more frames are taken from a queue at once")
             }
             Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in lots"),
-            Change::RfsDesired { .. } if self.settings.rps_sock_flow_entries == 0 => {
+            Change::RfsDesired { .. } | Change::RpsFlowCnt(_, 1..)
+                if self.settings.rps_sock_flow_entries == 0 =>
+            {
                 "RFS is off: rps_sock_flow_entries is 0".to_owned()
+            }
+            Change::RfsDesired { cpu, .. } if !self.is_followed(*cpu) => {
+                format!("no queue follows to CPU {cpu}: it is not in rps_cpus, or does not run")
+            }
+            Change::RpsDefaultMask(_) => "for queues that are made later, of which there are none \
+                                          in this run"
+                .to_owned(),
+            Change::Coalesce(change)
+                if !self.settings.coalesce.is_on && change.knob() != "coalesce" =>
+            {
+                "once coalesce is gro or lro".to_owned()
             }
             _ => String::new(),
         };

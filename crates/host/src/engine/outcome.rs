@@ -29,7 +29,7 @@ pub struct Outcome<H> {
     pub frames_away: usize,
     /// For each flow that was to be [explained](super::Config::explain), what each queue knows.
     pub explained: Vec<Vec<Explained>>,
-    /// What went wrong with sources, in the order of the queues.
+    /// What went wrong with sources, in the order of the queues, and with the script.
     pub errors: Vec<Error>,
 }
 
@@ -70,7 +70,10 @@ impl<H: Handler> Outcome<H> {
             explained: explained.collect(),
             queued: queues.iter_mut().map(Queue::queued).sum(),
             frames_away: queues.iter_mut().map(Queue::frames_away).sum(),
-            errors: queues.iter_mut().filter_map(Queue::take_error).collect(),
+            errors: {
+                let errors = queues.iter_mut().filter_map(Queue::take_error);
+                errors.chain(shared.take_refused()).collect()
+            },
             queues: queues.iter().map(|queue| Arc::clone(queue.counters())).collect(),
             cpus: workers.iter_mut().map(|worker| CpuOutcome::of(worker, shared)).collect(),
             handlers: workers.into_iter().map(|worker| worker.handler).collect(),

@@ -17,6 +17,7 @@ use super::question::Question;
 use super::settings::Settings;
 use crate::clock::Clock;
 use crate::control::{Change, CpuList, Refused, Script, Written};
+use crate::error::Error;
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]
@@ -223,6 +224,11 @@ impl Shared {
     pub(crate) fn ask(&self, question: Question) {
         self.changes().ask(question);
         self.wake_all();
+    }
+
+    /// Takes what is to be told of changes that the script asked for and that could not be.
+    pub(super) fn take_refused(&self) -> Vec<Error> {
+        self.changes().take_refused()
     }
 
     /// What is set now.

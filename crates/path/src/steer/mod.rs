@@ -260,7 +260,7 @@ impl Steering {
                 }
                 let goes_on = !self.holds.is_line_at_seam(fence.line);
                 return match fence.line_to {
-                    Some(cpu) if is_passed || goes_on && self.wishes.allows(cpu) => {
+                    Some(cpu) if is_passed || goes_on && self.wishes.may_go_to(cpu) => {
                         Release::Forward(Target::of_line(cpu))
                     }
                     _ => Release::Wait,

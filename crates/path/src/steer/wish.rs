@@ -83,6 +83,11 @@ impl Wishes {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
     }
 
+    /// Whether packets with a hash or without may go to `cpu`.
+    pub(super) fn may_go_to(&self, cpu: CpuId) -> bool {
+        cpu == self.polling_cpu || self.allows(cpu)
+    }
+
     pub(super) fn set_asked(&mut self, asked: RpsMap) {
         self.asked = asked;
         self.update();
