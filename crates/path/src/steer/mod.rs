@@ -258,9 +258,10 @@ impl Steering {
                     let slot = self.table.slot_of(front.hash);
                     fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
                 }
+                let hash = front.hash;
                 let goes_on = !self.holds.is_line_at_seam(fence.line);
                 return match fence.line_to {
-                    Some(cpu) if is_passed || goes_on && self.wishes.may_go_to(cpu) => {
+                    Some(cpu) if is_passed || goes_on && self.wishes.may_go_to(hash, cpu) => {
                         Release::Forward(Target::of_line(cpu))
                     }
                     _ => Release::Wait,

@@ -83,9 +83,9 @@ impl Wishes {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
     }
 
-    /// Whether packets with a hash or without may go to `cpu`.
-    pub(super) fn may_go_to(&self, cpu: CpuId) -> bool {
-        cpu == self.polling_cpu || self.allows(cpu)
+    /// Whether a packet may go to `cpu`: one without a hash to the polling CPU only.
+    pub(super) fn may_go_to(&self, hash: FlowHash, cpu: CpuId) -> bool {
+        if hash.is_some() { self.allows(cpu) } else { cpu == self.polling_cpu }
     }
 
     pub(super) fn set_asked(&mut self, asked: RpsMap) {
