@@ -4,6 +4,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use forebay::control::CpuList;
 use forebay::replay::{CpuReport, Report};
+use indicatif::HumanCount;
 
 /// The whole report as text.
 pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
@@ -140,16 +141,9 @@ fn verdict(report: &Report) -> String {
     format!("{order}; {conservation}\n")
 }
 
+/// As 1,234,567.
 fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(number).to_string()
 }
 
 fn percent(part: f64, whole: f64) -> String {
