@@ -134,6 +134,30 @@ impl Frame {
         self.len_bytes += len_bytes;
     }
 
+    /// Declares the `len_bytes` bytes from `offset` of the region on to be the packet: where a device
+    /// put it. Returns whether they lie within this frame's chunk, behind the chain's place; if not,
+    /// nothing has changed.
+    #[must_use]
+    pub fn place(&mut self, offset: u64, len_bytes: u32) -> bool {
+        let (region, _) = self.home().region.span();
+        let chunk = self.chunk.addr().get() - region.addr().get();
+        let Some(start) = offset.checked_sub(chunk as u64) else { return false };
+        let end = start.saturating_add(len_bytes.into());
+        let fits = start >= u64::from(CHAIN_BYTES) && end <= u64::from(self.home().chunk_bytes);
+        match u16::try_from(start) {
+            Ok(start) if fits => {
+                (self.start, self.len_bytes) = (start, len_bytes);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Where the packet begins in its chunk.
+    pub(crate) fn start(&self) -> u16 {
+        self.start
+    }
+
     /// What stands before the packet, to its first byte: what was pulled off it, or left over.
     #[must_use]
     pub fn headroom(&self) -> &[u8] {

@@ -13,6 +13,7 @@ pub mod region; //   one piece of memory for all the frames of an engine
 pub mod frame; //    one chunk of it: a move-only handle
 pub mod chain; //   frames behind a frame: one packet in several pieces
 pub mod pool; //     the frames of one CPU, and the way home for the frames of others
+pub mod lent; //    frames that a device has in its hands
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
 
 pub mod position; // a point in a ring's life: a counter that wraps
@@ -23,6 +24,7 @@ mod sync; //         the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value};
 pub use frame::Frame;
+pub use lent::Lent;
 pub use pool::Pool;
 pub use position::Position;
 pub use region::Region;

@@ -149,6 +149,13 @@ impl Pool {
         self.shelves.last().map_or(0, |shelf| shelf.home().chunk_bytes - BEFORE_PACKET_BYTES)
     }
 
+    /// The memory that this pool's frames are part of, with those of the other pools that were
+    /// carved from it.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// Takes a frame back, whoever owns it, and the frames that follow it, whoever owns those.
     pub fn put(&mut self, mut frame: Frame) {
         if frame.follower_count() > 0 {

@@ -63,6 +63,12 @@ impl Region {
         self.len_bytes
     }
 
+    /// Where it begins, page-aligned, and its size in bytes: for a kernel that is to share it.
+    #[must_use]
+    pub fn span(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.len_bytes)
+    }
+
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }

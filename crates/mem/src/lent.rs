@@ -1,0 +1,181 @@
+//! Frames that a device has in its hands, found again by where they lie.
+//!
+//! A device that receives straight into packet memory (AF_XDP) is told addresses and gives
+//! addresses back. The frames' handles wait here meanwhile, so whatever the device says, a frame
+//! has one holder, and none is lost: those that it never gives back go home with this table.
+
+use std::fmt;
+
+use crate::Pool;
+use crate::frame::Frame;
+
+/// The frames of one region that one device queue has.
+pub struct Lent {
+    /// By the chunk's place in the region, in units of `chunk_bytes`.
+    frames: Box<[Option<Frame>]>,
+    /// Where the region begins, as a number: offsets count from here.
+    region: usize,
+    /// log2 of the size of the chunks.
+    shift: u32,
+    count: usize,
+}
+
+impl Lent {
+    /// A table for frames of chunks of `chunk_bytes`, of the region that `pool` is part of.
+    ///
+    /// # Panics
+    /// When `chunk_bytes` is not a power of two.
+    #[must_use]
+    pub fn new(pool: &Pool, chunk_bytes: u32) -> Self {
+        assert!(
+            chunk_bytes.is_power_of_two(),
+            "chunks of {chunk_bytes} bytes cannot be told apart"
+        );
+        let (base, len_bytes) = pool.region().span();
+        let shift = chunk_bytes.trailing_zeros();
+        Self {
+            frames: (0..len_bytes >> shift).map(|_| None).collect(),
+            region: base.addr().get(),
+            shift,
+            count: 0,
+        }
+    }
+
+    /// Hands a frame to the device, and returns where its packet's first byte is: bytes from the
+    /// beginning of the region.
+    ///
+    /// # Errors
+    /// With the frame: when it has followers, is of another region, or its chunk is not of this
+    /// table's size and alignment.
+    pub fn lend(&mut self, frame: Frame) -> Result<u64, Frame> {
+        let chunk = frame.chunk.addr().get();
+        let Some(offset) = chunk.checked_sub(self.region) else { return Err(frame) };
+        let fits = frame.follower_count() == 0
+            && frame.home().chunk_bytes == 1 << self.shift
+            && offset.trailing_zeros() >= self.shift;
+        match self.frames.get_mut(offset >> self.shift) {
+            Some(place @ None) if fits => {
+                let first_byte = offset as u64 + u64::from(frame.start());
+                *place = Some(frame);
+                self.count += 1;
+                Ok(first_byte)
+            }
+            _ => Err(frame),
+        }
+    }
+
+    /// Takes back the frame whose chunk holds the byte at `offset` of the region. `None`: the device
+    /// does not have it, whatever it says.
+    #[inline]
+    pub fn take_back(&mut self, offset: u64) -> Option<Frame> {
+        let place = usize::try_from(offset >> self.shift).ok()?;
+        let frame = self.frames.get_mut(place)?.take()?;
+        self.count -= 1;
+        Some(frame)
+    }
+
+    /// How many frames the device has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({} frames)", self.count)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::Region;
+    use crate::frame::BEFORE_PACKET_BYTES;
+    use crate::pool::{ChunkClass, carve, region_bytes};
+
+    const CHUNK: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 4 };
+    const LARGE: ChunkClass = ChunkClass { chunk_bytes: 4096, chunks: 2 };
+
+    fn pools() -> [Pool; 2] {
+        let shares = [vec![CHUNK, LARGE], vec![CHUNK]];
+        let region = Region::allocate(region_bytes(&shares));
+        carve(region, &shares).unwrap().try_into().unwrap()
+    }
+
+    #[test]
+    fn a_lent_frame_comes_back_by_any_address_in_its_chunk_and_once() {
+        let [mut pool, mut other] = pools();
+        let mut lent = Lent::new(&pool, 2048);
+        let mut offsets = Vec::new();
+        for mark in 0..4 {
+            let source = if mark == 3 { &mut other } else { &mut pool };
+            let mut frame = source.allocate(100).unwrap();
+            frame.copy_from(&[mark; 100]);
+            offsets.push(lent.lend(frame).unwrap());
+        }
+        assert_eq!(lent.len(), 4);
+        for (mark, offset) in (0..4).zip(offsets).rev() {
+            assert_eq!(offset % 2048, u64::from(BEFORE_PACKET_BYTES));
+            let frame = lent.take_back(offset - 200 + u64::from(mark) * 400).unwrap();
+            assert_eq!(frame.data(), [mark; 100]);
+            assert!(lent.take_back(offset).is_none());
+        }
+        assert!(lent.is_empty());
+    }
+
+    #[test]
+    fn what_was_not_lent_is_not_given_back() {
+        let [mut pool, _other] = pools();
+        let mut lent = Lent::new(&pool, 2048);
+        for offset in [0, 2048, 1 << 20, u64::MAX] {
+            assert!(lent.take_back(offset).is_none());
+        }
+        let (mut head, follower) = (pool.allocate(1).unwrap(), pool.allocate(1).unwrap());
+        head.append(follower);
+        let head = lent.lend(head).unwrap_err();
+        assert_eq!(head.follower_count(), 1);
+        assert!(lent.lend(pool.allocate(3000).unwrap()).is_err());
+        let [mut stranger, _] = pools();
+        assert!(lent.lend(stranger.allocate(1).unwrap()).is_err());
+    }
+
+    #[test]
+    fn promise_4_frames_that_a_device_keeps_go_home_with_the_table() {
+        let [mut pool, _other] = pools();
+        let mut lent = Lent::new(&pool, 2048);
+        for _ in 0..3 {
+            lent.lend(pool.allocate(1).unwrap()).unwrap();
+        }
+        assert_eq!(pool.away(), 3);
+        drop(lent);
+        assert_eq!(pool.away(), 0);
+    }
+
+    #[test]
+    fn a_frame_is_placed_where_the_device_put_the_packet_and_nowhere_else() {
+        let [mut pool, _other] = pools();
+        let mut lent = Lent::new(&pool, 2048);
+        let mut frame = pool.allocate(100).unwrap();
+        frame.copy_from(&[7; 100]);
+        let offset = lent.lend(frame).unwrap();
+        let mut frame = lent.take_back(offset).unwrap();
+        assert!(frame.place(offset + 10, 90));
+        assert_eq!((frame.data(), frame.headroom().len()), (&[7; 90][..], 138));
+        let end = offset + 2048 - u64::from(BEFORE_PACKET_BYTES);
+        assert!(frame.place(end - 5, 5));
+        for (at, len) in
+            [(end - 5, 6), (end, 1), (offset - 129, 1), (offset, u32::MAX), (u64::MAX, 1)]
+        {
+            assert!(!frame.place(at, len), "{len} bytes at {at}");
+        }
+        assert!(frame.place(offset - 128, 128));
+    }
+}
