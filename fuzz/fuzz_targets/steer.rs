@@ -317,7 +317,7 @@ impl Rig {
     fn process(&mut self, cpu: usize) {
         let cpu = &mut self.cpus[cpu];
         if std::mem::take(&mut cpu.in_hand) > 0 {
-            cpu.delivery.handle(&mut self.application);
+            cpu.delivery.handle(&mut cpu.pool, &mut self.application);
             cpu.delivery.complete(&mut cpu.pool);
             cpu.pool.flush();
         }

@@ -191,6 +191,14 @@ impl Error {
         }
     }
 
+    /// What a queue's source said, if it is not an error of this crate.
+    pub(crate) fn of_source(queue: RxQueue, error: SourceError) -> Self {
+        match error.downcast::<Self>() {
+            Ok(error) => *error,
+            Err(source) => Self::Source { queue, source },
+        }
+    }
+
     /// Names what was tried and the file in an error of the system's: for `map_err`.
     pub(crate) fn file(
         action: &'static str,

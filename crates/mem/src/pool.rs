@@ -143,6 +143,12 @@ impl Pool {
             .find_map(Shelf::take)
     }
 
+    /// The size of this pool's smallest chunks; 0 if it has none.
+    #[must_use]
+    pub fn smallest_chunk_bytes(&self) -> u32 {
+        self.shelves.first().map_or(0, |shelf| shelf.home().chunk_bytes)
+    }
+
     /// The most that a frame of this pool can hold.
     #[must_use]
     pub fn largest_frame_bytes(&self) -> u32 {

@@ -1,7 +1,12 @@
 //! Arrive: frames come in bursts from a source.
 
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
 use mem::Pool;
 
+use crate::cpu::RxQueue;
 use crate::drop_reason::DropReason;
 use crate::packet::{Arrival, Packet};
 
@@ -9,12 +14,100 @@ use crate::packet::{Arrival, Packet};
 ///
 /// One CPU polls a source, and never waits in it.
 pub trait Source: Send {
+    /// What memory it takes.
+    fn needs(&self) -> FrameNeeds {
+        FrameNeeds::default()
+    }
+
+    /// Gets its place in a run, once, before the first poll.
+    ///
+    /// # Errors
+    /// When the device cannot use the memory, or cannot be opened after all.
+    fn attach(&mut self, _at: Attachment<'_>) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     /// Adds frames to `burst`, in the order of arrival, in memory from `pool`.
     ///
     /// # Errors
     /// When the source is broken and will give no more. What came before stays in `burst`.
     fn poll(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst)
     -> Result<Polled, SourceError>;
+
+    /// Sends the packets that CPUs have handed to the device, takes back the frames of those that
+    /// were sent, and returns how many packets went. Called in every turn before the poll, and on
+    /// after the source is exhausted.
+    fn transmit(&mut self, _pool: &mut Pool) -> usize {
+        0
+    }
+
+    /// What becomes readable when there are frames: a CPU that has nothing to do sleeps on it.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whether there are packets to be sent. Asked right before its CPU sleeps.
+    fn has_work(&mut self) -> bool {
+        false
+    }
+}
+
+/// What memory a source takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameNeeds {
+    /// Frames that the device holds, besides those that are under way.
+    pub device_frames: u32,
+    /// The largest frame that it gives, in bytes.
+    pub largest_bytes: u32,
+}
+
+impl Default for FrameNeeds {
+    /// No frames of its own, and as large as any.
+    fn default() -> Self {
+        Self { device_frames: 0, largest_bytes: u32::MAX }
+    }
+}
+
+/// A source's place in a run.
+pub struct Attachment<'a> {
+    /// The memory that its frames are received in: the same as in every poll.
+    pub pool: &'a mut Pool,
+    /// How it numbers them.
+    pub numbering: Numbering,
+    /// Wakes the CPU that polls it.
+    pub wake: Waker,
+}
+
+impl fmt::Debug for Attachment<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attachment({:?}, {:?})", self.pool, self.numbering)
+    }
+}
+
+/// Wakes a CPU, from any thread; cheap if it is awake.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
+
+/// The numbers of a queue's frames: they rise along the queue, and no two queues share one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Numbering {
+    next: u64,
+    step: u64,
+}
+
+impl Numbering {
+    /// Those of one queue of so many.
+    #[must_use]
+    pub fn of_queue(queue: RxQueue, queues: u16) -> Self {
+        Self { next: queue.0.into(), step: queues.max(1).into() }
+    }
+
+    /// The next frame's.
+    #[inline]
+    pub fn next_arrival(&mut self) -> Arrival {
+        let arrival = Arrival::of_frame(self.next);
+        self.next += self.step;
+        arrival
+    }
 }
 
 /// What a source is asked for.
@@ -27,6 +120,8 @@ pub struct Ask {
     /// Whether a frame that is due while no packet memory is free may wait, if the source can keep
     /// it, rather than be dropped as by a device.
     pub may_wait: bool,
+    /// Whether the run ends: what is here already is still given, and then the source is exhausted.
+    pub is_last: bool,
 }
 
 /// What broke a source, said so that a person can mend it.
@@ -42,6 +137,8 @@ pub enum Polled {
         /// In the engine's time.
         now_ns: u64,
     },
+    /// Nothing before the descriptor is readable or the waker is called.
+    Idle,
     /// Nothing ever again.
     Exhausted,
 }
@@ -53,6 +150,8 @@ pub struct Burst {
     pub packets: Vec<Packet>,
     /// Those that could not be.
     pub refused: Vec<Refused>,
+    /// Frames that the kernel had to drop since the last poll, before they could be taken.
+    pub kernel_dropped: u64,
     /// What the source has behind them. Whoever polls says so.
     pub behind: Behind,
 }

@@ -37,6 +37,8 @@ pub struct IntakeCounters {
     pub frames: Counter,
     /// Their bytes on the wire.
     pub bytes: Counter,
+    /// Frames that the kernel dropped before the source could take them: not among `frames`.
+    pub kernel_dropped: Counter,
     /// Frames dropped, by [`DropReason::index`].
     pub drops: [Counter; DropReason::ALL.len()],
     /// Frames whose headers lie ([`Flaw`](crate::parse::Flaw)).
@@ -79,6 +81,7 @@ impl IntakeCounters {
         Self {
             frames: zero(),
             bytes: zero(),
+            kernel_dropped: zero(),
             drops: Default::default(),
             flawed: zero(),
             ip_checksum_bad: zero(),

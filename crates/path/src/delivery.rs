@@ -36,6 +36,8 @@ pub struct Batch<'a> {
     pub packets: &'a mut Vec<Packet>,
     /// What was decided about each packet that was on the backlog, if notes are taken.
     pub notes: &'a [Note],
+    /// Memory for packets that the handler makes.
+    pub pool: &'a mut Pool,
 }
 
 impl Batch<'_> {
@@ -102,7 +104,7 @@ impl Delivery {
                 break;
             }
             self.coalesce();
-            self.handle(handler);
+            self.handle(pool, handler);
             self.complete(pool);
             done += taken;
         }
@@ -145,7 +147,7 @@ impl Delivery {
     }
 
     /// Hands the batch to the handler.
-    pub fn handle(&mut self, handler: &mut impl Handler) {
+    pub fn handle(&mut self, pool: &mut Pool, handler: &mut impl Handler) {
         let (mut frames, mut bytes) = (0, 0);
         for packet in &self.packets {
             frames += u64::from(packet.segment_count());
@@ -157,6 +159,7 @@ impl Delivery {
             rx_queue: self.lanes[self.lane].rx_queue,
             packets: &mut self.packets,
             notes: &self.notes,
+            pool,
         });
         self.handled = 0;
         self.counters.frames.add(frames);

@@ -244,6 +244,7 @@ impl Intake {
     }
 
     fn refuse(&mut self, burst: &mut Burst) {
+        self.counters.kernel_dropped.add(std::mem::take(&mut burst.kernel_dropped));
         for Refused { arrival, wire_len, reason } in burst.refused.drain(..) {
             self.counters.frames.add(1);
             self.counters.bytes.add(wire_len.into());

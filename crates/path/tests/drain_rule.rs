@@ -100,7 +100,7 @@ impl Deliverer {
             return;
         }
         let handled = self.inbox.0.len();
-        self.delivery.handle(&mut self.inbox);
+        self.delivery.handle(&mut self.pool, &mut self.inbox);
         let in_hand = &self.inbox.0[handled..];
         match self.release {
             Release::WhenHandled => {

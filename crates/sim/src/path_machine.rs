@@ -196,11 +196,12 @@ impl Machine for PathMachine {
     }
 
     fn handle(&mut self, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
-        let Self { cpus, seen, recording, .. } = self;
+        let Self { cpus, pools, seen, recording, .. } = self;
+        let pool = &mut pools[cpu.index()];
         let cpu = &mut cpus[cpu.index()];
         let delivered = laws.delivered;
         let mut application = Application { now_ns, laws, handed, seen, recording };
-        cpu.delivery.handle(&mut application);
+        cpu.delivery.handle(pool, &mut application);
         cpu.frames_done = laws.delivered - delivered;
     }
 

@@ -168,12 +168,12 @@ fn shared_out(plan: &SyntheticPlan, share: &QueueShare) -> Vec<Option<FlowHash>>
 impl Source for SyntheticSource {
     fn poll(
         &mut self,
-        Ask { now_ns, max, may_wait }: Ask,
+        Ask { now_ns, max, may_wait, is_last }: Ask,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
         while burst.len() < max {
-            if self.number == self.plan.frames {
+            if is_last || self.number == self.plan.frames {
                 return Ok(Polled::Exhausted);
             }
             let due_ns = self.pace.due_ns(now_ns, self.number, 0);

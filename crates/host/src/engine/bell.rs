@@ -1,20 +1,44 @@
 //! Waking a CPU: one wake-up per target and burst, and none for a CPU that is awake.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
+
+use crate::sys::Event;
+
+/// The CPU looks for work by itself.
+const AWAKE: u8 = 0;
+/// Its thread is parked, or about to be: unparking wakes it.
+const PARKED: u8 = 1;
+/// It sleeps on descriptors, or is about to: the event wakes it.
+const POLLING: u8 = 2;
+
+/// Sleeping on descriptors without an event to be woken by, a CPU looks around this often.
+const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 
 /// What wakes one CPU's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
-    sleeping: AtomicBool,
+    state: AtomicU8,
     /// The thread of the CPU; another one once it is lost.
     sleeper: Mutex<Option<Thread>>,
+    /// Made when the CPU first sleeps on descriptors; none if the system has none left.
+    event: OnceLock<Option<Event>>,
     rung: AtomicU64,
     /// How often of these for packets of another CPU.
     rung_for_packets: AtomicU64,
+}
+
+/// What a CPU sleeps on, besides its bell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SleepOn {
+    /// Nothing.
+    Bell,
+    /// The descriptors of its queues.
+    Descriptors,
 }
 
 impl Bell {
@@ -37,51 +61,77 @@ impl Bell {
 
     /// Returns whether the CPU slept.
     fn wake(&self) -> bool {
-        // SeqCst: either this load sees the sleeper's flag, or the sleeper's last look, after its
+        // SeqCst: either this load sees the sleeper's state, or the sleeper's last look, after its
         // own fence, sees what was published before this one.
         fence(Ordering::SeqCst);
-        let slept =
-            self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::AcqRel);
-        if slept {
-            self.rung.fetch_add(1, Ordering::Relaxed);
-            if let Some(sleeper) = &*self.sleeper() {
-                sleeper.unpark();
-            }
+        if self.state.load(Ordering::Relaxed) == AWAKE {
+            return false;
         }
-        slept
+        let slept = self.state.swap(AWAKE, Ordering::AcqRel);
+        match slept {
+            PARKED => {
+                if let Some(sleeper) = &*self.sleeper() {
+                    sleeper.unpark();
+                }
+            }
+            POLLING => {
+                if let Some(event) = self.event() {
+                    event.signal();
+                }
+            }
+            _ => return false,
+        }
+        self.rung.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     fn sleeper(&self) -> MutexGuard<'_, Option<Thread>> {
         self.sleeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until the bell rings, or for `at_most`, unless `has_work` finds some at the last
-    /// moment.
-    pub(super) fn sleep(&self, at_most: Option<Duration>, has_work: impl FnOnce() -> bool) {
-        self.sleeping.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // pairs with the one in `ring`
-        if !has_work() {
-            match at_most {
-                Some(at_most) => thread::park_timeout(at_most),
-                None => thread::park(),
+    fn event(&self) -> Option<&Event> {
+        self.event.get_or_init(|| Event::new().ok()).as_ref()
+    }
+
+    /// Says that the CPU is about to sleep. It then looks for work a last time, and if there is none
+    /// [waits](Self::wait); in the end it [rises](Self::rise).
+    pub(super) fn lie_down(&self, on: SleepOn) {
+        let state = match on {
+            SleepOn::Bell => PARKED,
+            SleepOn::Descriptors => POLLING,
+        };
+        self.state.store(state, Ordering::Relaxed);
+        fence(Ordering::SeqCst); // pairs with the one in `wake`
+    }
+
+    /// Sleeps until the bell rings, a descriptor is readable, or for `at_most`.
+    pub(super) fn wait(&self, at_most: Option<Duration>, descriptors: &[BorrowedFd<'_>]) {
+        if !descriptors.is_empty() {
+            match self.event() {
+                Some(event) => event.wait(descriptors, at_most),
+                None => thread::sleep(at_most.unwrap_or(UNWAKEABLE_SLEEP).min(UNWAKEABLE_SLEEP)),
             }
+            return;
         }
-        self.sleeping.store(false, Ordering::Relaxed);
+        match at_most {
+            Some(at_most) => thread::park_timeout(at_most),
+            None => thread::park(),
+        }
     }
 
     /// Sleeps in virtual time: the next ring is counted and ends it.
     pub(super) fn doze(&self) {
-        self.sleeping.store(true, Ordering::Relaxed);
+        self.state.store(PARKED, Ordering::Relaxed);
     }
 
-    /// Ends a sleep in virtual time by itself.
+    /// Ends a sleep.
     pub(super) fn rise(&self) {
-        self.sleeping.store(false, Ordering::Relaxed);
+        self.state.store(AWAKE, Ordering::Relaxed);
     }
 
     /// Whether nobody has rung since [`doze`](Self::doze).
     pub(super) fn is_dozing(&self) -> bool {
-        self.sleeping.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed) != AWAKE
     }
 
     /// How often the CPU was woken.
@@ -101,18 +151,26 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_sleeper_is_never_left_asleep_with_work() {
+    /// A sleeper and a ringer, who rings for each piece of work.
+    fn never_left_asleep(on: SleepOn) {
         let bell = Arc::new(Bell::default());
         let work = Arc::new(AtomicU64::new(0));
         let (bell_of_worker, work_to_do) = (Arc::clone(&bell), Arc::clone(&work));
         let rounds = 20_000;
         let worker = thread::spawn(move || {
             bell_of_worker.belongs_to_this_thread();
+            let silent = Event::new().unwrap();
+            let descriptors = match on {
+                SleepOn::Bell => vec![],
+                SleepOn::Descriptors => vec![silent.descriptor()],
+            };
             for done in 0..rounds {
                 while work_to_do.load(Ordering::Acquire) == done {
-                    let has_work = || work_to_do.load(Ordering::Acquire) != done;
-                    bell_of_worker.sleep(None, has_work);
+                    bell_of_worker.lie_down(on);
+                    if work_to_do.load(Ordering::Acquire) == done {
+                        bell_of_worker.wait(None, &descriptors);
+                    }
+                    bell_of_worker.rise();
                 }
             }
         });
@@ -125,5 +183,25 @@ mod tests {
         }
         worker.join().unwrap();
         assert!(bell.rung() <= rounds);
+    }
+
+    #[test]
+    fn a_sleeper_is_never_left_asleep_with_work() {
+        never_left_asleep(SleepOn::Bell);
+    }
+
+    #[test]
+    fn a_sleeper_on_descriptors_is_never_left_asleep_with_work() {
+        never_left_asleep(SleepOn::Descriptors);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_readable_ends_a_sleep() {
+        let (bell, other) = (Bell::default(), Event::new().unwrap());
+        other.signal();
+        bell.lie_down(SleepOn::Descriptors);
+        bell.wait(None, &[other.descriptor()]);
+        bell.rise();
+        assert_eq!(bell.rung(), 0);
     }
 }

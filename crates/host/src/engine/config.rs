@@ -55,6 +55,8 @@ pub struct Config {
     pub when_full: WhenFull,
     /// How long a CPU looks for work before it sleeps, at most.
     pub spin_max_ns: u64,
+    /// Frames of each CPU's own, for packets that its handler makes.
+    pub spare_frames: u32,
     /// Where the run is traced.
     pub trace: Option<Arc<Trace>>,
 }
@@ -96,6 +98,7 @@ impl Config {
             explain: Vec::new(),
             when_full: WhenFull::default(),
             spin_max_ns: SPIN_MAX_NS,
+            spare_frames: 0,
             trace: None,
         }
     }

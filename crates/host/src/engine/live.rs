@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use path::{CpuId, Handler};
 
+use super::bell::SleepOn;
 use super::idle::Idle;
 use super::outcome::Outcome;
 use super::queue::Activity;
@@ -195,5 +196,11 @@ fn sleep<H: Handler>(worker: &mut Worker<H>, shared: &Shared, activity: Activity
         }
         Activity::Ended => None,
     };
-    shared.bell(worker.index).sleep(at_most, || worker.has_business());
+    let bell = shared.bell(worker.index);
+    let on = if worker.descriptors().is_empty() { SleepOn::Bell } else { SleepOn::Descriptors };
+    bell.lie_down(on);
+    if !worker.has_business() {
+        bell.wait(at_most, &worker.descriptors());
+    }
+    bell.rise();
 }

@@ -13,6 +13,7 @@ mod limits;
 mod live;
 pub mod log;
 mod mailbox;
+mod memory;
 mod outcome;
 mod question;
 mod queue;
@@ -23,10 +24,10 @@ mod worker;
 
 use std::sync::Arc;
 
-use mem::pool::{ChunkClass, LOT_FRAMES, carve, region_bytes};
 use mem::{Pool, Position};
+use path::arrive::{Attachment, Numbering};
 use path::backlog::Lane;
-use path::intake::{DEV_WEIGHT, IntakeConfig};
+use path::intake::IntakeConfig;
 use path::steer::{RPS_FLOW_CNT, SteerConfig};
 use path::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 
@@ -34,7 +35,6 @@ use crate::clock::Clock;
 use crate::control::Control;
 use crate::control::cpus::MAX_CPUS;
 use crate::error::{Error, Result};
-use crate::sys;
 pub use changes::CHANGES_MAX;
 pub use config::{Config, WhenFull};
 pub use flows::Flows;
@@ -85,12 +85,12 @@ impl<H: Handler + 'static> Engine<H> {
                 Error::Setting { what, value: scripted.change.value(MAX_CPUS), why }
             })?;
         }
-        let (mut frames, returns) = pools(config, sources.len())?;
+        let (mut frames, returns) = memory::pools(config, &sources)?;
         let mut queues: Vec<Vec<Queue>> = cpus.iter().map(|_| Vec::new()).collect();
         let mut lanes: Vec<Vec<Lane>> = cpus.iter().map(|_| Vec::new()).collect();
         for (index, (source, pool)) in sources.into_iter().zip(frames.drain(..)).enumerate() {
             let polling = index % cpus.len();
-            let (queue, queue_lanes) = open_queue(config, index, (source, pool), &shared);
+            let (queue, queue_lanes) = open_queue(config, index, (source, pool), &shared)?;
             queues[polling].push(queue);
             for (lane, lanes) in queue_lanes.into_iter().zip(&mut lanes) {
                 lanes.push(lane);
@@ -166,10 +166,14 @@ impl Stopper {
 fn open_queue(
     config: &Config,
     index: usize,
-    source: (Box<dyn Source>, Pool),
-    shared: &Shared,
-) -> (Queue, Vec<Lane>) {
+    (mut source, mut pool): (Box<dyn Source>, Pool),
+    shared: &Arc<Shared>,
+) -> Result<(Queue, Vec<Lane>)> {
     let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
+    let numbering = Numbering::of_queue(queue, shared.queues());
+    let wake = shared.waker(queue);
+    let attachment = Attachment { pool: &mut pool, numbering, wake };
+    source.attach(attachment).map_err(|error| Error::of_source(queue, error))?;
     let cpus = config.cpus.cpus();
     let polling_cpu = config.polls(index);
     let has_rfs = config.rps_flow_cnt > 0;
@@ -197,9 +201,9 @@ fn open_queue(
     if !has_rfs {
         intake.set_rps_flow_cnt(0, 0);
     }
-    let mut queue = Queue::new(intake, source, polling_cpu, config, shared.follower());
+    let mut queue = Queue::new(intake, (source, pool), polling_cpu, config, shared.follower());
     config.explain.iter().for_each(|&flow| queue.watch(flow));
-    (queue, lanes)
+    Ok((queue, lanes))
 }
 
 /// Makes what belongs to one CPU, from its queues, its ends of all backlogs, and its way to send
@@ -229,42 +233,9 @@ fn open_worker<H: Handler>(
         first_queue: 0,
         backlogs_first: false,
         life: Life::default(),
+        delivered: false,
         deaths: Deaths::default(),
         trace: config.intake_trace(),
         shared: Arc::clone(shared),
     }
-}
-
-/// Packet memory: for each queue, chunks enough for all that can be under way from it, fewer of the
-/// large ones. The CPUs own none, and send home what they deliver.
-fn pools(config: &Config, queues: usize) -> Result<(Vec<Pool>, Vec<Pool>)> {
-    let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
-    let cpus = config.cpus.cpus().len();
-    let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
-    let mut shares = vec![chunk_classes(per_queue); queues];
-    shares.resize(queues + cpus, Vec::new());
-    let region = sys::map_packet_memory(region_bytes(&shares))?;
-    let mut frames = carve(region, &shares).map_err(|error| Error::Memory {
-        bytes: error.need_bytes,
-        source: std::io::Error::other(error),
-    })?;
-    let returns = frames.split_off(queues);
-    Ok((frames, returns))
-}
-
-/// Two kilobytes hold a frame of an ordinary network, sixteen a jumbo frame, and the largest
-/// chunks any record of a capture.
-fn chunk_classes(packets: u32) -> Vec<ChunkClass> {
-    const SMALL_BYTES: u32 = 2 << 10;
-    const JUMBO_BYTES: u32 = 16 << 10;
-    const LARGEST_BYTES: u32 = (crate::device::pcap::MAX_RECORD_BYTES
-        + mem::frame::BEFORE_PACKET_BYTES)
-        .next_multiple_of(64);
-    let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
-    vec![
-        ChunkClass { chunk_bytes: SMALL_BYTES, chunks: packets + burst },
-        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: packets / 2 + burst },
-        ChunkClass { chunk_bytes: LARGEST_BYTES, chunks: packets / 16 + burst },
-    ]
 }

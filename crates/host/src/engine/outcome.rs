@@ -61,6 +61,7 @@ impl<H: Handler> Outcome<H> {
         }
         queues.extend(shared.mailboxes().flat_map(Mailbox::take));
         queues.sort_by_key(Queue::number);
+        queues.iter_mut().for_each(|queue| queue.close(shared));
         let at_ns = shared.clock.now_ns();
         let explained = shared.explain.iter().map(|&flow| {
             let queues = queues.iter_mut();
@@ -69,7 +70,8 @@ impl<H: Handler> Outcome<H> {
         Self {
             explained: explained.collect(),
             queued: queues.iter_mut().map(Queue::queued).sum(),
-            frames_away: queues.iter_mut().map(Queue::frames_away).sum(),
+            frames_away: queues.iter_mut().map(Queue::frames_away).sum::<usize>()
+                + workers.iter_mut().map(|worker| worker.returns.away()).sum::<usize>(),
             errors: {
                 let errors = queues.iter_mut().filter_map(Queue::take_error);
                 errors.chain(shared.take_refused()).collect()

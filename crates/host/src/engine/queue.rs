@@ -2,6 +2,7 @@
 
 mod apply;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use mem::Pool;
@@ -20,13 +21,17 @@ use crate::control::{Coalesce, CpuList, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
+/// How long a source may take to send what it has when the run is over.
+const LINGER_NS: u64 = 100_000_000;
+
 /// How old the engine's load may be when the path looks at it.
 const LOAD_AGE_NS: u64 = 1_000_000;
 
 /// A queue and what it takes to poll it.
 pub(super) struct Queue {
     intake: Intake,
-    source: Box<dyn Source>,
+    /// None once the run is over.
+    source: Option<Box<dyn Source>>,
     /// The memory that frames are received in.
     pub(super) pool: Pool,
     polling_cpu: CpuId,
@@ -66,6 +71,17 @@ pub(super) enum Activity {
     Ended,
 }
 
+impl Activity {
+    /// The same, where packets were sent before.
+    fn after(self, sent: usize) -> Self {
+        match self {
+            Self::Worked(frames) => Self::Worked(frames + sent),
+            _ if sent > 0 => Self::Worked(sent),
+            other => other,
+        }
+    }
+}
+
 impl Queue {
     pub(super) fn new(
         intake: Intake,
@@ -76,7 +92,7 @@ impl Queue {
     ) -> Self {
         Self {
             intake,
-            source,
+            source: Some(source),
             pool,
             polling_cpu,
             burst: Burst::default(),
@@ -102,9 +118,14 @@ impl Queue {
     /// intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
         self.follow_changes(shared);
+        let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
         if self.ended {
-            return Activity::Ended;
+            return Activity::Ended.after(sent);
         }
+        self.take_turn(frames_max, shared).after(sent)
+    }
+
+    fn take_turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
@@ -129,10 +150,10 @@ impl Queue {
     /// Fills the burst, unless there would be no room for it, and says what is behind it.
     fn poll(&mut self, frames_max: usize, shared: &Shared) -> Activity {
         self.burst.behind = Behind::More;
-        if self.source_ended || shared.is_stopping() {
-            self.end_source(shared);
+        let Some(source) = self.source.as_mut().filter(|_| !self.source_ended) else {
+            self.burst.behind = Behind::End;
             return Activity::Ended;
-        }
+        };
         let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
         let mut burst = u32::try_from(frames_max).unwrap_or(u32::MAX);
         if waits {
@@ -146,8 +167,9 @@ impl Queue {
             }
         }
         let now_ns = shared.clock.now_ns();
-        let ask = Ask { now_ns, max: burst as usize, may_wait: waits };
-        let activity = match self.source.poll(ask, &mut self.pool, &mut self.burst) {
+        let is_last = shared.is_stopping();
+        let ask = Ask { now_ns, max: burst as usize, may_wait: waits, is_last };
+        let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {
                 self.burst.behind = Behind::End; // no memory was free, as below
                 Activity::Blocked
@@ -156,6 +178,10 @@ impl Queue {
             Ok(Polled::IdleUntil { now_ns }) => {
                 self.burst.behind = Behind::Nothing;
                 Activity::IdleUntil(Some(now_ns))
+            }
+            Ok(Polled::Idle) => {
+                self.burst.behind = Behind::Nothing;
+                Activity::IdleUntil(None)
             }
             Ok(Polled::Exhausted) => {
                 self.end_source(shared);
@@ -346,14 +372,30 @@ impl Queue {
         self.was_busy
     }
 
+    /// Ends the source once no CPU will hand packets to it any more: what it has to send is sent, if
+    /// that can be done in a moment, and its frames come home.
+    pub(super) fn close(&mut self, shared: &Shared) {
+        let Some(mut source) = self.source.take() else { return };
+        let late_ns = shared.clock.now_ns().saturating_add(LINGER_NS);
+        while source.has_work() && shared.clock.now_ns() < late_ns {
+            source.transmit(&mut self.pool);
+        }
+    }
+
+    /// What becomes readable when the source has frames.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
+    }
+
+    /// Whether the source has packets to send.
+    pub(super) fn has_to_send(&mut self) -> bool {
+        self.source.as_mut().is_some_and(|source| source.has_work())
+    }
+
     /// What went wrong with the source.
     pub(super) fn take_error(&mut self) -> Option<Error> {
         let queue = self.intake.queue();
-        let error = self.failed.take()?;
-        Some(match error.downcast::<Error>() {
-            Ok(error) => *error,
-            Err(source) => Error::Source { queue, source },
-        })
+        Some(Error::of_source(queue, self.failed.take()?))
     }
 
     /// Whether there is a change that this queue has not come to.

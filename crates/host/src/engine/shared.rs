@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
+use path::arrive::Waker;
 use path::counters::{DeliveryCounters, IntakeCounters};
 use path::hash::{FlowHash, Hasher};
 use path::{CpuId, RxQueue};
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     live_sources: AtomicUsize,
     /// Queues that still have packets to give, held ones included.
     live_queues: AtomicUsize,
+    /// CPUs that may still deliver packets.
+    undelivered_cpus: AtomicUsize,
     /// What the script changes during the run.
     pub(super) script: Script,
     /// All changes, scripted and asked for, on their way to the threads.
@@ -91,6 +94,7 @@ impl Shared {
             aborted: AtomicBool::new(false),
             live_sources: AtomicUsize::new(queues),
             live_queues: AtomicUsize::new(queues),
+            undelivered_cpus: AtomicUsize::new(cpus),
             script: config.script.clone(),
             changes: Mutex::new(Changes::new(config, queues)),
             explain: config.explain.clone(),
@@ -199,6 +203,18 @@ impl Shared {
         }
     }
 
+    /// Notes that a CPU has delivered all that there will be.
+    pub(super) fn cpu_delivered(&self) {
+        if self.undelivered_cpus.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.wake_all();
+        }
+    }
+
+    /// Whether every CPU has delivered all that there will be.
+    pub(super) fn all_delivered(&self) -> bool {
+        self.undelivered_cpus.load(Ordering::Acquire) == 0
+    }
+
     pub(super) fn has_live_queues(&self) -> bool {
         self.live_queues.load(Ordering::Acquire) > 0
     }
@@ -265,6 +281,21 @@ impl Shared {
     /// Notes that `cpu` polls a queue from now on.
     pub(super) fn set_polls(&self, queue: RxQueue, cpu: CpuId) {
         self.polling[usize::from(queue.0)].store(cpu.0, Ordering::Relaxed);
+    }
+
+    /// How many queues there are.
+    pub(super) fn queues(&self) -> u16 {
+        u16::try_from(self.polling.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Wakes the CPU that polls a queue, whichever that is then.
+    pub(super) fn waker(self: &Arc<Self>, queue: RxQueue) -> Waker {
+        let shared = Arc::clone(self);
+        Arc::new(move || {
+            if let Some(index) = shared.polls(queue.0).and_then(|cpu| shared.index_of(cpu)) {
+                shared.bells[index].ring();
+            }
+        })
     }
 
     /// The CPU that polls a queue.

@@ -105,7 +105,8 @@ impl<H: Handler> Stepper<H> {
             return;
         }
         if std::mem::take(&mut self.in_hand) {
-            self.worker.delivery.handle(&mut self.worker.handler);
+            let Worker { delivery, returns, handler, .. } = &mut self.worker;
+            delivery.handle(returns, handler);
             self.worker.delivery.complete(&mut self.worker.returns);
             self.worker.flush();
         }

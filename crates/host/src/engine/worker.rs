@@ -1,5 +1,6 @@
 //! One CPU at work: the queues it polls, its delivery, its handler.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use mem::Pool;
@@ -39,6 +40,8 @@ pub(super) struct Worker<H> {
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
     pub(super) life: Life,
+    /// Whether it has told the others that it has delivered all there will be.
+    pub(super) delivered: bool,
     pub(super) deaths: Deaths,
     pub(super) trace: Option<IntakeTrace>,
     pub(super) shared: Arc<Shared>,
@@ -262,6 +265,7 @@ impl<H: Handler> Worker<H> {
         let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
         let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
         may_deliver
+            || self.queues.iter_mut().any(Queue::has_to_send)
             || must_stop
             || self.must_follow()
             || self.has_ended()
@@ -275,10 +279,19 @@ impl<H: Handler> Worker<H> {
             || self.shared.mailbox(self.index).has_mail()
     }
 
-    /// Whether nothing will ever come again.
+    /// Whether nothing will ever come again, neither to this CPU nor, to be sent, from the others.
     pub(super) fn has_ended(&mut self) -> bool {
         // The order matters: what the last queue published is seen once it is seen to have ended.
-        !self.shared.has_live_queues() && !self.delivery.has_work()
+        if !self.delivered && !self.shared.has_live_queues() && !self.delivery.has_work() {
+            self.delivered = true;
+            self.shared.cpu_delivered();
+        }
+        self.delivered && self.shared.all_delivered()
+    }
+
+    /// What becomes readable when there are frames for this CPU to take in.
+    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.queues.iter().filter_map(Queue::descriptor).collect()
     }
 }
 

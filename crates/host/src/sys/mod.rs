@@ -1,5 +1,7 @@
 //! What the engine asks of Linux: CPUs, memory, timers. The second island of `unsafe`.
 
+mod event; // what wakes a thread that sleeps on descriptors
+
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -12,6 +14,7 @@ use rustix::process;
 use rustix::thread::{self, CpuSet};
 
 use crate::error::{Error, Result};
+pub(crate) use event::Event;
 
 /// The CPUs that this process may run on.
 #[must_use]

@@ -194,7 +194,7 @@ impl World {
         if std::mem::take(&mut self.in_hand[index]) > 0 {
             self.now_ns += 1;
             self.journal.now_ns = self.now_ns;
-            self.deliveries[index].handle(&mut self.journal);
+            self.deliveries[index].handle(&mut self.pool, &mut self.journal);
             self.deliveries[index].complete(&mut self.pool);
         }
     }

@@ -189,10 +189,13 @@ impl PcapSource {
 
     fn poll_records(
         &mut self,
-        Ask { now_ns, max, may_wait }: Ask,
+        Ask { now_ns, max, may_wait, is_last }: Ask,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled> {
+        if is_last {
+            return Ok(Polled::Exhausted);
+        }
         for _ in 0..max * LOOKS_PER_FRAME {
             if burst.len() >= max {
                 return Ok(Polled::Ready);

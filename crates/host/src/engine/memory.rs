@@ -1,0 +1,101 @@
+//! Packet memory: how much of it, and in what pieces.
+
+use mem::Pool;
+use mem::frame::BEFORE_PACKET_BYTES;
+use mem::pool::{ChunkClass, LOT_FRAMES, carve, region_bytes};
+use path::Source;
+use path::arrive::FrameNeeds;
+use path::intake::DEV_WEIGHT;
+
+use super::config::Config;
+use crate::device::pcap::MAX_RECORD_BYTES;
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// For each queue, chunks enough for all that can be under way from it and for what
+/// its device holds, fewer of the large ones. The CPUs own a few at most, and send home what they
+/// deliver.
+pub(super) fn pools(
+    config: &Config,
+    sources: &[Box<dyn Source>],
+) -> Result<(Vec<Pool>, Vec<Pool>)> {
+    let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
+    let cpus = config.cpus.cpus().len();
+    let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
+    let needs: Vec<_> = sources.iter().map(|source| source.needs()).collect();
+    let small_bytes = small_chunk_bytes(&needs);
+    let classes = |needs: &FrameNeeds| chunk_classes(per_queue, small_bytes, *needs);
+    let mut shares: Vec<_> = needs.iter().map(classes).collect();
+    let spare = ChunkClass { chunk_bytes: small_bytes, chunks: config.spare_frames };
+    let spare = if config.spare_frames > 0 { vec![spare] } else { Vec::new() };
+    shares.resize(needs.len() + cpus, spare);
+    let region = sys::map_packet_memory(region_bytes(&shares))?;
+    let mut frames = carve(region, &shares).map_err(|error| Error::Memory {
+        bytes: error.need_bytes,
+        source: std::io::Error::other(error),
+    })?;
+    let returns = frames.split_off(needs.len());
+    Ok((frames, returns))
+}
+
+/// A frame of an ordinary network.
+const SMALL_BYTES: u32 = 2 << 10;
+/// A page: what a device that writes into packet memory can take at most.
+const PAGE_BYTES: u32 = 4 << 10;
+/// A jumbo frame.
+const JUMBO_BYTES: u32 = 16 << 10;
+
+/// Two kilobytes hold a frame of an ordinary network; where a device gives frames that are a little
+/// larger and no more, a page.
+fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
+    let room = |chunk_bytes: u32| chunk_bytes - BEFORE_PACKET_BYTES;
+    let needs_page = |need: &FrameNeeds| {
+        (room(SMALL_BYTES) + 1..=room(PAGE_BYTES)).contains(&need.largest_bytes)
+    };
+    if needs.iter().any(needs_page) { PAGE_BYTES } else { SMALL_BYTES }
+}
+
+/// Chunks for so many packets under way: most of them small, and fewer of those that only a jumbo
+/// frame takes, or the largest that the source gives. All sizes are multiples of the small one's, so
+/// that small chunks are aligned to their size.
+fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<ChunkClass> {
+    let largest_bytes = needs.largest_bytes.min(MAX_RECORD_BYTES);
+    let largest_chunk = (largest_bytes + BEFORE_PACKET_BYTES).next_multiple_of(PAGE_BYTES);
+    let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
+    let small = packets.saturating_add(burst).saturating_add(needs.device_frames);
+    let mut classes = vec![ChunkClass { chunk_bytes: small_bytes, chunks: small }];
+    let mut add = |chunk_bytes, chunks| classes.push(ChunkClass { chunk_bytes, chunks });
+    if largest_bytes + BEFORE_PACKET_BYTES > small_bytes {
+        add(largest_chunk.min(JUMBO_BYTES), packets / 2 + burst);
+    }
+    if largest_bytes + BEFORE_PACKET_BYTES > JUMBO_BYTES {
+        add(largest_chunk, packets / 16 + burst);
+    }
+    classes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn classes(largest_bytes: u32) -> Vec<(u32, u32)> {
+        let needs = FrameNeeds { device_frames: 1000, largest_bytes };
+        let classes = chunk_classes(3200, small_chunk_bytes(&[needs]), needs);
+        classes.into_iter().map(|class| (class.chunk_bytes, class.chunks)).collect()
+    }
+
+    #[test]
+    fn chunks_are_as_large_as_the_frames_and_the_small_ones_are_aligned() {
+        assert_eq!(classes(1514), [(2048, 4328)]);
+        assert_eq!(classes(1792), [(2048, 4328)]);
+        assert_eq!(classes(1793), [(4096, 4328)]);
+        assert_eq!(classes(3840), [(4096, 4328)]);
+        assert_eq!(classes(9018), [(2048, 4328), (12 << 10, 1728)]);
+        assert_eq!(classes(65_549), [(2048, 4328), (16 << 10, 1728), (68 << 10, 328)]);
+        for largest_bytes in [1514, 3000, 9018, 65_549, u32::MAX] {
+            let classes = classes(largest_bytes);
+            assert!(classes.iter().all(|(bytes, _)| bytes.is_multiple_of(classes[0].0)));
+        }
+    }
+}
