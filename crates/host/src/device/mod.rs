@@ -3,6 +3,7 @@
 mod pace; //          when a recorded or made-up frame is due
 pub mod pcap; //      capture files
 pub mod synthetic; // made-up flows
+pub mod sink; //      the way out of a device
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
