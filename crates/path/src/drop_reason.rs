@@ -5,6 +5,9 @@
 pub enum DropReason {
     /// The source's link type is one that the path cannot read.
     LinkType,
+    /// What the kernel said of it, or a device, does not go with it
+    /// ([`GsoLie`](crate::coalesce::gso::GsoLie)).
+    VnetHeader,
     /// Larger than the largest chunk of packet memory.
     Oversize,
     /// No packet memory was free when the frame arrived.
@@ -21,8 +24,9 @@ pub enum DropReason {
 
 impl DropReason {
     /// Every reason, in packet order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::LinkType,
+        Self::VnetHeader,
         Self::Oversize,
         Self::NoBuffer,
         Self::HoldFull,
@@ -36,6 +40,7 @@ impl DropReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::LinkType => "link_type",
+            Self::VnetHeader => "vnet_header",
             Self::Oversize => "oversize",
             Self::NoBuffer => "no_buffer",
             Self::HoldFull => "hold_full",

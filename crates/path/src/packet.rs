@@ -22,7 +22,8 @@ pub struct Packet {
     pub hash: FlowHash,
     /// Where the headers are. A source sets the link.
     pub headers: Headers,
-    /// The payload of each segment but the last, if this packet was merged of several; else 0.
+    /// The payload of each segment but the last, if this packet is of several; else 0. It is of
+    /// several [by merging](Self::is_merged), or because it [came whole](Self::is_whole_gso).
     pub gso_size: u16,
     /// The sum that the device took of the frame, if it does that. A source sets it; a packet that
     /// is not merged keeps it (LRO-1).
@@ -64,12 +65,28 @@ impl Packet {
         }
     }
 
+    /// Whether it was merged of several frames, which all are here still, one behind the other.
+    #[must_use]
+    pub fn is_merged(&self) -> bool {
+        self.frame.follower_count() > 0
+    }
+
+    /// Whether it came from the kernel as one frame that is yet to be cut into segments (GSO), or
+    /// that the kernel had merged (GRO). It is one frame to whoever counts frames, its payload lies
+    /// in one piece, and its checksum field holds the pseudo header's sum. See
+    /// [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
+    #[must_use]
+    pub fn is_whole_gso(&self) -> bool {
+        self.gso_size > 0 && !self.is_merged()
+    }
+
     /// The fields of the headers, and the payload: of a merged packet, the first segment's.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();
         let bytes = match self.gso_size {
             0 => bytes,
+            _ if !self.is_merged() => bytes,
             // What was behind the first segment is not followed by the second.
             size => {
                 let end = usize::from(self.headers.payload_offset) + usize::from(size);

@@ -41,8 +41,11 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     let Some((link_header, rest)) = bytes.split_at_checked(start) else {
         return Err(Refusal::Flaw);
     };
-    if packet.gso_size != 0 {
+    if packet.is_merged() {
         return Err(Refusal::Merged); // only its first segment is in this frame
+    }
+    if packet.is_whole_gso() {
+        return Err(Refusal::WholeGso);
     }
     if headers.flaw.is_some() {
         return Err(Refusal::Flaw);
@@ -106,7 +109,7 @@ fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, Refusal> {
 }
 
 /// Whether all extension headers are ones that every segment of a flow can share.
-fn are_options(mut next: u8, mut bytes: &[u8]) -> bool {
+pub(super) fn are_options(mut next: u8, mut bytes: &[u8]) -> bool {
     while let &[after, len, ..] = bytes {
         let (HOP_BY_HOP | DESTINATION_OPTIONS) = next else { return false };
         let Some(rest) = bytes.get((usize::from(len) + 1) * 8..) else { return false };

@@ -1,6 +1,11 @@
 //! What a device, or the kernel behind a TUN, must know to cut a merged packet again.
 
+mod carry;
+
+pub use carry::GsoLie;
+
 use super::header::HeaderBytes;
+use super::wire::CWR;
 use crate::packet::Packet;
 use crate::parse::{Network, Transport};
 
@@ -24,6 +29,8 @@ pub struct VirtioNetHdr {
 
 /// The checksum is the pseudo header's so far.
 pub const NEEDS_CSUM: u8 = 1;
+/// The checksum has been verified.
+pub const DATA_VALID: u8 = 2;
 /// Not to be cut.
 pub const GSO_NONE: u8 = 0;
 /// TCP over IPv4.
@@ -32,11 +39,23 @@ pub const GSO_TCPV4: u8 = 1;
 pub const GSO_TCPV6: u8 = 4;
 /// UDP datagrams of one size.
 pub const GSO_UDP_L4: u8 = 5;
+/// Added to TCP's: the first segment alone says that congestion was heeded (CWR).
+pub const GSO_ECN: u8 = 0x80;
 
 /// Bytes of a header without a buffer count.
 pub const VIRTIO_NET_HDR_BYTES: usize = 10;
 
 impl VirtioNetHdr {
+    /// Reads what lies before a packet, little-endian.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; VIRTIO_NET_HDR_BYTES]) -> Self {
+        let [flags, gso_type, fields @ ..] = bytes;
+        let [a, b, c, d, e, f, g, h] = fields;
+        let [hdr_len, gso_size, csum_start, csum_offset] =
+            [[a, b], [c, d], [e, f], [g, h]].map(u16::from_le_bytes);
+        Self { flags, gso_type, hdr_len, gso_size, csum_start, csum_offset }
+    }
+
     /// As it lies before a packet, little-endian as virtio 1 and `TUNSETVNETLE` have it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; VIRTIO_NET_HDR_BYTES] {
@@ -49,18 +68,22 @@ impl VirtioNetHdr {
 }
 
 /// Describes a packet for whoever cuts it, and puts into its checksum field what they expect: of a
-/// merged packet the pseudo header's sum. One that was not merged is left as it is, to be sent as
-/// it is.
+/// merged packet, as of one that came whole, the pseudo header's sum. One of a single segment is
+/// left as it is, to be sent as it is.
 ///
 /// Who cuts it by this description gives every IPv4 segment an id one larger than the one before:
 /// there is no word in it for ids that stay. All else comes out as it came in.
 pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
+    if packet.gso_size == 0 {
+        return VirtioNetHdr::default();
+    }
     let headers = packet.headers;
-    let (gso_type, csum_offset) = match (packet.gso_size, headers.transport, headers.network) {
-        (0, ..) => return VirtioNetHdr::default(),
-        (_, Transport::Tcp, Network::Ipv6) => (GSO_TCPV6, 16),
-        (_, Transport::Tcp, _) => (GSO_TCPV4, 16),
-        _ => (GSO_UDP_L4, 6),
+    let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
+    let ecn = if is_cwr { GSO_ECN } else { 0 };
+    let gso_type = match (headers.transport, headers.network) {
+        (Transport::Tcp, Network::Ipv6) => GSO_TCPV6 | ecn,
+        (Transport::Tcp, _) => GSO_TCPV4 | ecn,
+        _ => GSO_UDP_L4,
     };
     let mut bytes = HeaderBytes::new(packet.frame.data_mut(), &headers);
     bytes.set_partial_checksum(headers.payload_len.into());
@@ -70,6 +93,11 @@ pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
         hdr_len: headers.payload_offset,
         gso_size: packet.gso_size,
         csum_start: headers.transport_offset,
-        csum_offset,
+        csum_offset: csum_offset(headers.transport),
     }
+}
+
+/// Where the checksum stands in a header of TCP or UDP.
+fn csum_offset(transport: Transport) -> u16 {
+    if transport == Transport::Tcp { 16 } else { 6 }
 }

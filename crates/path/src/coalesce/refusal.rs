@@ -6,6 +6,8 @@
 pub enum Refusal {
     /// Merged before: on arrival, and then again on delivery.
     Merged,
+    /// Come whole from the kernel, yet to be cut or merged by it already.
+    WholeGso,
     /// Without a flow hash: nobody could find what is held of its flow.
     NoHash,
     /// Neither TCP nor UDP over IPv4 or IPv6, or behind SNAP; in `lro` mode, not TCP.
@@ -80,8 +82,9 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every refusal, at its index.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Merged,
+        Self::WholeGso,
         Self::NoHash,
         Self::Protocol,
         Self::Flaw,
@@ -123,6 +126,7 @@ impl Refusal {
     pub fn name(self) -> &'static str {
         match self {
             Self::Merged => "merged",
+            Self::WholeGso => "whole_gso",
             Self::NoHash => "no_hash",
             Self::Protocol => "protocol",
             Self::Flaw => "flaw",

@@ -18,7 +18,7 @@ use crate::parse::{Checksum, Headers};
 /// [`Lro`](super::CoalesceMode::Lro) mode has forgotten older acknowledgements, windows, timestamps
 /// and ids, and its segments carry the newest.
 pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
-    if packet.gso_size == 0 {
+    if !packet.is_merged() {
         out.push(packet);
         return;
     }

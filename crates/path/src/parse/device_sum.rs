@@ -36,6 +36,12 @@ impl DeviceSum {
         Self::new(sum.plus_word(!left_out.fold()).fold())
     }
 
+    /// The sum of what stands behind the first bytes, an even number with this sum.
+    #[inline]
+    pub(super) fn without(self, before: Sum) -> Sum {
+        Sum::default().plus_word(self.0.get()).plus_word(!before.fold())
+    }
+
     /// The part of the sum that is of the transport's `len` bytes from `start`: what stands before
     /// and behind is taken out again (LRO-2, LRO-3). `None` where the frame was cut short, so that
     /// this cannot be told.
@@ -46,7 +52,7 @@ impl DeviceSum {
         }
         let first = skipped(seen.link);
         let before = Sum::of(seen.bytes.get(first..start)?);
-        let sum = Sum::default().plus_word(self.0.get()).plus_word(!before.fold());
+        let sum = self.without(before);
         match seen.bytes.get(start + len..)? {
             [] => Some(sum),
             behind => {
@@ -59,7 +65,8 @@ impl DeviceSum {
     }
 }
 
-fn skipped(link: Link) -> usize {
+/// How many bytes devices leave out.
+pub(super) fn skipped(link: Link) -> usize {
     match link {
         Link::Ethernet => ETHERNET_BYTES,
         Link::Ip => 0,

@@ -12,6 +12,7 @@ mod device_sum;
 mod ethernet;
 mod ipv4;
 mod ipv6;
+pub(crate) mod partial;
 mod transport;
 mod view;
 
@@ -19,7 +20,11 @@ pub use device_sum::DeviceSum;
 pub(crate) use ethernet::is_plain;
 pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
 pub use ipv6::MAX_EXTENSION_HEADERS;
+pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
+
+/// The least that stands before a transport header: IPv4's.
+const NETWORK_BYTES_MIN: usize = 20;
 
 /// What stands before the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

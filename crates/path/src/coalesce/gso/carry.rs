@@ -1,0 +1,181 @@
+//! What the kernel, or a device, says before a frame: how the packet would be cut, and what of its
+//! checksum is still to be done. None of it is believed that the frame does not bear out.
+
+use std::fmt;
+
+use super::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VirtioNetHdr, csum_offset};
+use super::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4};
+use crate::coalesce::candidate::are_options;
+use crate::coalesce::header::HeaderBytes;
+use crate::coalesce::wire::IPV6_BYTES;
+use crate::packet::Packet;
+use crate::parse::Network::{Ipv4, Ipv6};
+use crate::parse::Transport::{Tcp, Udp};
+use crate::parse::partial::{complete_knowing, holds_pseudo_sum};
+use crate::parse::{Checksum, Fragment, Headers, Verify, is_plain, parse};
+
+const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
+const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
+
+/// The checksum of SCTP (RFC 9260) is none of the Internet's: a CRC of four bytes, here.
+const SCTP_CSUM_OFFSET: u16 = 8;
+
+/// Where a header that came before a frame says what the frame belies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GsoLie {
+    /// A way of cutting that there is not, or not any more (fragments of UDP).
+    Type,
+    /// Segments of no length.
+    Size,
+    /// More bytes of headers than there are bytes.
+    HeaderLen,
+    /// A checksum where none can be, or not that of the transport that is to be cut.
+    Checksum,
+    /// Headers that are not of the kind that is to be cut, or lie themselves.
+    Headers,
+    /// A frame that was cut short, which cannot be cut again.
+    Snapped,
+}
+
+impl GsoLie {
+    /// What is wrong, in a few words.
+    #[must_use]
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Type => "a gso_type that there is not",
+            Self::Size => "a gso_size of 0",
+            Self::HeaderLen => "a hdr_len beyond the frame",
+            Self::Checksum => "a checksum where the frame has none",
+            Self::Headers => "a gso_type that is not that of the headers",
+            Self::Snapped => "a gso_type of a frame that was cut short",
+        }
+    }
+}
+
+impl fmt::Display for GsoLie {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a virtio_net_hdr with {}", self.what())
+    }
+}
+
+impl std::error::Error for GsoLie {}
+
+impl VirtioNetHdr {
+    /// Has a packet that was received behind this header, and is not parsed yet, carry what it says.
+    ///
+    /// A partial checksum is completed in the frame. If the frame was summed up while it was copied
+    /// ([`Packet::fill`]), its payload is not looked at again; in any case the packet has a
+    /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, by which parsing judges the checksum
+    /// without another look at the payload.
+    ///
+    /// Of a packet that is to be cut, [`Packet::gso_size`] is set, its checksum field holds the
+    /// pseudo header's sum, and it counts as verified: there is no sum of it yet. Where `gso_size`
+    /// leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`.
+    ///
+    /// # Errors
+    /// When the header does not go with the frame. Then the packet is not changed, and not to be
+    /// used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
+    pub fn carry_into(self, packet: &mut Packet) -> Result<(), GsoLie> {
+        if usize::from(self.hdr_len) > packet.frame.data().len() {
+            return Err(GsoLie::HeaderLen);
+        }
+        if self.gso_type != GSO_NONE {
+            let headers = self.headers_to_cut(packet)?;
+            if headers.payload_len > self.gso_size {
+                self.carry_whole(&headers, packet);
+                return Ok(());
+            }
+        }
+        if self.flags & NEEDS_CSUM != 0 {
+            self.complete(packet)
+        } else {
+            // Who has a sum of the frame knows better than to believe.
+            if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() {
+                packet.headers.l4_checksum = Checksum::Good;
+            }
+            Ok(())
+        }
+    }
+
+    fn carry_whole(self, headers: &Headers, packet: &mut Packet) {
+        packet.gso_size = self.gso_size;
+        packet.device_sum = None;
+        packet.headers.l4_checksum = Checksum::Good;
+        let mut bytes = HeaderBytes::new(packet.frame.data_mut(), headers);
+        bytes.set_partial_checksum(headers.payload_len.into());
+    }
+
+    /// Completes the checksum of a packet that is one segment.
+    fn complete(self, packet: &mut Packet) -> Result<(), GsoLie> {
+        let (start, offset) = (self.csum_start.into(), self.csum_offset.into());
+        let is_snapped = packet.frame.len_bytes() < packet.wire_len;
+        let end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
+        if end > packet.wire_len as usize {
+            return Err(GsoLie::Checksum);
+        }
+        if is_snapped || self.csum_offset == SCTP_CSUM_OFFSET {
+            return Ok(()); // it cannot be told, here
+        }
+        let link = packet.headers.link;
+        let bytes = packet.frame.data_mut();
+        let summed = complete_knowing(packet.device_sum, bytes, link, start, offset);
+        packet.device_sum = summed.map_err(|_| GsoLie::Checksum)?;
+        Ok(())
+    }
+
+    /// The headers of a packet that may be cut as this says.
+    fn headers_to_cut(self, packet: &Packet) -> Result<Headers, GsoLie> {
+        let Packet { frame, wire_len, headers: Headers { link, .. }, .. } = packet;
+        let bytes = frame.data();
+        let is_kind: fn(&Headers) -> bool = match self.gso_type {
+            GSO_TCPV4 | GSO_TCPV4_ECN => |it| (it.network, it.transport) == (Ipv4, Tcp),
+            GSO_TCPV6 | GSO_TCPV6_ECN => |it| (it.network, it.transport) == (Ipv6, Tcp),
+            GSO_UDP_L4 => |it| it.transport == Udp,
+            _ => return Err(GsoLie::Type),
+        };
+        if self.gso_size == 0 {
+            return Err(GsoLie::Size);
+        }
+        if bytes.len() < *wire_len as usize {
+            return Err(GsoLie::Snapped);
+        }
+        let headers = parse(bytes, *wire_len, *link, Verify::Nothing);
+        if !is_kind(&headers) || !can_be_cut(bytes, &headers) {
+            return Err(GsoLie::Headers);
+        }
+        let is_partial = self.flags & NEEDS_CSUM != 0;
+        let is_place = (self.csum_start, self.csum_offset)
+            == (headers.transport_offset, csum_offset(headers.transport));
+        let is_partial_right = is_place && holds_pseudo_sum(bytes, &headers);
+        // The kernel takes TCP without: whoever merged it had verified each segment.
+        let may_be_complete = headers.transport == Tcp;
+        if is_partial && !is_partial_right || !is_partial && !may_be_complete {
+            return Err(GsoLie::Checksum);
+        }
+        Ok(headers)
+    }
+}
+
+/// Whether the headers go before segments of any length, and the last one's packet ends where the
+/// frame does: the kinds that are [merged](crate::coalesce) here, and IPv4 options.
+fn can_be_cut(bytes: &[u8], headers: &Headers) -> bool {
+    let (network, transport) =
+        (usize::from(headers.network_offset), usize::from(headers.transport_offset));
+    let (Some(link_header), Some(header)) = (bytes.get(..network), bytes.get(network..transport))
+    else {
+        return false;
+    };
+    let is_plain_network = match (headers.network, header) {
+        (Ipv4, &[_, _, _, _, _, _, _, _, _, protocol, ..]) => protocol == headers.protocol,
+        (Ipv6, &[_, _, _, _, _, _, next, ..]) => {
+            header.get(IPV6_BYTES..).is_some_and(|options| are_options(next, options))
+        }
+        _ => false,
+    };
+    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
+    is_plain(link_header)
+        && is_plain_network
+        && headers.flaw.is_none()
+        && headers.fragment == Fragment::Whole
+        && end == bytes.len()
+}
