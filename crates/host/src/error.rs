@@ -107,6 +107,58 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// No interface has that name, in this network namespace.
+    #[error("there is no interface {name:?} in this network namespace")]
+    NoInterface {
+        /// The name.
+        name: String,
+        /// The names that there are, those most alike first.
+        there_are: Vec<String>,
+    },
+    /// The interface was deleted, or moved to another network namespace.
+    #[error("the interface {name} is gone")]
+    DeviceGone {
+        /// Its name.
+        name: String,
+    },
+    /// A device, or the kernel on its behalf, refuses something.
+    #[error("{name}: cannot {what}: {source}")]
+    Device {
+        /// The device.
+        name: String,
+        /// What was tried, as in "bind queue 0".
+        what: String,
+        /// Why not.
+        source: io::Error,
+        /// What to do about it.
+        help: String,
+    },
+    /// The process may not do that.
+    #[error("{what} takes {missing}, which this process does not have")]
+    Privilege {
+        /// What was tried, as in `AF_XDP on veth0`.
+        what: String,
+        /// The capabilities that it does not have, by name.
+        missing: String,
+        /// How to have them.
+        help: String,
+    },
+    /// The kernel is too old, or was built without it.
+    #[error("this kernel has no {what} (Linux has it since {since})")]
+    Unsupported {
+        /// The kernel's feature.
+        what: String,
+        /// The version that brought it, as in 5.18.
+        since: &'static str,
+        /// What to do about it.
+        help: String,
+    },
+    /// A default route goes out of the interface: taking its packets may cut the machine off.
+    #[error("{name} has a default route: taking all its packets may cut this machine off")]
+    DefaultRoute {
+        /// The interface.
+        name: String,
+    },
     /// A source broke: one that is not of this crate.
     #[error("the source of {queue} failed: {source}")]
     Source {
@@ -161,6 +213,20 @@ impl Error {
             Self::Thread { .. } => {
                 "check the limits on threads and memory (ulimit -u, ulimit -v)".to_owned()
             }
+            Self::NoInterface { there_are, .. } if there_are.is_empty() => {
+                "see `ip link`, or look in the namespace that has it: ip netns exec NAME".to_owned()
+            }
+            Self::NoInterface { there_are, .. } => {
+                format!("there are: {}", first_of(there_are))
+            }
+            Self::DeviceGone { .. } => "start again when it is back".to_owned(),
+            Self::Device { help, .. }
+            | Self::Privilege { help, .. }
+            | Self::Unsupported { help, .. } => help.clone(),
+            Self::DefaultRoute { .. } => {
+                "say with --take what may be taken, as in --take udp:53, or --yes to take all"
+                    .to_owned()
+            }
             Self::Source { .. } => "see what the source needs".to_owned(),
             Self::Panicked { .. } => {
                 "this is a bug: please report it with the command and the seed".to_owned()
@@ -182,6 +248,12 @@ impl Error {
             | Self::NoRun { .. }
             | Self::Mount { .. }
             | Self::Thread { .. }
+            | Self::NoInterface { .. }
+            | Self::DeviceGone { .. }
+            | Self::Device { .. }
+            | Self::Privilege { .. }
+            | Self::Unsupported { .. }
+            | Self::DefaultRoute { .. }
             | Self::Source { .. }
             | Self::Panicked { .. } => true,
             Self::Capture { .. }
@@ -212,6 +284,13 @@ impl Error {
 /// Whose it is.
 fn by(process: Option<i32>) -> String {
     process.map_or_else(String::new, |process| format!(" by process {process}"))
+}
+
+/// As many names as a person reads.
+fn first_of(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 8;
+    let shown = names.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN_MAX { format!("{shown}, …") } else { shown }
 }
 
 /// Whether that was done to a file of ours, rather than to one that was given to us.

@@ -1,0 +1,98 @@
+//! What the kernel is asked of its network, over rtnetlink: always of the network namespace of the
+//! calling thread, which sysfs may not show.
+
+use std::io;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+/// Room for the largest lot of messages: the kernel fills at most 32 KiB of a dump at once, and
+/// one link's message is far smaller (`netlink_recvmsg` in net/netlink/af_netlink.c).
+const ANSWER_BYTES: usize = 64 << 10;
+
+/// How often a dump is asked for anew when what it tells of changed meanwhile.
+const DUMPS_MAX: usize = 8;
+
+/// What the kernel answers to one request about one thing.
+///
+/// # Errors
+/// What the kernel says: `ENODEV` of a link that is not there.
+pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    let mut answers = Vec::new();
+    exchange(request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
+    Ok(answers)
+}
+
+/// All that there is of a kind.
+///
+/// # Errors
+/// What the kernel says, or that it changed faster than it could be read.
+pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    for _ in 0..DUMPS_MAX {
+        let mut answers = Vec::new();
+        match exchange(request.clone(), NLM_F_REQUEST | NLM_F_DUMP, &mut answers)? {
+            Whole::Yes => return Ok(answers),
+            Whole::Interrupted => {}
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// Whether nothing changed while it was told.
+enum Whole {
+    Yes,
+    Interrupted,
+}
+
+/// Sends one request and takes its answers, up to the kernel's word that this was all.
+fn exchange(
+    request: RouteNetlinkMessage,
+    flags: u16,
+    answers: &mut Vec<RouteNetlinkMessage>,
+) -> io::Result<Whole> {
+    // Protocol 0 is `NETLINK_ROUTE`.
+    let socket =
+        net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    // Connected to the kernel, so nobody else's messages come in.
+    net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
+
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    net::send(&socket, &bytes, SendFlags::empty())?;
+
+    let mut whole = Whole::Yes;
+    let mut buffer = vec![0; ANSWER_BYTES];
+    loop {
+        let (_, received_bytes) = net::recv(&socket, &mut buffer[..], RecvFlags::TRUNC)?;
+        let mut rest = buffer.get(..received_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
+            let message = message.map_err(|error| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("rtnetlink: {error}"))
+            })?;
+            if message.header.flags & NLM_F_DUMP_INTR != 0 {
+                whole = Whole::Interrupted;
+            }
+            match message.payload {
+                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                NetlinkPayload::Done(_) => return Ok(whole),
+                NetlinkPayload::Error(error) => match error.code {
+                    None => return Ok(whole), // an acknowledgement
+                    Some(_) => return Err(error.to_io()),
+                },
+                _ => {}
+            }
+            let length = usize::try_from(message.header.length).unwrap_or(rest.len());
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
