@@ -127,7 +127,7 @@ fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), F
         serde_json::to_string(&replayed).unwrap_or_default() + "\n"
     } else {
         let told = report.explain.iter().map(|flow| format!("\n{flow}"));
-        table::render(report, cpus) + &told.collect::<String>()
+        table::render_replay(report, cpus) + &told.collect::<String>()
     };
     let printed = output::print(&text);
     let broken = report.broken_promises();

@@ -8,6 +8,8 @@ pub mod engine; //  one pinned thread for each CPU, or one seeded scheduler
 pub mod control; // what can be set, in the kernel's words
 pub mod replay; //  a capture through the whole path, every packet checked
 
+pub mod report; //   what a run came to
+mod outputs; //     what it may write over
 pub mod topology; // which CPUs are near each other, and the masks that follow
 pub mod ledger; //  was every flow delivered in order?
 pub mod trace; //   plain files from which outsiders can judge a run

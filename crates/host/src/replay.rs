@@ -1,7 +1,6 @@
 //! Replay: a capture, or made-up traffic, through the whole path, with every packet checked.
 
 mod handler;
-mod outputs;
 mod report;
 
 use std::num::NonZeroU16;
@@ -19,10 +18,12 @@ use crate::device::{Progress, QueueShare};
 use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
 use crate::error::{Error, Result};
 use crate::ledger::Ledger;
+use crate::outputs::Outputs;
 use crate::sys;
 use crate::trace::Trace;
+pub use crate::trace::TracePlan;
 use handler::ReplayHandler;
-pub use report::{CpuReport, LroReport, ParseReport, Report, SteerReport};
+pub use report::Report;
 
 /// What is replayed.
 #[derive(Clone, Debug)]
@@ -43,15 +44,6 @@ pub enum Mode {
         /// What determines the order.
         seed: u64,
     },
-}
-
-/// Where a trace goes.
-#[derive(Clone, Debug)]
-pub struct TracePlan {
-    /// The directory.
-    pub directory: PathBuf,
-    /// Whether every frame's headers are written too.
-    pub parse: bool,
 }
 
 /// A replay to be made.
@@ -99,22 +91,12 @@ impl Replay {
         };
         check_inputs_can_be_read_again(&plan)?;
         let (sources, progress) = open_sources(&plan)?;
-        outputs::clear(&plan)?;
-        let trace = match &plan.trace {
-            Some(trace) => {
-                let lro = plan.engine.coalesces(|coalesce| coalesce.is_on);
-                Some(Trace::create(&trace.directory, trace.parse, lro)?)
-            }
-            None => None,
-        };
-        plan.engine.trace.clone_from(&trace);
+        let captures = plan.write_pcap.iter().map(|directory| ("write_pcap", directory.as_path()));
+        let outputs = Outputs { captures: captures.collect(), trace: plan.trace.as_ref() };
+        outputs.clear(inputs(&plan))?;
+        let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
         plan.engine.explain = flows.collect();
-        if trace.is_some() && !plan.engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
-            // A trace shows when each packet was done, so the backlog's head follows each packet;
-            // but what is merged on delivery is done together.
-            plan.engine.batch_max = 1;
-        }
         if let Some(directory) = &plan.write_pcap {
             std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
         }
@@ -166,7 +148,7 @@ impl Replay {
             flows.map(|((name, hash), queues)| Explanation { name: *name, hash: *hash, queues });
         report.explain = told.collect();
         if let Some(trace) = &self.trace {
-            report.errors.extend(trace.finish(&report.counters_json()));
+            report.errors.extend(trace.finish(&report.path.counters_json()));
         }
         report.error = report.errors.first().map(ToString::to_string);
         Ok(report)
@@ -201,6 +183,18 @@ fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The files that are replayed.
+fn inputs(plan: &Plan) -> impl Iterator<Item = &Path> {
+    let captures = match &plan.input {
+        Input::Captures(replay) => replay.captures.as_slice(),
+        Input::Synthetic(_) => &[],
+    };
+    captures.iter().filter_map(|capture| match capture {
+        Capture::File(path) | Capture::Kept(path, _) => Some(path.as_path()),
+        Capture::Bundled(..) => None,
+    })
 }
 
 type Sources = Vec<Box<dyn Source>>;

@@ -43,7 +43,12 @@ fn flips(frames: u64, period: u64, masks: &[&str]) -> Script {
 
 /// A run that waits when it is full, and is never paused, delivers all there is.
 fn assert_all_delivered(report: &Report, frames: u64) {
-    assert_eq!((report.packets_in, report.delivered), (frames, frames), "{:?}", report.dropped);
+    assert_eq!(
+        (report.path.packets_in, report.path.delivered),
+        (frames, frames),
+        "{:?}",
+        report.path.dropped
+    );
 }
 
 mod any_run {
@@ -104,8 +109,8 @@ mod any_run {
         ) {
             drop_when_full(&mut plan);
             let report = run(plan);
-            prop_assert_eq!(report.packets_in, 3000);
-            for cpu in &report.per_cpu {
+            prop_assert_eq!(report.path.packets_in, 3000);
+            for cpu in &report.path.per_cpu {
                 prop_assert!(cpu.backlog_max <= 301, "cpu{}: {}", cpu.cpu, cpu.backlog_max);
             }
         }
@@ -124,8 +129,12 @@ fn promise_1_flows_move_with_every_mask_and_stay_in_order() {
             let report = run(plan);
             assert_all_delivered(&report, 20_000);
             assert_eq!(report.flows, u64::from(flows));
-            assert!(report.steer.moves > 0, "{flows} flows, {cpus} CPUs: {:?}", report.steer);
-            held += report.steer.held;
+            assert!(
+                report.path.steer.moves > 0,
+                "{flows} flows, {cpus} CPUs: {:?}",
+                report.path.steer
+            );
+            held += report.path.steer.held;
         }
     }
     assert!(held > 0, "no move was a held one");
@@ -143,12 +152,15 @@ fn with_ease(changes: &[&str]) -> Report {
 
 #[test]
 fn promise_2_and_3_a_paused_cpu_keeps_a_backlog_and_the_rest_is_dropped() {
-    assert_eq!(with_ease(&[]).dropped_in_all(), 0);
+    assert_eq!(with_ease(&[]).path.dropped_in_all(), 0);
     let report = with_ease(&["1000:pause=1", "5000:resume=1"]);
-    assert_eq!(report.dropped["backlog_full"], report.dropped_in_all());
-    assert_eq!(report.per_cpu[1].dropped, report.dropped_in_all());
-    assert_eq!(report.per_cpu[1].backlog_max, 201);
-    assert!(report.per_cpu[1].packets > report.per_cpu[1].dropped, "it went on: {report:?}");
+    assert_eq!(report.path.dropped["backlog_full"], report.path.dropped_in_all());
+    assert_eq!(report.path.per_cpu[1].dropped, report.path.dropped_in_all());
+    assert_eq!(report.path.per_cpu[1].backlog_max, 201);
+    assert!(
+        report.path.per_cpu[1].packets > report.path.per_cpu[1].dropped,
+        "it went on: {report:?}"
+    );
 }
 
 #[test]
@@ -157,8 +169,8 @@ fn promise_2_a_pause_that_uses_up_the_packet_memory_drops_by_name() {
     let mut plan = stepped(2, large, 1);
     plan.engine.script = script(&["0:pause=0", "0:pause=1", "5500:resume=0", "5500:resume=1"]);
     let report = run(plan);
-    assert_eq!(report.packets_in, 6000, "the frame that ends the pause comes");
-    assert!(report.dropped["no_buffer"] > 0, "{report:?}");
+    assert_eq!(report.path.packets_in, 6000, "the frame that ends the pause comes");
+    assert!(report.path.dropped["no_buffer"] > 0, "{report:?}");
 }
 
 #[test]
@@ -173,7 +185,7 @@ fn rps_9_cpus_that_the_engine_has_not_are_left_out() {
         plan.engine.script = script(&[&format!("0:rps_cpus={mask}")]);
         let report = run(plan);
         assert_all_delivered(&report, 1000);
-        assert_eq!(report.per_cpu[1].packets, 0, "{mask} leaves no CPU: RPS is off");
+        assert_eq!(report.path.per_cpu[1].packets, 0, "{mask} leaves no CPU: RPS is off");
     }
 }
 
@@ -208,7 +220,7 @@ mod live {
             let report = run(plan);
             assert_all_delivered(&report, 60_000);
             assert_eq!(report.flows, u64::from(flows));
-            assert!(report.steer.moves > 0, "{flows} flows: {:?}", report.steer);
+            assert!(report.path.steer.moves > 0, "{flows} flows: {:?}", report.path.steer);
         }
     }
 
@@ -226,8 +238,8 @@ mod live {
         ]);
         drop_when_full(&mut plan);
         let report = run(plan);
-        assert_eq!(report.packets_in, 60_000);
-        assert!(report.dropped["backlog_full"] > 0, "a pause outlasts a backlog: {report:?}");
+        assert_eq!(report.path.packets_in, 60_000);
+        assert!(report.path.dropped["backlog_full"] > 0, "a pause outlasts a backlog: {report:?}");
     }
 
     #[test]
@@ -247,8 +259,8 @@ mod live {
         let report = replay.run().unwrap();
         stops.join().unwrap();
         assert_eq!(report.broken_promises(), [""; 0]);
-        assert_eq!((report.queued, report.dropped_in_all()), (0, 0));
-        assert_eq!(report.delivered, report.packets_in);
+        assert_eq!((report.path.queued, report.path.dropped_in_all()), (0, 0));
+        assert_eq!(report.path.delivered, report.path.packets_in);
     }
 
     #[test]
@@ -305,12 +317,12 @@ mod drops {
         plan.engine.script = script(changes);
         drop_when_full(&mut plan);
         let report = run(plan);
-        assert_eq!(report.packets_in, 20_000);
+        assert_eq!(report.path.packets_in, 20_000);
         report
     }
 
     fn reasons(report: &Report) -> Vec<&'static str> {
-        report.dropped.iter().filter(|(_, count)| **count > 0).map(|(name, _)| *name).collect()
+        report.path.dropped.iter().filter(|(_, count)| **count > 0).map(|(name, _)| *name).collect()
     }
 
     #[test]
@@ -318,9 +330,9 @@ mod drops {
         for flows in FLOWS {
             let report = overload(flows, &["0:netdev_max_backlog=100"]);
             assert_eq!(reasons(&report), ["backlog_full"], "{flows} flows");
-            let by_cpu: u64 = report.per_cpu.iter().map(|cpu| cpu.dropped).sum();
-            assert_eq!(by_cpu, report.dropped_in_all());
-            assert!(report.per_cpu.iter().all(|cpu| cpu.backlog_max <= 101));
+            let by_cpu: u64 = report.path.per_cpu.iter().map(|cpu| cpu.dropped).sum();
+            assert_eq!(by_cpu, report.path.dropped_in_all());
+            assert!(report.path.per_cpu.iter().all(|cpu| cpu.backlog_max <= 101));
         }
     }
 

@@ -78,7 +78,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let report = run(plan(&changes, flows, seed));
-        prop_assert_eq!(report.delivered, 4000, "{:?}", report.dropped);
+        prop_assert_eq!(report.path.delivered, 4000, "{:?}", report.path.dropped);
     }
 
     #[test]
@@ -95,7 +95,7 @@ proptest! {
     ) {
         let mut plan = plan(&changes, flows, seed);
         drop_when_full(&mut plan);
-        prop_assert_eq!(run(plan).packets_in, 4000);
+        prop_assert_eq!(run(plan).path.packets_in, 4000);
     }
 }
 
@@ -115,28 +115,28 @@ fn promise_1_a_thread_that_dies_costs_what_it_had_in_hand_and_no_more() {
     plan.engine.script = script(&["3000:kill=1", "6000:kill=0"]);
     plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
     let report = run(plan);
-    let lost = report.dropped["cpu_lost"];
+    let lost = report.path.dropped["cpu_lost"];
     assert_eq!(lost, 2, "when traced, one packet is in hand at a time");
-    assert_eq!(report.delivered + lost, 10_000);
+    assert_eq!(report.path.delivered + lost, 10_000);
     let drops = fs::read_to_string(directory.join("drop.csv")).unwrap();
     assert_eq!(drops.lines().filter(|row| row.contains(",cpu_lost,")).count(), 2);
 
     let report = changed(&["3000:kill=1", "6000:kill=0"]);
-    let lost = report.dropped["cpu_lost"];
+    let lost = report.path.dropped["cpu_lost"];
     assert!((1..=128).contains(&lost), "two batches at most: {lost}");
-    assert_eq!(report.delivered + lost, 10_000);
+    assert_eq!(report.path.delivered + lost, 10_000);
 }
 
 #[test]
 fn rps_9_a_cpu_that_is_taken_out_drains_and_comes_back() {
     let out = changed(&["0:cpus=0"]);
-    assert_eq!((out.delivered, out.per_cpu[1].packets), (10_000, 0));
+    assert_eq!((out.path.delivered, out.path.per_cpu[1].packets), (10_000, 0));
     let back = changed(&["0:online=1:0", "5000:online=1:1"]);
-    assert!((1..5000).contains(&back.per_cpu[1].packets), "{back:?}");
+    assert!((1..5000).contains(&back.path.per_cpu[1].packets), "{back:?}");
     let polls = changed(&["100:cpus=1"]);
-    let busy_ns = [0, 1].map(|cpu: usize| polls.per_cpu[cpu].busy_ns);
+    let busy_ns = [0, 1].map(|cpu: usize| polls.path.per_cpu[cpu].busy_ns);
     assert!(busy_ns[0] * 10 < busy_ns[1], "its queue is polled by the other: {polls:?}");
-    assert_eq!(polls.delivered, 10_000);
+    assert_eq!(polls.path.delivered, 10_000);
 }
 
 mod one_engine {

@@ -71,8 +71,8 @@ fn traced(name: &str) -> (PathBuf, Report) {
     drop_when_full(&mut plan);
     plan.trace = Some(TracePlan { directory: directory.clone(), parse: true });
     let report = run(plan);
-    assert!(report.delivered > 0 && report.dropped_in_all() > 0, "{report:?}");
-    assert!(report.steer.moves > 0, "{report:?}");
+    assert!(report.path.delivered > 0 && report.path.dropped_in_all() > 0, "{report:?}");
+    assert!(report.path.steer.moves > 0, "{report:?}");
     (directory, report)
 }
 
@@ -84,8 +84,8 @@ fn promise_2_every_frame_is_in_one_file_once() {
     let (directory, report) = traced("accounts");
     let deliver = Table::read(&directory.join("deliver.csv"), DELIVER);
     let drops = Table::read(&directory.join("drop.csv"), DROP);
-    assert_eq!(deliver.rows.len() as u64, report.delivered);
-    assert_eq!(drops.rows.len() as u64, report.dropped_in_all());
+    assert_eq!(deliver.rows.len() as u64, report.path.delivered);
+    assert_eq!(drops.rows.len() as u64, report.path.dropped_in_all());
 
     let frames = [&deliver, &drops].map(|table| table.numbers(["frame"])).concat();
     let frames: BTreeSet<_> = frames.as_flattened().iter().map(|frame| frame.unwrap()).collect();
@@ -94,7 +94,7 @@ fn promise_2_every_frame_is_in_one_file_once() {
     let packets = [&deliver, &drops].map(|table| table.numbers(["flow", "seq"])).concat();
     let packets: BTreeSet<_> = packets.into_iter().collect();
     assert_eq!(packets.len() as u64, FRAMES, "stamps tell all packets apart");
-    for (reason, count) in &report.dropped {
+    for (reason, count) in &report.path.dropped {
         let rows = drops.texts(["reason"]).into_iter().filter(|row| row[0] == *reason).count();
         assert_eq!(rows as u64, *count, "{reason}");
     }
@@ -102,9 +102,9 @@ fn promise_2_every_frame_is_in_one_file_once() {
     let counters = fs::read_to_string(directory.join("counters.json")).unwrap();
     let counters: serde_json::Value = serde_json::from_str(&counters).unwrap();
     assert_eq!(counters["rx_frames"], FRAMES);
-    assert_eq!(counters["delivered"], report.delivered);
-    assert_eq!(counters["drops"], serde_json::to_value(&report.dropped).unwrap());
-    assert_eq!(counters["rfs"]["moves"], report.steer.moves);
+    assert_eq!(counters["delivered"], report.path.delivered);
+    assert_eq!(counters["drops"], serde_json::to_value(&report.path.dropped).unwrap());
+    assert_eq!(counters["rfs"]["moves"], report.path.steer.moves);
     for cpu in counters["per_cpu"].as_array().unwrap() {
         let rows = deliver.numbers(["cpu"]);
         let delivered = rows.iter().filter(|row| row[0] == cpu["cpu"].as_u64()).count();
@@ -153,7 +153,7 @@ fn a_packet_that_moves_its_flow_says_which_head_allowed_it() {
         moves += u64::from(moved);
         proofs += u64::from(!head_old.is_empty());
     }
-    assert_eq!(moves, report.steer.moves);
+    assert_eq!(moves, report.path.steer.moves);
     assert!(proofs > moves / 2, "{proofs} of {moves}");
 }
 

@@ -84,6 +84,14 @@ impl<H: Handler> Outcome<H> {
     }
 }
 
+impl<H> Outcome<H> {
+    /// One more than the highest CPU.
+    #[must_use]
+    pub fn cpu_count(&self) -> usize {
+        self.cpus.iter().map(|cpu| cpu.cpu.index() + 1).max().unwrap_or(0)
+    }
+}
+
 impl CpuOutcome {
     fn of<H: Handler>(worker: &mut Worker<H>, shared: &Shared) -> Self {
         Self {

@@ -1,61 +1,35 @@
 //! What a replay came to, in numbers.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use path::DropReason;
-use path::coalesce::{FlushReason, Refusal};
-use path::counters::{CoalesceCounters, Counter, IntakeCounters};
 use serde::Serialize;
 
 use crate::control::Explanation;
 use crate::device::Progress;
-use crate::engine::{CpuOutcome, Outcome};
+use crate::engine::Outcome;
 use crate::error::Error;
 use crate::ledger::Ledger;
+use crate::report::PathReport;
 
 /// The result of a replay; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Frames that the source gave.
-    pub packets_in: u64,
-    /// Their bytes on the wire.
-    pub bytes_in: u64,
-    /// Frames handed to the application, in whatever packets, and processed.
-    pub delivered: u64,
-    /// Frames dropped, by the name of the reason.
-    pub dropped: BTreeMap<&'static str, u64>,
-    /// Packets still queued or held at the end.
-    pub queued: u64,
+    /// What the path did.
+    #[serde(flatten)]
+    pub path: PathReport,
     /// Packets delivered after a later one of their flow.
     pub reordered: u64,
     /// Packets whose order was not checked: of more flows than are told apart.
     pub order_unchecked: u64,
-    /// How long it took, from the first poll to the last packet.
-    pub elapsed_s: f64,
-    /// Packets delivered in a second.
-    pub pps: f64,
-    /// CPU time of the whole process meanwhile.
-    pub cpu_s: f64,
     /// Flows seen; those beyond [`LEDGER_FLOWS`](crate::ledger::LEDGER_FLOWS) are not told apart,
     /// and not counted here.
     pub flows: u64,
     /// Packets of the largest flow.
     pub largest_flow: u64,
-    /// What each CPU did.
-    pub per_cpu: Vec<CpuReport>,
-    /// What steering did.
-    pub steer: SteerReport,
-    /// What coalescing did.
-    pub lro: LroReport,
-    /// What parsing found.
-    pub parse: ParseReport,
     /// Records of the capture that were passed over as damaged.
     pub damaged_records: u64,
     /// The first of them.
     pub first_damage: Option<String>,
-    /// Frames that did not come home to their owners.
-    pub frames_away: usize,
     /// What ended the input early, or could not be written, if anything: the first of it. What
     /// came in before was still delivered.
     pub error: Option<String>,
@@ -67,70 +41,6 @@ pub struct Report {
     pub errors: Vec<Error>,
 }
 
-/// What one CPU did.
-#[derive(Debug, Serialize)]
-pub struct CpuReport {
-    /// The CPU.
-    pub cpu: u16,
-    /// Frames it delivered, in whatever packets.
-    pub packets: u64,
-    /// Bytes of the packets: a merged one's headers count once.
-    pub bytes: u64,
-    /// Flows whose last packet it delivered.
-    pub flows: u64,
-    /// How long it was at work.
-    pub busy_ns: u64,
-    /// How often it was woken.
-    pub wakeups: u64,
-    /// The most packets seen waiting in one of its backlogs.
-    pub backlog_max: u64,
-    /// Packets put on its backlogs.
-    pub enqueued: u64,
-    /// Packets that its backlogs refused.
-    pub dropped: u64,
-}
-
-/// What steering did.
-#[derive(Debug, Serialize)]
-pub struct SteerReport {
-    /// Times that a flow-table slot changed its CPU.
-    pub moves: u64,
-    /// Packets that followed their predecessors to a CPU that their flow was to leave.
-    pub stays: u64,
-    /// Held moves.
-    pub held: u64,
-    /// The longest of them.
-    pub held_max_ns: u64,
-    /// Packets without a hash.
-    pub unsteered: u64,
-}
-
-/// What coalescing did. Where it was off, every frame is a packet.
-#[derive(Debug, Serialize)]
-pub struct LroReport {
-    /// Frames that came to it.
-    pub segments_in: u64,
-    /// Packets that they became.
-    pub packets_out: u64,
-    /// Bytes in one of those on average, headers counted once.
-    pub bytes_per_packet: f64,
-    /// Frames that were not added to a packet, by the name of the reason.
-    pub refused: BTreeMap<&'static str, u64>,
-    /// Packets that were held for more segments and let go, by the name of the reason.
-    pub flushes: BTreeMap<&'static str, u64>,
-}
-
-/// What parsing found.
-#[derive(Debug, Serialize)]
-pub struct ParseReport {
-    /// Frames whose headers lie.
-    pub flawed: u64,
-    /// Frames with a wrong IPv4 header checksum.
-    pub ip_checksum_bad: u64,
-    /// Frames with a wrong TCP or UDP checksum.
-    pub l4_checksum_bad: u64,
-}
-
 impl Report {
     pub(super) fn of<H>(
         outcome: &Outcome<H>,
@@ -138,177 +48,26 @@ impl Report {
         progress: &Progress,
         cpu_ns: u64,
     ) -> Self {
-        let queues = &outcome.queues;
-        let sum = |counter: fn(&IntakeCounters) -> &Counter| -> u64 {
-            queues.iter().map(|queue| counter(queue).get()).sum()
-        };
-        let cpus = outcome.cpus.iter().map(|cpu| cpu.cpu.index() + 1).max().unwrap_or(0);
-        let flows = ledger.flows(cpus);
-        let per_cpu = outcome.cpus.iter().map(|cpu| {
-            let flows = flows.per_cpu.get(cpu.cpu.index()).copied().unwrap_or(0);
-            CpuReport::of(cpu, outcome, flows)
-        });
-        let per_cpu: Vec<_> = per_cpu.collect();
-        let delivered = per_cpu.iter().map(|cpu| cpu.packets).sum();
-        let elapsed_s = seconds(outcome.elapsed_ns);
+        let flows = ledger.flows(outcome.cpu_count());
         Self {
-            packets_in: sum(|queue| &queue.frames),
-            bytes_in: sum(|queue| &queue.bytes),
-            delivered,
-            dropped: dropped(outcome),
-            queued: outcome.queued,
+            path: PathReport::of(outcome, Some(&flows), cpu_ns),
             reordered: flows.reordered,
             order_unchecked: flows.unchecked,
-            elapsed_s,
-            pps: if elapsed_s > 0.0 { as_f64(delivered) / elapsed_s } else { 0.0 },
-            cpu_s: seconds(cpu_ns),
             flows: flows.flows,
             largest_flow: flows.largest,
-            per_cpu,
-            steer: SteerReport {
-                moves: sum(|queue| &queue.moves),
-                stays: sum(|queue| &queue.stays),
-                held: sum(|queue| &queue.holds),
-                held_max_ns: queues.iter().map(|queue| queue.held_max_ns.get()).max().unwrap_or(0),
-                unsteered: sum(|queue| &queue.unsteered),
-            },
-            lro: LroReport::of(outcome, delivered),
-            parse: ParseReport {
-                flawed: sum(|queue| &queue.flawed),
-                ip_checksum_bad: sum(|queue| &queue.ip_checksum_bad),
-                l4_checksum_bad: sum(|queue| &queue.l4_checksum_bad),
-            },
             damaged_records: progress.damaged.load(Ordering::Relaxed),
             first_damage: progress.first_damage.get().cloned(),
-            frames_away: outcome.frames_away,
             error: None,
             explain: Vec::new(),
             errors: Vec::new(),
         }
     }
 
-    /// Frames dropped for any reason.
-    #[must_use]
-    pub fn dropped_in_all(&self) -> u64 {
-        self.dropped.values().sum()
-    }
-
     /// The promises that this run broke, in words; none if all is well.
     #[must_use]
     pub fn broken_promises(&self) -> Vec<String> {
-        let mut broken = Vec::new();
-        if self.reordered > 0 {
-            broken.push(format!("order: {} packets came after a later one", self.reordered));
-        }
-        let accounted = self.delivered + self.dropped_in_all() + self.queued;
-        if self.packets_in != accounted {
-            broken.push(format!(
-                "conservation: {} frames came in, {accounted} are accounted for",
-                self.packets_in
-            ));
-        }
-        if self.frames_away > 0 {
-            broken.push(format!("owner return: {} frames did not come home", self.frames_away));
-        }
-        broken
+        let order = (self.reordered > 0)
+            .then(|| format!("order: {} packets came after a later one", self.reordered));
+        order.into_iter().chain(self.path.broken_promises()).collect()
     }
-
-    /// The text of a trace's `counters.json`.
-    pub(super) fn counters_json(&self) -> String {
-        let per_cpu = self.per_cpu.iter().map(|cpu| {
-            serde_json::json!({
-                "cpu": cpu.cpu,
-                "enq": cpu.enqueued,
-                "deq": cpu.packets,
-                "drop": cpu.dropped,
-            })
-        });
-        let counters = serde_json::json!({
-            "rx_frames": self.packets_in,
-            "delivered": self.delivered,
-            "drops": self.dropped,
-            "counter_bits": 32,
-            "per_cpu": per_cpu.collect::<Vec<_>>(),
-            "rfs": {
-                "moves": self.steer.moves,
-                "deferred": self.steer.stays,
-                "held": self.steer.held,
-                "held_max_ns": self.steer.held_max_ns,
-            },
-        });
-        format!("{counters}\n")
-    }
-}
-
-impl LroReport {
-    fn of<H>(outcome: &Outcome<H>, delivered: u64) -> Self {
-        let queues = outcome.queues.iter().map(|queue| &*queue.coalesce);
-        let cpus = outcome.cpus.iter().map(|cpu| &*cpu.delivery.coalesce);
-        let all: Vec<_> = queues.chain(cpus).collect();
-        let sum = |counter: &dyn Fn(&CoalesceCounters) -> &Counter| -> u64 {
-            all.iter().map(|coalesce| counter(coalesce).get()).sum()
-        };
-        let segments_in = sum(&|coalesce| &coalesce.segments_in);
-        let (segments_in, packets_out, bytes_out) = if segments_in == 0 {
-            let bytes = outcome.cpus.iter().map(|cpu| cpu.delivery.bytes.get()).sum();
-            (delivered, delivered, bytes)
-        } else {
-            let packets_out = sum(&|coalesce| &coalesce.packets_out);
-            (segments_in, packets_out, sum(&|coalesce| &coalesce.bytes_out))
-        };
-        let refused = Refusal::ALL
-            .into_iter()
-            .map(|refusal| (refusal.name(), sum(&|coalesce| &coalesce.refused[refusal.index()])));
-        let flushes = FlushReason::ALL
-            .into_iter()
-            .map(|reason| (reason.name(), sum(&|coalesce| &coalesce.flushes[reason.index()])));
-        Self {
-            segments_in,
-            packets_out,
-            bytes_per_packet: as_f64(bytes_out) / as_f64(packets_out).max(1.0),
-            refused: refused.collect(),
-            flushes: flushes.collect(),
-        }
-    }
-}
-
-impl CpuReport {
-    fn of<H>(cpu: &CpuOutcome, outcome: &Outcome<H>, flows: u64) -> Self {
-        let targets = || {
-            let queues = outcome.queues.iter();
-            queues.filter_map(|queue| queue.per_cpu.get(cpu.cpu.index()))
-        };
-        Self {
-            cpu: cpu.cpu.0,
-            packets: cpu.delivery.frames.get(),
-            bytes: cpu.delivery.bytes.get(),
-            flows,
-            busy_ns: cpu.busy_ns,
-            wakeups: cpu.wakeups,
-            backlog_max: cpu.delivery.backlog_max.get(),
-            enqueued: targets().map(|target| target.enqueued.get()).sum(),
-            dropped: targets().map(|target| target.dropped.get()).sum(),
-        }
-    }
-}
-
-fn dropped<H>(outcome: &Outcome<H>) -> BTreeMap<&'static str, u64> {
-    let count = |reason: DropReason| {
-        let queues = outcome.queues.iter().map(|queue| queue.drops[reason.index()].get());
-        let lost = outcome.cpus.iter().map(|cpu| match reason {
-            DropReason::CpuLost => cpu.delivery.lost.get(),
-            _ => 0,
-        });
-        (reason.name(), queues.chain(lost).sum())
-    };
-    DropReason::ALL.into_iter().map(count).collect()
-}
-
-fn seconds(ns: u64) -> f64 {
-    std::time::Duration::from_nanos(ns).as_secs_f64()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }

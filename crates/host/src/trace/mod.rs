@@ -24,6 +24,7 @@ use path::packet::Arrival;
 use path::parse::Verify;
 use path::{Packet, RxQueue};
 
+use crate::engine::Config;
 use crate::error::{Error, Result};
 use flow_names::{FlowName, FlowNames};
 
@@ -45,6 +46,33 @@ const CONFIG_HEADER: &str = "t_ns,epoch,what,value\n";
 
 /// Rows are gathered up to this size before they are written.
 const ROWS_BYTES: usize = 64 << 10;
+
+/// Where a trace goes.
+#[derive(Clone, Debug)]
+pub struct TracePlan {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Whether every frame's headers are written too.
+    pub parse: bool,
+}
+
+impl TracePlan {
+    /// Begins the trace of an engine that is about to be built, and has the engine write it.
+    ///
+    /// # Errors
+    /// When its files cannot be created.
+    pub fn open(&self, engine: &mut Config) -> Result<Arc<Trace>> {
+        let lro = engine.coalesces(|coalesce| coalesce.is_on);
+        let trace = Trace::create(&self.directory, self.parse, lro)?;
+        engine.trace = Some(Arc::clone(&trace));
+        if !engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
+            // A trace shows when each packet was done, so the backlog's head follows each packet;
+            // but what is merged on delivery is done together.
+            engine.batch_max = 1;
+        }
+        Ok(trace)
+    }
+}
 
 /// The files of one trace.
 #[derive(Debug)]

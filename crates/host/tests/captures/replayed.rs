@@ -114,7 +114,7 @@ proptest! {
         plan.write_pcap = Some(directory);
         let report = run(plan);
         let passes = if reading.error.is_some() { 1 } else { 2 };
-        prop_assert_eq!(report.packets_in, passes * read);
+        prop_assert_eq!(report.path.packets_in, passes * read);
         prop_assert_eq!(report.damaged_records, passes * reading.damage.records);
         prop_assert_eq!(report.error.is_some(), reading.error.is_some());
     }
@@ -132,7 +132,7 @@ fn promise_5_times_of_any_size_can_be_replayed_at() {
     plan.work_ns = 1000;
     plan.queues = NonZeroU16::new(2).unwrap();
     let report = run(plan);
-    assert_eq!((report.packets_in, report.delivered), (15, 15));
+    assert_eq!((report.path.packets_in, report.path.delivered), (15, 15));
 }
 
 #[test]
@@ -154,9 +154,13 @@ fn promise_2_frames_that_the_path_cannot_take_are_dropped_by_name() {
         fs::write(&path, file).unwrap();
         let report = run(replay(&path, Rate::Max, 1));
         let refused = u64::from(reason.is_some());
-        assert_eq!((report.packets_in, report.bytes_in), (3, 400_120), "{reason:?}");
-        assert_eq!((report.delivered, report.dropped_in_all()), (3 - refused, refused));
-        assert!(reason.is_none_or(|reason| report.dropped[reason] == 1), "{:?}", report.dropped);
+        assert_eq!((report.path.packets_in, report.path.bytes_in), (3, 400_120), "{reason:?}");
+        assert_eq!((report.path.delivered, report.path.dropped_in_all()), (3 - refused, refused));
+        assert!(
+            reason.is_none_or(|reason| report.path.dropped[reason] == 1),
+            "{:?}",
+            report.path.dropped
+        );
     }
 }
 

@@ -107,8 +107,8 @@ fn gro_flush_timeout_is_kept_to_the_nanosecond_in_virtual_time() {
     let mut plan = coalescing(CoalesceAt::Arrive, stepped(1, traffic, 1));
     plan.engine.coalesce.config.gro_flush_timeout_ns = TIMEOUT_NS;
     let Files { report, deliver, .. } = traced("timeout", plan);
-    assert_eq!(report.lro.flushes["timeout"], 99, "{:?}", report.lro);
-    assert_eq!(report.lro.flushes["poll_end"], 1, "the last one ends with the source");
+    assert_eq!(report.path.lro.flushes["timeout"], 99, "{:?}", report.path.lro);
+    assert_eq!(report.path.lro.flushes["poll_end"], 1, "the last one ends with the source");
     for [frame, enqueued_ns] in deliver.numbers(["frame", "t_enq"]).into_iter().take(99) {
         assert_eq!(enqueued_ns, frame * PERIOD_NS + TIMEOUT_NS, "frame {frame}");
     }
@@ -121,7 +121,7 @@ fn segments_that_come_slowly_are_merged_by_a_timeout_that_outlasts_their_gaps() 
         let mut plan = stepped(1, SyntheticPlan { rate, ..in_rows(400, 1) }, 1);
         plan = coalescing(CoalesceAt::Arrive, plan);
         plan.engine.coalesce.config.gro_flush_timeout_ns = timeout_ns;
-        run(plan).lro.packets_out
+        run(plan).path.lro.packets_out
     };
     // A frame comes every 10 us, save when a CPU stalls.
     assert!(packets_out(0) > 350);
@@ -139,10 +139,14 @@ fn promise_3_what_is_held_gives_way_when_it_is_what_is_missing() {
         let config = &mut plan.engine.coalesce.config;
         (config.descriptors, config.gro_flush_timeout_ns) = (4096, 20_000_000);
         let report = run(plan.clone());
-        assert_eq!((report.delivered, report.lro.flushes["timeout"]), (frames, 0), "{report:?}");
+        assert_eq!(
+            (report.path.delivered, report.path.lro.flushes["timeout"]),
+            (frames, 0),
+            "{report:?}"
+        );
         drop_when_full(&mut plan);
         let report = run(plan);
-        let no_buffer = report.dropped["no_buffer"];
+        let no_buffer = report.path.dropped["no_buffer"];
         assert!(no_buffer < 1000, "{no_buffer} frames found no memory: {report:?}");
     }
 }

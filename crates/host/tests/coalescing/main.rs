@@ -38,9 +38,9 @@ fn coalescing(at: CoalesceAt, mut plan: Plan) -> Plan {
 
 /// A run that was never switched has every frame come to coalescing once.
 fn assert_merged(report: &Report, frames: u64) {
-    assert_eq!((report.packets_in, report.lro.segments_in), (frames, frames));
+    assert_eq!((report.path.packets_in, report.path.lro.segments_in), (frames, frames));
     let (least, most) = (frames / 64, frames / 3);
-    assert!((least..most).contains(&report.lro.packets_out), "{:?}", report.lro);
+    assert!((least..most).contains(&report.path.lro.packets_out), "{:?}", report.path.lro);
 }
 
 #[test]
@@ -54,9 +54,14 @@ fn promise_1_rows_are_merged_at_either_end_while_masks_change() {
             let changes: Vec<_> = changes.collect();
             plan.engine.script = script(&changes.iter().map(String::as_str).collect::<Vec<_>>());
             let report = run(plan);
-            assert_eq!((report.delivered, report.flows), (20_000, 64), "{:?}", report.dropped);
+            assert_eq!(
+                (report.path.delivered, report.flows),
+                (20_000, 64),
+                "{:?}",
+                report.path.dropped
+            );
             assert_merged(&report, 20_000);
-            assert_eq!(report.steer.moves > 0, cpus > 1, "{:?}", report.steer);
+            assert_eq!(report.path.steer.moves > 0, cpus > 1, "{:?}", report.path.steer);
         }
     }
 }
@@ -73,10 +78,14 @@ fn promise_1_and_2_hold_on_threads_that_coalesce() {
         let mask = CpuList::new([second]).to_mask(4096);
         plan.engine.script = script(&[&format!("30000:rps_cpus={mask}")]);
         let report = run(plan);
-        assert_eq!(report.delivered, 60_000);
-        assert_eq!(report.lro.segments_in, 60_000);
+        assert_eq!(report.path.delivered, 60_000);
+        assert_eq!(report.path.lro.segments_in, 60_000);
         // How much one CPU finds waiting, and can merge, is up to the machine.
-        assert!(at == CoalesceAt::Deliver || report.lro.packets_out < 20_000, "{:?}", report.lro);
+        assert!(
+            at == CoalesceAt::Deliver || report.path.lro.packets_out < 20_000,
+            "{:?}",
+            report.path.lro
+        );
     }
 }
 
@@ -91,15 +100,15 @@ fn promise_2_and_3_a_merged_packet_that_is_dropped_counts_as_all_its_frames() {
     drop_when_full(&mut plan);
     let report = run(plan);
     assert_merged(&report, 20_000);
-    let kept = report.per_cpu[1].backlog_max;
-    assert!(report.dropped["backlog_full"] > 100 * kept, "{report:?}");
-    assert_eq!(report.delivered + report.dropped["backlog_full"], 20_000);
-    for cpu in &report.per_cpu {
+    let kept = report.path.per_cpu[1].backlog_max;
+    assert!(report.path.dropped["backlog_full"] > 100 * kept, "{report:?}");
+    assert_eq!(report.path.delivered + report.path.dropped["backlog_full"], 20_000);
+    for cpu in &report.path.per_cpu {
         assert_eq!(cpu.enqueued, cpu.packets, "frames, not packets");
         assert!(cpu.backlog_max <= 21, "packets, not frames: {}", cpu.backlog_max);
     }
-    let by_cpu: u64 = report.per_cpu.iter().map(|cpu| cpu.dropped).sum();
-    assert_eq!(by_cpu, report.dropped_in_all());
+    let by_cpu: u64 = report.path.per_cpu.iter().map(|cpu| cpu.dropped).sum();
+    assert_eq!(by_cpu, report.path.dropped_in_all());
 }
 
 /// Frames of a capture.
@@ -185,7 +194,7 @@ mod any_run {
 
         #[test]
         fn promise_1_2_and_4_hold_whatever_changes_while_packets_are_merged(plan in any_plan()) {
-            prop_assert_eq!(run(plan).packets_in, STREAM_FRAMES as u64);
+            prop_assert_eq!(run(plan).path.packets_in, STREAM_FRAMES as u64);
         }
     }
 }
@@ -193,9 +202,9 @@ mod any_run {
 #[test]
 fn lro_9_a_mode_that_nobody_asked_for_merges_nothing() {
     let mut plan = stepped(2, in_rows(3000, 7), 1);
-    assert_eq!(run(plan.clone()).lro.packets_out, 3000);
+    assert_eq!(run(plan.clone()).path.lro.packets_out, 3000);
     plan.engine.script = script(&["1000:coalesce=gro", "2000:coalesce=off"]);
-    let lro = run(plan).lro;
+    let lro = run(plan).path.lro;
     assert_eq!(lro.segments_in, 1000, "only while it is on: {lro:?}");
     assert!(lro.packets_out < 500, "{lro:?}");
 }

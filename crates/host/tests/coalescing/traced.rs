@@ -58,8 +58,8 @@ fn assert_accounts(files: &Files, frames: u64) {
         told.sort_unstable();
         assert_eq!(told, everything);
     }
-    assert_eq!(files.deliver.0.len() as u64, files.report.delivered);
-    assert_eq!(files.drop.0.len() as u64, files.report.dropped_in_all());
+    assert_eq!(files.deliver.0.len() as u64, files.report.path.delivered);
+    assert_eq!(files.drop.0.len() as u64, files.report.path.dropped_in_all());
 }
 
 /// The lines of a merged packet stand together: one order, sequence numbers that rise, and the

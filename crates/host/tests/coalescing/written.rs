@@ -55,7 +55,11 @@ fn promise_6_resegmented_captures_hold_every_flow_byte_for_byte() {
         for cpus in [1, 3] {
             let plan = coalescing(at, streams_on(cpus, &file, Rate::Max, 2));
             let (report, frames) = written("resegment", plan, true);
-            assert!(report.lro.packets_out < report.packets_in / 2, "{:?}", report.lro);
+            assert!(
+                report.path.lro.packets_out < report.path.packets_in / 2,
+                "{:?}",
+                report.path.lro
+            );
             assert!(by_flow(frames) == sent, "{at:?} on {cpus} CPUs");
         }
     }
@@ -73,7 +77,7 @@ fn promise_6_a_merged_packet_is_written_whole_with_right_checksums() {
     for at in ENDS {
         let plan = coalescing(at, streams_on(3, &file, Rate::Max, 2));
         let (report, frames) = written("whole", plan, false);
-        assert_eq!(frames.len() as u64, report.lro.packets_out);
+        assert_eq!(frames.len() as u64, report.path.lro.packets_out);
         for (_, frame) in &frames {
             let headers = headers(frame);
             assert_eq!((headers.flaw, headers.l4_checksum), (None, Checksum::Good));
@@ -95,6 +99,6 @@ fn promise_6_what_was_merged_on_arrival_is_not_merged_again_on_delivery() {
     plan.engine.script =
         script(&["0:pause=0", "1:coalesce=off", "1:coalesce=gro", "3:coalesce_at=deliver"]);
     let (report, resegmented) = written("again", plan, true);
-    assert_eq!(report.delivered, 5);
+    assert_eq!(report.path.delivered, 5);
     assert!(resegmented.into_iter().map(|(_, frame)| frame).eq(frames));
 }

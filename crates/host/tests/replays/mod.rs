@@ -52,9 +52,9 @@ pub(crate) fn script(changes: &[&str]) -> Script {
 pub(crate) fn run(plan: Plan) -> Report {
     let report = Replay::open(plan).unwrap().run().unwrap();
     assert_eq!(report.broken_promises(), [""; 0], "{report:?}");
-    assert_eq!((report.queued, report.order_unchecked), (0, 0), "{report:?}");
-    let processed: u64 = report.per_cpu.iter().map(|cpu| cpu.packets).sum();
-    assert_eq!(processed, report.delivered);
+    assert_eq!((report.path.queued, report.order_unchecked), (0, 0), "{report:?}");
+    let processed: u64 = report.path.per_cpu.iter().map(|cpu| cpu.packets).sum();
+    assert_eq!(processed, report.path.delivered);
     report
 }
 

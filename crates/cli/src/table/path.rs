@@ -1,0 +1,150 @@
+//! What the path did.
+
+use std::time::Duration;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use forebay::control::CpuList;
+use forebay::report::{CpuReport, PathReport};
+
+use super::figures::{as_f64, bytes, grouped, nanoseconds, percent, scaled, seconds};
+
+/// How much there was, and how fast.
+pub(super) fn totals(path: &PathReport) -> String {
+    let PathReport { packets_in, bytes_in, delivered, elapsed_s, pps, .. } = path;
+    let gbit = as_f64(*bytes_in) * 8.0 / elapsed_s.max(1e-9) / 1e9;
+    format!(
+        "{} packets in ({}), {} delivered in {} — {}pps, {gbit:.2} Gbit/s\n",
+        grouped(*packets_in),
+        bytes(*bytes_in),
+        grouped(*delivered),
+        seconds(*elapsed_s),
+        scaled(*pps),
+    )
+}
+
+/// What each CPU did, the flows only if they were told apart.
+pub(super) fn per_cpu(path: &PathReport) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    let has_flows = path.per_cpu.iter().any(|cpu| cpu.flows.is_some());
+    let header = ["CPU", "packets", "share", "flows", "busy", "backlog max", "woken"];
+    let is_shown = |column: &usize| has_flows || header[*column] != "flows";
+    let columns: Vec<_> = (0..header.len()).filter(is_shown).collect();
+    table.set_header(columns.iter().map(|&column| header[column]));
+    for cpu in &path.per_cpu {
+        let row = row(cpu, path);
+        table.add_row(columns.iter().map(|&column| row[column].clone()));
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+fn row(cpu: &CpuReport, path: &PathReport) -> [String; 7] {
+    let busy_s = Duration::from_nanos(cpu.busy_ns).as_secs_f64();
+    [
+        cpu.cpu.to_string(),
+        grouped(cpu.packets),
+        percent(as_f64(cpu.packets), as_f64(path.delivered)),
+        cpu.flows.map(grouped).unwrap_or_default(),
+        percent(busy_s, path.elapsed_s),
+        grouped(cpu.backlog_max),
+        grouped(cpu.wakeups),
+    ]
+}
+
+/// How many flows there were, and how evenly they spread over `cpus`.
+pub(super) fn flows(path: &PathReport, cpus: &CpuList, flows: u64, largest_flow: u64) -> String {
+    let shares = path.per_cpu.iter().map(|cpu| cpu.packets);
+    let busiest = shares.max().unwrap_or(0);
+    let even = as_f64(path.delivered) / as_f64(cpus.cpus().len() as u64).max(1.0);
+    format!(
+        "{} flows, the largest {} of all packets; the busiest CPU has {:.2} times an even share\n",
+        grouped(flows),
+        percent(as_f64(largest_flow), as_f64(path.delivered)),
+        if even > 0.0 { as_f64(busiest) / even } else { 0.0 },
+    )
+}
+
+/// Moves between CPUs, if there were any.
+pub(super) fn steering(path: &PathReport) -> String {
+    let steer = &path.steer;
+    let mut text = String::new();
+    if steer.moves + steer.stays + steer.held > 0 {
+        text += &format!(
+            "{} moves between CPUs; packets held back for one {} times (at most {}); {} packets \
+             stayed until their flow could move\n",
+            grouped(steer.moves),
+            grouped(steer.held),
+            nanoseconds(steer.held_max_ns),
+            grouped(steer.stays),
+        );
+    }
+    if steer.unsteered > 0 {
+        text += &format!("{} packets without a flow hash, not steered\n", grouped(steer.unsteered));
+    }
+    text
+}
+
+/// What became of frames that could be merged, if that was tried.
+pub(super) fn coalescing(path: &PathReport) -> String {
+    let lro = &path.lro;
+    if lro.flushes.values().sum::<u64>() + lro.refused.values().sum::<u64>() == 0 {
+        return String::new();
+    }
+    let mut text = format!(
+        "{} frames became {} packets: {:.1} frames and {:.0} bytes each\n",
+        grouped(lro.segments_in),
+        grouped(lro.packets_out),
+        as_f64(lro.segments_in) / as_f64(lro.packets_out).max(1.0),
+        lro.bytes_per_packet,
+    );
+    for (what, counts) in [("not merged", &lro.refused), ("let go", &lro.flushes)] {
+        let mut counts: Vec<_> = counts.iter().filter(|(_, count)| **count > 0).collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let counts = counts.iter().map(|(name, count)| format!("{} {name}", grouped(**count)));
+        let counts: Vec<_> = counts.collect();
+        if !counts.is_empty() {
+            text += &format!("  {what}: {}\n", counts.join(", "));
+        }
+    }
+    text
+}
+
+/// What was dropped, and what parsing noticed.
+pub(super) fn losses(path: &PathReport) -> String {
+    let mut text = String::new();
+    for (reason, count) in path.dropped.iter().filter(|(_, count)| **count > 0) {
+        text += &format!("dropped: {} {reason}\n", grouped(*count));
+    }
+    let parse = &path.parse;
+    for (what, count) in [
+        ("headers that lie", parse.flawed),
+        ("wrong IP checksums", parse.ip_checksum_bad),
+        ("wrong TCP or UDP checksums", parse.l4_checksum_bad),
+    ] {
+        if count > 0 {
+            text += &format!("noticed: {} {what}\n", grouped(count));
+        }
+    }
+    text
+}
+
+/// What the order check says.
+pub(super) fn order(reordered: u64, unchecked: u64) -> String {
+    match (reordered, unchecked) {
+        (0, 0) => "order checked, 0 violations".to_owned(),
+        (0, unchecked) => format!("order checked but for {} packets", grouped(unchecked)),
+        (reordered, _) => format!("ORDER VIOLATED {} times", grouped(reordered)),
+    }
+}
+
+/// Whether it is known what became of every frame.
+pub(super) fn conservation(path: &PathReport) -> String {
+    match path.unaccounted() {
+        0 => "every frame accounted for".to_owned(),
+        frames => format!("{} FRAMES UNACCOUNTED FOR", grouped(frames)),
+    }
+}

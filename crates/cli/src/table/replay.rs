@@ -1,0 +1,28 @@
+//! The end of a replay.
+
+use forebay::control::CpuList;
+use forebay::replay::Report;
+
+use super::figures::grouped;
+use super::path;
+
+/// The whole report as text.
+pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
+    let mut text = path::totals(&report.path);
+    text += &format!("\n{}\n", path::per_cpu(&report.path));
+    text += &path::flows(&report.path, cpus, report.flows, report.largest_flow);
+    text += &path::steering(&report.path);
+    text += &path::coalescing(&report.path);
+    text += &path::losses(&report.path);
+    if report.damaged_records > 0 {
+        let records = grouped(report.damaged_records);
+        text += &format!("noticed: {records} damaged records in the capture, passed over\n");
+    }
+    text += &verdict(report);
+    text
+}
+
+fn verdict(report: &Report) -> String {
+    let order = path::order(report.reordered, report.order_unchecked);
+    format!("{order}; {}\n", path::conservation(&report.path))
+}
