@@ -99,6 +99,16 @@ pub enum Error {
     /// What a run refused.
     #[error("{} ({})", .0.why, .0.errno)]
     Refused(Refused),
+    /// An interface that our XDP program cannot be put on.
+    #[error("{interface}: {problem}")]
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// What is wrong.
+        problem: String,
+        /// What to do about it.
+        help: String,
+    },
     /// A thread could not be started.
     #[error("cannot start the thread of CPU {cpu}: {source}")]
     Thread {
@@ -191,7 +201,9 @@ impl Error {
             Self::File { action, .. } => {
                 format!("check that the path is right and that you may {action} it, then try again")
             }
-            Self::Capture { help, .. } | Self::Mountpoint { help, .. } => help.clone(),
+            Self::Capture { help, .. } | Self::Mountpoint { help, .. } | Self::Xdp { help, .. } => {
+                help.clone()
+            }
             Self::Mount { .. } => {
                 "it takes /dev/fuse (modprobe fuse), and root or the program fusermount3; see that \
                  they are there, or go without"
@@ -247,6 +259,7 @@ impl Error {
             | Self::InUse { .. }
             | Self::NoRun { .. }
             | Self::Mount { .. }
+            | Self::Xdp { .. }
             | Self::Thread { .. }
             | Self::NoInterface { .. }
             | Self::DeviceGone { .. }

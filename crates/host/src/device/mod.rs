@@ -1,8 +1,12 @@
 //! Devices: where frames come from.
 
-mod pace; //          when a recorded or made-up frame is due
 pub mod pcap; //      capture files
 pub mod synthetic; // made-up flows
+mod pace; //          when a recorded or made-up frame is due
+
+pub mod live; //      interfaces: how one is named, opened and counted
+pub mod take; //      which packets are taken from the kernel
+pub mod af_xdp; //    straight into packet memory
 pub mod sink; //      the way out of a device
 
 use std::sync::atomic::AtomicU64;
@@ -12,6 +16,7 @@ use path::RxQueue;
 use path::hash::{FlowHash, Hasher, Indirection};
 use path::parse::{Link, Verify, View, parse};
 
+pub use live::{CopyMode, Device, DeviceConfig, KernelCounts, Via, XdpMode, XdpOptions};
 pub use pace::Rate;
 
 /// What a source tells while it runs.

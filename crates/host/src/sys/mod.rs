@@ -1,8 +1,9 @@
 //! What the engine asks of Linux: CPUs, memory, timers. The second island of `unsafe`.
 
-mod event; // what wakes a thread that sleeps on descriptors
-mod ethtool; //       what a driver says of itself
 pub mod interface; // network interfaces, in the namespace of the calling thread
+pub mod bpf; //       programs and maps in the kernel
+mod event; //         what wakes a thread that sleeps on descriptors
+mod ethtool; //       what a driver says of itself
 mod netlink; //       what the kernel is asked of its network
 
 use std::io;

@@ -1,0 +1,175 @@
+//! Live devices: how one is named and opened, and what it tells of itself.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use path::Source;
+
+use super::take::Take;
+
+/// By which face of the kernel frames come and go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Via {
+    /// `AF_XDP`: straight into packet memory, taken from the kernel.
+    AfXdp,
+    /// `AF_PACKET`: copies of what the kernel sees.
+    AfPacket,
+    /// A TAP: the kernel's side of a virtual Ethernet.
+    Tap,
+    /// A TUN: the same without Ethernet headers.
+    Tun,
+}
+
+impl Via {
+    /// Every way.
+    pub const ALL: [Self; 4] = [Self::AfXdp, Self::AfPacket, Self::Tap, Self::Tun];
+
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AfXdp => "af_xdp",
+            Self::AfPacket => "af_packet",
+            Self::Tap => "tap",
+            Self::Tun => "tun",
+        }
+    }
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Via {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let via = Self::ALL.into_iter().find(|via| via.name() == text);
+        via.ok_or_else(|| {
+            format!("{text:?} is no way to open a device: give af_xdp, af_packet, tap or tun")
+        })
+    }
+}
+
+/// A device to be opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceConfig {
+    /// The interface's name.
+    pub name: String,
+    /// By which face of the kernel.
+    pub via: Via,
+    /// Its rx queues that are polled; the first ones.
+    pub queues: u16,
+    /// What is taken.
+    pub take: Take,
+    /// What is about `AF_XDP` alone.
+    pub xdp: XdpOptions,
+    /// Whether frames for other stations are wanted too.
+    pub promiscuous: bool,
+    /// Whether the hash that the device computed, where it did, is used in place of ours. Whoever
+    /// knows the device's key can aim at a CPU.
+    pub device_hash: bool,
+}
+
+impl DeviceConfig {
+    /// All of one queue's frames.
+    #[must_use]
+    pub fn new(name: impl Into<String>, via: Via) -> Self {
+        Self {
+            name: name.into(),
+            via,
+            queues: 1,
+            take: Take::default(),
+            xdp: XdpOptions::default(),
+            promiscuous: false,
+            device_hash: false,
+        }
+    }
+}
+
+/// How `AF_XDP` is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct XdpOptions {
+    /// Where in the kernel the program runs.
+    pub mode: XdpMode,
+    /// Whether the device writes into packet memory itself.
+    pub copy: CopyMode,
+    /// Whether polling drives the device (`SO_PREFER_BUSY_POLL`).
+    pub busy_poll: bool,
+    /// Whether a program that is there already is replaced.
+    pub replace: bool,
+}
+
+/// Where in the kernel an XDP program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum XdpMode {
+    /// In the driver if it can, else behind it.
+    #[default]
+    Auto,
+    /// In the driver.
+    Native,
+    /// Behind the driver, for any interface.
+    Generic,
+}
+
+/// Who brings a frame into packet memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CopyMode {
+    /// The device if it can, else the kernel.
+    #[default]
+    Auto,
+    /// The kernel.
+    Copy,
+    /// The device.
+    ZeroCopy,
+}
+
+/// What the kernel counts of one queue, by its own names. Written by the source, read by anyone.
+#[derive(Debug)]
+pub struct KernelCounts {
+    counts: Box<[(&'static str, AtomicU64)]>,
+}
+
+impl KernelCounts {
+    /// Zeros.
+    #[must_use]
+    pub fn new(names: &[&'static str]) -> Arc<Self> {
+        Arc::new(Self { counts: names.iter().map(|&name| (name, AtomicU64::new(0))).collect() })
+    }
+
+    /// Sets the count at `index`, in the order of the names, to what the kernel says now. Only the
+    /// source calls this.
+    pub fn set(&self, index: usize, count: u64) {
+        self.counts[index].1.store(count, Ordering::Relaxed);
+    }
+
+    /// All counts, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.counts.iter().map(|(name, count)| (*name, count.load(Ordering::Relaxed)))
+    }
+}
+
+/// An open device.
+pub struct Device {
+    /// The interface's name.
+    pub name: String,
+    /// By which face of the kernel.
+    pub via: Via,
+    /// One for each queue: what an engine polls.
+    pub sources: Vec<Box<dyn Source>>,
+    /// What the kernel counts, for each queue.
+    pub counts: Vec<Arc<KernelCounts>>,
+    /// What was found out while opening it, for reports: `("mode", "native")`.
+    pub facts: Vec<(&'static str, String)>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, via, sources, .. } = self;
+        write!(f, "Device({name} via {via}, {} queues)", sources.len())
+    }
+}
