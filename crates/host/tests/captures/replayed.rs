@@ -140,7 +140,8 @@ fn promise_2_frames_that_the_path_cannot_take_are_dropped_by_name() {
     let path = directory("refused").join("refused.pcapng");
     let order = Order::Little;
     let fits = vec![0xaa; MAX_RECORD_BYTES as usize];
-    let oversize = vec![0xaa; MAX_RECORD_BYTES as usize + 1];
+    // Chunks are whole pages.
+    let oversize = vec![0xaa; MAX_RECORD_BYTES as usize + 4096];
     for (bytes, link, reason) in
         [(&fits, 1, None), (&oversize, 1, Some("oversize")), (&fits, 113, Some("link_type"))]
     {
