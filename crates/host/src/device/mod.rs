@@ -1,5 +1,7 @@
 //! Devices: where frames come from.
 
+pub mod af_packet; //  any interface, over a ring
+mod pace; //          when a recorded or made-up frame is due
 pub mod pcap; //      capture files
 pub mod synthetic; // made-up flows
 mod pace; //          when a recorded or made-up frame is due
