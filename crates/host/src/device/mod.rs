@@ -1,7 +1,5 @@
 //! Devices: where frames come from.
 
-pub mod af_packet; //  any interface, over a ring
-mod pace; //          when a recorded or made-up frame is due
 pub mod pcap; //      capture files
 pub mod synthetic; // made-up flows
 mod pace; //          when a recorded or made-up frame is due
@@ -9,6 +7,7 @@ mod pace; //          when a recorded or made-up frame is due
 pub mod live; //      interfaces: how one is named, opened and counted
 pub mod take; //      which packets are taken from the kernel
 pub mod af_xdp; //    straight into packet memory
+pub mod af_packet; // copies of what any interface sees
 pub mod sink; //      the way out of a device
 
 use std::sync::atomic::AtomicU64;

@@ -136,8 +136,7 @@ impl PacketSocket {
     /// What was received and dropped since the last call.
     pub(crate) fn take_statistics(&self) -> io::Result<Statistics> {
         // struct tpacket_stats_v3
-        let [packets, drops, _freezes] =
-            self.ask(libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
+        let [packets, drops, _freezes] = self.ask(libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
         Ok(Statistics { packets, drops })
     }
 
