@@ -10,6 +10,7 @@ use path::{CpuId, RxQueue};
 use super::change::{Change, Queues};
 use super::cpus::CpuList;
 use super::machine::Machine;
+use super::names;
 use super::refused::{Refused, Written};
 use super::tree::Tree;
 use crate::engine::{Explained, Question, Settings, Shared};
@@ -63,6 +64,31 @@ impl Control {
     #[expect(clippy::needless_pass_by_value, reason = "a change is made for this")]
     pub fn change(&self, change: Change) -> Result<Written, Refused> {
         self.shared.change(&change)
+    }
+
+    /// Writes a knob as on the command line: by its name alone (`rps_cpus`: of all queues), with the
+    /// queue or CPU that it is of (`rx-0/rps_cpus`), or by its path in the tree.
+    ///
+    /// # Errors
+    /// When there is no such knob, or it cannot be that: what the kernel would say.
+    pub fn set(&self, knob: &str, value: &str) -> Result<(), Refused> {
+        for path in names::find_for_writing(self, knob)? {
+            self.write(&path, value)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a knob by such a name, the first if there are several, without its newline.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read.
+    pub fn knob(&self, knob: &str) -> Result<String, Refused> {
+        let paths = names::find(self, knob)?;
+        let text = paths.first().map_or(Ok(String::new()), |path| self.read(path));
+        Ok(text
+            .map_err(|errno| Refused { errno, why: format!("{knob} cannot be read") })?
+            .trim_end()
+            .to_owned())
     }
 
     /// Says which CPUs packets may go to, and returns those that are ignored, since the engine has

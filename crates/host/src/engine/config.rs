@@ -1,5 +1,6 @@
 //! What an engine is made of.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use path::CpuId;
@@ -12,7 +13,12 @@ use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, Spre
 use super::idle::SPIN_MAX_NS;
 use super::limits::Limits;
 use crate::control::{Change, Coalesce, CpuList, Machine, Script};
+use crate::sys;
+use crate::topology::{SYSFS, Topology};
 use crate::trace::{IntakeTrace, Trace};
+
+/// Frames that a CPU has for packets that its handler makes, behind live devices.
+pub const SPARE_FRAMES: u32 = 256;
 
 /// What an engine is made of.
 #[derive(Clone, Debug)]
@@ -100,6 +106,22 @@ impl Config {
             spin_max_ns: SPIN_MAX_NS,
             spare_frames: 0,
             trace: None,
+        }
+    }
+
+    /// For live devices: on all CPUs that this process may use, packets to those near the ones that
+    /// poll, flows hashed under a key that is drawn, and a full backlog drops.
+    #[must_use]
+    pub fn live() -> Self {
+        let cpus = CpuList::new(sys::allowed_cpus());
+        let hasher = Arc::new(Hasher::keyed(&sys::random_key(), false));
+        let topology = Topology::read(Path::new(SYSFS), &cpus);
+        let rps_cpus = topology.near_polling(1, &cpus);
+        Self {
+            rps_cpus,
+            when_full: WhenFull::Drop,
+            spare_frames: SPARE_FRAMES,
+            ..Self::new(cpus, hasher)
         }
     }
 

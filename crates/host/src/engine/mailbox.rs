@@ -1,21 +1,19 @@
-//! Where a queue waits for the CPU that is to poll it from now on.
+//! Where what is handed to a CPU waits for it.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::queue::Queue;
-
-/// The queues that were handed to one CPU.
-#[derive(Default)]
-pub(super) struct Mailbox {
+/// What was handed to one CPU, the oldest first.
+pub(super) struct Mailbox<T> {
     has_mail: AtomicBool,
-    queues: Mutex<Vec<Queue>>,
+    mail: Mutex<Vec<T>>,
 }
 
-impl Mailbox {
-    /// Hands a queue over. Ring the CPU's bell afterwards.
-    pub(super) fn put(&self, queue: Queue) {
-        self.queues().push(queue);
+impl<T> Mailbox<T> {
+    /// Hands something over. Ring the CPU's bell afterwards.
+    pub(super) fn put(&self, mail: T) {
+        self.mail().push(mail);
         // Release: pairs with the load in `has_mail`.
         self.has_mail.store(true, Ordering::Release);
     }
@@ -26,19 +24,25 @@ impl Mailbox {
     }
 
     /// Takes all that was handed over.
-    pub(super) fn take(&self) -> Vec<Queue> {
-        let mut queues = self.queues();
+    pub(super) fn take(&self) -> Vec<T> {
+        let mut mail = self.mail();
         self.has_mail.store(false, Ordering::Relaxed);
-        std::mem::take(&mut queues)
+        std::mem::take(&mut mail)
     }
 
-    fn queues(&self) -> MutexGuard<'_, Vec<Queue>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn mail(&self) -> MutexGuard<'_, Vec<T>> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Mailbox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Mailbox({} queues)", self.queues().len())
+impl<T> Default for Mailbox<T> {
+    fn default() -> Self {
+        Self { has_mail: AtomicBool::new(false), mail: Mutex::default() }
+    }
+}
+
+impl<T> fmt::Debug for Mailbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mailbox({} waiting)", self.mail().len())
     }
 }

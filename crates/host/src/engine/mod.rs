@@ -36,11 +36,12 @@ use crate::control::Control;
 use crate::control::cpus::MAX_CPUS;
 use crate::error::{Error, Result};
 pub use changes::CHANGES_MAX;
-pub use config::{Config, WhenFull};
+pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use flows::Flows;
 pub use idle::SPIN_MAX_NS;
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 pub use live::PANICS_IN_A_ROW;
+use mailbox::Mailbox;
 pub use outcome::{CpuOutcome, Outcome};
 pub use question::Explained;
 pub(crate) use question::Question;
@@ -49,7 +50,7 @@ pub use settings::{QueueSettings, Settings};
 use shared::Counters;
 pub(crate) use shared::Shared;
 pub use stepped::VirtualCosts;
-use worker::{Deaths, Life, Worker};
+use worker::{Deaths, Life, Mailboxes, Worker};
 
 /// An engine, ready to run.
 pub struct Engine<H> {
@@ -98,10 +99,11 @@ impl<H: Handler + 'static> Engine<H> {
         }
         let mut counters: Vec<_> = queues.iter().flatten().map(Queue::counted).collect();
         counters.sort_by_key(|(queue, _)| *queue);
+        let mailboxes: Mailboxes = cpus.iter().map(|_| Mailbox::default()).collect();
         let workers = cpus.iter().zip(queues).zip(lanes).zip(returns).enumerate().map(
             |(index, (((&cpu, queues), lanes), returns))| {
                 let own = (queues, lanes, returns);
-                open_worker(config, (cpu, index), own, handler(cpu), &shared)
+                open_worker(config, (cpu, index), own, handler(cpu), (&mailboxes, &shared))
             },
         );
         let workers: Vec<_> = workers.collect();
@@ -213,7 +215,7 @@ fn open_worker<H: Handler>(
     (cpu, index): (CpuId, usize),
     (queues, lanes, returns): (Vec<Queue>, Vec<Lane>, Pool),
     handler: H,
-    shared: &Arc<Shared>,
+    (mailboxes, shared): (&Mailboxes, &Arc<Shared>),
 ) -> Worker<H> {
     let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
     delivery.set_coalesce(config.coalesce.on_delivery());
@@ -226,6 +228,7 @@ fn open_worker<H: Handler>(
         handler,
         changes: shared.follower(),
         coalesce: config.coalesce,
+        mailboxes: Arc::clone(mailboxes),
         limits: config.limits,
         heir: None,
         budget: config.limits.budget(0),

@@ -59,7 +59,9 @@ impl<H: Handler> Outcome<H> {
             worker.flush();
             queues.append(&mut worker.queues);
         }
-        queues.extend(shared.mailboxes().flat_map(Mailbox::take));
+        if let Some(worker) = workers.first() {
+            queues.extend(worker.mailboxes.iter().flat_map(Mailbox::take));
+        }
         queues.sort_by_key(Queue::number);
         queues.iter_mut().for_each(|queue| queue.close(shared));
         let at_ns = shared.clock.now_ns();

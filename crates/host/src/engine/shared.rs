@@ -13,7 +13,6 @@ use super::bell::Bell;
 use super::changes::{Changes, Follower};
 use super::config::Config;
 use super::flows::Flows;
-use super::mailbox::Mailbox;
 use super::question::Question;
 use super::settings::Settings;
 use crate::clock::Clock;
@@ -33,8 +32,6 @@ pub(crate) struct Shared {
     busy_ns: Box<[AtomicU64]>,
     /// Turns that ended for want of budget; written by each CPU for itself.
     squeezed: Box<[AtomicU64]>,
-    /// Queues that were handed to each CPU.
-    mailboxes: Box<[Mailbox]>,
     /// The CPU that polls each queue. Written by that CPU.
     polling: Box<[AtomicU16]>,
     /// What is counted, by queue and by the CPU's place.
@@ -85,7 +82,6 @@ impl Shared {
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
-            mailboxes: (0..cpus).map(|_| Mailbox::default()).collect(),
             polling: (0..queues).map(|queue| AtomicU16::new(config.polls(queue).0)).collect(),
             counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
@@ -322,14 +318,6 @@ impl Shared {
     pub(super) fn add_squeezed(&self, index: usize) {
         let squeezed = &self.squeezed[index];
         squeezed.store(squeezed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    pub(super) fn mailbox(&self, index: usize) -> &Mailbox {
-        &self.mailboxes[index]
-    }
-
-    pub(super) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
-        self.mailboxes.iter()
     }
 
     /// Makes the first `count` changes of the script, as far as nobody has made them: the first

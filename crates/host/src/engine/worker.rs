@@ -8,10 +8,14 @@ use path::{CpuId, Delivery, Handler};
 
 use super::changes::{Entry, Follower};
 use super::limits::{Budget, DEFER_MAX, Limits};
+use super::mailbox::Mailbox;
 use super::queue::{Activity, Queue};
 use super::shared::Shared;
 use crate::control::{Change, Coalesce, CpuList};
 use crate::trace::IntakeTrace;
+
+/// Queues that were handed to each CPU, by its place in the engine.
+pub(super) type Mailboxes = Arc<[Mailbox<Queue>]>;
 
 /// All that belongs to one CPU. It outlives the CPU's threads.
 pub(super) struct Worker<H> {
@@ -28,6 +32,8 @@ pub(super) struct Worker<H> {
     pub(super) changes: Follower,
     /// How packets are coalesced in it.
     pub(super) coalesce: Coalesce,
+    /// Queues on their way to each CPU.
+    pub(super) mailboxes: Mailboxes,
     /// How much is taken at a time.
     pub(super) limits: Limits,
     /// The CPU that polls this one's queues, once this one does not run.
@@ -236,8 +242,8 @@ impl<H: Handler> Worker<H> {
 
     /// Takes over queues that were handed to this CPU, and hands on those that others must poll.
     fn adopt_queues(&mut self) {
-        if self.shared.mailbox(self.index).has_mail() {
-            for mut queue in self.shared.mailbox(self.index).take() {
+        if self.mailboxes[self.index].has_mail() {
+            for mut queue in self.mailboxes[self.index].take() {
                 queue.move_to(self.cpu, &self.shared);
                 self.queues.push(queue);
             }
@@ -250,7 +256,7 @@ impl<H: Handler> Worker<H> {
         let queues = std::mem::take(&mut self.queues);
         let (ended, live) = queues.into_iter().partition(Queue::has_ended);
         self.queues = ended;
-        live.into_iter().for_each(|queue| self.shared.mailbox(heir).put(queue));
+        live.into_iter().for_each(|queue| self.mailboxes[heir].put(queue));
         self.shared.bell(heir).ring();
     }
 
@@ -276,7 +282,7 @@ impl<H: Handler> Worker<H> {
     pub(super) fn must_follow(&self) -> bool {
         self.changes.has_next()
             || self.queues.iter().any(Queue::must_follow)
-            || self.shared.mailbox(self.index).has_mail()
+            || self.mailboxes[self.index].has_mail()
     }
 
     /// Whether nothing will ever come again, neither to this CPU nor, to be sent, from the others.
