@@ -44,6 +44,7 @@ pub(super) enum If {
     Above = 0x20,
     NotEqual = 0x50,
     Below = 0xa0,
+    NotAbove = 0xb0,
 }
 
 /// A place in the program that is jumped to.

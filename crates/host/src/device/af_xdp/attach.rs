@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::metadata::MetadataLayout;
-use super::program::{self, ProgramOptions};
+use super::program;
 use crate::device::take::Take;
 use crate::error::{Error, Result};
 use crate::sys::bpf::{Refused, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
@@ -48,7 +48,7 @@ impl Attached {
     ) -> Result<Self> {
         let refused = |refused| refusal(interface, &refused);
         let map = XskMap::create(options.queues).map_err(refused)?;
-        let instructions = program::build(take, map.as_fd(), &ProgramOptions::default());
+        let instructions = program::build(take, map.as_fd(), None);
         let how = XdpLoad { is_multi_buffer: options.is_multi_buffer, bound_to: None };
         let program = XdpProgram::load(&instructions, how).map_err(refused)?;
         let (&last, before) = options.places.split_last().unwrap_or((&XdpPlace::Generic, &[]));

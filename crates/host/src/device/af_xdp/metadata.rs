@@ -1,5 +1,11 @@
 //! The device's receive hash, which the XDP program puts in front of the packet.
 
+use std::os::fd::BorrowedFd;
+
+use super::assembler::{Assembler, If, Label, Register, Width};
+
+use Register::{R0, R1, R2, R3, R10};
+
 /// What the program puts in front of each packet, and how to read it.
 ///
 /// Three words, right before the packet's first byte: the hash, its kind (`enum xdp_rss_hash_type`)
@@ -8,7 +14,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MetadataLayout {
     /// Known to nobody who sends packets: what is left in memory from them cannot look like it.
-    pub(super) cookie: u32,
+    cookie: u32,
 }
 
 impl MetadataLayout {
@@ -30,11 +36,77 @@ impl MetadataLayout {
 /// `XDP_RSS_L4`, net/xdp.h: the hash covers the ports too, so it tells flows apart.
 const RSS_KIND_L4: u32 = 1 << 3;
 
-/// The kernel's function that asks the driver.
+/// How the program asks the driver for the hash, and where it puts it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HashCall {
-    /// The BTF id of `bpf_xdp_metadata_rx_hash`.
-    pub(super) function: i32,
-    /// Says that the hash has been written.
-    pub(super) cookie: u32,
+pub struct HashCall {
+    /// The BTF id of the kernel's `bpf_xdp_metadata_rx_hash`.
+    function: i32,
+    layout: MetadataLayout,
 }
+
+// struct xdp_md, linux/bpf.h
+const MD_DATA: i16 = 0;
+const MD_DATA_META: i16 = 8;
+const MD_RX_QUEUE_INDEX: i16 = 16;
+// enum bpf_func_id, linux/bpf.h
+const MAP_LOOKUP_ELEM: i32 = 1;
+const XDP_ADJUST_META: i32 = 54;
+
+// Words on the stack, and where they go.
+const STACK_QUEUE: i16 = -4;
+const STACK_HASH: i16 = -8;
+const STACK_KIND: i16 = -12;
+const META_HASH: i16 = 0;
+const META_KIND: i16 = 4;
+const META_COOKIE: i16 = 8;
+
+impl HashCall {
+    /// Puts the hash in front of the packet if there is one and room for it; goes on either way. A
+    /// packet that no socket waits for goes to `pass` as it was: what stands in front of it would
+    /// keep the kernel from merging it with its neighbours.
+    pub(super) fn write(
+        self,
+        program: &mut Assembler,
+        context: Register,
+        map: BorrowedFd<'_>,
+        pass: Label,
+    ) {
+        let behind = program.label();
+        program.load(Width::Word, R1, context, MD_RX_QUEUE_INDEX);
+        program.store(Width::Word, R10, STACK_QUEUE, R1);
+        program.set_map(R1, map);
+        program.copy(R2, R10);
+        program.add(R2, STACK_QUEUE.into());
+        program.call(MAP_LOOKUP_ELEM);
+        program.jump_if(R0, If::Equal, 0, pass);
+
+        program.store_number(Width::Word, R10, STACK_HASH, 0);
+        program.store_number(Width::Word, R10, STACK_KIND, 0);
+        program.copy(R1, context);
+        program.copy(R2, R10);
+        program.add(R2, STACK_HASH.into());
+        program.copy(R3, R10);
+        program.add(R3, STACK_KIND.into());
+        program.call_kernel(self.function);
+        program.jump_if(R0, If::NotEqual, 0, behind);
+
+        program.copy(R1, context);
+        program.set(R2, -META_BYTES);
+        program.call(XDP_ADJUST_META);
+        program.jump_if(R0, If::NotEqual, 0, behind);
+        program.load(Width::Word, R1, context, MD_DATA_META);
+        program.load(Width::Word, R2, context, MD_DATA);
+        program.copy(R3, R1);
+        program.add(R3, META_BYTES);
+        program.jump_if_register(R3, If::Above, R2, behind);
+        program.load(Width::Word, R3, R10, STACK_HASH);
+        program.store(Width::Word, R1, META_HASH, R3);
+        program.load(Width::Word, R3, R10, STACK_KIND);
+        program.store(Width::Word, R1, META_KIND, R3);
+        program.store_number(Width::Word, R1, META_COOKIE, self.layout.cookie.cast_signed());
+        program.place(behind);
+    }
+}
+
+/// [`MetadataLayout::BYTES`], as the program counts.
+const META_BYTES: i32 = 12;

@@ -3,7 +3,7 @@
 mod assembler; //      eBPF, a line for each instruction
 mod attach; //         the program on its interface, and the map of its sockets
 mod metadata; //       the device's hash, in front of the packet
-mod program; //        which packets go to our sockets
+pub mod program; //        which packets go to our sockets
 
 pub use attach::{AttachOptions, Attached};
 pub use metadata::MetadataLayout;

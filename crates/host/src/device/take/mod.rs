@@ -1,13 +1,33 @@
 //! Which packets of an interface are taken; the kernel keeps the rest.
 
+mod filter; // the same as a filter of a packet socket
+
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
+
 use crate::error::{Error, Result};
+
+pub use filter::{filter, nothing};
 
 /// Most ranges of ports that a list comes to: the kernel's filters must be able to jump over them.
 pub const MAX_RANGES: usize = 64;
+
+/// IPv6 extension headers that are walked over: as many as RFC 8200 has in front of a segment, and
+/// no fragment header. A packet with more stays with the kernel.
+pub const MAX_EXTENSION_HEADERS: usize = 4;
+
+/// What the headers say, as far as choosing needs it.
+pub(crate) mod wire {
+    /// IEEE 802.1Q, 802.1ad, and what stood for the latter before.
+    pub(crate) const VLAN_TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+    /// "More fragments", and the offset (RFC 791).
+    pub(crate) const IPV4_FRAGMENT: u16 = 0x3fff;
+    /// Hop-by-hop options, routing, destination options (RFC 8200).
+    pub(crate) const EXTENSION_HEADERS: [u8; 3] = [0, 43, 60];
+}
 
 /// Which packets are taken.
 ///
@@ -69,6 +89,76 @@ impl Protocol {
             Self::Udp => "udp",
         }
     }
+}
+
+impl Take {
+    /// Whether a frame that begins with `link` is taken: what the kernel's programs do, slowly.
+    #[must_use]
+    pub fn takes(&self, frame: &[u8], link: Link) -> bool {
+        let Self::Only(destinations) = self else { return true };
+        destination_of(frame, link).is_some_and(|(protocol, port)| {
+            destinations.ports(protocol).iter().any(|range| range.contains(&port))
+        })
+    }
+}
+
+/// Where a frame is sent to; none when it has no ports, or is not the whole of a datagram.
+fn destination_of(frame: &[u8], link: Link) -> Option<(Protocol, u16)> {
+    let (ethertype, packet) = match link {
+        Link::Ethernet => network(frame)?,
+        Link::Ip if frame.first()? >> 4 == 4 => (ETHERTYPE_IPV4, frame),
+        Link::Ip => (ETHERTYPE_IPV6, frame),
+    };
+    let (number, segment) = match ethertype {
+        ETHERTYPE_IPV4 => ipv4(packet)?,
+        ETHERTYPE_IPV6 => ipv6(packet)?,
+        _ => return None,
+    };
+    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
+    let &[_, _, high, low] = segment.first_chunk()?;
+    Some((protocol, u16::from_be_bytes([high, low])))
+}
+
+fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
+    let mut behind = frame.get(12..)?;
+    for _ in 0..=MAX_VLAN_TAGS {
+        let (&[high, low], rest) = behind.split_first_chunk()?;
+        let ethertype = u16::from_be_bytes([high, low]);
+        if !wire::VLAN_TAGS.contains(&ethertype) {
+            return Some((ethertype, rest));
+        }
+        behind = rest.get(2..)?;
+    }
+    None
+}
+
+/// The protocol's number, and what follows the header.
+fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let header: &[u8; 20] = packet.first_chunk()?;
+    let (version, header_bytes) = (header[0] >> 4, usize::from(header[0] & 0x0f) * 4);
+    let is_fragment = u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_FRAGMENT != 0;
+    if version != 4 || header_bytes < header.len() || is_fragment {
+        return None;
+    }
+    Some((header[9], packet.get(header_bytes..)?))
+}
+
+/// The protocol's number, and what follows the extension headers.
+fn ipv6(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let (header, mut behind) = packet.split_first_chunk::<40>()?;
+    if header[0] >> 4 != 6 {
+        return None;
+    }
+    let mut number = header[6];
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        if !wire::EXTENSION_HEADERS.contains(&number) {
+            break;
+        }
+        let &[next, eights] = behind.first_chunk()?;
+        behind = behind.get((usize::from(eights) + 1) * 8..)?;
+        number = next;
+    }
+    Some((number, behind))
 }
 
 impl FromStr for Take {
