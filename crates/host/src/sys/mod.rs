@@ -4,6 +4,7 @@ pub mod interface; // network interfaces, in the namespace of the calling thread
 pub mod bpf; //       programs and maps in the kernel
 mod packet; //        packet sockets and their ring
 pub mod socket_filter; // which packets a socket gets
+pub(crate) mod packet; // packet sockets and their ring
 mod event; //         what wakes a thread that sleeps on descriptors
 mod ethtool; //       what a driver says of itself
 mod netlink; //       what the kernel is asked of its network

@@ -13,6 +13,9 @@ const DESCRIPTOR_BYTES: usize = 48;
 const NUM_PKTS_AT: usize = 12;
 const OFFSET_TO_FIRST_PKT_AT: usize = 16;
 
+/// A tag in a frame.
+pub(crate) const TAG_BYTES: usize = 4;
+
 /// `struct tpacket3_hdr`.
 const HEADER_BYTES: usize = 48;
 
@@ -111,7 +114,7 @@ pub(crate) struct Tag {
 
 impl Tag {
     /// As it stands in a frame, behind the addresses.
-    pub(crate) fn to_bytes(self) -> [u8; 4] {
+    pub(crate) fn to_bytes(self) -> [u8; TAG_BYTES] {
         let ([a, b], [c, d]) = (self.tpid.to_be_bytes(), self.tci.to_be_bytes());
         [a, b, c, d]
     }
