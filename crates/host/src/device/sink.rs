@@ -95,6 +95,19 @@ pub(crate) struct Sent {
     pub(crate) bytes: u64,
 }
 
+impl Sent {
+    /// Counts a packet that went out.
+    pub(crate) fn add(&mut self, packet: &Packet) {
+        let payload_len = u64::from(packet.headers.payload_len);
+        self.packets += 1;
+        self.frames += match packet.gso_size {
+            0 => 1,
+            size => payload_len.div_ceil(size.into()),
+        };
+        self.bytes += packet.fragments().map(|bytes| bytes.len() as u64).sum::<u64>();
+    }
+}
+
 /// Why a packet was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SendDrop {
@@ -104,8 +117,8 @@ pub enum SendDrop {
     TooLong,
     /// Not an IP packet, for a device that takes nothing else.
     NotIp,
-    /// An IP packet without a link header, for a device that needs one.
-    NoLinkHeader,
+    /// Without a link header, for a device that needs one; or with one, for a device that has none.
+    LinkHeader,
     /// The device is down.
     Down,
     /// The kernel refused it for another reason.
@@ -115,7 +128,7 @@ pub enum SendDrop {
 impl SendDrop {
     /// Every reason.
     pub const ALL: [Self; 6] =
-        [Self::Full, Self::TooLong, Self::NotIp, Self::NoLinkHeader, Self::Down, Self::Refused];
+        [Self::Full, Self::TooLong, Self::NotIp, Self::LinkHeader, Self::Down, Self::Refused];
 
     /// The name in reports.
     #[must_use]
@@ -124,7 +137,7 @@ impl SendDrop {
             Self::Full => "full",
             Self::TooLong => "too_long",
             Self::NotIp => "not_ip",
-            Self::NoLinkHeader => "no_link_header",
+            Self::LinkHeader => "link_header",
             Self::Down => "down",
             Self::Refused => "refused",
         }

@@ -3,12 +3,14 @@
 
 mod block; //  what lies in a block of the ring
 mod source; // frames in
+mod sink; //   packets out
 
 use path::parse::{Link, Verify};
 
 use crate::error::{Error, Result};
 use crate::sys::interface::Interface;
 use crate::sys::packet::{PacketSocket, RingLayout, RxRing};
+pub use sink::PacketSink;
 pub use source::PacketSource;
 
 /// How an interface is opened.

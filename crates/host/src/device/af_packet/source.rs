@@ -4,9 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use mem::Pool;
-use path::arrive::{
-    Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, SourceError,
-};
+use path::arrive::{Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, SourceError};
 use path::coalesce::gso::{DATA_VALID, GSO_NONE, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use path::cpu::RxQueue;
 use path::hash::FlowHash;
@@ -293,7 +291,8 @@ impl Receiver<'_> {
         let Some(packet) = self.burst.packets.last_mut() else { return true };
         let header = told(frame, tag_len);
         // Nothing is summed up that is known to be right, or that will be cut.
-        let needs_sum = header.is_none_or(|it| it.gso_type == GSO_NONE && it.flags & DATA_VALID == 0);
+        let needs_sum =
+            header.is_none_or(|it| it.gso_type == GSO_NONE && it.flags & DATA_VALID == 0);
         match tag {
             None if needs_sum => packet.fill(frame.bytes, self.options.verify),
             None => packet.fill(frame.bytes, Verify::Nothing),
