@@ -8,6 +8,7 @@ pub mod live; //      interfaces: how one is named, opened and counted
 pub mod take; //      which packets are taken from the kernel
 pub mod af_xdp; //    straight into packet memory
 pub mod af_packet; // copies of what any interface sees
+pub mod tun; //       the kernel's stack on the other side
 pub mod sink; //      the way out of a device
 
 use std::sync::atomic::AtomicU64;

@@ -8,6 +8,7 @@ pub(crate) mod packet; // packet sockets and their ring
 mod event; //         what wakes a thread that sleeps on descriptors
 mod ethtool; //       what a driver says of itself
 mod netlink; //       what the kernel is asked of its network
+pub mod tun; //       TUN and TAP
 
 use std::io;
 use std::path::Path;

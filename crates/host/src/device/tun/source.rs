@@ -1,0 +1,222 @@
+//! What the kernel sends to the device.
+
+use std::io::IoSliceMut;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use mem::{Frame, Pool};
+use path::arrive::{Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, SourceError};
+use path::coalesce::gso::{GSO_NONE, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
+use path::parse::{Link, Verify};
+use path::{DropReason, Packet, RxQueue, Source};
+use rustix::io::{self, Errno};
+
+use super::TunKind;
+use super::open::OpenTun;
+use crate::error::Error;
+
+/// The longest packet that the kernel cuts for a device (`GSO_LEGACY_MAX_SIZE`, netdevice.h), with
+/// an Ethernet header and two tags.
+const LARGEST_BYTES: u32 = 65_536 + 22;
+
+/// How often the kernel is asked what it dropped.
+const COUNT_EVERY_NS: u64 = 100_000_000;
+
+/// How long packets may be on their way to the device when it is closed to the kernel.
+const CLOSING_NS: u64 = 2_000_000;
+
+/// The most packets that a queue is read for after it was closed: more than it holds, unless it was
+/// made far longer (`txqueuelen`).
+const CLOSING_PACKETS_MAX: usize = 65_536;
+
+/// One queue's packets.
+#[derive(Debug)]
+pub struct TunSource {
+    device: Arc<OpenTun>,
+    queue: usize,
+    numbering: Numbering,
+    /// A frame of the largest kind, which the next packet is read into: how long it is, only
+    /// reading tells.
+    spare: Option<Frame>,
+    /// When the kernel is asked next what it dropped.
+    count_at_ns: u64,
+    closing: Option<Closing>,
+}
+
+/// The end of a source.
+#[derive(Clone, Copy, Debug)]
+struct Closing {
+    /// When nothing is on its way any more.
+    until_ns: u64,
+    /// Packets that are still read.
+    packets_left: usize,
+}
+
+/// What reading came to.
+enum Read {
+    Packet,
+    /// No packet was there.
+    Empty,
+    /// No frame to read into was free.
+    NoFrame,
+}
+
+impl TunSource {
+    pub(super) fn new(device: Arc<OpenTun>, queue: usize) -> Self {
+        Self {
+            device,
+            queue,
+            numbering: Numbering::of_queue(RxQueue(0), 1),
+            spare: None,
+            count_at_ns: 0,
+            closing: None,
+        }
+    }
+
+    /// Reads one packet.
+    fn read(&mut self, pool: &mut Pool, burst: &mut Burst) -> Result<Read, Errno> {
+        let Some(mut frame) = self.spare.take().or_else(|| pool.allocate(LARGEST_BYTES)) else {
+            return Ok(Read::NoFrame);
+        };
+        let mut header = [0; VIRTIO_NET_HDR_BYTES];
+        let room = frame.room_mut();
+        let mut places = [IoSliceMut::new(&mut header), IoSliceMut::new(room)];
+        let read = io::readv(self.device.descriptor(self.queue), &mut places);
+        let len = match read {
+            Ok(len) => len.saturating_sub(VIRTIO_NET_HDR_BYTES).min(frame.room_mut().len()),
+            Err(errno) => {
+                self.spare = Some(frame);
+                return match errno {
+                    Errno::AGAIN => Ok(Read::Empty),
+                    errno => Err(errno),
+                };
+            }
+        };
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        frame.set_len(len);
+        self.take(VirtioNetHdr::from_bytes(header), frame, pool, burst);
+        Ok(Read::Packet)
+    }
+
+    /// Makes a packet of what was read. One that is not to be cut goes into a frame of its size.
+    fn take(&mut self, header: VirtioNetHdr, frame: Frame, pool: &mut Pool, burst: &mut Burst) {
+        let arrival = self.numbering.next_arrival();
+        let wire_len = frame.len_bytes();
+        let link = match self.device.kind() {
+            TunKind::Tun => Link::Ip,
+            TunKind::Tap => Link::Ethernet,
+        };
+        let small = if header.gso_type == GSO_NONE { pool.allocate(wire_len) } else { None };
+        let mut packet = match small {
+            Some(small) => {
+                let mut packet = Packet::received(small, arrival, wire_len, link);
+                packet.fill(frame.data(), Verify::Checksums);
+                self.spare = Some(frame);
+                packet
+            }
+            None => Packet::received(frame, arrival, wire_len, link),
+        };
+        match header.carry_into(&mut packet) {
+            Ok(()) => burst.packets.push(packet),
+            Err(_) => {
+                pool.put(packet.frame);
+                let reason = DropReason::VnetHeader;
+                burst.refused.push(Refused { arrival, wire_len, reason });
+            }
+        }
+    }
+
+    /// Reads what is there, up to `max` packets.
+    fn fill(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<Read, Errno> {
+        while burst.len() < max {
+            match self.read(pool, burst) {
+                Ok(Read::Packet) | Err(Errno::INTR) => {}
+                ended => return ended,
+            }
+        }
+        Ok(Read::Packet)
+    }
+
+    fn count_dropped(&mut self, now_ns: u64, burst: &mut Burst) {
+        burst.kernel_dropped += self.device.newly_dropped();
+        self.count_at_ns = now_ns.saturating_add(COUNT_EVERY_NS);
+    }
+
+    /// Reads what is left, for as long as packets may be on their way.
+    fn close(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
+        let closing = self.closing.get_or_insert_with(|| {
+            self.device.close_to_the_kernel();
+            Closing {
+                until_ns: ask.now_ns.saturating_add(CLOSING_NS),
+                packets_left: CLOSING_PACKETS_MAX,
+            }
+        });
+        let (until_ns, max) = (closing.until_ns, ask.max.min(closing.packets_left));
+        let read = self.fill(max, pool, burst)?;
+        if let Some(closing) = &mut self.closing {
+            closing.packets_left -= burst.len().min(closing.packets_left);
+        }
+        match read {
+            Read::Packet if max > 0 => Ok(Polled::Ready),
+            Read::NoFrame => Ok(Polled::Ready),
+            Read::Empty if ask.now_ns < until_ns => Ok(Polled::IdleUntil { now_ns: until_ns }),
+            Read::Empty | Read::Packet => {
+                self.count_dropped(ask.now_ns, burst);
+                self.spare = None;
+                Ok(Polled::Exhausted)
+            }
+        }
+    }
+
+    fn poll_open(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
+        let polled = match self.fill(ask.max, pool, burst)? {
+            Read::Packet | Read::NoFrame => Polled::Ready,
+            Read::Empty => Polled::Idle,
+        };
+        if ask.now_ns >= self.count_at_ns && self.queue == 0 {
+            self.count_dropped(ask.now_ns, burst);
+        }
+        Ok(polled)
+    }
+}
+
+impl Source for TunSource {
+    fn needs(&self) -> FrameNeeds {
+        FrameNeeds { device_frames: 1, largest_bytes: LARGEST_BYTES }
+    }
+
+    fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
+        self.numbering = at.numbering;
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        let polled = if ask.is_last {
+            self.close(ask, pool, burst)
+        } else {
+            self.poll_open(ask, pool, burst)
+        };
+        polled.map_err(|errno| {
+            let name = self.device.name().to_owned();
+            Box::new(match errno {
+                Errno::BADFD => Error::DeviceGone { name },
+                errno => Error::Device {
+                    name,
+                    what: "read a packet".to_owned(),
+                    source: errno.into(),
+                    help: "see the kernel's log (dmesg)".to_owned(),
+                },
+            })
+            .into()
+        })
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.descriptor(self.queue))
+    }
+}
