@@ -2,7 +2,7 @@
 
 mod carry;
 
-pub use carry::GsoLie;
+pub use carry::{GSO_SEGMENTS_MAX, GsoLie};
 
 use super::header::HeaderBytes;
 use super::wire::CWR;

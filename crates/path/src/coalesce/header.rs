@@ -31,13 +31,18 @@ impl<'a> HeaderBytes<'a> {
         let ip_len = u32::from(transport_offset) - u32::from(network_offset) + transport_len;
         match self.headers.network {
             Network::Ipv4 => {
-                let Some(header) = self.network::<IPV4_BYTES>() else { return };
+                let place = network_offset.into()..transport_offset.into();
+                let header = self.bytes.get_mut(place).unwrap_or_default();
+                let Some((header, options)) = header.split_first_chunk_mut::<IPV4_BYTES>() else {
+                    return;
+                };
                 [header[2], header[3]] = field(ip_len);
                 if let Some(id) = id {
                     [header[IPV4_ID], header[IPV4_ID + 1]] = id.to_be_bytes();
                 }
                 [header[10], header[11]] = [0; 2];
-                [header[10], header[11]] = (!Sum::of(header).fold()).to_be_bytes();
+                let sum = Sum::of(header).plus(Sum::of(options));
+                [header[10], header[11]] = (!sum.fold()).to_be_bytes();
             }
             Network::Ipv6 => {
                 let Some(header) = self.network::<IPV6_BYTES>() else { return };

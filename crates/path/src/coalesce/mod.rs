@@ -17,6 +17,7 @@
 
 mod candidate;
 mod compare;
+mod cut;
 pub mod gso;
 mod header;
 mod held;
@@ -34,6 +35,7 @@ use crate::arrive::Behind;
 use crate::counters::CoalesceCounters;
 use crate::packet::Packet;
 use candidate::{Candidate, examine};
+pub use cut::cut;
 use held::{Held, Rules};
 pub use held::{TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX};
 pub use refusal::{FlushReason, Refusal};

@@ -4,13 +4,13 @@ use mem::Frame;
 
 use super::header::{HeaderBytes, ipv4_id};
 use super::segments::read_tag;
-use super::wire::{FIN, PSH};
+use super::wire::{CWR, FIN, PSH};
 use crate::packet::Packet;
 use crate::parse::checksum::Sum;
-use crate::parse::{Checksum, Headers};
+use crate::parse::{Checksum, Headers, Network};
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
-/// as it is.
+/// as it is, also one that came whole: see [`cut`](super::cut()).
 ///
 /// Only the payloads, and what was behind them, are the original bytes: the headers of every
 /// segment are made anew from those of the packet. Of a packet merged in
@@ -32,45 +32,54 @@ pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
 }
 
 /// What the segments have in common.
-struct Plan {
+pub(super) struct Plan {
     /// Of the packet; of a segment but for the payload's length.
     headers: Headers,
     gso_size: u32,
     payload_len: u32,
-    segments: u32,
     sequence: u32,
-    /// PSH and FIN, which are the last segment's.
-    last_flags: u8,
+    /// TCP's lower eight.
+    flags: u8,
     first_id: Option<u16>,
     /// How much larger each id is than the one before: 0 or 1.
     id_step: u16,
 }
 
 impl Plan {
-    fn of(packet: &Packet) -> Self {
+    /// The plan of a packet that was merged, or came whole.
+    pub(super) fn of(packet: &Packet) -> Self {
         let headers = packet.headers;
         let view = packet.view();
         let first_id = ipv4_id(packet.frame.data(), &headers);
+        let second_id = packet.frame.followers().next().and_then(|frame| {
+            let dead = frame.headroom();
+            let header = dead.get(dead.len() - usize::from(headers.payload_offset)..);
+            header.and_then(|header| ipv4_id(header, &headers))
+        });
         Self {
             headers,
             gso_size: packet.gso_size.into(),
             payload_len: headers.payload_len.into(),
-            segments: packet.segment_count(),
             sequence: view.tcp_sequence().unwrap_or(0),
-            last_flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1] & (PSH | FIN)),
+            flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1]),
             first_id,
-            id_step: packet.frame.followers().next().map_or(0, |frame| {
-                let dead = frame.headroom();
-                let header = dead.get(dead.len() - usize::from(headers.payload_offset)..);
-                let second = header.and_then(|header| ipv4_id(header, &headers));
-                u16::from(second != first_id)
-            }),
+            id_step: u16::from(second_id != first_id),
         }
+    }
+
+    pub(super) fn segments(&self) -> u32 {
+        self.payload_len.div_ceil(self.gso_size)
+    }
+
+    /// Where in the payload that of a segment begins, and how long it is.
+    pub(super) fn place(&self, number: u32) -> (u32, u32) {
+        let offset = number * self.gso_size;
+        (offset, (self.payload_len - offset).min(self.gso_size))
     }
 
     fn first(&self, mut packet: Packet) -> Packet {
         packet.gso_size = 0;
-        self.rewrite(0, &mut packet);
+        self.rewrite_looking(0, &mut packet);
         packet
     }
 
@@ -80,27 +89,43 @@ impl Plan {
         let header_len = usize::from(self.headers.payload_offset);
         frame.data_mut()[..header_len].copy_from_slice(&first.frame.data()[..header_len]);
         let received = Packet::received(frame, arrival, 0, self.headers.link);
-        let mut packet =
-            Packet { timestamp_ns, hash: first.hash, headers: self.headers, ..received };
-        self.rewrite(number, &mut packet);
+        let mut packet = Packet { timestamp_ns, hash: first.hash, ..received };
+        self.rewrite_looking(number, &mut packet);
         packet
     }
 
-    /// Gives the segment of this number its own lengths, ids, flags and checksum.
-    fn rewrite(&self, number: u32, packet: &mut Packet) {
-        let offset = number * self.gso_size;
-        let payload_len = (self.payload_len - offset).min(self.gso_size);
+    /// As [`rewrite`](Self::rewrite), of a segment whose payload's sum is not known.
+    fn rewrite_looking(&self, number: u32, packet: &mut Packet) {
+        let start = usize::from(self.headers.payload_offset);
+        let (_, len) = self.place(number);
+        let payload = packet.frame.data().get(start..start + len as usize);
+        self.rewrite(number, Sum::of(payload.unwrap_or_default()), packet);
+    }
+
+    /// Gives the segment of this number, which has the packet's headers and its own payload, of this
+    /// sum, its own lengths, ids, flags and checksum.
+    pub(super) fn rewrite(&self, number: u32, payload: Sum, packet: &mut Packet) {
+        let (offset, payload_len) = self.place(number);
         packet.wire_len = packet.frame.len_bytes();
+        packet.headers = self.headers;
         packet.headers.payload_len = u16::try_from(payload_len).unwrap_or(u16::MAX);
         packet.headers.l4_checksum = Checksum::Good;
-        let is_last = number + 1 == self.segments;
+        if self.headers.network == Network::Ipv4 {
+            packet.headers.ip_checksum = Checksum::Good;
+        }
+        let mut flags = self.flags;
+        if number > 0 {
+            flags &= !CWR;
+        }
+        if number + 1 < self.segments() {
+            flags &= !(PSH | FIN);
+        }
         let step = self.id_step * u16::try_from(number).unwrap_or(u16::MAX);
         let id = self.first_id.map(|id| id.wrapping_add(step));
-        let payload = Sum::of(packet.view().payload());
         let mut header = HeaderBytes::new(packet.frame.data_mut(), &self.headers);
         header.set_lengths(payload_len, id);
         header.set_sequence(self.sequence.wrapping_add(offset));
-        header.set_flags(PSH | FIN, if is_last { self.last_flags } else { 0 });
+        header.set_flags(PSH | FIN | CWR, flags);
         header.set_checksum(payload_len, payload);
     }
 }

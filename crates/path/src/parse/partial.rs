@@ -41,9 +41,8 @@ pub(crate) fn complete_knowing(
     csum_offset: usize,
 ) -> Result<Option<DeviceSum>, NoSuchField> {
     let first = skipped(link);
-    let is_place = csum_start >= first + NETWORK_BYTES_MIN
-        && (csum_start - first).is_multiple_of(2)
-        && csum_offset.is_multiple_of(2);
+    let is_place =
+        csum_start >= first + NETWORK_BYTES_MIN && (csum_start - first).is_multiple_of(2);
     let (true, Some(before), Some(rest)) =
         (is_place, bytes.get(first..csum_start), bytes.get(csum_start..))
     else {
@@ -81,7 +80,8 @@ fn complete_with(
     csum_offset: usize,
     rest: Sum,
 ) -> Result<u16, NoSuchField> {
-    let field = bytes.get_mut(csum_start..).and_then(|rest| rest.get_mut(csum_offset..));
+    let header = bytes.get_mut(csum_start..).filter(|_| csum_offset.is_multiple_of(2));
+    let field = header.and_then(|header| header.get_mut(csum_offset..));
     let field: &mut [u8; 2] = field.and_then(<[u8]>::first_chunk_mut).ok_or(NoSuchField)?;
     let before = u16::from_be_bytes(*field);
     let checksum = match (!rest.fold(), csum_offset) {

@@ -12,7 +12,7 @@ use crate::merged::{check_whole, shapes};
 use crate::rig::Rig;
 
 /// All shapes, and IPv6 with two extension headers that segments of a flow may share.
-fn shapes_and_more() -> Vec<Segment> {
+pub(crate) fn shapes_and_more() -> Vec<Segment> {
     let options = || Some(Ipv6RawExtHeader::new_raw(ip_number::TCP, &[0; 6]).unwrap());
     let mut extended: Vec<_> = shapes().into_iter().filter(|shape| shape.is_v6).collect();
     for shape in &mut extended {

@@ -4,6 +4,9 @@ use etherparse::{
     IpDscp, IpEcn, IpHeaders, Ipv4Extensions, Ipv4Header, Ipv4Options, Ipv6Extensions, Ipv6Header,
     PacketBuilder, TcpHeader, VlanId, ip_number,
 };
+use path::coalesce::gso::{
+    GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr,
+};
 use path::hash::FlowHash;
 use path::parse::{Checksum, DeviceSum, Headers, Link, Network, Transport, Verify, View, parse};
 
@@ -179,6 +182,8 @@ pub(crate) struct Wire {
     pub(crate) hash: FlowHash,
     pub(crate) l4_checksum: Checksum,
     pub(crate) device_sum: Option<DeviceSum>,
+    /// What came before it.
+    pub(crate) vnet: Option<VirtioNetHdr>,
 }
 
 impl Wire {
@@ -192,6 +197,7 @@ impl Wire {
             hash: FlowHash::NONE,
             l4_checksum: Checksum::Unknown,
             device_sum: None,
+            vnet: None,
         }
     }
 
@@ -254,6 +260,35 @@ impl Wire {
             (value, _) => value,
         };
         self.edit(field, &field_value.to_be_bytes())
+    }
+
+    /// As the kernel gives what a local socket sends: the checksum is the pseudo header's sum, the
+    /// rest is left to the device; cut into `gso_size` if that is not 0.
+    pub(crate) fn partial(self, gso_size: u16) -> Self {
+        let headers = self.headers();
+        let (gso_type, csum_offset) = match (headers.transport, headers.network) {
+            (Transport::Udp, _) => (GSO_UDP_L4, 6),
+            (_, Network::Ipv6) => (GSO_TCPV6, 16),
+            _ => (GSO_TCPV4, 16),
+        };
+        let is_cwr = csum_offset == 16 && {
+            self.bytes[usize::from(headers.transport_offset) + 13] & CWR > 0
+        };
+        let gso_type = if is_cwr { gso_type | GSO_ECN } else { gso_type };
+        let vnet = VirtioNetHdr {
+            flags: NEEDS_CSUM,
+            gso_type: if gso_size == 0 { GSO_NONE } else { gso_type },
+            hdr_len: headers.payload_offset,
+            gso_size,
+            csum_start: headers.transport_offset,
+            csum_offset,
+        };
+        let len = headers.payload_offset - headers.transport_offset + headers.payload_len;
+        let view = View::new(&self.bytes, &headers);
+        let addresses = words(view.address_bytes().unwrap());
+        let sum = folded(addresses + u64::from(len) + u64::from(headers.protocol));
+        let field = usize::from(headers.transport_offset + csum_offset);
+        Self { vnet: Some(vnet), ..self.edit(field, &sum.to_be_bytes()) }
     }
 
     /// The sum that a right checksum makes all ones, by the book.

@@ -3,7 +3,7 @@
 use path::coalesce::gso::{GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr, describe};
 use path::parse::{Checksum, Headers, Link, Network, Transport};
 
-use crate::frames::{FIN, PSH, Wire, folded, tcp, words};
+use crate::frames::{CWR, FIN, PSH, Wire, folded, tcp, words};
 use crate::merged::{shapes, whole};
 use crate::rig::Rig;
 
@@ -17,7 +17,7 @@ fn completed(mut bytes: Vec<u8>, hdr: VirtioNetHdr) -> Vec<u8> {
 }
 
 /// Cuts a packet by its description.
-fn cut(bytes: &[u8], hdr: VirtioNetHdr, link: Link, headers: &Headers) -> Vec<Vec<u8>> {
+pub(crate) fn cut(bytes: &[u8], hdr: VirtioNetHdr, link: Link, headers: &Headers) -> Vec<Vec<u8>> {
     let (head, payload) = bytes.split_at(hdr.hdr_len.into());
     let (ip, transport) = (usize::from(headers.network_offset), usize::from(hdr.csum_start));
     let parts: Vec<_> = payload.chunks(hdr.gso_size.into()).collect();
@@ -45,6 +45,9 @@ fn cut(bytes: &[u8], hdr: VirtioNetHdr, link: Link, headers: &Headers) -> Vec<Ve
             segment[field].copy_from_slice(&sequence.wrapping_add(ahead).to_be_bytes());
             if usize::from(number) < last {
                 segment[transport + 13] &= !(PSH | FIN);
+            }
+            if number > 0 {
+                segment[transport + 13] &= !CWR;
             }
         }
         Wire::new(segment, link).resummed().bytes

@@ -97,7 +97,7 @@ fn extension(len: usize) -> Ipv6RawExtHeader {
     Ipv6RawExtHeader::new_raw(ip_number::TCP, &vec![0; len]).unwrap()
 }
 
-fn routed() -> Ipv6Extensions {
+pub(crate) fn routed() -> Ipv6Extensions {
     let routing = extension(6);
     let routing = Some(Ipv6RoutingExtensions { routing, final_destination_options: None });
     Ipv6Extensions { routing, ..Ipv6Extensions::default() }
@@ -288,8 +288,8 @@ fn lro_1_every_refusal_is_counted_and_leaves_the_frame_as_it_came() {
 }
 
 /// What a table of pairs cannot say.
-const ELSEWHERE: [Refusal; 4] =
-    [Refusal::Unverified, Refusal::Push, Refusal::Merged, Refusal::NoHash];
+const ELSEWHERE: [Refusal; 5] =
+    [Refusal::Unverified, Refusal::Push, Refusal::Merged, Refusal::WholeGso, Refusal::NoHash];
 
 #[test]
 fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {

@@ -85,6 +85,9 @@ pub(crate) fn received(wire: &Wire, arrival: Arrival, pool: &mut Pool) -> Packet
     packet.hash = wire.hash;
     packet.device_sum = wire.device_sum;
     packet.headers.l4_checksum = wire.l4_checksum;
+    if let Some(vnet) = wire.vnet {
+        vnet.carry_into(&mut packet).unwrap();
+    }
     packet
 }
 

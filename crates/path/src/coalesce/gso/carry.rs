@@ -11,6 +11,7 @@ use crate::coalesce::wire::IPV6_BYTES;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{Tcp, Udp};
+use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, holds_pseudo_sum};
 use crate::parse::{Checksum, Fragment, Headers, Verify, is_plain, parse};
 
@@ -20,12 +21,16 @@ const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
 /// The checksum of SCTP (RFC 9260) is none of the Internet's: a CRC of four bytes, here.
 const SCTP_CSUM_OFFSET: u16 = 8;
 
+/// The most segments that a packet is cut into: the largest one by the kernel's least `gso_size`
+/// (`TCP_MIN_GSO_SIZE`).
+pub const GSO_SEGMENTS_MAX: u16 = 8192;
+
 /// Where a header that came before a frame says what the frame belies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GsoLie {
     /// A way of cutting that there is not, or not any more (fragments of UDP).
     Type,
-    /// Segments of no length.
+    /// Segments of no length, or more than [`GSO_SEGMENTS_MAX`].
     Size,
     /// More bytes of headers than there are bytes.
     HeaderLen,
@@ -43,7 +48,7 @@ impl GsoLie {
     pub fn what(self) -> &'static str {
         match self {
             Self::Type => "a gso_type that there is not",
-            Self::Size => "a gso_size of 0",
+            Self::Size => "a gso_size that makes no segments, or too many",
             Self::HeaderLen => "a hdr_len beyond the frame",
             Self::Checksum => "a checksum where the frame has none",
             Self::Headers => "a gso_type that is not that of the headers",
@@ -143,6 +148,9 @@ impl VirtioNetHdr {
         if !is_kind(&headers) || !can_be_cut(bytes, &headers) {
             return Err(GsoLie::Headers);
         }
+        if headers.payload_len.div_ceil(self.gso_size) > GSO_SEGMENTS_MAX {
+            return Err(GsoLie::Size);
+        }
         let is_partial = self.flags & NEEDS_CSUM != 0;
         let is_place = (self.csum_start, self.csum_offset)
             == (headers.transport_offset, csum_offset(headers.transport));
@@ -166,7 +174,9 @@ fn can_be_cut(bytes: &[u8], headers: &Headers) -> bool {
         return false;
     };
     let is_plain_network = match (headers.network, header) {
-        (Ipv4, &[_, _, _, _, _, _, _, _, _, protocol, ..]) => protocol == headers.protocol,
+        (Ipv4, &[_, _, _, _, _, _, _, _, _, protocol, ..]) => {
+            protocol == headers.protocol && judge(Sum::of(header)) == Checksum::Good
+        }
         (Ipv6, &[_, _, _, _, _, _, next, ..]) => {
             header.get(IPV6_BYTES..).is_some_and(|options| are_options(next, options))
         }

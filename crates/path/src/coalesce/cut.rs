@@ -1,0 +1,51 @@
+//! Software segmentation: the frames that a packet which came whole stands for.
+
+use mem::Pool;
+
+use super::resegment::{Plan, resegment};
+use crate::packet::Packet;
+use crate::parse::checksum::Sum;
+
+/// Cuts a packet that came [whole](Packet::is_whole_gso) into the frames that the kernel would send
+/// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids
+/// rise by one, the sequence number by the payload before; PSH and FIN are the last segment's, CWR
+/// is the first one's; lengths and checksums are right. The whole goes home. A packet that was merged
+/// here is [taken apart](resegment) instead, any other goes to `out` as it is.
+///
+/// # Errors
+/// Gives the packet back, to be dropped by name, when the pool has no frame for a segment; `out` is
+/// as it was.
+pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
+    if !packet.is_whole_gso() {
+        resegment(packet, out);
+        return Ok(());
+    }
+    let plan = Plan::of(&packet);
+    let first = out.len();
+    for number in 0..plan.segments() {
+        let Some(segment) = cut_out(number, &plan, &packet, pool) else {
+            out.drain(first..).for_each(|segment| pool.put(segment.frame));
+            return Err(packet);
+        };
+        out.push(segment);
+    }
+    pool.put(packet.frame);
+    Ok(())
+}
+
+/// The segment of this number, its payload summed up while it is copied.
+fn cut_out(number: u32, plan: &Plan, whole: &Packet, pool: &mut Pool) -> Option<Packet> {
+    let header_len = whole.headers.payload_offset;
+    let (header, payload) = whole.frame.data().split_at_checked(header_len.into())?;
+    let (offset, len) = plan.place(number);
+    let payload = payload.get(offset as usize..)?.get(..len as usize)?;
+    let mut frame = pool.allocate(u32::from(header_len) + len)?;
+    frame.set_len(u32::from(header_len) + len);
+    let (to_header, to_payload) = frame.data_mut().split_at_mut(header.len());
+    to_header.copy_from_slice(header);
+    let sum = Sum::taken(mem::sum::copy_and_sum(to_payload, payload));
+    let received = Packet::received(frame, whole.arrival, 0, whole.headers.link);
+    let mut segment = Packet { timestamp_ns: whole.timestamp_ns, hash: whole.hash, ..received };
+    plan.rewrite(number, sum, &mut segment);
+    Some(segment)
+}
