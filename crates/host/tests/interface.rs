@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 
 use forebay::Error;
-use forebay::sys::interface::{Interface, MacAddress};
+use forebay::sys::interface::{Interface, MacAddress, TunInfo};
 use libtest_mimic::{Arguments, Trial};
 use nix::sched::{CloneFlags, unshare};
 
@@ -74,6 +74,13 @@ fn as_made() {
     ip("tuntap add hot mode tun");
     let tun = Interface::named("hot").unwrap();
     assert_eq!((tun.is_ethernet, tun.mac, tun.rx_queues), (false, None, 1));
+    assert_eq!(made.tun, None);
+    ip("tuntap add hop mode tap user 65534 group 7 multi_queue");
+    let (is_tap, is_multi_queue, is_persistent) = (true, true, true);
+    let expected =
+        TunInfo { owner: Some(65534), group: Some(7), is_tap, is_multi_queue, is_persistent };
+    assert_eq!(Interface::named("hop").unwrap().tun, Some(expected));
+    assert_eq!(tun.tun, Some(TunInfo { is_persistent, ..TunInfo::default() }));
     // A name beside the first finds it as well, and it says which is the first.
     ip("link property add dev hoa altname hoalt");
     assert_eq!(Interface::named("hoalt").unwrap(), Interface::named("hoa").unwrap());

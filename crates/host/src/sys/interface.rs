@@ -3,8 +3,10 @@
 use std::fmt;
 use std::io;
 
+use netlink_packet_core::Nla;
 use netlink_packet_route::link::{
-    LinkAttribute, LinkFlags, LinkLayerType, LinkMessage, LinkXdp, Stats64,
+    InfoData, InfoTun, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp,
+    Stats64,
 };
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -15,6 +17,15 @@ use crate::error::{Error, Result};
 
 /// Bytes of a name, at most: `IFNAMSIZ` less its end (include/uapi/linux/if.h).
 const NAME_BYTES_MAX: usize = 15;
+
+// What a TUN says of itself: include/uapi/linux/if_link.h.
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_PERSIST: u16 = 6;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+/// `IFF_TAP` of include/uapi/linux/if_tun.h.
+const IFF_TAP: u8 = 2;
 
 /// The number by which the kernel knows an interface, in its namespace, for as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -58,6 +69,23 @@ pub struct Interface {
     pub driver: Option<String>,
     /// The number of the XDP program that is attached to it, if one is.
     pub xdp_program: Option<u32>,
+    /// What it is as a TAP or TUN, if it is one.
+    pub tun: Option<TunInfo>,
+}
+
+/// How a TAP or TUN was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TunInfo {
+    /// The user who may open it without a capability, if not everyone may.
+    pub owner: Option<u32>,
+    /// The group that may open it without a capability, if not everyone may.
+    pub group: Option<u32>,
+    /// Whether it is a TAP: its frames are Ethernet's.
+    pub is_tap: bool,
+    /// Whether it has several queues.
+    pub is_multi_queue: bool,
+    /// Whether it stays when nobody has it open.
+    pub is_persistent: bool,
 }
 
 /// What the kernel counted on an interface since it was made: `struct rtnl_link_stats64`.
@@ -208,6 +236,7 @@ impl Interface {
             tx_queues: count(queues.tx),
             driver: ethtool::driver(&name).ok().filter(|driver| !driver.is_empty()),
             xdp_program: None,
+            tun: None,
             name,
         };
         for attribute in &link.attributes {
@@ -222,10 +251,37 @@ impl Interface {
                         _ => None,
                     });
                 }
+                LinkAttribute::LinkInfo(info) => {
+                    interface.tun = info.iter().find_map(|info| match info {
+                        LinkInfo::Data(InfoData::Tun(said)) => Some(TunInfo::of(said)),
+                        _ => None,
+                    });
+                }
                 _ => {}
             }
         }
         Ok(interface)
+    }
+}
+
+impl TunInfo {
+    fn of(said: &[InfoTun]) -> Self {
+        let mut tun = Self::default();
+        for attribute in said {
+            let mut value = vec![0; attribute.value_len()];
+            attribute.emit_value(&mut value);
+            let is_set = value.first() == Some(&1);
+            let id = value.as_slice().try_into().ok().map(u32::from_ne_bytes);
+            match attribute.kind() {
+                IFLA_TUN_OWNER => tun.owner = id,
+                IFLA_TUN_GROUP => tun.group = id,
+                IFLA_TUN_TYPE => tun.is_tap = value.first() == Some(&IFF_TAP),
+                IFLA_TUN_PERSIST => tun.is_persistent = is_set,
+                IFLA_TUN_MULTI_QUEUE => tun.is_multi_queue = is_set,
+                _ => {}
+            }
+        }
+        tun
     }
 }
 

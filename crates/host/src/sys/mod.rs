@@ -9,6 +9,7 @@ mod event; //         what wakes a thread that sleeps on descriptors
 mod ethtool; //       what a driver says of itself
 mod netlink; //       what the kernel is asked of its network
 pub mod tun; //       TUN and TAP
+pub mod privilege; // what a device takes, and letting go of it
 
 use std::io;
 use std::path::Path;
