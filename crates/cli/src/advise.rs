@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::args::AdviseArgs;
 use crate::failure::Failure;
+use crate::options::cpus::cpus_of;
 use crate::output;
-use crate::replay::cpus_of;
 
 /// What Documentation/networking/scaling.rst suggests; the flow tables of all queues share it.
 const RPS_SOCK_FLOW_ENTRIES: u32 = 32_768;

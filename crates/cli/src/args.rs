@@ -5,15 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use forebay::control::coalesce::{MTU_MAX, MTU_MIN};
-use forebay::control::{Change, FlowName, ScriptedChange};
+use forebay::control::{FlowName, ScriptedChange};
 use forebay::device::Rate;
 
+use crate::options::{ControlOptions, EngineOptions, TraceOptions};
 use crate::synthetic::SyntheticSpec;
-
-/// Slots that a flow table may be given here. The kernel allows 2^30; each takes twelve bytes at
-/// once, for every queue, and this is far beyond the flows that the order check tells apart.
-const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
 
 /// A kernel's receive path in user space: packets from one queue to every core, in order.
 #[derive(Debug, Parser)]
@@ -56,27 +52,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SPEC", conflicts_with = "files")]
     pub(crate) synthetic: Option<SyntheticSpec>,
 
-    /// CPUs to run on: how many, or a list such as 0-3,8 [default: all that may be used]
-    #[arg(long, value_name = "LIST|N")]
-    pub(crate) cpus: Option<String>,
-
     /// Receive queues that the frames are dealt out to, by hash; 128 at most
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) queues: NonZeroU16,
 
-    /// CPUs that packets go to: a bitmap as for rps_cpus, or a list with a dash; 0 turns RPS off
-    /// [default: those of --cpus that share a last-level cache with one that polls a queue, see
-    /// advise; all of them with --deterministic]
-    #[arg(long, value_name = "MASK")]
-    pub(crate) rps: Option<String>,
-
-    /// How flows are hashed
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) hash: HashKind,
-
-    /// The hash's key, in hexadecimal [default: drawn for keyed, the standard one for toeplitz]
-    #[arg(long, value_name = "HEX")]
-    pub(crate) hash_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineOptions,
 
     /// How often all captures are gone through
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "synthetic")]
@@ -94,40 +75,6 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum)]
     pub(crate) when_full: Option<WhenFullArg>,
 
-    /// When packets leave the CPU that polls
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) spread: SpreadArg,
-
-    /// Merge segments of one flow: what can be taken apart again exactly (gro), also TCP whose
-    /// acknowledgement, window and timestamps advance (lro), or nothing [default: off; gro if one
-    /// of the next four options is given]
-    #[arg(long, value_enum)]
-    pub(crate) coalesce: Option<CoalesceArg>,
-
-    /// Where: before steering, as in the kernel, or on the CPUs that packets were steered to
-    /// [default: arrive]
-    #[arg(long, value_enum)]
-    pub(crate) coalesce_at: Option<CoalesceAtArg>,
-
-    /// Nanoseconds that a packet waits for more segments after the queue ran empty (arrive)
-    /// [default: 0]
-    #[arg(long, value_name = "NS")]
-    pub(crate) gro_flush_timeout: Option<u64>,
-
-    /// Flows of which segments can be held at once, rounded up to a power of two [default: 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32)
-          .range(1..=i64::from(path::coalesce::LRO_DESCRIPTORS_MAX)))]
-    pub(crate) descriptors: Option<u32>,
-
-    /// The longest IP packet that the device receives, for which lro leaves room [default: 1500]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32)
-          .range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
-    pub(crate) mtu: Option<u32>,
-
-    /// Set a knob before the first frame, as in netdev_max_backlog=300; repeatable
-    #[arg(long, value_name = "KNOB=VALUE")]
-    pub(crate) set: Vec<Change>,
-
     /// Change a knob before a frame, as in 10000:rps_cpus=3; repeatable
     #[arg(long, value_name = "FRAME:KNOB=VALUE")]
     pub(crate) at: Vec<ScriptedChange>,
@@ -136,37 +83,18 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
 
-    /// Mount the knobs on DIR, an empty directory, for as long as the run lasts: files as in sysfs
-    /// and procfs, to be read and written while packets flow
-    #[arg(long, value_name = "DIR", conflicts_with = "deterministic")]
-    pub(crate) mount: Option<PathBuf>,
-
-    /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
-    /// take memory whether or not there are as many flows [default: 4096]
-    #[arg(long, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_MAX))]
-    pub(crate) rps_flow_cnt: Option<u32>,
-
-    /// Packets that follow their flow to a CPU it should leave before a held move begins
-    #[arg(long, value_name = "PACKETS")]
-    pub(crate) move_after: Option<u32>,
-
     /// What draws (keys, interleavings, traffic) are determined by [default: 1 with
     /// --deterministic or --synthetic, else drawn]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 
     /// Run on one thread in virtual time, in an order that the seed determines
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["control", "mount"])]
     pub(crate) deterministic: bool,
 
     /// Where all head and tail counters begin
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) start_counters: u32,
-
-    /// Leave checksums unverified
-    #[arg(long)]
-    pub(crate) no_checksums: bool,
 
     /// Write delivered packets to DIR/cpuN.pcap, one capture for each CPU
     #[arg(long, value_name = "DIR")]
@@ -176,21 +104,11 @@ pub(crate) struct ReplayArgs {
     #[arg(long, requires = "write_pcap")]
     pub(crate) resegment: bool,
 
-    /// Write a trace of every packet and change to DIR
-    #[arg(long, value_name = "DIR")]
-    pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) trace: TraceOptions,
 
-    /// Trace the headers of every frame too
-    #[arg(long, requires = "trace")]
-    pub(crate) trace_parse: bool,
-
-    /// Listen there for get, set, list, watch and explain
-    #[arg(long, value_name = "PATH", conflicts_with = "deterministic")]
-    pub(crate) control: Option<PathBuf>,
-
-    /// Set the knobs of this file before the first frame, but for those that options set
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
 
     /// Watch a flow, and say at the end where it was and why; repeatable
     #[arg(long, value_name = "FLOW")]
@@ -233,20 +151,6 @@ pub(crate) struct HashArgs {
     pub(crate) vectors: PathBuf,
 }
 
-/// How flows are hashed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum HashKind {
-    /// SipHash under a secret key: no stranger can aim at one CPU
-    #[default]
-    Keyed,
-    /// The same, both directions of a flow alike
-    KeyedSymmetric,
-    /// As network cards do it
-    Toeplitz,
-    /// The same, under the key 6d5a…, both directions of a flow alike
-    ToeplitzSymmetric,
-}
-
 /// What a full backlog does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum WhenFullArg {
@@ -254,36 +158,6 @@ pub(crate) enum WhenFullArg {
     Wait,
     /// Packets are dropped
     Drop,
-}
-
-/// When packets leave the CPU that polls.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum SpreadArg {
-    /// When it is busy
-    #[default]
-    Busy,
-    /// Always, as in the kernel
-    Always,
-}
-
-/// What is merged.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum CoalesceArg {
-    /// What can be taken apart again exactly
-    Gro,
-    /// TCP whose acknowledgement, window and timestamps advance, too
-    Lro,
-    /// Nothing
-    Off,
-}
-
-/// Where packets are coalesced.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum CoalesceAtArg {
-    /// Before steering
-    Arrive,
-    /// On the CPUs that packets were steered to
-    Deliver,
 }
 
 /// A rate on the command line.

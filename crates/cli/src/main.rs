@@ -9,6 +9,8 @@ mod hash; //      forebay hash
 mod replay; //    forebay replay
 mod sim; //       forebay sim
 mod control; //   forebay get, set, list, watch, explain
+mod options; //   what several commands take
+mod signals; //   what ends a run early
 mod script; //    changes on the way, from a file
 mod advise; //    forebay advise
 mod table; //     the end of a replay, for people

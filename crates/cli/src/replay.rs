@@ -1,37 +1,29 @@
 //! `forebay replay`: from the command line to a plan, and from a report to what is printed.
 
-use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use forebay::control::cpus::MAX_CPUS;
-use forebay::control::{
-    Change, Coalesce, CoalesceAt, ConfigFile, ControlSocket, CpuList, Mount, Script, ScriptedChange,
-};
+use forebay::control::CpuList;
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::device::{Progress, Rate};
-use forebay::engine::{Config, Stopper, WhenFull};
+use forebay::engine::{Config, WhenFull};
 use forebay::random::Random;
-use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan, bundled_capture};
+use forebay::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
 use forebay::sys;
-use forebay::topology::{SYSFS, Topology};
 use indicatif::{ProgressBar, ProgressStyle};
-use path::CpuId;
-use path::coalesce::{CoalesceConfig, CoalesceMode};
-use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
-use path::hash::{Hasher, RETA_ENTRIES};
-use path::parse::Verify;
-use path::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
+use path::hash::RETA_ENTRIES;
 use serde::Serialize;
 
-use crate::args::{CoalesceArg, CoalesceAtArg, HashKind, ReplayArgs, SpreadArg, WhenFullArg};
+use crate::args::{ReplayArgs, WhenFullArg};
 use crate::failure::Failure;
+use crate::options::engine::Cpus;
 use crate::output;
 use crate::script;
+use crate::signals::stop_on_signals;
 use crate::synthetic::SyntheticSpec;
 use crate::table;
 
@@ -43,54 +35,17 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let seed = seed(args);
     let plan = plan(args, seed)?;
     let cpus = plan.engine.cpus.clone();
-    let config = args.config.as_deref().map(ConfigFile::read).transpose()?;
-    let mountpoint = args.mount.as_deref();
-    mountpoint.map(Mount::check).transpose()?;
+    let config = args.control.read()?;
     let replay = Replay::open(plan)?;
-    let socket = controlled(&replay, args, config.as_ref())?;
-    // Before there is a mount that a signal would leave behind.
     let interrupted = stop_on_signals(replay.stopper());
-    let mount = mountpoint.map(|directory| Mount::new(replay.control(), directory)).transpose()?;
+    let faces = args.control.open(&replay.control(), config.as_ref(), &args.engine.given())?;
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
-    drop((mount, socket));
+    drop(faces);
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
     finish(result, args, &cpus)
-}
-
-/// Sets the knobs as the config file has them, and listens for whoever sets others.
-fn controlled(
-    replay: &Replay,
-    args: &ReplayArgs,
-    config: Option<&ConfigFile>,
-) -> Result<Option<ControlSocket>, Failure> {
-    let control = replay.control();
-    if let Some(config) = config {
-        for note in config.apply(&control, &given(args))? {
-            eprintln!("forebay: {}: {note}", config.path().display());
-        }
-    }
-    let path = config.map(|config| std::path::absolute(config.path())).transpose();
-    let path = path.unwrap_or_default();
-    let open = |at: &PathBuf| ControlSocket::open(control, at, path);
-    Ok(args.control.as_ref().map(open).transpose()?)
-}
-
-/// The knobs that options set: the config file does not count for them.
-fn given(args: &ReplayArgs) -> Vec<&'static str> {
-    let options = [
-        ("rps_cpus", args.rps.is_some()),
-        ("rps_flow_cnt", args.rps_flow_cnt.is_some()),
-        ("hash_key", args.hash_key.is_some()),
-        ("coalesce", args.coalesce.is_some()),
-        ("coalesce_at", args.coalesce_at.is_some()),
-        ("gro_flush_timeout", args.gro_flush_timeout.is_some()),
-        ("lro_descriptors", args.descriptors.is_some()),
-        ("mtu", args.mtu.is_some()),
-    ];
-    options.into_iter().filter_map(|(knob, is_given)| is_given.then_some(knob)).collect()
 }
 
 /// What `--json` prints.
@@ -176,172 +131,20 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
         work_ns: args.work,
         write_pcap: args.write_pcap.clone(),
         resegment: args.resegment,
-        trace: args.trace.clone().map(|directory| TracePlan { directory, parse: args.trace_parse }),
+        trace: args.trace.plan(),
         explain: args.explain.clone(),
     })
 }
 
 fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, Failure> {
-    let cpus = cpus(args)?;
-    let mut config = Config::new(cpus, Arc::new(hasher(args, seed)?));
-    if let Some(mask) = &args.rps {
-        let rps_cpus = CpuList::parse_mask_or_list(mask).map_err(|error| {
-            Failure::usage(format!("--rps {mask}: {error}"), "give a mask such as 3, or a list")
-        })?;
-        say_ignored("--rps", &rps_cpus, &config.cpus);
-        config.rps_cpus = rps_cpus;
-    } else if !args.deterministic {
-        // Virtual CPUs have no caches: what a seed determines does not depend on the machine.
-        let topology = Topology::read(Path::new(SYSFS), &config.cpus);
-        config.rps_cpus = topology.near_polling(args.queues.get().into(), &config.cpus);
-    }
-    let set = args.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
-    let mut changes: Vec<_> = set.chain(args.at.iter().cloned()).collect();
+    let mut changes = args.at.clone();
     if let Some(path) = &args.script {
         changes.extend(script::read(path)?);
     }
-    let script = Script::new(changes);
-    for change in script.changes() {
-        check_cpus(&change.change, &config.cpus)?;
-    }
-    config.script = script;
-    config.when_full = when_full;
-    config.coalesce = coalesce(args);
-    if args.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
-        eprintln!(
-            "forebay: --no-checksums: what nobody has verified is not merged, so nothing will be"
-        );
-    }
-    config.rps_flow_cnt = args.rps_flow_cnt.unwrap_or(RPS_FLOW_CNT);
-    config.start_counters = args.start_counters;
-    config.verify = if args.no_checksums { Verify::Nothing } else { Verify::Checksums };
-    config.spread = match args.spread {
-        SpreadArg::Busy => SpreadPolicy::WhenBusy,
-        SpreadArg::Always => SpreadPolicy::Always,
-    };
-    if let Some(packets) = args.move_after {
-        config.move_after = MoveAfter { packets, ..MoveAfter::default() };
-    }
-    Ok(config)
-}
-
-/// How packets are coalesced at first: in `gro` mode where anything is said about it but that.
-fn coalesce(args: &ReplayArgs) -> Coalesce {
-    let is_asked = args.coalesce_at.is_some()
-        || args.gro_flush_timeout.is_some()
-        || args.descriptors.is_some()
-        || args.mtu.is_some();
-    let mode = match args.coalesce {
-        Some(CoalesceArg::Gro) => Some(CoalesceMode::Gro),
-        Some(CoalesceArg::Lro) => Some(CoalesceMode::Lro),
-        Some(CoalesceArg::Off) => None,
-        None => is_asked.then_some(CoalesceMode::default()),
-    };
-    let default = CoalesceConfig::default();
-    Coalesce {
-        is_on: mode.is_some(),
-        at: match args.coalesce_at {
-            Some(CoalesceAtArg::Deliver) => CoalesceAt::Deliver,
-            Some(CoalesceAtArg::Arrive) | None => CoalesceAt::Arrive,
-        },
-        config: CoalesceConfig {
-            mode: mode.unwrap_or_default(),
-            descriptors: args.descriptors.unwrap_or(default.descriptors),
-            mtu: args.mtu.unwrap_or(default.mtu),
-            gro_flush_timeout_ns: args.gro_flush_timeout.unwrap_or(default.gro_flush_timeout_ns),
-        },
-    }
-}
-
-/// Says which CPUs a change names in vain, and refuses one that has nothing else to say.
-fn check_cpus(change: &Change, cpus: &CpuList) -> Result<(), Failure> {
-    match change {
-        Change::RpsCpus(_, list) | Change::FlowLimitCpuBitmap(list) | Change::Cpus(list) => {
-            say_ignored(change.knob(), list, cpus);
-        }
-        Change::Pause(cpu) | Change::Resume(cpu) | Change::Kill(cpu) if !cpus.contains(*cpu) => {
-            let problem = format!("{}={cpu}: that CPU is not among --cpus", change.knob());
-            return Err(Failure::usage(problem, format!("give one of {cpus}")));
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-/// The kernel drops CPUs that it cannot use from a mask without a word; we say so (RPS-9).
-fn say_ignored(what: &str, wanted: &CpuList, cpus: &CpuList) {
-    let ignored = wanted.cpus().iter().copied().filter(|cpu| !cpus.contains(*cpu));
-    let ignored = CpuList::new(ignored);
-    if !ignored.is_empty() {
-        eprintln!("forebay: {what}: CPUs {ignored} are not among --cpus ({cpus}) and are ignored");
-    }
-}
-
-fn cpus(args: &ReplayArgs) -> Result<CpuList, Failure> {
-    let allowed = CpuList::new(sys::allowed_cpus());
-    let list = cpus_of(args.cpus.as_deref(), &allowed)?;
-    let missing = CpuList::new(list.cpus().iter().copied().filter(|cpu| !allowed.contains(*cpu)));
-    if !missing.is_empty() && !args.deterministic {
-        eprintln!(
-            "forebay: CPUs {missing} do not exist here or may not be used: their threads run where \
-             the system puts them"
-        );
-    }
-    Ok(list)
-}
-
-/// What `--cpus` names. A number means that many CPUs, of those that may be used first; anything
-/// else is a list.
-pub(crate) fn cpus_of(text: Option<&str>, allowed: &CpuList) -> Result<CpuList, Failure> {
-    let Some(text) = text else { return Ok(allowed.clone()) };
-    let help = "give a number of CPUs from 1 on, or a list such as 0-3,8";
-    let list = match text.trim().parse::<u16>() {
-        Ok(count) if count > MAX_CPUS => {
-            let problem = format!("--cpus {count}: that is more than there can be");
-            return Err(Failure::usage(problem, format!("give {MAX_CPUS} at most")));
-        }
-        Ok(count) => {
-            let count = usize::from(count);
-            let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(*cpu));
-            CpuList::new(allowed.cpus().iter().copied().chain(others).take(count))
-        }
-        Err(_) => CpuList::parse_list(text)
-            .map_err(|error| Failure::usage(format!("--cpus {text}: {error}"), help))?,
-    };
-    if list.is_empty() {
-        return Err(Failure::usage(format!("--cpus {text}: there is no CPU to run on"), help));
-    }
-    Ok(list)
-}
-
-fn hasher(args: &ReplayArgs, seed: u64) -> Result<Hasher, Failure> {
-    let given = args.hash_key.as_deref().map(|text| {
-        let help = "give pairs of hexadecimal digits";
-        let refused = |error| Failure::usage(format!("--hash-key {text}: {error}"), help);
-        hex::decode(text).map_err(refused)
-    });
-    let given = given.transpose()?;
-    match args.hash {
-        HashKind::Keyed | HashKind::KeyedSymmetric => {
-            let key = match given {
-                Some(key) => key.try_into().map_err(|key: Vec<u8>| {
-                    let problem = format!("--hash-key of {} bytes", key.len());
-                    Failure::usage(problem, "a key for the keyed hash has 16 bytes")
-                })?,
-                None => seeded_key(seed),
-            };
-            Ok(Hasher::keyed(&key, args.hash == HashKind::KeyedSymmetric))
-        }
-        HashKind::Toeplitz | HashKind::ToeplitzSymmetric => {
-            let symmetric = args.hash == HashKind::ToeplitzSymmetric;
-            let default = if symmetric { SYMMETRIC_KEY } else { STANDARD_KEY };
-            let key = given.unwrap_or_else(|| default.to_vec());
-            Hasher::toeplitz(&key).map_err(|error| {
-                let help = "a key for the Toeplitz hash has at least 40 bytes";
-                Failure::usage(format!("--hash-key: {error}"), help)
-            })
-        }
-    }
+    let queues = args.queues.get().into();
+    let cpus = if args.deterministic { Cpus::Virtual } else { Cpus::Real { queues } };
+    let config = args.engine.config(cpus, || seeded_key(seed), changes)?;
+    Ok(Config { when_full, start_counters: args.start_counters, ..config })
 }
 
 /// A key that the seed determines, so that a run can be repeated. Whoever wrote the captures does
@@ -352,30 +155,6 @@ fn seeded_key(seed: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key.copy_from_slice(words.as_flattened());
     key
-}
-
-/// The first signal ends the run early, in order; a second one ends the program. Returns what
-/// tells whether the run was asked to end.
-fn stop_on_signals(stopper: Stopper) -> Arc<AtomicBool> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // Where signals cannot be caught, they end the program as they always do.
-        let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
-        let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
-    }
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&interrupted);
-    thread::spawn(move || {
-        while !asked.load(Ordering::Relaxed) {
-            thread::sleep(PROGRESS_PERIOD);
-        }
-        // A terminal that is gone must not keep the run from ending in order.
-        let _ = writeln!(io::stderr(), "forebay: stopping; once more to end now");
-        told.store(true, Ordering::Relaxed);
-        stopper.stop();
-    });
-    interrupted
 }
 
 /// A progress bar on standard error, if that is a terminal.

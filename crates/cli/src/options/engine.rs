@@ -1,0 +1,134 @@
+//! What the path is made of.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use forebay::control::{Change, CpuList, Script, ScriptedChange};
+use forebay::engine::Config;
+use forebay::topology::{SYSFS, Topology};
+use path::parse::Verify;
+use path::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
+
+use super::cpus::check_cpus;
+use super::{CoalesceOptions, CpuOptions, HashOptions};
+use crate::failure::Failure;
+
+/// Slots that a flow table may be given here. The kernel allows 2^30; each takes twelve bytes at
+/// once, for every queue, and this is far beyond the flows that the order check tells apart.
+const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
+
+/// What an engine is made of.
+#[derive(Debug, Args)]
+pub(crate) struct EngineOptions {
+    #[command(flatten)]
+    pub(crate) cpus: CpuOptions,
+
+    #[command(flatten)]
+    pub(crate) hash: HashOptions,
+
+    /// When packets leave the CPU that polls
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) spread: SpreadArg,
+
+    #[command(flatten)]
+    pub(crate) coalesce: CoalesceOptions,
+
+    /// Set a knob before the first frame, as in netdev_max_backlog=300; repeatable
+    #[arg(long, value_name = "KNOB=VALUE")]
+    pub(crate) set: Vec<Change>,
+
+    /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
+    /// take memory whether or not there are as many flows [default: 4096]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_MAX))]
+    pub(crate) rps_flow_cnt: Option<u32>,
+
+    /// Packets that follow their flow to a CPU it should leave before a held move begins
+    #[arg(long, value_name = "PACKETS")]
+    pub(crate) move_after: Option<u32>,
+
+    /// Leave checksums unverified
+    #[arg(long)]
+    pub(crate) no_checksums: bool,
+}
+
+/// When packets leave the CPU that polls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum SpreadArg {
+    /// When it is busy
+    #[default]
+    Busy,
+    /// Always, as in the kernel
+    Always,
+}
+
+/// The CPUs of an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cpus {
+    /// Those of this machine; the first ones poll this many queues.
+    Real {
+        /// How many.
+        queues: usize,
+    },
+    /// Made-up ones, in virtual time.
+    Virtual,
+}
+
+impl EngineOptions {
+    /// The engine, whose script has `changes` too; `key` draws a key for the hash if none is given.
+    pub(crate) fn config(
+        &self,
+        kind: Cpus,
+        key: impl FnOnce() -> [u8; 16],
+        changes: Vec<ScriptedChange>,
+    ) -> Result<Config, Failure> {
+        let cpus = self.cpus.cpus(kind != Cpus::Virtual)?;
+        let mut config = Config::new(cpus, Arc::new(self.hash.hasher(key)?));
+        if let Some(rps_cpus) = self.cpus.rps_cpus(&config.cpus)? {
+            config.rps_cpus = rps_cpus;
+        } else if let Cpus::Real { queues } = kind {
+            // Virtual CPUs have no caches: what a seed determines does not depend on the machine.
+            let topology = Topology::read(Path::new(SYSFS), &config.cpus);
+            config.rps_cpus = topology.near_polling(queues, &config.cpus);
+        }
+        config.script = self.script(changes, &config.cpus)?;
+        config.coalesce = self.coalesce.coalesce();
+        if self.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
+            eprintln!(
+                "forebay: --no-checksums: what nobody has verified is not merged, so nothing will \
+                 be"
+            );
+        }
+        config.rps_flow_cnt = self.rps_flow_cnt.unwrap_or(RPS_FLOW_CNT);
+        config.verify = if self.no_checksums { Verify::Nothing } else { Verify::Checksums };
+        config.spread = match self.spread {
+            SpreadArg::Busy => SpreadPolicy::WhenBusy,
+            SpreadArg::Always => SpreadPolicy::Always,
+        };
+        if let Some(packets) = self.move_after {
+            config.move_after = MoveAfter { packets, ..MoveAfter::default() };
+        }
+        Ok(config)
+    }
+
+    fn script(&self, changes: Vec<ScriptedChange>, cpus: &CpuList) -> Result<Script, Failure> {
+        let set = self.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
+        let script = Script::new(set.chain(changes).collect::<Vec<_>>());
+        for change in script.changes() {
+            check_cpus(&change.change, cpus)?;
+        }
+        Ok(script)
+    }
+
+    /// The knobs that these options set: a config file does not count for them.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        let options = [
+            ("rps_cpus", self.cpus.rps.is_some()),
+            ("rps_flow_cnt", self.rps_flow_cnt.is_some()),
+            ("hash_key", self.hash.hash_key.is_some()),
+        ];
+        let options = options.into_iter().chain(self.coalesce.given());
+        options.filter_map(|(knob, is_given)| is_given.then_some(knob)).collect()
+    }
+}

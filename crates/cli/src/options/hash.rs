@@ -1,0 +1,66 @@
+//! How flows are hashed.
+
+use clap::{Args, ValueEnum};
+use path::hash::Hasher;
+use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+
+use crate::failure::Failure;
+
+/// A hash and its key.
+#[derive(Debug, Args)]
+pub(crate) struct HashOptions {
+    /// How flows are hashed
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) hash: HashKind,
+
+    /// The hash's key, in hexadecimal [default: drawn for keyed, the standard one for toeplitz]
+    #[arg(long, value_name = "HEX")]
+    pub(crate) hash_key: Option<String>,
+}
+
+/// How flows are hashed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum HashKind {
+    /// SipHash under a secret key: no stranger can aim at one CPU
+    #[default]
+    Keyed,
+    /// The same, both directions of a flow alike
+    KeyedSymmetric,
+    /// As network cards do it
+    Toeplitz,
+    /// The same, under the key 6d5a…, both directions of a flow alike
+    ToeplitzSymmetric,
+}
+
+impl HashOptions {
+    /// The hasher; `drawn` is the key of the keyed hash if none is given.
+    pub(crate) fn hasher(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {
+        let given = self.hash_key.as_deref().map(|text| {
+            let help = "give pairs of hexadecimal digits";
+            let refused = |error| Failure::usage(format!("--hash-key {text}: {error}"), help);
+            hex::decode(text).map_err(refused)
+        });
+        let given = given.transpose()?;
+        match self.hash {
+            HashKind::Keyed | HashKind::KeyedSymmetric => {
+                let key = match given {
+                    Some(key) => key.try_into().map_err(|key: Vec<u8>| {
+                        let problem = format!("--hash-key of {} bytes", key.len());
+                        Failure::usage(problem, "a key for the keyed hash has 16 bytes")
+                    })?,
+                    None => drawn(),
+                };
+                Ok(Hasher::keyed(&key, self.hash == HashKind::KeyedSymmetric))
+            }
+            HashKind::Toeplitz | HashKind::ToeplitzSymmetric => {
+                let symmetric = self.hash == HashKind::ToeplitzSymmetric;
+                let default = if symmetric { SYMMETRIC_KEY } else { STANDARD_KEY };
+                let key = given.unwrap_or_else(|| default.to_vec());
+                Hasher::toeplitz(&key).map_err(|error| {
+                    let help = "a key for the Toeplitz hash has at least 40 bytes";
+                    Failure::usage(format!("--hash-key: {error}"), help)
+                })
+            }
+        }
+    }
+}

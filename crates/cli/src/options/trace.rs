@@ -1,0 +1,26 @@
+//! Where a run is traced.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use forebay::trace::TracePlan;
+
+/// A trace.
+#[derive(Debug, Args)]
+pub(crate) struct TraceOptions {
+    /// Write a trace of every packet and change to DIR
+    #[arg(long, value_name = "DIR")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Trace the headers of every frame too
+    #[arg(long, requires = "trace")]
+    pub(crate) trace_parse: bool,
+}
+
+impl TraceOptions {
+    /// The trace, if there is to be one.
+    pub(crate) fn plan(&self) -> Option<TracePlan> {
+        let directory = self.trace.clone()?;
+        Some(TracePlan { directory, parse: self.trace_parse })
+    }
+}

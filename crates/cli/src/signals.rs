@@ -1,0 +1,36 @@
+//! Signals that a run minds.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use forebay::engine::Stopper;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// How often it is looked whether one has come.
+const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
+
+/// The first signal ends the run early, in order; a second one ends the program. Returns what
+/// tells whether the run was asked to end.
+pub(crate) fn stop_on_signals(stopper: Stopper) -> Arc<AtomicBool> {
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // Where signals cannot be caught, they end the program as they always do.
+        let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
+        let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&interrupted);
+    thread::spawn(move || {
+        while !asked.load(Ordering::Relaxed) {
+            thread::sleep(SIGNAL_PERIOD);
+        }
+        // A terminal that is gone must not keep the run from ending in order.
+        let _ = writeln!(io::stderr(), "forebay: stopping; once more to end now");
+        told.store(true, Ordering::Relaxed);
+        stopper.stop();
+    });
+    interrupted
+}
