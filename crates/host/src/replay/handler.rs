@@ -1,16 +1,16 @@
 //! The application of a replay: it works on each packet for a while, checks its order, and keeps
 //! what it was asked to keep.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use path::coalesce::resegment;
 use path::delivery::Batch;
-use path::{CpuId, Handler, Packet};
+use path::{CpuId, Handler};
 
 use super::{Mode, Plan};
 use crate::clock::Clock;
-use crate::device::pcap::CaptureWriter;
-use crate::error::{Error, Result};
+use crate::device::pcap::DeliveredCapture;
+use crate::error::Result;
 use crate::ledger::Ledger;
 use crate::trace::{DeliverTrace, Trace};
 
@@ -21,10 +21,7 @@ pub(super) struct ReplayHandler {
     work_ns: u64,
     ledger: Arc<Ledger>,
     trace: Option<DeliverTrace>,
-    writer: Option<CaptureWriter>,
-    /// Whether merged packets are written as the frames that they were merged of.
-    resegments: bool,
-    failed: Option<Error>,
+    capture: Option<DeliveredCapture>,
 }
 
 impl ReplayHandler {
@@ -35,25 +32,19 @@ impl ReplayHandler {
         ledger: &Arc<Ledger>,
         trace: Option<&Arc<Trace>>,
     ) -> Self {
-        let stem = |directory: &std::path::PathBuf| directory.join(format!("cpu{cpu}"));
+        let capture = |directory: &PathBuf| DeliveredCapture::new(directory, cpu, plan.resegment);
         Self {
             clock: clock.clone(),
             work_ns: if plan.mode == Mode::Live { plan.work_ns } else { 0 },
             ledger: Arc::clone(ledger),
             trace: trace.map(|trace| DeliverTrace::new(Arc::clone(trace))),
-            writer: plan.write_pcap.as_ref().map(stem).map(CaptureWriter::new),
-            resegments: plan.resegment,
-            failed: None,
+            capture: plan.write_pcap.as_ref().map(capture),
         }
     }
 
     /// Writes out what is still buffered.
     pub(super) fn finish(self) -> Result<()> {
-        match (self.failed, self.writer) {
-            (Some(error), _) => Err(error),
-            (None, Some(writer)) => writer.finish(),
-            (None, None) => Ok(()),
-        }
+        self.capture.map_or(Ok(()), DeliveredCapture::finish)
     }
 
     /// Stands for what an application does with a packet.
@@ -65,13 +56,6 @@ impl ReplayHandler {
             while self.clock.now_ns() < done_ns {}
         }
     }
-}
-
-/// Has the frames that packets were merged of take their places.
-fn take_apart(packets: &mut Vec<Packet>) {
-    let mut frames = Vec::with_capacity(packets.len());
-    packets.drain(..).for_each(|packet| resegment(packet, &mut frames));
-    *packets = frames;
 }
 
 impl Handler for ReplayHandler {
@@ -86,13 +70,8 @@ impl Handler for ReplayHandler {
                 trace.delivered(batch, index, self.clock.now_ns());
             }
         }
-        if let Some(writer) = &mut self.writer
-            && self.failed.is_none()
-        {
-            if self.resegments {
-                take_apart(batch.packets);
-            }
-            self.failed = batch.packets.iter().find_map(|packet| writer.write(packet).err());
+        if let Some(capture) = &mut self.capture {
+            capture.write(batch.packets);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Captures as a source: pcap and pcapng files, one after another, once or many times.
 
+mod delivered;
 mod interface;
 mod reader;
 mod window;
@@ -21,6 +22,7 @@ use path::{DropReason, Packet, Source};
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
 use crate::error::{Error, Result};
+pub use delivered::DeliveredCapture;
 pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
 pub use writer::CaptureWriter;
 
