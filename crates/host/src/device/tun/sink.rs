@@ -97,7 +97,7 @@ impl TunSink {
     fn begin(&self, packet: &Packet) -> Result<u16, SendDrop> {
         match (self.device.kind(), packet.headers.link) {
             (TunKind::Tap, Link::Ethernet) => Ok(0),
-            (TunKind::Tap, Link::Ip) => Err(SendDrop::NoLinkHeader),
+            (TunKind::Tap, Link::Ip) => Err(SendDrop::LinkHeader),
             (TunKind::Tun, _) if packet.headers.network == Network::Other => Err(SendDrop::NotIp),
             (TunKind::Tun, _) => Ok(packet.headers.network_offset.into()),
         }

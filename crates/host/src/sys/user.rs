@@ -1,0 +1,26 @@
+//! Who runs this process.
+
+use rustix::process;
+
+/// A user, and the group that its files belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct User {
+    /// The user's number.
+    pub uid: u32,
+    /// The group's.
+    pub gid: u32,
+}
+
+impl User {
+    /// Whether this is the one that may do anything.
+    #[must_use]
+    pub fn is_root(self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// Who runs this process.
+#[must_use]
+pub fn user() -> User {
+    User { uid: process::geteuid().as_raw(), gid: process::getegid().as_raw() }
+}
