@@ -158,7 +158,7 @@ impl Pool {
     /// The memory that this pool's frames are part of, with those of the other pools that were
     /// carved from it.
     #[must_use]
-    pub fn region(&self) -> &Region {
+    pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 

@@ -1,0 +1,451 @@
+//! The rings that an AF_XDP socket shares with the kernel: one producer, one consumer, one of them
+//! the kernel (`net/xdp/xsk_queue.h`).
+//!
+//! Each side raises its own index with a store that releases the entries, and reads the other's with
+//! a load that acquires them. What the kernel says is believed as far as it can be: an index that
+//! goes back, or beyond what the other side has given, ends the use of the ring.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::net::xdp::XdpRingOffset;
+
+/// The kernel wants to be called before it goes on with a ring (`linux/if_xdp.h`).
+const XDP_RING_NEED_WAKEUP: u32 = 1 << 0;
+
+/// A ring whose indices cannot be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the kernel's {ring} ring of {entries} entries is filled up to {producer} and read up to {consumer}"
+)]
+pub struct RingBroken {
+    /// Which.
+    pub ring: &'static str,
+    /// The index of its producer.
+    pub producer: u32,
+    /// The index of its consumer.
+    pub consumer: u32,
+    /// How long it is.
+    pub entries: u32,
+}
+
+/// Where a ring lies, and how long it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) ring: &'static str,
+    /// What the kernel knows the ring by (`XDP_PGOFF_…`).
+    pub(super) page_offset: u64,
+    pub(super) offsets: XdpRingOffset,
+    /// A power of two.
+    pub(super) entries: u32,
+}
+
+/// The end of a ring that we fill: the fill ring, one word an entry, and the tx ring, two.
+pub(super) struct Producing<const WORDS: usize> {
+    memory: Memory,
+    /// Where the next entry goes; ahead of `submitted` within a batch.
+    tail: u32,
+    /// What the kernel may see: the producer's index.
+    submitted: u32,
+    /// The consumer's index as last seen; never ahead of it.
+    head_seen: u32,
+}
+
+/// The end of a ring that we empty: the rx ring, two words an entry, and the completion ring, one.
+pub(super) struct Consuming<const WORDS: usize> {
+    memory: Memory,
+    /// The next entry to be read; ahead of `released` within a batch.
+    head: u32,
+    /// What the kernel may fill anew: the consumer's index.
+    released: u32,
+    /// The producer's index as last seen; never ahead of it.
+    tail_seen: u32,
+}
+
+impl<const WORDS: usize> Producing<WORDS> {
+    /// Maps the ring of a socket.
+    pub(super) fn map(socket: BorrowedFd<'_>, place: Place) -> io::Result<Self> {
+        Ok(Self::new(Memory::map(socket, place, WORDS)?))
+    }
+
+    fn new(memory: Memory) -> Self {
+        let tail = memory.producer().load(Ordering::Relaxed);
+        let head_seen = memory.consumer().load(Ordering::Relaxed);
+        Self { memory, tail, submitted: tail, head_seen }
+    }
+
+    /// How many entries there is room for; a new look at the kernel's index if it seems to be fewer
+    /// than `wanted`.
+    pub(super) fn room(&mut self, wanted: u32) -> Result<u32, RingBroken> {
+        let entries = self.memory.entries;
+        let room = entries - self.tail.wrapping_sub(self.head_seen);
+        if room >= wanted {
+            return Ok(room);
+        }
+        let head = self.consumed()?;
+        Ok(entries - self.tail.wrapping_sub(head))
+    }
+
+    /// How far the kernel has come.
+    pub(super) fn consumed(&mut self) -> Result<u32, RingBroken> {
+        // Acquire: the kernel has read the entries up to there.
+        let head = self.memory.consumer().load(Ordering::Acquire);
+        // It goes on, and no further than what it was shown.
+        let shown = self.submitted.wrapping_sub(self.head_seen);
+        if head.wrapping_sub(self.head_seen) > shown {
+            return Err(self.memory.broken(self.submitted, head));
+        }
+        self.head_seen = head;
+        Ok(head)
+    }
+
+    /// How long the ring is.
+    pub(super) fn entries(&self) -> u32 {
+        self.memory.entries
+    }
+
+    /// The index of the next entry.
+    pub(super) fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    /// Entries that the kernel had not read when last seen.
+    pub(super) fn queued(&self) -> u32 {
+        self.tail.wrapping_sub(self.head_seen)
+    }
+
+    /// Writes an entry that the kernel does not see yet.
+    ///
+    /// # Panics
+    /// When there is no room: ask before.
+    #[inline]
+    pub(super) fn push(&mut self, entry: [u64; WORDS]) {
+        assert!(self.queued() < self.memory.entries, "a ring is not filled beyond its room");
+        let words = self.memory.entry(self.tail, WORDS);
+        for (word, value) in words.iter().zip(entry) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Shows the kernel all that was written, with one store.
+    #[inline]
+    pub(super) fn submit(&mut self) {
+        if self.submitted != self.tail {
+            self.submitted = self.tail;
+            // Release: the entries come before it.
+            self.memory.producer().store(self.tail, Ordering::Release);
+        }
+    }
+
+    /// Whether the kernel wants to be called before it reads on.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        self.memory.flags().load(Ordering::Relaxed) & XDP_RING_NEED_WAKEUP != 0
+    }
+}
+
+impl<const WORDS: usize> Consuming<WORDS> {
+    /// Maps the ring of a socket.
+    pub(super) fn map(socket: BorrowedFd<'_>, place: Place) -> io::Result<Self> {
+        Ok(Self::new(Memory::map(socket, place, WORDS)?))
+    }
+
+    fn new(memory: Memory) -> Self {
+        let head = memory.consumer().load(Ordering::Relaxed);
+        Self { memory, head, released: head, tail_seen: head }
+    }
+
+    /// How many entries wait to be read; a new look at the kernel's index if it seems to be fewer
+    /// than `wanted`.
+    pub(super) fn ready(&mut self, wanted: u32) -> Result<u32, RingBroken> {
+        let ready = self.tail_seen.wrapping_sub(self.head);
+        if ready >= wanted {
+            return Ok(ready);
+        }
+        // Acquire: the kernel has written the entries up to there.
+        let tail = self.memory.producer().load(Ordering::Acquire);
+        // It goes on, and no further than to where the ring is full.
+        let full = self.released.wrapping_add(self.memory.entries);
+        if tail.wrapping_sub(self.tail_seen) > full.wrapping_sub(self.tail_seen) {
+            return Err(self.memory.broken(tail, self.released));
+        }
+        self.tail_seen = tail;
+        Ok(tail.wrapping_sub(self.head))
+    }
+
+    /// Reads the next entry.
+    ///
+    /// # Panics
+    /// When none is ready: ask before.
+    #[inline]
+    pub(super) fn next(&mut self) -> [u64; WORDS] {
+        assert!(self.head != self.tail_seen, "a ring is not read beyond its end");
+        let words = self.memory.entry(self.head, WORDS);
+        let mut entry = [0; WORDS];
+        for (value, word) in entry.iter_mut().zip(words) {
+            *value = word.load(Ordering::Relaxed);
+        }
+        self.head = self.head.wrapping_add(1);
+        entry
+    }
+
+    /// Lets the kernel fill anew what was read, with one store.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        if self.released != self.head {
+            self.released = self.head;
+            // Release: the entries were read before it.
+            self.memory.consumer().store(self.head, Ordering::Release);
+        }
+    }
+}
+
+/// The memory of a ring: two indices, flags and entries, all of them atomic words.
+struct Memory {
+    producer: NonNull<AtomicU32>,
+    consumer: NonNull<AtomicU32>,
+    flags: NonNull<AtomicU32>,
+    words: NonNull<[AtomicU64]>,
+    ring: &'static str,
+    entries: u32,
+    /// What all of them point into. It holds the socket open, too.
+    _mapping: Mapping,
+}
+
+// SAFETY: atomics in a mapping that this value owns and that no thread is tied to.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn map(socket: BorrowedFd<'_>, place: Place, words: usize) -> io::Result<Self> {
+        let entries_bytes = place.entries as usize * words * size_of::<u64>();
+        let before_bytes = usize::try_from(place.offsets.desc).unwrap_or(usize::MAX);
+        let len_bytes =
+            before_bytes.checked_add(entries_bytes).ok_or(io::ErrorKind::InvalidData)?;
+        let mapping = Mapping::of_ring(socket, place.page_offset, len_bytes)?;
+        Self::new(mapping, place, words).ok_or_else(|| {
+            let what = format!("the kernel's {} ring is laid out in an unknown way", place.ring);
+            io::Error::new(io::ErrorKind::Unsupported, what)
+        })
+    }
+
+    /// `None` when the words are not within the mapping or not aligned, or when the kernel is so old
+    /// that there are no flags.
+    fn new(mapping: Mapping, place: Place, words: usize) -> Option<Self> {
+        let Place { ring, offsets, entries, .. } = place;
+        let count = entries as usize * words;
+        let first = mapping.at(offsets.desc, count * size_of::<u64>(), align_of::<AtomicU64>())?;
+        let index = |offset| {
+            let place = mapping.at(offset, size_of::<u32>(), align_of::<AtomicU32>())?;
+            Some(place.cast::<AtomicU32>())
+        };
+        Some(Self {
+            producer: index(offsets.producer)?,
+            consumer: index(offsets.consumer)?,
+            flags: index(offsets.flags?)?,
+            words: NonNull::slice_from_raw_parts(first.cast(), count),
+            ring,
+            entries,
+            _mapping: mapping,
+        })
+    }
+
+    fn broken(&self, producer: u32, consumer: u32) -> RingBroken {
+        RingBroken { ring: self.ring, producer, consumer, entries: self.entries }
+    }
+
+    fn producer(&self) -> &AtomicU32 {
+        // SAFETY: within the mapping and aligned, see `new`; touched as an atomic only.
+        unsafe { self.producer.as_ref() }
+    }
+
+    fn consumer(&self) -> &AtomicU32 {
+        // SAFETY: as in `producer`.
+        unsafe { self.consumer.as_ref() }
+    }
+
+    fn flags(&self) -> &AtomicU32 {
+        // SAFETY: as in `producer`.
+        unsafe { self.flags.as_ref() }
+    }
+
+    #[inline]
+    fn entry(&self, index: u32, words: usize) -> &[AtomicU64] {
+        // SAFETY: as in `producer`.
+        let all = unsafe { self.words.as_ref() };
+        let at = (index & (self.entries - 1)) as usize * words;
+        &all[at..at + words]
+    }
+}
+
+/// Memory shared with the kernel, unmapped when this is dropped.
+struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+impl Mapping {
+    fn of_ring(socket: BorrowedFd<'_>, page_offset: u64, len_bytes: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        let anywhere = std::ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+        let mapped = unsafe { mm::mmap(anywhere, len_bytes, access, flags, socket, page_offset) }?;
+        let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::Other)?;
+        Ok(Self { base, len_bytes })
+    }
+
+    /// The `len_bytes` bytes from there on, if they are within and aligned.
+    fn at(&self, offset: u64, len_bytes: usize, align_bytes: usize) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(offset).ok()?;
+        let is_within = offset.checked_add(len_bytes)? <= self.len_bytes;
+        // SAFETY: within the mapping, or not used.
+        let place = is_within.then(|| unsafe { self.base.add(offset) })?;
+        place.addr().get().is_multiple_of(align_bytes).then_some(place)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of_ring` with this length; the pointers into it go with it.
+        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+        debug_assert!(unmapped.is_ok(), "a mapping of ours cannot be unmapped: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Some memory of the shape of a ring's.
+    fn memory(entries: u32, words: usize, start: u32) -> (Memory, Kernel) {
+        let offsets = XdpRingOffset { producer: 0, consumer: 64, flags: Some(128), desc: 192 };
+        let place = Place { ring: "test", page_offset: 0, offsets, entries };
+        let len_bytes = 192 + entries as usize * words * size_of::<u64>();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let anywhere = std::ptr::null_mut();
+        // SAFETY: a fresh mapping.
+        let mapped =
+            unsafe { mm::mmap_anonymous(anywhere, len_bytes, access, MapFlags::SHARED) }.unwrap();
+        let base = NonNull::new(mapped.cast()).unwrap();
+        let memory = Memory::new(Mapping { base, len_bytes }, place, words).unwrap();
+        memory.producer().store(start, Ordering::Relaxed);
+        memory.consumer().store(start, Ordering::Relaxed);
+        let kernel = Kernel { producer: memory.producer, consumer: memory.consumer };
+        (memory, kernel)
+    }
+
+    /// The other end of a ring, for as long as there is the ring.
+    struct Kernel {
+        producer: NonNull<AtomicU32>,
+        consumer: NonNull<AtomicU32>,
+    }
+
+    impl Kernel {
+        fn producer(&self) -> &AtomicU32 {
+            // SAFETY: the tests keep the ring for longer.
+            unsafe { self.producer.as_ref() }
+        }
+
+        fn consumer(&self) -> &AtomicU32 {
+            // SAFETY: the tests keep the ring for longer.
+            unsafe { self.consumer.as_ref() }
+        }
+    }
+
+    proptest! {
+        /// What is pushed at one end comes out at the other, in order, from any start; nothing is
+        /// seen before it is submitted, and room comes back when it is released.
+        #[test]
+        fn a_ring_gives_what_it_was_given(
+            start in prop_oneof![Just(0), u32::MAX - 40..=u32::MAX, any::<u32>()],
+            bits in 0u32..5,
+            steps in proptest::collection::vec((0u32..20, 0u32..20), 1..60),
+        ) {
+            let entries = 1 << bits;
+            let (fill, _) = memory(entries, 2, start);
+            let (read, kernel) = memory(entries, 2, start);
+            let (mut producing, mut consuming) =
+                (Producing::<2>::new(fill), Consuming::<2>::new(read));
+            let mut queued = VecDeque::new();
+            let mut number = 0u64;
+            for (push, take) in steps {
+                let room = producing.room(entries).unwrap();
+                prop_assert_eq!(room, entries - u32::try_from(queued.len()).unwrap());
+                for _ in 0..push.min(room) {
+                    producing.push([number, !number]);
+                    queued.push_back([number, !number]);
+                    number += 1;
+                }
+                let before = producing.memory.producer().load(Ordering::Relaxed);
+                producing.submit();
+                let shown = producing.memory.producer().load(Ordering::Relaxed);
+                prop_assert_eq!(shown.wrapping_sub(before), push.min(room), "all at once");
+                // The kernel carries entries and indices over.
+                for (to, from) in
+                    consuming.memory.entry_words().iter().zip(producing.memory.entry_words())
+                {
+                    to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+                kernel.producer().store(shown, Ordering::Relaxed);
+                let ready = consuming.ready(u32::MAX).unwrap();
+                prop_assert_eq!(ready as usize, queued.len());
+                for _ in 0..take.min(ready) {
+                    prop_assert_eq!(Some(consuming.next()), queued.pop_front());
+                }
+                consuming.release();
+                let read = kernel.consumer().load(Ordering::Relaxed);
+                producing.memory.consumer().store(read, Ordering::Relaxed);
+            }
+        }
+    }
+
+    impl Memory {
+        fn entry_words(&self) -> &[AtomicU64] {
+            // SAFETY: as in `producer`.
+            unsafe { self.words.as_ref() }
+        }
+    }
+
+    #[test]
+    fn promise_5_indices_that_cannot_be_break_the_ring_and_not_the_program() {
+        let (fill, kernel) = memory(8, 1, 5);
+        let mut producing = Producing::<1>::new(fill);
+        (0..3).for_each(|word| producing.push([word]));
+        producing.submit();
+        for consumer in [9, 4, 5u32.wrapping_sub(6), u32::MAX / 2] {
+            kernel.consumer().store(consumer, Ordering::Relaxed);
+            let broken = producing.room(8).unwrap_err();
+            assert_eq!((broken.producer, broken.consumer, broken.entries), (8, consumer, 8));
+        }
+        kernel.consumer().store(7, Ordering::Relaxed);
+        assert_eq!(producing.room(8), Ok(7));
+
+        let (read, kernel) = memory(8, 1, 5);
+        let mut consuming = Consuming::<1>::new(read);
+        for producer in [14, 4, u32::MAX] {
+            kernel.producer().store(producer, Ordering::Relaxed);
+            assert!(consuming.ready(1).is_err(), "{producer}");
+        }
+        kernel.producer().store(7, Ordering::Relaxed);
+        assert_eq!(consuming.ready(1), Ok(2));
+        consuming.next();
+        kernel.producer().store(5, Ordering::Relaxed);
+        assert!(consuming.ready(2).is_err(), "it takes back what was read");
+    }
+
+    #[test]
+    fn a_layout_that_is_not_within_the_mapping_is_refused() {
+        let (whole, _) = memory(8, 1, 0);
+        let Memory { _mapping: mapping, .. } = whole;
+        let offsets = XdpRingOffset { producer: 0, consumer: 64, flags: Some(128), desc: 200 };
+        let place = Place { ring: "test", page_offset: 0, offsets, entries: 8 };
+        assert!(Memory::new(mapping, place, 1).is_none());
+    }
+}
