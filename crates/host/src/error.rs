@@ -117,6 +117,12 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// The thread that watches over a run could not be started.
+    #[error("cannot start the thread that watches over the run: {source}")]
+    Guard {
+        /// Why not.
+        source: io::Error,
+    },
     /// No interface has that name, in this network namespace.
     #[error("there is no interface {name:?} in this network namespace")]
     NoInterface {
@@ -222,7 +228,7 @@ impl Error {
                 "ask as the user who started the run, or as root".to_owned()
             }
             Self::Refused(_) => "see `forebay list` for the knobs and their values".to_owned(),
-            Self::Thread { .. } => {
+            Self::Thread { .. } | Self::Guard { .. } => {
                 "check the limits on threads and memory (ulimit -u, ulimit -v)".to_owned()
             }
             Self::NoInterface { there_are, .. } if there_are.is_empty() => {
@@ -261,6 +267,7 @@ impl Error {
             | Self::Mount { .. }
             | Self::Xdp { .. }
             | Self::Thread { .. }
+            | Self::Guard { .. }
             | Self::NoInterface { .. }
             | Self::DeviceGone { .. }
             | Self::Device { .. }

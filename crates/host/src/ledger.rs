@@ -56,6 +56,24 @@ pub struct Flows {
     pub unchecked: u64,
 }
 
+impl Flows {
+    /// Those of two ledgers together, for the same CPUs.
+    #[must_use]
+    pub fn plus(mut self, other: Self) -> Self {
+        self.per_cpu.resize(self.per_cpu.len().max(other.per_cpu.len()), 0);
+        for (sum, flows) in self.per_cpu.iter_mut().zip(&other.per_cpu) {
+            *sum += flows;
+        }
+        Self {
+            flows: self.flows + other.flows,
+            largest: self.largest.max(other.largest),
+            reordered: self.reordered + other.reordered,
+            unchecked: self.unchecked + other.unchecked,
+            per_cpu: self.per_cpu,
+        }
+    }
+}
+
 impl Ledger {
     /// An empty ledger for `queues` rx queues.
     #[must_use]

@@ -125,7 +125,7 @@ impl PathReport {
             packets_in: sum(|queue| &queue.frames),
             bytes_in: sum(|queue| &queue.bytes),
             delivered,
-            dropped: dropped(queues, &outcome.cpus),
+            dropped: dropped(queues, outcome.cpus.iter().map(|cpu| cpu.delivery.lost.get()).sum()),
             queued: outcome.queued,
             elapsed_s,
             pps: if elapsed_s > 0.0 { as_f64(delivered) / elapsed_s } else { 0.0 },
@@ -255,14 +255,15 @@ impl CpuReport {
     }
 }
 
-fn dropped(queues: &[Arc<IntakeCounters>], cpus: &[CpuOutcome]) -> BTreeMap<&'static str, u64> {
+/// What the queues dropped, by the name of the reason, and frames that were lost with a CPU's thread.
+pub(crate) fn dropped(
+    queues: &[Arc<IntakeCounters>],
+    cpu_lost: u64,
+) -> BTreeMap<&'static str, u64> {
     let count = |reason: DropReason| {
         let queues = queues.iter().map(|queue| queue.drops[reason.index()].get());
-        let lost = cpus.iter().map(|cpu| match reason {
-            DropReason::CpuLost => cpu.delivery.lost.get(),
-            _ => 0,
-        });
-        (reason.name(), queues.chain(lost).sum())
+        let lost = if reason == DropReason::CpuLost { cpu_lost } else { 0 };
+        (reason.name(), queues.sum::<u64>() + lost)
     };
     DropReason::ALL.into_iter().map(count).collect()
 }

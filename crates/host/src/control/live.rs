@@ -36,7 +36,7 @@ impl Control {
         Self { shared, machine }
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
 

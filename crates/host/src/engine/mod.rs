@@ -161,6 +161,12 @@ impl Stopper {
     pub fn stop(&self) {
         self.0.stop();
     }
+
+    /// Whether it has been asked.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.0.is_stopping()
+    }
 }
 
 /// Makes a queue, and the other ends of its backlogs in the order of the CPUs. CPUs poll the queues

@@ -1,0 +1,59 @@
+//! Where packets go, as people write it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where packets go.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub enum To {
+    /// Nowhere: they are counted.
+    #[default]
+    Count,
+    /// To captures in a directory, one for each CPU.
+    Pcap(PathBuf),
+    /// To the kernel, by a TUN of that name; merged packets whole.
+    Tun(String),
+    /// Out of the interface of that name, cut to its MTU.
+    Dev(String),
+}
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count => write!(f, "count"),
+            Self::Pcap(directory) => write!(f, "pcap:{}", directory.display()),
+            Self::Tun(name) => write!(f, "tun:{name}"),
+            Self::Dev(name) => write!(f, "dev:{name}"),
+        }
+    }
+}
+
+impl FromStr for To {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':').map_or((text, ""), |parts| parts) {
+            ("count", "") => Ok(Self::Count),
+            ("pcap", directory) if !directory.is_empty() => Ok(Self::Pcap(directory.into())),
+            ("tun", name) if !name.is_empty() => Ok(Self::Tun(name.to_owned())),
+            ("dev", name) if !name.is_empty() => Ok(Self::Dev(name.to_owned())),
+            _ => Err(format!("{text:?} is none of count, pcap:DIR, tun:NAME and dev:NAME")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_as_it_is_written() {
+        for text in ["count", "pcap:out/of here", "tun:ft0", "dev:veth0"] {
+            assert_eq!(text.parse::<To>().unwrap().to_string(), text);
+        }
+        for text in ["", "pcap", "tun:", "dev:", "count:3", "tap:t0", "veth0"] {
+            assert!(text.parse::<To>().is_err(), "{text}");
+        }
+    }
+}
