@@ -6,8 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use path::Source;
+use path::parse::Verify;
 
+use super::af_packet::{self, PacketOptions, PacketSink};
+use super::sink::Sink;
 use super::take::Take;
+use super::tun::{TunDevice, TunKind};
+use crate::error::{Error, Result};
+use crate::sys::interface::Interface;
+use crate::sys::privilege;
 
 /// By which face of the kernel frames come and go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -73,6 +80,8 @@ pub struct DeviceConfig {
     /// Whether the hash that the device computed, where it did, is used in place of ours. Whoever
     /// knows the device's key can aim at a CPU.
     pub device_hash: bool,
+    /// Whether checksums are verified, and so taken while frames are copied.
+    pub verify: Verify,
 }
 
 impl DeviceConfig {
@@ -87,6 +96,7 @@ impl DeviceConfig {
             xdp: XdpOptions::default(),
             promiscuous: false,
             device_hash: false,
+            verify: Verify::Checksums,
         }
     }
 }
@@ -165,6 +175,83 @@ pub struct Device {
     pub counts: Vec<Arc<KernelCounts>>,
     /// What was found out while opening it, for reports: `("mode", "native")`.
     pub facts: Vec<(&'static str, String)>,
+    way_out: WayOut,
+}
+
+/// What sinks are made of.
+enum WayOut {
+    Packet(Interface),
+    Tun(TunDevice),
+}
+
+impl Device {
+    /// Opens a device, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When there is none of that name, this process may not, or the kernel cannot.
+    pub fn open(config: &DeviceConfig) -> Result<Self> {
+        match config.via {
+            Via::AfXdp => Err(Error::Unsupported {
+                what: "AF_XDP".to_owned(),
+                since: "4.18",
+                help: "give --via af_packet".to_owned(),
+            }),
+            Via::AfPacket => Self::open_af_packet(config),
+            Via::Tap => Self::open_tun(config, TunKind::Tap),
+            Via::Tun => Self::open_tun(config, TunKind::Tun),
+        }
+    }
+
+    /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
+    /// TAP or TUN, reaches the kernel's stack.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn sink(&self) -> Result<Box<dyn Sink>> {
+        Ok(match &self.way_out {
+            WayOut::Packet(interface) => Box::new(PacketSink::open(interface)?),
+            WayOut::Tun(device) => Box::new(device.sink()),
+        })
+    }
+
+    fn open_af_packet(config: &DeviceConfig) -> Result<Self> {
+        privilege::for_af_packet(&config.name, config.promiscuous)?;
+        let interface = Interface::named(&config.name)?;
+        let options = PacketOptions {
+            queues: config.queues,
+            promiscuous: config.promiscuous,
+            device_hash: config.device_hash,
+            verify: config.verify,
+        };
+        let sources = af_packet::open(&interface, &options)?;
+        let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts,
+            facts: Vec::new(),
+            way_out: WayOut::Packet(interface),
+        })
+    }
+
+    fn open_tun(config: &DeviceConfig, kind: TunKind) -> Result<Self> {
+        let device = TunDevice::open(&config.name, kind, config.queues)?;
+        let sources = device.sources();
+        let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts,
+            facts: device.facts(),
+            way_out: WayOut::Tun(device),
+        })
+    }
+}
+
+fn boxed<'a>(source: impl Source + 'a) -> Box<dyn Source + 'a> {
+    Box::new(source)
 }
 
 impl fmt::Debug for Device {
