@@ -20,6 +20,7 @@ use path::parse::{Link, Verify, View, parse};
 
 pub use live::{CopyMode, Device, DeviceConfig, KernelCounts, Via, XdpMode, XdpOptions};
 pub use pace::Rate;
+pub use tun::TunDevice;
 
 /// What a source tells while it runs.
 #[derive(Debug, Default)]

@@ -34,6 +34,7 @@ use path::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::control::cpus::MAX_CPUS;
+use crate::device::Device;
 use crate::error::{Error, Result};
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
@@ -112,6 +113,21 @@ impl<H: Handler + 'static> Engine<H> {
             cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
         });
         Ok(Self { workers, shared })
+    }
+
+    /// Builds an engine over open devices: what [`build`](Self::build) does, by the machine's clock,
+    /// with the sources that it takes out of them. What remains of each gives
+    /// [sinks](Device::sink) and tells what was found out about it.
+    ///
+    /// # Errors
+    /// As `build`; and when a device cannot use the memory.
+    pub fn over(
+        config: &Config,
+        devices: &mut [Device],
+        handler: impl FnMut(CpuId) -> H,
+    ) -> Result<Self> {
+        let sources = devices.iter_mut().flat_map(|device| device.sources.drain(..)).collect();
+        Self::build(config, sources, Clock::machine(), handler)
     }
 
     /// What changes the engine while it runs, and tells how it stands.
