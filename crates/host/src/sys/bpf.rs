@@ -154,6 +154,46 @@ impl XdpProgram {
             log: last_lines(&log),
         })
     }
+
+    /// What it decides on a frame, as if that had come in on queue 0 of the loopback device. Nothing
+    /// is done about it.
+    ///
+    /// # Errors
+    /// What the kernel says: `EINVAL` when the frame is shorter than an Ethernet header.
+    pub fn run(&self, frame: &[u8]) -> Result<XdpAction, Refused> {
+        let mut attributes = TestRun {
+            program: number_of(self.0.as_fd()),
+            data_in_bytes: count_of(frame.len()),
+            data_in: address_of(frame.as_ptr()),
+            repeat: 1,
+            ..TestRun::default()
+        };
+        // SAFETY: the frame outlives the call, which only reads it; no room is given to write to.
+        let run = unsafe { call(PROG_TEST_RUN, &mut attributes) };
+        run.map_err(Refused::to("run the XDP program"))?;
+        Ok(match attributes.decided {
+            1 => XdpAction::Drop,
+            2 => XdpAction::Pass,
+            3 => XdpAction::Transmit,
+            4 => XdpAction::Redirect,
+            _ => XdpAction::Aborted,
+        })
+    }
+}
+
+/// What a program decides (`enum xdp_action`, linux/bpf.h).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XdpAction {
+    /// Something went wrong: the kernel drops the frame and tells tracers.
+    Aborted,
+    /// Dropped.
+    Drop,
+    /// The kernel's.
+    Pass,
+    /// Back to where it came from.
+    Transmit,
+    /// To another device, CPU or socket.
+    Redirect,
 }
 
 /// Which of an interface's two places for a program.
@@ -201,6 +241,7 @@ const MAP_CREATE: c_uint = 0;
 const MAP_UPDATE_ELEM: c_uint = 2;
 const MAP_DELETE_ELEM: c_uint = 3;
 const PROG_LOAD: c_uint = 5;
+const PROG_TEST_RUN: c_uint = 10;
 const LINK_CREATE: c_uint = 28;
 
 // enum bpf_map_type, bpf_prog_type, bpf_attach_type and flags, linux/bpf.h
@@ -262,6 +303,20 @@ struct ProgramLoad {
     name: [u8; NAME_BYTES],
     interface: u32,
     expected_attach_type: u32,
+}
+
+/// `union bpf_attr` for `BPF_PROG_TEST_RUN`.
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    decided: u32,
+    data_in_bytes: u32,
+    data_out_bytes: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration_ns: u32,
 }
 
 /// `union bpf_attr` for `BPF_LINK_CREATE`.

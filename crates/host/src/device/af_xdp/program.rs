@@ -48,9 +48,12 @@ pub fn build(take: &Take, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<In
     program.set(R3, XDP_PASS); // where the map has no socket
     program.call(REDIRECT_MAP);
     program.exit();
-    program.place(pass);
-    program.set(R0, XDP_PASS);
-    program.exit();
+    if hash.is_some() || *take != Take::All {
+        // The kernel refuses instructions that nothing leads to.
+        program.place(pass);
+        program.set(R0, XDP_PASS);
+        program.exit();
+    }
     program.finish()
 }
 
