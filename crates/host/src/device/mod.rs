@@ -10,6 +10,7 @@ pub mod af_xdp; //    straight into packet memory
 pub mod af_packet; // copies of what any interface sees
 pub mod tun; //       the kernel's stack on the other side
 pub mod sink; //      the way out of a device
+mod egress; //        from any CPU to the one that drives a device queue, in order
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};

@@ -23,7 +23,8 @@ pub trait Sink: Send {
     fn counters(&self) -> &Arc<SinkCounters>;
 }
 
-/// What one sink counts. Written by the CPU that sends, read by anyone.
+/// What one sink counts. Written by the CPU that sends and, where packets go over a ring, by the one
+/// that drives the device's queue; read by anyone.
 ///
 /// Packets that were handed in are those that were sent and those that were dropped.
 #[derive(Debug, Default)]
@@ -66,22 +67,24 @@ impl SinkCounters {
         SendDrop::ALL.into_iter().map(|reason| self.dropped(reason)).sum()
     }
 
-    /// Counts what a call has sent. Only the sink calls this.
+    /// Counts what a call has sent. Only a sink, or what it sends through, calls this.
     pub(crate) fn add_sent(&self, sent: Sent) {
         add(&self.packets, sent.packets);
         add(&self.frames, sent.frames);
         add(&self.bytes, sent.bytes);
     }
 
-    /// Counts packets that were dropped. Only the sink calls this.
+    /// Counts packets that were dropped. Only a sink, or what it sends through, calls this.
     pub(crate) fn add_dropped(&self, reason: SendDrop, packets: u64) {
         add(&self.dropped[reason.index()], packets);
     }
 }
 
-/// A load and a store: there is one writer.
+/// For a batch of packets at a time.
 fn add(counter: &AtomicU64, count: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    if count > 0 {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
 }
 
 /// What was sent, before it is counted.

@@ -1,0 +1,326 @@
+//! From any CPU to a device queue that one CPU drives, in order.
+//!
+//! Each CPU that sends has a ring to each queue. Packets draw numbers, *tickets*, as they are handed
+//! in, and leave by number, whichever ring they lie in: a flow that moves from one CPU to another
+//! stays in order, for the new CPU draws its numbers after the old one has.
+//!
+//! A number is drawn when there is room for the packet, and its packet is shown right after: what is
+//! not there yet will be in a moment, and whoever drives the queue comes back for it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use mem::Position;
+use mem::ring::{Consumer, Producer, ring};
+use path::Packet;
+use path::arrive::Waker;
+
+use super::sink::{SendDrop, SinkCounters};
+
+/// Packets that wait between one CPU and one queue, at most.
+pub(crate) const EGRESS_PACKETS: u32 = 1024;
+
+/// Packets that are taken out of a ring at once.
+const TAKE_MAX: usize = 64;
+
+/// What the ends of one queue's rings share.
+struct Hub {
+    /// The next number.
+    next: AtomicU32,
+    /// Wakes the CPU that drives the queue, once there is one.
+    wake: OnceLock<Waker>,
+    /// Rings that the driving CPU has not taken over yet.
+    joined: Mutex<Vec<Lane>>,
+    /// How many have joined in all. Written under the lock (Release), read by the driving CPU
+    /// (Acquire).
+    joins: AtomicUsize,
+    /// Nobody drives the queue any more.
+    is_gone: AtomicBool,
+}
+
+impl Hub {
+    fn joined(&self) -> MutexGuard<'_, Vec<Lane>> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where CPUs join a queue.
+#[derive(Clone)]
+pub(crate) struct Egress(Arc<Hub>);
+
+impl Egress {
+    /// A queue, and the end of it that the driving CPU holds.
+    pub(crate) fn new() -> (Self, Departures) {
+        Self::starting_at(0)
+    }
+
+    fn starting_at(ticket: u32) -> (Self, Departures) {
+        let hub = Arc::new(Hub {
+            next: AtomicU32::new(ticket),
+            wake: OnceLock::new(),
+            joined: Mutex::new(Vec::new()),
+            joins: AtomicUsize::new(0),
+            is_gone: AtomicBool::new(false),
+        });
+        let departures =
+            Departures { hub: Arc::clone(&hub), lanes: Vec::new(), due: ticket, at: 0 };
+        (Self(hub), departures)
+    }
+
+    /// A ring for one more CPU, which counts there.
+    pub(crate) fn join(&self, counters: Arc<SinkCounters>) -> Way {
+        self.join_with(EGRESS_PACKETS, counters)
+    }
+
+    fn join_with(&self, capacity: u32, counters: Arc<SinkCounters>) -> Way {
+        let (producer, consumer) = ring(capacity, Position(0));
+        let lane = Lane { ring: consumer, taken: VecDeque::new(), counters };
+        let mut joined = self.0.joined();
+        joined.push(lane);
+        self.0.joins.fetch_add(1, Ordering::Release);
+        Way { hub: Arc::clone(&self.0), ring: producer }
+    }
+}
+
+/// The end that a CPU puts packets into.
+pub(crate) struct Way {
+    hub: Arc<Hub>,
+    ring: Producer<Packet>,
+}
+
+impl Way {
+    /// Takes the oldest of `packets`, as many as there is room for, and returns how many. Those that
+    /// are left are the caller's.
+    pub(crate) fn put(&mut self, packets: &mut Vec<Packet>) -> usize {
+        let capacity = self.ring.capacity();
+        let mut room = (capacity - self.ring.queued()) as usize;
+        if room < packets.len() {
+            room = (capacity - self.ring.refreshed_queued()) as usize;
+        }
+        let rest = packets.split_off(room.min(packets.len()));
+        #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
+        let count = packets.len() as u32;
+        if count > 0 {
+            // Relaxed: who hands packets of a flow in after another CPU has done so comes after it
+            // in the order of this counter too.
+            let mut ticket = self.hub.next.fetch_add(count, Ordering::Relaxed);
+            for packet in &mut *packets {
+                packet.arrival.0 = ticket;
+                ticket = ticket.wrapping_add(1);
+            }
+            let all = self.ring.push_all(packets);
+            debug_assert!(all, "there was room for them");
+            self.ring.publish();
+        }
+        *packets = rest;
+        count as usize
+    }
+
+    /// Wakes the CPU that drives the queue.
+    pub(crate) fn wake(&self) {
+        if let Some(wake) = self.hub.wake.get() {
+            wake();
+        }
+    }
+
+    /// Whether nobody drives the queue any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.hub.is_gone.load(Ordering::Relaxed)
+    }
+}
+
+/// What comes from one CPU.
+struct Lane {
+    ring: Consumer<Packet>,
+    /// Taken out of the ring, and not gone yet.
+    taken: VecDeque<Packet>,
+    counters: Arc<SinkCounters>,
+}
+
+impl Lane {
+    /// The number of its next packet, if one is here.
+    fn front(&mut self, scratch: &mut Vec<Packet>) -> Option<u32> {
+        if self.taken.is_empty() && self.ring.queued() > 0 {
+            self.ring.take(TAKE_MAX, scratch);
+            self.ring.release();
+            self.taken.extend(scratch.drain(..));
+        }
+        self.taken.front().map(|packet| packet.arrival.0)
+    }
+}
+
+/// Which of the CPUs that send a packet is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LaneId(pub(crate) u16);
+
+/// The end that the CPU which drives the queue takes packets out of.
+pub(crate) struct Departures {
+    hub: Arc<Hub>,
+    lanes: Vec<Lane>,
+    /// The number of the packet that goes next.
+    due: u32,
+    /// The lane that the last one came from: the next ones mostly do, too.
+    at: usize,
+}
+
+impl Departures {
+    /// Says how the driving CPU is woken. Once.
+    pub(crate) fn wake_by(&self, wake: Waker) {
+        // A second time it would be the same CPU's.
+        let _ = self.hub.wake.set(wake);
+    }
+
+    /// The packet that goes next, if it is here, and whose it is.
+    pub(crate) fn next(&mut self, scratch: &mut Vec<Packet>) -> Option<(LaneId, Packet)> {
+        if self.hub.joins.load(Ordering::Acquire) != self.lanes.len() {
+            self.lanes.append(&mut self.hub.joined());
+        }
+        let count = self.lanes.len();
+        for at in (self.at..count).chain(0..self.at.min(count)) {
+            let lane = &mut self.lanes[at];
+            if lane.front(scratch) == Some(self.due)
+                && let Some(packet) = lane.taken.pop_front()
+            {
+                self.at = at;
+                self.due = self.due.wrapping_add(1);
+                return Some((LaneId(u16::try_from(at).unwrap_or(u16::MAX)), packet));
+            }
+        }
+        None
+    }
+
+    /// Whether packets have been handed in that have not gone.
+    pub(crate) fn has_some(&self) -> bool {
+        // Relaxed: who hands packets in wakes this CPU afterwards.
+        self.hub.next.load(Ordering::Relaxed) != self.due
+    }
+
+    /// What a CPU that sends counts.
+    pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
+        self.lanes.get(usize::from(of.0)).map(|lane| &*lane.counters)
+    }
+}
+
+impl Drop for Departures {
+    fn drop(&mut self) {
+        self.hub.is_gone.store(true, Ordering::Relaxed);
+        self.lanes.append(&mut self.hub.joined());
+        let mut left = Vec::new();
+        for lane in &mut self.lanes {
+            while lane.front(&mut left).is_some() {
+                lane.counters.add_dropped(SendDrop::Down, lane.taken.len() as u64);
+                lane.taken.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use mem::Region;
+    use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+    use path::packet::Arrival;
+    use path::parse::Link;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pool(chunks: u32) -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 512, chunks }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    fn packet(pool: &mut Pool, mark: u32) -> Packet {
+        let mut frame = pool.allocate(8).unwrap();
+        frame.copy_from(&mark.to_ne_bytes());
+        Packet::received(frame, Arrival(0), 4, Link::Ethernet)
+    }
+
+    fn mark(packet: &Packet) -> u32 {
+        u32::from_ne_bytes(packet.frame.data().try_into().unwrap())
+    }
+
+    proptest! {
+        /// Whatever CPUs hand in, in whatever lots, and whenever the queue is looked at: packets
+        /// leave in the order in which they were handed in, and what found no room is left.
+        #[test]
+        fn promise_1_packets_leave_in_the_order_in_which_cpus_handed_them_in(
+            start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
+            capacity in prop_oneof![Just(4u32), Just(64)],
+            steps in proptest::collection::vec((0usize..3, 0u32..9, 0usize..9), 1..80),
+        ) {
+            let mut memory = pool(1000);
+            let (egress, mut departures) = Egress::starting_at(start);
+            let counters = Arc::<SinkCounters>::default();
+            let mut ways: Vec<_> =
+                (0..3).map(|_| egress.join_with(capacity, Arc::clone(&counters))).collect();
+            let (mut expected, mut scratch) = (VecDeque::new(), Vec::new());
+            let mut next = 0;
+            for (cpu, count, take) in steps {
+                let mut packets: Vec<_> =
+                    (next..next + count).map(|number| packet(&mut memory, number)).collect();
+                let taken = ways[cpu].put(&mut packets);
+                prop_assert_eq!(taken + packets.len(), count as usize);
+                expected.extend((next..).take(taken).map(|number| (cpu, number)));
+                next += count;
+                for _ in 0..take {
+                    let left = departures.next(&mut scratch);
+                    let left = left.map(|(lane, packet)| (usize::from(lane.0), mark(&packet)));
+                    prop_assert_eq!(left, expected.pop_front());
+                }
+                prop_assert_eq!(departures.has_some(), !expected.is_empty());
+            }
+            drop(departures);
+            prop_assert_eq!(counters.dropped(SendDrop::Down), expected.len() as u64);
+            prop_assert!(ways[0].is_gone());
+            prop_assert_eq!(memory.away(), 0);
+        }
+    }
+
+    #[test]
+    fn promise_1_a_flow_that_moves_between_cpus_leaves_in_order() {
+        const PACKETS: u32 = 4000;
+        let mut memory = pool(4096);
+        let (egress, mut departures) = Egress::new();
+        let turn = Arc::new(AtomicU32::new(0));
+        let packets: Vec<_> = (0..PACKETS).map(|number| packet(&mut memory, number)).collect();
+        let mut shares = [Vec::new(), Vec::new()];
+        for (number, packet) in packets.into_iter().enumerate() {
+            shares[number / 3 % 2].push(packet);
+        }
+        let senders: Vec<_> = shares
+            .into_iter()
+            .map(|share| {
+                let (mut way, turn) = (egress.join(Arc::default()), Arc::clone(&turn));
+                thread::spawn(move || {
+                    for packet in share {
+                        // The flow is on this CPU when its number has come.
+                        while turn.load(Ordering::Acquire) != mark(&packet) {
+                            thread::yield_now();
+                        }
+                        let next = mark(&packet) + 1;
+                        let mut one = vec![packet];
+                        while way.put(&mut one) == 0 {
+                            thread::yield_now();
+                        }
+                        turn.store(next, Ordering::Release);
+                    }
+                })
+            })
+            .collect();
+        let mut scratch = Vec::new();
+        for expected in 0..PACKETS {
+            let left = loop {
+                match departures.next(&mut scratch) {
+                    Some((_, packet)) => break packet,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(mark(&left), expected);
+        }
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+    }
+}
