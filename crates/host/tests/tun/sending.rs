@@ -1,0 +1,5 @@
+//! What is sent to a device, the kernel receives.
+
+use crate::Test;
+
+pub(crate) const TESTS: &[Test] = &[];
