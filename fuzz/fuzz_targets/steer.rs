@@ -403,6 +403,7 @@ fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
         queue: RxQueue(0),
         cpus: CPUS,
         verify: Verify::Nothing,
+        completes_checksums: false,
         hasher: Arc::new(Hasher::keyed(&[7; 16], false)),
         coalesce: None,
         steer: SteerConfig {

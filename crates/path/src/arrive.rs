@@ -59,12 +59,15 @@ pub struct FrameNeeds {
     pub device_frames: u32,
     /// The largest frame that it gives, in bytes.
     pub largest_bytes: u32,
+    /// Whether checksums may come that are not complete, and nothing says so: `AF_XDP` on a veth
+    /// gives what a local socket sends as it is. The intake completes them.
+    pub may_be_partial: bool,
 }
 
 impl Default for FrameNeeds {
-    /// No frames of its own, and as large as any.
+    /// No frames of its own, and as large as any; checksums are complete.
     fn default() -> Self {
-        Self { device_frames: 0, largest_bytes: u32::MAX }
+        Self { device_frames: 0, largest_bytes: u32::MAX, may_be_partial: false }
     }
 }
 

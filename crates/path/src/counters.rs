@@ -47,6 +47,8 @@ pub struct IntakeCounters {
     pub ip_checksum_bad: Counter,
     /// Frames with a wrong TCP or UDP checksum.
     pub l4_checksum_bad: Counter,
+    /// TCP or UDP checksums that came with the pseudo header's sum only, and were completed.
+    pub checksums_completed: Counter,
     /// Packets without a hash: left on the polling CPU.
     pub unsteered: Counter,
     /// Times that a flow-table slot changed its CPU.
@@ -86,6 +88,7 @@ impl IntakeCounters {
             flawed: zero(),
             ip_checksum_bad: zero(),
             l4_checksum_bad: zero(),
+            checksums_completed: zero(),
             unsteered: zero(),
             moves: zero(),
             stays: zero(),

@@ -37,6 +37,9 @@ pub struct IntakeConfig {
     pub cpus: usize,
     /// Whether checksums are verified.
     pub verify: Verify,
+    /// Whether checksums that hold the pseudo header's sum only are completed: see
+    /// [`FrameNeeds::may_be_partial`](crate::arrive::FrameNeeds::may_be_partial).
+    pub completes_checksums: bool,
     /// How flows are hashed.
     pub hasher: Arc<Hasher>,
     /// How packets are coalesced here, before steering, if they are.
@@ -52,6 +55,7 @@ pub struct IntakeConfig {
 pub struct Intake {
     queue: RxQueue,
     verify: Verify,
+    completes_checksums: bool,
     hasher: Arc<Hasher>,
     coalescer: Option<Coalescer>,
     /// Packets that left coalescing and are not steered yet; between turns, those that a change
@@ -104,6 +108,7 @@ impl Intake {
         Self {
             queue: config.queue,
             verify: config.verify,
+            completes_checksums: config.completes_checksums,
             hasher: config.hasher,
             coalescer: config.coalesce.map(coalescer),
             coalesced: Vec::new(),
@@ -262,6 +267,10 @@ impl Intake {
         }
         self.counters.frames.add(packets.len() as u64);
         self.counters.bytes.add(bytes);
+        if self.completes_checksums {
+            let completed = packets.iter_mut().filter_map(parse::complete_partial).count();
+            self.counters.checksums_completed.add(completed as u64);
+        }
         self.count_headers(packets);
     }
 

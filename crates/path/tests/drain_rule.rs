@@ -185,6 +185,7 @@ fn wire(release: Release, seen: Seen) -> (Poller, [Deliverer; 2]) {
         queue: RxQueue(0),
         cpus: 3,
         verify: Verify::Nothing,
+        completes_checksums: false,
         hasher: hasher(),
         coalesce: None,
         steer: SteerConfig {

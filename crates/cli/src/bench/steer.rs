@@ -201,6 +201,7 @@ fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Inta
         queue: RxQueue(0),
         cpus: cpus.there.index() + 1,
         verify,
+        completes_checksums: false,
         hasher,
         coalesce: None,
         steer: SteerConfig {

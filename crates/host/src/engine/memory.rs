@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn classes(largest_bytes: u32) -> Vec<(u32, u32)> {
-        let needs = FrameNeeds { device_frames: 1000, largest_bytes };
+        let needs = FrameNeeds { device_frames: 1000, largest_bytes, ..FrameNeeds::default() };
         let classes = chunk_classes(3200, small_chunk_bytes(&[needs]), needs);
         classes.into_iter().map(|class| (class.chunk_bytes, class.chunks)).collect()
     }

@@ -205,6 +205,7 @@ fn open_queue(
         queue,
         cpus: config.cpu_count(),
         verify: config.verify,
+        completes_checksums: source.needs().may_be_partial,
         hasher: Arc::clone(&config.hasher),
         coalesce: config.coalesce.on_arrival(),
         steer: SteerConfig {

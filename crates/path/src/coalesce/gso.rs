@@ -7,6 +7,7 @@ pub use carry::{GSO_SEGMENTS_MAX, GsoLie};
 use super::header::HeaderBytes;
 use super::wire::CWR;
 use crate::packet::Packet;
+use crate::parse::partial::csum_offset;
 use crate::parse::{Network, Transport};
 
 /// The `virtio_net_hdr` of a packet (virtio 1.2, section 5.1.6), all that goes before it on a TUN
@@ -74,10 +75,10 @@ impl VirtioNetHdr {
 /// Who cuts it by this description gives every IPv4 segment an id one larger than the one before:
 /// there is no word in it for ids that stay. All else comes out as it came in.
 pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
-    if packet.gso_size == 0 {
-        return VirtioNetHdr::default();
-    }
     let headers = packet.headers;
+    let (1.., Some(csum_offset)) = (packet.gso_size, csum_offset(headers.transport)) else {
+        return VirtioNetHdr::default();
+    };
     let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
     let ecn = if is_cwr { GSO_ECN } else { 0 };
     let gso_type = match (headers.transport, headers.network) {
@@ -93,11 +94,6 @@ pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
         hdr_len: headers.payload_offset,
         gso_size: packet.gso_size,
         csum_start: headers.transport_offset,
-        csum_offset: csum_offset(headers.transport),
+        csum_offset,
     }
-}
-
-/// Where the checksum stands in a header of TCP or UDP.
-fn csum_offset(transport: Transport) -> u16 {
-    if transport == Transport::Tcp { 16 } else { 6 }
 }

@@ -20,6 +20,7 @@ pub use device_sum::DeviceSum;
 pub(crate) use ethernet::is_plain;
 pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
 pub use ipv6::MAX_EXTENSION_HEADERS;
+pub(crate) use partial::complete_partial;
 pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
 

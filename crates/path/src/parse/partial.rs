@@ -3,13 +3,14 @@
 
 use super::checksum::Sum;
 use super::device_sum::{DeviceSum, skipped};
-use super::{Headers, Link, NETWORK_BYTES_MIN, Transport, View};
+use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View};
+use crate::packet::Packet;
 
 /// Where TCP's checksum stands in its header.
-const TCP_CSUM_OFFSET: usize = 16;
+const TCP_CSUM_OFFSET: u16 = 16;
 
 /// Where UDP's checksum stands in its header, and no other transport's that is summed up so.
-pub(crate) const UDP_CSUM_OFFSET: usize = 6;
+const UDP_CSUM_OFFSET: u16 = 6;
 
 /// A checksum field that does not lie where one can: inside the frame, behind an IP header, at an
 /// even place.
@@ -24,10 +25,10 @@ pub struct NoSuchField;
 /// When the field does not lie in the frame; then nothing is changed.
 pub fn complete_checksum(
     bytes: &mut [u8],
-    csum_start: usize,
-    csum_offset: usize,
+    csum_start: u16,
+    csum_offset: u16,
 ) -> Result<(), NoSuchField> {
-    let rest = Sum::of(bytes.get(csum_start..).ok_or(NoSuchField)?);
+    let rest = Sum::of(bytes.get(csum_start.into()..).ok_or(NoSuchField)?);
     complete_with(bytes, csum_start, csum_offset, rest).map(drop)
 }
 
@@ -37,14 +38,12 @@ pub(crate) fn complete_knowing(
     device_sum: Option<DeviceSum>,
     bytes: &mut [u8],
     link: Link,
-    csum_start: usize,
-    csum_offset: usize,
+    csum_start: u16,
+    csum_offset: u16,
 ) -> Result<Option<DeviceSum>, NoSuchField> {
-    let first = skipped(link);
-    let is_place =
-        csum_start >= first + NETWORK_BYTES_MIN && (csum_start - first).is_multiple_of(2);
-    let (true, Some(before), Some(rest)) =
-        (is_place, bytes.get(first..csum_start), bytes.get(csum_start..))
+    let (first, start) = (skipped(link), usize::from(csum_start));
+    let is_place = start >= first + NETWORK_BYTES_MIN && (start - first).is_multiple_of(2);
+    let (true, Some(before), Some(rest)) = (is_place, bytes.get(first..start), bytes.get(start..))
     else {
         return Err(NoSuchField);
     };
@@ -56,16 +55,43 @@ pub(crate) fn complete_knowing(
     Ok(DeviceSum::new(before.plus_word(!field).fold()))
 }
 
+/// Completes the checksum of a parsed packet that holds the pseudo header's sum only, though nothing
+/// says so; it counts as verified then. `None` where there is none such.
+///
+/// A checksum that is complete can look like that, once in 65,536 packets; completing it again does
+/// not change it.
+pub(crate) fn complete_partial(packet: &mut Packet) -> Option<()> {
+    let Packet { frame, headers, device_sum, .. } = packet;
+    let may_be = headers.l4_checksum != Checksum::Good
+        && headers.flaw.is_none()
+        && headers.fragment.is_whole();
+    if !may_be || !holds_pseudo_sum(frame.data(), headers) {
+        return None;
+    }
+    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
+    let bytes = frame.data_mut().get_mut(..end)?;
+    let csum_offset = csum_offset(headers.transport)?;
+    complete_checksum(bytes, headers.transport_offset, csum_offset).ok()?;
+    headers.l4_checksum = Checksum::Good;
+    *device_sum = None;
+    Some(())
+}
+
+/// Where the checksum stands in a header of TCP or UDP.
+pub(crate) fn csum_offset(transport: Transport) -> Option<u16> {
+    match transport {
+        Transport::Tcp => Some(TCP_CSUM_OFFSET),
+        Transport::Udp => Some(UDP_CSUM_OFFSET),
+        Transport::Icmp | Transport::Other => None,
+    }
+}
+
 /// Whether the checksum field of TCP or UDP holds the pseudo header's sum, and nothing of the rest.
 /// Not told of a packet with an IPv6 routing header, whose sender summed up another address.
 pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     let Headers { transport_offset, payload_offset, payload_len, protocol, .. } = *headers;
-    let at = usize::from(transport_offset)
-        + match headers.transport {
-            Transport::Tcp => TCP_CSUM_OFFSET,
-            Transport::Udp => UDP_CSUM_OFFSET,
-            Transport::Icmp | Transport::Other => return false,
-        };
+    let Some(csum_offset) = csum_offset(headers.transport) else { return false };
+    let at = usize::from(transport_offset) + usize::from(csum_offset);
     let Some(field) = bytes.get(at..).and_then(<[u8]>::first_chunk) else { return false };
     let Some(addresses) = View::new(bytes, headers).address_bytes() else { return false };
     let len = usize::from(payload_offset - transport_offset) + usize::from(payload_len);
@@ -76,12 +102,12 @@ pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
 /// Puts the opposite of a sum into the field. Returns what it held.
 fn complete_with(
     bytes: &mut [u8],
-    csum_start: usize,
-    csum_offset: usize,
+    csum_start: u16,
+    csum_offset: u16,
     rest: Sum,
 ) -> Result<u16, NoSuchField> {
-    let header = bytes.get_mut(csum_start..).filter(|_| csum_offset.is_multiple_of(2));
-    let field = header.and_then(|header| header.get_mut(csum_offset..));
+    let header = bytes.get_mut(csum_start.into()..).filter(|_| csum_offset.is_multiple_of(2));
+    let field = header.and_then(|header| header.get_mut(csum_offset.into()..));
     let field: &mut [u8; 2] = field.and_then(<[u8]>::first_chunk_mut).ok_or(NoSuchField)?;
     let before = u16::from_be_bytes(*field);
     let checksum = match (!rest.fold(), csum_offset) {

@@ -76,12 +76,13 @@ fn a_udp_checksum_of_0_becomes_all_ones_and_no_other_does() {
         let zeroed = zeroed.edit(end, &[0; 2]).resummed();
         let missing = [zeroed.bytes[at], zeroed.bytes[at + 1]];
         let partial = zeroed.edit(end, &missing).partial(0);
+        let vnet = partial.vnet.unwrap();
         let mut packet = filled(&partial, Verify::Nothing);
-        partial.vnet.unwrap().carry_into(&mut packet).unwrap();
+        vnet.carry_into(&mut packet).unwrap();
         assert_eq!(packet.frame.data()[at..at + 2], [expected; 2]);
         assert_eq!(judged(&mut packet), Checksum::Good);
         let mut bytes = partial.bytes;
-        complete_checksum(&mut bytes, AFTER_IPV4, at - AFTER_IPV4).unwrap();
+        complete_checksum(&mut bytes, vnet.csum_start, vnet.csum_offset).unwrap();
         assert_eq!(bytes[at..at + 2], [expected; 2]);
     }
 }

@@ -9,6 +9,7 @@ mod flushed; //  every reason to let go, and when
 mod merged; //   what a merged packet is, and its segments again
 mod gso; //      its description, and whoever cuts it by that
 mod carried; //  what came before a frame, believed as far as the frame bears it out
+mod partial; //  checksums that nobody says are partial
 mod whole; //    packets that come whole, and are cut
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors

@@ -72,6 +72,7 @@ impl World {
             queue: RxQueue(0),
             cpus: CPUS.into(),
             verify: Verify::Checksums,
+            completes_checksums: false,
             hasher: Arc::new(Hasher::keyed(&KEY, false)),
             coalesce,
             steer: SteerConfig {

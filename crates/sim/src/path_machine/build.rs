@@ -83,6 +83,7 @@ fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
         queue,
         cpus: scenario.cpus.into(),
         verify: Verify::Checksums,
+        completes_checksums: false,
         hasher: Arc::clone(traffic.hasher()),
         coalesce: coalesce_config(knobs.coalesce, CoalesceAt::Arrive),
         steer: SteerConfig {

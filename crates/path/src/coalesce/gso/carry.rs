@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VirtioNetHdr, csum_offset};
+use super::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VirtioNetHdr};
 use super::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4};
 use crate::coalesce::candidate::are_options;
 use crate::coalesce::header::HeaderBytes;
@@ -12,7 +12,7 @@ use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
-use crate::parse::partial::{complete_knowing, holds_pseudo_sum};
+use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::{Checksum, Fragment, Headers, Verify, is_plain, parse};
 
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
@@ -112,7 +112,7 @@ impl VirtioNetHdr {
 
     /// Completes the checksum of a packet that is one segment.
     fn complete(self, packet: &mut Packet) -> Result<(), GsoLie> {
-        let (start, offset) = (self.csum_start.into(), self.csum_offset.into());
+        let (start, offset) = (self.csum_start, self.csum_offset);
         let is_snapped = packet.frame.len_bytes() < packet.wire_len;
         let end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
         if end > packet.wire_len as usize {
@@ -153,7 +153,7 @@ impl VirtioNetHdr {
         }
         let is_partial = self.flags & NEEDS_CSUM != 0;
         let is_place = (self.csum_start, self.csum_offset)
-            == (headers.transport_offset, csum_offset(headers.transport));
+            == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
         let is_partial_right = is_place && holds_pseudo_sum(bytes, &headers);
         // The kernel takes TCP without: whoever merged it had verified each segment.
         let may_be_complete = headers.transport == Tcp;
