@@ -9,7 +9,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use forebay::control::client::{ControlClient, Enough, default_path};
 use forebay::control::list::Listed;
-use forebay::control::{Errno, FlowName, config_file, names};
+use forebay::control::names::Names;
+use forebay::control::{Errno, FlowName, config_file};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -147,8 +148,10 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
         let mut table = Table::new();
         table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         table.set_header(["knob", "value", "default", "what it is"]);
+        let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
+        let names = Names::of(&paths);
         for Listed { path, value, default, meaning } in &knobs {
-            table.add_row([names::short(path), value, default, meaning]);
+            table.add_row([&names.short(path), value.as_str(), default, meaning]);
         }
         table.trim_fmt() + "\n"
     })

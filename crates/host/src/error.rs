@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use path::CpuId;
 use path::arrive::SourceError;
-use path::{CpuId, RxQueue};
 
 use crate::control::{Errno, Refused};
 
@@ -178,8 +178,8 @@ pub enum Error {
     /// A source broke: one that is not of this crate.
     #[error("the source of {queue} failed: {source}")]
     Source {
-        /// Whose source.
-        queue: RxQueue,
+        /// Whose source: `rx-0`, or `eth1/rx-0` where there are several devices.
+        queue: String,
         /// What it said.
         source: SourceError,
     },
@@ -284,7 +284,7 @@ impl Error {
     }
 
     /// What a queue's source said, if it is not an error of this crate.
-    pub(crate) fn of_source(queue: RxQueue, error: SourceError) -> Self {
+    pub(crate) fn of_source(queue: String, error: SourceError) -> Self {
         match error.downcast::<Self>() {
             Ok(error) => *error,
             Err(source) => Self::Source { queue, source },

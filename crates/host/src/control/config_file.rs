@@ -1,8 +1,8 @@
 //! The config file: what the knobs are set to when a run begins.
 //!
 //! It is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
-//! value a string or a number, which is written to the knob as it stands. What is about one queue
-//! or one CPU may stand in a table of its own:
+//! value a string or a number, which is written to the knob as it stands. What is about one device,
+//! queue or CPU may stand in a table of its own:
 //!
 //! ```toml
 //! [knobs]
@@ -11,6 +11,9 @@
 //!
 //! [knobs.rx-0]
 //! rps_cpus = "1"
+//!
+//! [knobs.eth1.rx-0]
+//! rps_cpus = "2"
 //! ```
 
 use std::fs;
@@ -22,17 +25,20 @@ use toml::de::{DeTable, DeValue};
 use super::knob::Knob;
 use super::list::Listed;
 use super::live::Control;
-use super::names;
+use super::names::{self, Names, OfDevice};
 use super::refused::Refused;
 use super::session::told;
 use crate::error::{Error, Result};
 use crate::sys;
 
+/// Tables that a knob may stand in, below `knobs`: its device's and its queue's.
+const TABLES_MAX: usize = 2;
+
 /// A config file that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigFile {
     path: PathBuf,
-    /// What is about all queues comes before what is about one.
+    /// What is about all devices and queues comes before what is about one.
     entries: Vec<Entry>,
 }
 
@@ -75,7 +81,7 @@ impl ConfigFile {
                 }
             }
         }
-        entries.sort_by_key(|(at, entry)| (entry.name.contains('/'), *at));
+        entries.sort_by_key(|(at, entry)| (levels(&entry.name), *at));
         let entries =
             entries.into_iter().map(|(at, entry)| Entry { line: line_of(text, at), ..entry });
         Ok(Self { path: path.to_owned(), entries: entries.collect() })
@@ -87,6 +93,7 @@ impl ConfigFile {
     /// # Errors
     /// When there is no such knob, or it cannot be set to that: with the line.
     pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
+        let names = Names::in_run(control);
         let mut notes = Vec::new();
         for Entry { name, value, line } in &self.entries {
             if except.contains(&last(name)) {
@@ -101,7 +108,7 @@ impl ConfigFile {
             for path in paths.map_err(wrong)? {
                 let written = control.write(&path, value);
                 let written = written.map_err(wrong)?;
-                let name = names::short(&path);
+                let name = names.short(&path);
                 notes.extend(
                     told(control, &written).into_iter().map(|note| format!("{name}: {note}")),
                 );
@@ -118,7 +125,8 @@ impl ConfigFile {
     }
 }
 
-/// Adds what a table says, each with where it says it. `above` is the queue or CPU it is about.
+/// Adds what a table says, each with where it says it. `above` is the device, queue or CPU it is
+/// about, as in `rx-0/`.
 fn gather(
     table: &DeTable<'_>,
     above: &str,
@@ -129,7 +137,7 @@ fn gather(
         let name = format!("{above}{}", key.get_ref());
         let at = key.span().start;
         let value = match value.get_ref() {
-            DeValue::Table(table) if above.is_empty() => {
+            DeValue::Table(table) if levels(above) < TABLES_MAX => {
                 gather(table, &format!("{name}/"), entries, wrong)?;
                 continue;
             }
@@ -151,6 +159,11 @@ fn gather(
         entries.push((at, Entry { name, value, line: 0 }));
     }
     Ok(())
+}
+
+/// How many names stand above a knob's.
+fn levels(name: &str) -> usize {
+    name.matches('/').count()
 }
 
 /// Writes the knobs that are not at their defaults to a file, and nothing else. What is drawn for
@@ -180,36 +193,44 @@ pub fn save(path: &Path, knobs: &[Listed]) -> Result<()> {
 }
 
 fn render(knobs: &[Listed]) -> String {
+    let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
+    let names = Names::of(&paths);
     let mut table = toml::Table::new();
     for Listed { path, value, default, .. } in knobs {
-        let name =
-            if is_same_for_all_queues(path, knobs) { last(path) } else { names::short(path) };
-        if value == default || default.is_empty() || last(name) == "online" {
+        if value == default || default.is_empty() || last(path) == "online" {
             continue;
         }
-        let value = toml_value(last(name), value);
-        match name.split_once('/') {
-            None => table.insert(name.to_owned(), value),
-            Some((above, name)) => {
-                let empty = || toml::Value::Table(toml::Table::new());
-                let above = table.entry(above).or_insert_with(empty);
-                above.as_table_mut().and_then(|above| above.insert(name.to_owned(), value))
-            }
-        };
+        let name =
+            if is_same_everywhere(path, knobs) { last(path).into() } else { names.short(path) };
+        insert(&mut table, &name, toml_value(last(path), value));
     }
     let mut root = toml::Table::new();
     root.insert("knobs".to_owned(), toml::Value::Table(table));
     format!("# Written by `forebay set --save`: the knobs that are not at their defaults.\n{root}")
 }
 
-/// What all queues agree on fits a run with any number of them.
-fn is_same_for_all_queues(path: &str, knobs: &[Listed]) -> bool {
-    let is_of_queue = |path: &str| names::short(path).starts_with("rx-");
-    let of_queues = knobs.iter().filter(|knob| is_of_queue(&knob.path));
+/// Puts a value where its name says, as in `rx-0/rps_cpus`.
+fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
+    match name.split_once('/') {
+        None => drop(table.insert(name.to_owned(), value)),
+        Some((above, below)) => {
+            let empty = || toml::Value::Table(toml::Table::new());
+            let above = table.entry(above).or_insert_with(empty);
+            if let Some(above) = above.as_table_mut() {
+                insert(above, below, value);
+            }
+        }
+    }
+}
+
+/// What all devices and queues agree on fits a run with any number of them.
+fn is_same_everywhere(path: &str, knobs: &[Listed]) -> bool {
+    let is_of_device = |path: &str| OfDevice::of(path).is_some();
+    let of_devices = knobs.iter().filter(|knob| is_of_device(&knob.path));
     let mut values =
-        of_queues.filter(|knob| last(&knob.path) == last(path)).map(|knob| &knob.value);
+        of_devices.filter(|knob| last(&knob.path) == last(path)).map(|knob| &knob.value);
     let first = values.next();
-    is_of_queue(path) && values.all(|value| Some(value) == first)
+    is_of_device(path) && values.all(|value| Some(value) == first)
 }
 
 /// A number where it is one: a mask may look like one, and have zeros in front.
@@ -246,12 +267,15 @@ mod tests {
     #[test]
     fn strings_and_numbers_are_taken_as_they_stand_and_all_queues_come_before_one() {
         let text = "[knobs.rx-1]\nrps_cpus = \"2\"\n[knobs]\nmtu = 9_000\nrps_flow_cnt = 0x401\n\
-                    \"proc/sys/net/core/dev_weight\" = 5\nrps_cpus = \"0-1\"\n";
+                    \"proc/sys/net/core/dev_weight\" = 5\nrps_cpus = \"0-1\"\n\
+                    [knobs.eth0.rx-1]\nrps_cpus = \"3\"\n[knobs.\"eth1.7\"]\nmtu = 70\n";
         let expected = [
             entry("mtu", "9000", 4),
             entry("rps_flow_cnt", "0x401", 5),
             entry("rps_cpus", "0-1", 7),
             entry("rx-1/rps_cpus", "2", 2),
+            entry("eth1.7/mtu", "70", 11),
+            entry("eth0/rx-1/rps_cpus", "3", 9),
             entry("proc/sys/net/core/dev_weight", "5", 6),
         ];
         assert_eq!(entries(text).unwrap(), expected);
@@ -267,7 +291,7 @@ mod tests {
             ("[knobs]\nmtu = 1\nmtu = 2\n", "f.toml:3: duplicate key"),
             ("[knobs]\n\nmtu = true\n", "f.toml:3: mtu is a string or a number, not boolean"),
             ("[knobs]\nmtu = [1]\n", "f.toml:2: mtu is a string or a number, not array"),
-            ("[knobs.a.b]\nc = 1\n", "f.toml:1: a/b is a string or a number, not table"),
+            ("[knobs.a.b.c]\nd = 1\n", "f.toml:1: a/b/c is a string or a number, not table"),
         ] {
             let refused = entries(text).unwrap_err();
             assert!(refused.starts_with(problem), "{text}: {refused}");

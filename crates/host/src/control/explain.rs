@@ -47,8 +47,8 @@ impl Display for Explanation {
 }
 
 fn tell_queue(f: &mut fmt::Formatter<'_>, told: &Explained, flow: FlowHash) -> fmt::Result {
-    let Explained { queue, polling_cpu, at_ns, state, drops } = told;
-    writeln!(f, "{queue}, polled by CPU {polling_cpu}, at {}", seconds(*at_ns))?;
+    let Explained { name, polling_cpu, at_ns, state, drops, .. } = told;
+    writeln!(f, "{name}, polled by CPU {polling_cpu}, at {}", seconds(*at_ns))?;
     writeln!(f, "  now:   {}", now(state, flow))?;
     writeln!(f, "  next:  {}", next(state, *at_ns))?;
     writeln!(f, "  slot:  {}", slot(state, *at_ns, flow))?;
@@ -223,7 +223,7 @@ impl Serialize for Explanation {
 }
 
 fn queue_document(told: &Explained) -> Value {
-    let Explained { queue, polling_cpu, at_ns, state, drops } = told;
+    let Explained { name, polling_cpu, at_ns, state, drops, .. } = told;
     let range = state.slot.map(|slot| hashes(slot, state.slots).map(hex));
     let held =
         state.held.map(|(packets, since_ns)| json!({ "packets": packets, "since_ns": since_ns }));
@@ -231,7 +231,7 @@ fn queue_document(told: &Explained) -> Value {
         state.stayed.map(|(packets, since_ns)| json!({ "packets": packets, "since_ns": since_ns }));
     let sharers: Vec<_> = state.sharers.iter().copied().map(hex).collect();
     json!({
-        "queue": queue.to_string(),
+        "queue": name,
         "polling_cpu": polling_cpu.0,
         "at_ns": at_ns,
         "cpu": state.cpu.map(|cpu| cpu.0),

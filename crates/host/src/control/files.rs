@@ -24,7 +24,7 @@ impl Control {
     }
 
     /// The paths of the files that a name stands for: a path, or the end of one. `rps_cpus` is a
-    /// file of each queue, `rx-0/rps_cpus` of one.
+    /// file of each queue, `rx-0/rps_cpus` of the first of each device.
     ///
     /// # Errors
     /// `ENOENT` if there is none, and what else a path can be wrong with.

@@ -47,12 +47,7 @@ impl Control {
     }
 
     pub(super) fn tree(&self) -> Tree {
-        let queues = self.shared.settings().queues.len();
-        Tree {
-            device: self.shared.device().to_owned(),
-            queues: u16::try_from(queues).unwrap_or(u16::MAX),
-            cpus: self.shared.cpus().clone(),
-        }
+        Tree { devices: self.shared.devices().clone(), cpus: self.shared.cpus().clone() }
     }
 
     /// Makes a change.

@@ -1,5 +1,7 @@
 //! The names that people and scripts give knobs by: paths in the tree, and the ends of paths.
 
+use std::borrow::Cow;
+
 use super::errno::Errno;
 use super::live::Control;
 use super::refused::Refused;
@@ -25,23 +27,96 @@ pub(super) fn find(control: &Control, name: &str) -> Result<Vec<String>, Refused
     })
 }
 
-/// The paths that a name means when it is written to: one, or the same one of all queues.
+/// The paths that a name means when it is written to: one, or the same one of all queues or
+/// devices that it fits.
 ///
 /// # Errors
 /// As [`find`]; `EINVAL` if it fits several others.
 pub(super) fn find_for_writing(control: &Control, name: &str) -> Result<Vec<String>, Refused> {
     let found = find(control, name)?;
-    if found.len() > 1 && !found.iter().all(|path| short(path).starts_with("rx-")) {
-        let names: Vec<_> = found.iter().map(|path| short(path)).collect();
+    if found.len() > 1 && !found.iter().all(|path| OfDevice::of(path).is_some()) {
+        let names = Names::of(&found);
+        let names: Vec<_> = found.iter().map(|path| names.short(path)).collect();
         let why = format!("{name:?} fits {}; say which of them", names.join(", "));
         return Err(Refused::new(Errno::Inval, why));
     }
     Ok(found)
 }
 
-/// The shortest end of a path that tells it from the others: with the queue or CPU it is about.
-#[must_use]
-pub fn short(path: &str) -> &str {
+/// A file of a device: in its directory, or in that of one of its queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OfDevice<'a> {
+    pub(super) device: &'a str,
+    /// As in `rx-0`.
+    pub(super) queue: Option<&'a str>,
+    pub(super) file: &'a str,
+}
+
+impl<'a> OfDevice<'a> {
+    /// Which file a path is that of, if it is one of a device.
+    pub(super) fn of(path: &'a str) -> Option<Self> {
+        let (device, below) = path.strip_prefix("sys/class/net/")?.split_once('/')?;
+        match below.strip_prefix("queues/") {
+            Some(below) => {
+                let (queue, file) = below.split_once('/')?;
+                Some(Self { device, queue: Some(queue), file })
+            }
+            None => Some(Self { device, queue: None, file: below }),
+        }
+    }
+
+    /// Whether that is its name with the device's in front: `eth0/mtu`, `eth0/rx-0/rps_cpus`, or
+    /// `eth0/rps_cpus` for all queues.
+    pub(super) fn is_called(self, name: &str) -> bool {
+        let below = name.strip_prefix(self.device).and_then(|below| below.strip_prefix('/'));
+        let of_queue = below.and_then(|below| below.strip_suffix(self.file));
+        match (of_queue, self.queue) {
+            (Some(""), _) => true,
+            (Some(above), Some(queue)) => above.strip_suffix('/') == Some(queue),
+            _ => false,
+        }
+    }
+}
+
+/// The names that files go by: short, and telling each from the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Names {
+    /// Whether there are several devices.
+    with_device: bool,
+}
+
+impl Names {
+    /// The names in a tree with these files.
+    #[must_use]
+    pub fn of<P: AsRef<str>>(paths: &[P]) -> Self {
+        let mut devices = paths.iter().filter_map(|path| OfDevice::of(path.as_ref()));
+        let first = devices.next().map(|of_device| of_device.device);
+        Self { with_device: devices.any(|of_device| Some(of_device.device) != first) }
+    }
+
+    /// The names in the tree of a run.
+    pub(super) fn in_run(control: &Control) -> Self {
+        Self { with_device: control.shared().devices().count() > 1 }
+    }
+
+    /// The name of a file: with the queue or CPU that it is about, and with the device where there are
+    /// several.
+    #[must_use]
+    pub fn short(self, path: &str) -> Cow<'_, str> {
+        match OfDevice::of(path) {
+            Some(OfDevice { device, queue: Some(queue), file }) if self.with_device => {
+                format!("{device}/{queue}/{file}").into()
+            }
+            Some(OfDevice { device, queue: None, file }) if self.with_device => {
+                format!("{device}/{file}").into()
+            }
+            _ => short(path).into(),
+        }
+    }
+}
+
+/// The shortest end of a path that tells it from the others of one device.
+fn short(path: &str) -> &str {
     let parts: Vec<_> = path.rsplitn(3, '/').collect();
     let len_bytes = match parts[..] {
         [last, above, ..] if above.starts_with("rx-") || above.starts_with("cpu") => {
@@ -58,17 +133,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_names_tell_queues_and_cpus_apart() {
-        for (path, name) in [
-            ("sys/class/net/eth0/queues/rx-3/rps_cpus", "rx-3/rps_cpus"),
-            ("sys/devices/system/cpu/cpu1/online", "cpu1/online"),
-            ("sys/devices/system/cpu/online", "cpu/online"),
-            ("proc/sys/net/core/dev_weight", "dev_weight"),
-            ("forebay/cpus", "cpus"),
-            ("mtu", "mtu"),
-            ("", ""),
+    fn short_names_tell_devices_queues_and_cpus_apart() {
+        let one = Names::of(&["sys/class/net/eth0/mtu", "sys/class/net/eth0/queues/rx-0/rps_cpus"]);
+        let two = Names::of(&["sys/class/net/eth0/mtu", "forebay/cpus", "sys/class/net/eth1/mtu"]);
+        for (path, alone, among_others) in [
+            ("sys/class/net/eth0/queues/rx-3/rps_cpus", "rx-3/rps_cpus", "eth0/rx-3/rps_cpus"),
+            ("sys/class/net/eth0/mtu", "mtu", "eth0/mtu"),
+            ("sys/class/net/rx-0/mtu", "rx-0/mtu", "rx-0/mtu"),
+            ("sys/devices/system/cpu/cpu1/online", "cpu1/online", "cpu1/online"),
+            ("sys/devices/system/cpu/online", "cpu/online", "cpu/online"),
+            ("proc/sys/net/core/dev_weight", "dev_weight", "dev_weight"),
+            ("forebay/cpus", "cpus", "cpus"),
+            ("mtu", "mtu", "mtu"),
+            ("", "", ""),
         ] {
-            assert_eq!(short(path), name, "{path}");
+            assert_eq!((one.short(path), two.short(path)), (alone.into(), among_others.into()));
+        }
+    }
+
+    #[test]
+    fn files_of_a_device_are_called_by_its_name() {
+        let is_called = |path, name| OfDevice::of(path).unwrap().is_called(name);
+        let mask = "sys/class/net/eth1/queues/rx-3/rps_cpus";
+        for (path, name, expected) in [
+            (mask, "eth1/rx-3/rps_cpus", true),
+            (mask, "eth1/rps_cpus", true),
+            (mask, "eth1/rx-33/rps_cpus", false),
+            (mask, "eth1/3/rps_cpus", false),
+            (mask, "eth/rps_cpus", false),
+            (mask, "eth1//rps_cpus", false),
+            (mask, "eth1rps_cpus", false),
+            ("sys/class/net/eth1/mtu", "eth1/mtu", true),
+            ("sys/class/net/eth1/mtu", "eth1/rx-0/mtu", false),
+        ] {
+            assert_eq!(is_called(path, name), expected, "{path} {name}");
         }
     }
 }

@@ -16,8 +16,10 @@
 //! A connection takes any number of requests, one after another.
 //!
 //! KNOB is a path in the tree of knobs, or the end of one: `rps_cpus` is that of all queues,
-//! `rx-0/rps_cpus` that of one. `set` only takes the end of several paths if they are of queues.
-//! NAME is the shortest such end: `rx-0/rps_cpus`, `cpu1/online`, `netdev_max_backlog`. VALUE is
+//! `rx-0/rps_cpus` that of the first queue of each device, `eth1/rx-0/rps_cpus` that of one, and
+//! `eth1/rps_cpus` that of the queues of one device. `set` only takes the end of several paths if
+//! they are of devices. NAME is the shortest such name: `rx-0/rps_cpus` (with several devices
+//! `eth1/rx-0/rps_cpus`), `cpu1/online`, `netdev_max_backlog`. VALUE is
 //! what would be written to the file, with or without a `=` in front of it. FLOW is a
 //! [`FlowName`].
 

@@ -11,7 +11,7 @@ use super::errno::Errno;
 use super::explain::explain;
 use super::list::list;
 use super::live::Control;
-use super::names;
+use super::names::{self, Names};
 use super::refused::{Refused, Written};
 use super::request::{LINE_BYTES_MAX, Request};
 use super::seats::Seat;
@@ -80,6 +80,7 @@ impl<'a> Session<'a> {
             let why = "as many clients watch as may; end one of them, then try again";
             return Ok(Err(Refused::new(Errno::Busy, why)));
         };
+        let names = Names::in_run(&self.desk.control);
         let mut known = vec![None; paths.len()];
         let mut settings = None;
         loop {
@@ -92,7 +93,7 @@ impl<'a> Session<'a> {
                     if let Some(value) = &value
                         && known.as_ref() != Some(value)
                     {
-                        text += &format!("{} {value}\n", names::short(path));
+                        text += &format!("{} {value}\n", names.short(path));
                     }
                     *known = value;
                 }
@@ -143,14 +144,16 @@ impl Desk {
         if let [path] = &paths[..] {
             return Ok(self.read(path)?.lines().map(str::to_owned).collect());
         }
-        let named = |path: &String| Ok(format!("{} {}", names::short(path), self.value(path)?));
+        let names = Names::in_run(&self.control);
+        let named = |path: &String| Ok(format!("{} {}", names.short(path), self.value(path)?));
         paths.iter().map(named).collect()
     }
 
     fn set(&self, knob: &str, value: &str) -> Answer {
         let mut lines = Vec::new();
+        let names = Names::in_run(&self.control);
         for path in names::find_for_writing(&self.control, knob)? {
-            let name = names::short(&path);
+            let name = names.short(&path);
             let written = self.control.write(&path, value);
             let written = written.map_err(|Refused { errno, why }| {
                 Refused::new(errno, format!("{name} cannot be {value:?}: {why}"))

@@ -1,12 +1,16 @@
 //! The tree of files that control has: the kernel's, at the kernel's places, and some of its own.
 
+use std::ops::Range;
+
 use path::{CpuId, RxQueue};
 
 use super::coalesce::CoalesceChange;
 use super::cpus::CpuList;
 use super::errno::Errno;
 use super::knob::{Knob, Place};
+use super::names::OfDevice;
 use super::stats::CPU_COUNTERS;
+use crate::engine::Devices;
 
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -32,7 +36,7 @@ pub enum EntryKind {
 /// A file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum File {
-    /// A knob of the kernel's; of this queue, if it is one of a queue.
+    /// A knob of the kernel's; of this queue, counted through all devices, if it is one of a queue.
     Knob(Knob, RxQueue),
     /// Whether a CPU runs.
     CpuOnline(CpuId),
@@ -65,8 +69,7 @@ impl File {
 /// Which queues and CPUs there are files for.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
-    pub(super) device: String,
-    pub(super) queues: u16,
+    pub(super) devices: Devices,
     pub(super) cpus: CpuList,
 }
 
@@ -134,22 +137,33 @@ impl Tree {
     }
 
     fn knobs(&self) -> impl Iterator<Item = (String, File)> {
-        Knob::ALL.into_iter().flat_map(move |knob| {
-            let queues = if knob.place() == Place::Queue { self.queues } else { 1 };
-            (0..queues).map(RxQueue).map(move |queue| {
-                let directory = knob.place().directory(&self.device, queue);
-                (format!("{directory}/{knob}"), File::Knob(knob, queue))
-            })
-        })
+        let of = |place: Place| Knob::ALL.into_iter().filter(move |knob| knob.place() == place);
+        let file = |knob: Knob, device: &str, own: u16, queue: u16| {
+            let directory = knob.place().directory(device, RxQueue(own));
+            (format!("{directory}/{knob}"), File::Knob(knob, RxQueue(queue)))
+        };
+        let of_devices = self.devices.iter().flat_map(move |(device, Range { start, end })| {
+            let of_queues = of(Place::Queue).flat_map(move |knob| {
+                (start..end).map(move |queue| file(knob, device, queue - start, queue))
+            });
+            of_queues.chain(of(Place::Device).map(move |knob| file(knob, device, 0, start)))
+        });
+        of_devices.chain(of(Place::NetCore).map(move |knob| file(knob, "", 0, 0)))
     }
 
     /// The paths of the files that a short name stands for: `rps_cpus` of all queues,
-    /// `rx-0/rps_cpus`, `cpu1/online`, or a whole path.
+    /// `eth0/rps_cpus` of those of one device, `rx-0/rps_cpus` of the first queue of each,
+    /// `eth0/rx-0/rps_cpus`, `eth0/mtu`, `cpu1/online`, or a whole path.
     pub(super) fn named(&self, name: &str) -> Result<Vec<String>, Errno> {
         let name = normal(name);
         let ending = format!("/{name}");
         let files = self.files().map(|(path, _)| path);
-        let named: Vec<_> = files.filter(|path| *path == name || path.ends_with(&ending)).collect();
+        let is_meant = |path: &String| {
+            *path == name
+                || path.ends_with(&ending)
+                || OfDevice::of(path).is_some_and(|of_device| of_device.is_called(&name))
+        };
+        let named: Vec<_> = files.filter(is_meant).collect();
         // A whole path is that file only.
         match named.iter().find(|path| **path == name) {
             Some(path) => Ok(vec![path.clone()]),
@@ -168,10 +182,19 @@ fn normal(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::DeviceQueues;
+
+    fn tree_of(devices: &[(&str, u16)]) -> Tree {
+        let cpus = CpuList::new([0, 1].map(CpuId));
+        let sum = devices.iter().map(|(_, queues)| usize::from(*queues)).sum();
+        let devices = devices
+            .iter()
+            .map(|(name, queues)| DeviceQueues { name: (*name).to_owned(), queues: *queues });
+        Tree { devices: Devices::of(&devices.collect::<Vec<_>>(), sum).unwrap(), cpus }
+    }
 
     fn tree() -> Tree {
-        let cpus = CpuList::new([0, 1].map(CpuId));
-        Tree { device: "eth0".to_owned(), queues: 2, cpus }
+        tree_of(&[("eth0", 2)])
     }
 
     fn names(path: &str) -> Vec<String> {
@@ -210,5 +233,35 @@ mod tests {
         assert_eq!(named("cpu1/online"), Ok(1));
         assert_eq!(named("forebay/cpus"), Ok(1));
         assert_eq!(named("rps_cpu"), Err(Errno::NoEnt));
+    }
+
+    #[test]
+    fn each_device_has_its_queues_counted_from_0_and_names_stand_for_all_that_end_so() {
+        let tree = tree_of(&[("eth0", 2), ("eth1.7", 1), ("v", 3)]);
+        let queue = |path: &str| match tree.file(path) {
+            Ok(File::Knob(Knob::RpsCpus, queue)) => Ok(queue.0),
+            other => Err(other),
+        };
+        assert_eq!(queue("sys/class/net/eth0/queues/rx-1/rps_cpus"), Ok(1));
+        assert_eq!(queue("sys/class/net/eth1.7/queues/rx-0/rps_cpus"), Ok(2));
+        assert_eq!(queue("sys/class/net/v/queues/rx-2/rps_cpus"), Ok(5));
+        assert_eq!(queue("sys/class/net/eth1.7/queues/rx-1/rps_cpus"), Err(Err(Errno::NoEnt)));
+        for (name, paths) in [
+            ("rps_cpus", 6),
+            ("rx-0/rps_cpus", 3),
+            ("v/rps_cpus", 3),
+            ("v/rx-1/rps_cpus", 1),
+            ("queues/rx-1/rps_cpus", 2),
+            ("sys/class/net/v/queues/rx-1/rps_cpus", 1),
+            ("eth1.7/rx-0/rps_flow_cnt", 1),
+            ("eth1.7/rx-1/rps_flow_cnt", 0),
+            ("mtu", 3),
+            ("eth0/mtu", 1),
+            ("eth2/mtu", 0),
+            ("netdev_budget", 1),
+        ] {
+            let named = tree.named(name).map_or(0, |named| named.len());
+            assert_eq!(named, paths, "{name}");
+        }
     }
 }

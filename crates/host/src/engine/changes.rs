@@ -13,7 +13,7 @@ use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{Cursor, Writer};
 use super::question::Question;
 use super::settings::Settings;
-use crate::control::{Change, CpuList, Errno, Queues, Refused, Script, Written};
+use crate::control::{Change, CoalesceChange, CpuList, Errno, Queues, Refused, Script, Written};
 use crate::error::Error;
 use crate::sys;
 use crate::trace::Trace;
@@ -83,6 +83,7 @@ pub(super) struct Changes {
     /// The CPUs that the engine has, and one more than the highest.
     cpus: CpuList,
     cpu_count: u16,
+    devices: usize,
     trace: Option<Arc<Trace>>,
     /// Packets of a backlog that memory was made for, and changes of the script that could not be.
     backlog_made: u32,
@@ -103,6 +104,7 @@ impl Changes {
             sock_flows: Arc::new(ArcSwapOption::new(sock_flows)),
             cpus: config.cpus.clone(),
             cpu_count: u16::try_from(cpu_count).unwrap_or(u16::MAX),
+            devices: config.devices.len(),
             trace: config.trace.clone(),
             backlog_made: config.backlog_capacity(),
             refused: Vec::new(),
@@ -380,6 +382,11 @@ impl Changes {
                 if !self.settings.coalesce.is_on && change.knob() != "coalesce" =>
             {
                 "once coalesce is gro or lro".to_owned()
+            }
+            Change::Coalesce(CoalesceChange::Mtu(_) | CoalesceChange::GroFlushTimeout(_))
+                if self.devices > 1 =>
+            {
+                "for all devices of the run, which share it".to_owned()
             }
             _ => String::new(),
         };

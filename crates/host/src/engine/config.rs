@@ -10,6 +10,7 @@ use path::intake::DEV_WEIGHT;
 use path::parse::Verify;
 use path::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy};
 
+use super::devices::DeviceQueues;
 use super::idle::SPIN_MAX_NS;
 use super::limits::Limits;
 use crate::control::{Change, Coalesce, CpuList, Machine, Script};
@@ -25,8 +26,9 @@ pub const SPARE_FRAMES: u32 = 256;
 pub struct Config {
     /// The CPUs it runs on, one thread each. The first ones poll the queues.
     pub cpus: CpuList,
-    /// The device's name in the tree of knobs.
-    pub device: String,
+    /// The devices whose queues the sources are, in the order of the sources. None named: all are of
+    /// one, which is called `replay` in the tree of knobs.
+    pub devices: Vec<DeviceQueues>,
     /// The CPUs that packets go to: `rps_cpus` of every queue.
     pub rps_cpus: CpuList,
     /// How flows are hashed.
@@ -82,7 +84,7 @@ impl Config {
     #[must_use]
     pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
         Self {
-            device: "replay".to_owned(),
+            devices: Vec::new(),
             rps_cpus: cpus.clone(),
             cpus,
             hasher,

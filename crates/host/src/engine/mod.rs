@@ -7,6 +7,7 @@
 mod bell;
 mod changes;
 mod config;
+mod devices;
 mod flows;
 mod idle;
 mod limits;
@@ -38,6 +39,8 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
+pub use devices::DeviceQueues;
+pub(crate) use devices::Devices;
 pub use flows::Flows;
 pub use idle::SPIN_MAX_NS;
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
@@ -60,12 +63,12 @@ pub struct Engine<H> {
 }
 
 impl<H: Handler + 'static> Engine<H> {
-    /// Builds an engine: one rx queue for each source, polled by the CPUs in turn, and one handler
+    /// Builds an engine: one rx queue for each source, in the order of the devices, polled by the CPUs in turn, and one handler
     /// for each CPU. A handler outlives the threads of its CPU: if it panics, the batch that it had is
     /// lost, and the next thread hands it the next one.
     ///
     /// # Errors
-    /// When there are no CPUs, no memory for the packets, or the script says what cannot be.
+    /// When there are no CPUs, other devices than sources, no memory for the packets, or the script says what cannot be.
     pub fn build(
         config: &Config,
         sources: Vec<Box<dyn Source>>,
@@ -80,7 +83,8 @@ impl<H: Handler + 'static> Engine<H> {
                 why: "an engine runs on at least one CPU".to_owned(),
             });
         }
-        let shared = Arc::new(Shared::new(config, clock, sources.len()));
+        let devices = Devices::of(&config.devices, sources.len())?;
+        let shared = Arc::new(Shared::new(config, clock, devices));
         for scripted in config.script.changes() {
             shared.check(&scripted.change).map_err(|refused| {
                 let (what, why) = (scripted.change.knob(), refused.to_string());
@@ -197,7 +201,9 @@ fn open_queue(
     let numbering = Numbering::of_queue(queue, shared.queues());
     let wake = shared.waker(queue);
     let attachment = Attachment { pool: &mut pool, numbering, wake };
-    source.attach(attachment).map_err(|error| Error::of_source(queue, error))?;
+    source
+        .attach(attachment)
+        .map_err(|error| Error::of_source(shared.devices().name_of(queue), error))?;
     let cpus = config.cpus.cpus();
     let polling_cpu = config.polls(index);
     let has_rfs = config.rps_flow_cnt > 0;
@@ -226,7 +232,9 @@ fn open_queue(
     if !has_rfs {
         intake.set_rps_flow_cnt(0, 0);
     }
-    let mut queue = Queue::new(intake, (source, pool), polling_cpu, config, shared.follower());
+    let name = shared.devices().name_of(queue);
+    let mut queue =
+        Queue::new(name, intake, (source, pool), polling_cpu, config, shared.follower());
     config.explain.iter().for_each(|&flow| queue.watch(flow));
     Ok((queue, lanes))
 }

@@ -17,8 +17,10 @@ pub(crate) struct Question {
 /// What a queue knows of a flow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explained {
-    /// The queue.
+    /// The queue, counted through all devices.
     pub queue: RxQueue,
+    /// What it is called: `rx-0`, or `eth1/rx-0` where there are several devices.
+    pub name: String,
     /// The CPU that polls it.
     pub polling_cpu: CpuId,
     /// When it said so, in engine time.

@@ -29,6 +29,8 @@ const LOAD_AGE_NS: u64 = 1_000_000;
 
 /// A queue and what it takes to poll it.
 pub(super) struct Queue {
+    /// What it is called outside: with its device where there are several.
+    name: String,
     intake: Intake,
     /// None once the run is over.
     source: Option<Box<dyn Source>>,
@@ -84,6 +86,7 @@ impl Activity {
 
 impl Queue {
     pub(super) fn new(
+        name: String,
         intake: Intake,
         (source, pool): (Box<dyn Source>, Pool),
         polling_cpu: CpuId,
@@ -91,6 +94,7 @@ impl Queue {
         changes: Follower,
     ) -> Self {
         Self {
+            name,
             intake,
             source: Some(source),
             pool,
@@ -280,6 +284,7 @@ impl Queue {
     pub(super) fn explain(&mut self, flow: FlowHash, at_ns: u64) -> Explained {
         Explained {
             queue: self.number(),
+            name: self.name.clone(),
             polling_cpu: self.polling_cpu,
             at_ns,
             state: self.intake.state_of(flow),
@@ -394,8 +399,8 @@ impl Queue {
 
     /// What went wrong with the source.
     pub(super) fn take_error(&mut self) -> Option<Error> {
-        let queue = self.intake.queue();
-        Some(Error::of_source(queue, self.failed.take()?))
+        let failed = self.failed.take()?;
+        Some(Error::of_source(self.name.clone(), failed))
     }
 
     /// Whether there is a change that this queue has not come to.

@@ -12,6 +12,7 @@ use path::{CpuId, RxQueue};
 use super::bell::Bell;
 use super::changes::{Changes, Follower};
 use super::config::Config;
+use super::devices::Devices;
 use super::flows::Flows;
 use super::question::Question;
 use super::settings::Settings;
@@ -24,7 +25,7 @@ use crate::error::Error;
 pub(crate) struct Shared {
     pub(super) clock: Clock,
     cpus: CpuList,
-    device: String,
+    devices: Devices,
     bells: Box<[Bell]>,
     /// Whether each CPU is paused in the lowest bit, and since which epoch above.
     paused: Box<[AtomicU64]>,
@@ -66,7 +67,8 @@ pub(crate) struct Counters {
 }
 
 impl Shared {
-    pub(super) fn new(config: &Config, clock: Clock, queues: usize) -> Self {
+    pub(super) fn new(config: &Config, clock: Clock, devices: Devices) -> Self {
+        let queues = devices.iter().map(|(_, queues)| queues.len()).sum();
         let cpus = config.cpus.cpus().len();
         if let Some(trace) = &config.trace {
             let (in_force, _) = config.rps_cpus.split_by(&config.cpus);
@@ -77,7 +79,7 @@ impl Shared {
         Self {
             clock,
             cpus: config.cpus.clone(),
-            device: config.device.clone(),
+            devices,
             bells: (0..cpus).map(|_| Bell::default()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
@@ -300,9 +302,9 @@ impl Shared {
         Some(CpuId(cpu.load(Ordering::Relaxed)))
     }
 
-    /// The device's name.
-    pub(crate) fn device(&self) -> &str {
-        &self.device
+    /// The devices, and whose each queue is.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
     }
 
     /// The CPUs of the engine.
