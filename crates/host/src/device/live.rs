@@ -175,7 +175,8 @@ pub struct Device {
     pub counts: Vec<Arc<KernelCounts>>,
     /// What was found out while opening it, for reports: `("mode", "native")`.
     pub facts: Vec<(&'static str, String)>,
-    way_out: WayOut,
+    /// None for frames from elsewhere.
+    way_out: Option<WayOut>,
 }
 
 /// What sinks are made of.
@@ -202,6 +203,14 @@ impl Device {
         }
     }
 
+    /// Frames from elsewhere, in place of those of a device: a queue for each source.
+    #[must_use]
+    pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
+        let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
+        let name = name.to_owned();
+        Self { name, via, sources, counts, facts: Vec::new(), way_out: None }
+    }
+
     /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
     /// TAP or TUN, reaches the kernel's stack.
     ///
@@ -209,8 +218,9 @@ impl Device {
     /// When the kernel refuses.
     pub fn sink(&self) -> Result<Box<dyn Sink>> {
         Ok(match &self.way_out {
-            WayOut::Packet(interface) => Box::new(PacketSink::open(interface)?),
-            WayOut::Tun(device) => Box::new(device.sink()),
+            Some(WayOut::Packet(interface)) => Box::new(PacketSink::open(interface)?),
+            Some(WayOut::Tun(device)) => Box::new(device.sink()),
+            None => Box::new(PacketSink::open(&Interface::named(&self.name)?)?),
         })
     }
 
@@ -231,7 +241,7 @@ impl Device {
             sources: sources.into_iter().map(boxed).collect(),
             counts,
             facts: Vec::new(),
-            way_out: WayOut::Packet(interface),
+            way_out: Some(WayOut::Packet(interface)),
         })
     }
 
@@ -245,7 +255,7 @@ impl Device {
             sources: sources.into_iter().map(boxed).collect(),
             counts,
             facts: device.facts(),
-            way_out: WayOut::Tun(device),
+            way_out: Some(WayOut::Tun(device)),
         })
     }
 }

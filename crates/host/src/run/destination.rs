@@ -1,6 +1,5 @@
 //! The places that packets go to, opened, and what got there.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use path::{CpuId, RxQueue};
@@ -8,9 +7,13 @@ use path::{CpuId, RxQueue};
 use super::report::SentReport;
 use super::to::To;
 use crate::device::Device;
+use crate::device::af_packet::PacketSink;
 use crate::device::pcap::DeliveredCapture;
 use crate::device::sink::{Sink, SinkCounters};
+use crate::device::tun::TunDevice;
 use crate::error::{Error, Result};
+use crate::sys::interface::Interface;
+use crate::sys::privilege;
 
 /// Every place, once.
 pub(super) struct Destinations(Vec<Place>);
@@ -155,18 +158,29 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
 
 /// The ways of all CPUs to one place.
 fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], resegments: bool) -> Result<Vec<Way>> {
-    let capture = |directory: &PathBuf, cpu| DeliveredCapture::new(directory, cpu, resegments);
-    let ways = cpus.iter().map(|&cpu| match to {
-        To::Count => Ok(Way::Count),
-        To::Pcap(directory) => Ok(Way::Capture(capture(directory, cpu))),
-        To::Tun(name) | To::Dev(name) => open_sink(name, devices).map(Way::Sink),
-    });
-    ways.collect()
-}
-
-fn open_sink(name: &str, devices: &[Device]) -> Result<Box<dyn Sink>> {
-    let _ = devices;
-    Err(Error::NoInterface { name: name.to_owned(), there_are: Vec::new() })
+    let of_run = |name: &str| devices.iter().find(|device| device.name == name);
+    match to {
+        To::Count => Ok(cpus.iter().map(|_| Way::Count).collect()),
+        To::Pcap(directory) => {
+            let capture = |&cpu| DeliveredCapture::new(directory, cpu, resegments);
+            Ok(cpus.iter().map(capture).map(Way::Capture).collect())
+        }
+        To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {
+            // It is open, and opening it again would not do.
+            cpus.iter().map(|_| device.sink().map(Way::Sink)).collect()
+        }
+        To::Tun(name) => {
+            privilege::for_tun(name)?;
+            let tun = TunDevice::open_to_send(name)?;
+            Ok(cpus.iter().map(|_| Way::Sink(Box::new(tun.sink()))).collect())
+        }
+        To::Dev(name) => {
+            let interface = Interface::named(name)?;
+            privilege::for_af_packet(name, false)?;
+            let way = || Ok(Way::Sink(Box::new(PacketSink::open(&interface)?)));
+            cpus.iter().map(|_| way()).collect()
+        }
+    }
 }
 
 #[cfg(test)]

@@ -91,6 +91,7 @@ impl Run {
         clear_outputs(&plan)?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();
+        let watched = devices.iter().map(DeviceWatch::new).collect();
         let sources = take_sources(&mut devices, &ending);
         let checked = if plan.check_order || trace.is_some() { sources.len() } else { 0 };
         let ledgers: Arc<[Ledger]> = (0..checked).map(|_| Ledger::new(1)).collect();
@@ -100,9 +101,8 @@ impl Run {
             let ways = ways.next().unwrap_or_default();
             RunHandler::new(ways, &ledgers, trace.as_ref(), &clock, &ending)
         })?;
-        let devices = devices.into_iter().map(DeviceWatch::new).collect();
         let duration = plan.duration;
-        Ok(Self { engine, devices, destinations, ledgers, trace, ending, duration })
+        Ok(Self { engine, devices: watched, destinations, ledgers, trace, ending, duration })
     }
 
     /// What changes the run while it lasts.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use path::counters::{Counter, IntakeCounters};
+use path::counters::IntakeCounters;
 use serde::Serialize;
 
 use crate::device::sink::{SendDrop, SinkCounters};
@@ -122,6 +122,8 @@ pub(super) struct DeviceWatch {
     name: String,
     via: &'static str,
     facts: Vec<(&'static str, String)>,
+    queues: usize,
+    /// For each queue, if the kernel counts there.
     counts: Vec<Arc<KernelCounts>>,
     /// The interface, and what was counted there before. A source of another kind has none.
     interface: Option<(Interface, InterfaceCounters)>,
@@ -137,7 +139,7 @@ impl Report {
         let queues = outcome.queues.iter();
         let mut left = outcome.queues.as_slice();
         let devices = devices.iter().map(|device| {
-            let (queues, others) = left.split_at(device.counts.len().min(left.len()));
+            let (queues, others) = left.split_at(device.queues.min(left.len()));
             left = others;
             device.report(queues)
         });
@@ -207,42 +209,41 @@ impl SentReport {
 }
 
 impl DeviceWatch {
-    pub(super) fn new(device: Device) -> Self {
+    pub(super) fn new(device: &Device) -> Self {
         let interface = Interface::named(&device.name).and_then(|interface| {
             let counters = interface.counters()?;
             Ok((interface, counters))
         });
         Self {
             via: device.via.name(),
-            facts: device.facts,
-            counts: device.counts,
+            facts: device.facts.clone(),
+            queues: device.sources.len(),
+            counts: device.counts.clone(),
             interface: interface.ok(),
-            name: device.name,
+            name: device.name.clone(),
         }
     }
 
     fn report(&self, intakes: &[Arc<IntakeCounters>]) -> DeviceReport {
-        let queues = (0..).zip(&self.counts).zip(intakes);
-        let queue = |((rx_queue, counts), intake): ((_, &Arc<KernelCounts>), _)| QueueReport {
-            rx_queue,
-            packets: frames(intake).get(),
-            kernel_dropped: counts.iter().collect(),
-        };
+        let queues = (0..).zip(intakes).map(|(rx_queue, intake)| {
+            let counts = self.counts.get(usize::from(rx_queue));
+            QueueReport {
+                rx_queue,
+                packets: intake.frames.get(),
+                kernel_dropped: counts.map(|counts| counts.iter().collect()).unwrap_or_default(),
+            }
+        });
         let now = self.interface.as_ref().and_then(|(interface, before)| {
             Some(InterfaceReport::between(before, &interface.counters().ok()?))
         });
         DeviceReport {
             name: self.name.clone(),
             via: self.via,
-            queues: queues.map(queue).collect(),
+            queues: queues.collect(),
             facts: self.facts.iter().cloned().collect(),
             interface: now,
         }
     }
-}
-
-fn frames(intake: &Arc<IntakeCounters>) -> &Counter {
-    &intake.frames
 }
 
 impl InterfaceReport {
