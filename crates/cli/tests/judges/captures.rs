@@ -47,6 +47,13 @@ pub(crate) fn write_pcap(path: &Path, frames: &[Frame]) {
     pcap(file, PcapHeader::default(), frames).flush().unwrap();
 }
 
+/// The same, of frames without a link header.
+pub(crate) fn write_pcap_raw(path: &Path, frames: &[Frame]) {
+    let file = BufWriter::new(fs::File::create(path).unwrap());
+    let header = PcapHeader { datalink: DataLink::RAW, ..PcapHeader::default() };
+    pcap(file, header, frames).flush().unwrap();
+}
+
 /// The same, of frames with times.
 pub(crate) fn write_pcap_at(path: &Path, frames: &[(Duration, Frame)]) {
     let file = BufWriter::new(fs::File::create(path).unwrap());

@@ -1,6 +1,6 @@
 //! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
-//! packets for order and completeness, damage for the readers of captures, Linux for coalescing and
-//! for knobs, and another user.
+//! packets for order and completeness, damage for the readers of captures, Linux for coalescing, for
+//! knobs and for live devices, and another user.
 //!
 //! A judge whose tool is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
@@ -9,6 +9,7 @@ mod captures; // capture files, written by another library
 mod damage; //   captures with seeded damage
 mod frames; //   frames of every kind
 mod gro; //      coalescing, by laws and by the kernel
+mod live; //     live devices, by the kernel and by well-known senders
 mod knobs; //    what is written to them, by the kernel
 mod mount; //    the mounted knobs, by the kernel's own files
 mod namespace; // network namespaces of our own
@@ -50,6 +51,10 @@ fn main() {
     }
     let name = "rps_8_a_second_user_controls_nothing";
     trials.push(judge(name, second_user::missing(), second_user::judge));
+    for (tools, judges) in live::TRIALS {
+        let missing = live::missing(tools);
+        trials.extend(judges.iter().map(|(name, trial)| judge(name, missing.clone(), *trial)));
+    }
     libtest_mimic::run(&arguments, trials).exit();
 }
 

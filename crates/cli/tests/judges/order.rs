@@ -30,6 +30,8 @@ const HAZARDS_MIN: usize = 1_000;
 /// The flow table's default 4096 entries go by the upper bits of the hash.
 const ENTRY_SHIFT: u32 = 32 - 12;
 
+const ETHERNET_BYTES: usize = 14;
+
 /// How the program is made to run.
 struct Scene {
     frames: usize,
@@ -105,7 +107,8 @@ fn judge(scene: &Scene) -> Judgement {
     let directory = tempfile::tempdir()?;
     let mut all = Findings::default();
     for flows in FLOWS {
-        let sent = write_stamped(&directory.path().join("f.pcap"), flows, scene.frames);
+        let stamped = Stamped { flows, frames: scene.frames, padding_bytes: 0, has_ethernet: true };
+        let sent = stamped.write(&directory.path().join("f.pcap"));
         for (start, seed) in START_COUNTERS.into_iter().zip(["3", "4"]) {
             let args = ["--start-counters", start, "--seed", seed];
             let Findings { moves, hazards } =
@@ -131,33 +134,50 @@ pub(crate) fn source(flow: u32) -> [u8; 4] {
 pub(crate) const DESTINATION: [u8; 4] = [10, 9, 0, 1];
 pub(crate) const PORTS: (u16, u16) = (1024, 9000);
 
-/// Stamped UDP: runs of one to eight frames of a flow, in order within each flow. Returns how many
-/// each flow has.
-fn write_stamped(path: &Path, flows: u32, frames: usize) -> Vec<u64> {
-    let mut random = Random::new(flows.into());
-    let mut sent = vec![0; flows as usize];
-    let mut stamped = Vec::new();
-    while stamped.len() < frames {
-        let flow = u32::try_from(random.below(flows.into())).unwrap();
-        for _ in 0..random.between(1, 8) {
-            let sequence: &mut u64 = &mut sent[flow as usize];
-            stamped.push(stamp(flow, *sequence));
-            *sequence += 1;
-        }
-    }
-    captures::write_pcap(path, &stamped);
-    sent
+/// Stamped UDP: runs of one to eight frames of a flow, in order within each flow.
+pub(crate) struct Stamped {
+    pub(crate) flows: u32,
+    pub(crate) frames: usize,
+    /// Bytes behind each stamp.
+    pub(crate) padding_bytes: usize,
+    /// Whether the frames begin with an Ethernet header, or with that of IP.
+    pub(crate) has_ethernet: bool,
 }
 
-fn stamp(flow: u32, sequence: u64) -> Frame {
-    let payload = [&b"STMP"[..], &flow.to_be_bytes(), &sequence.to_be_bytes()].concat();
-    let mut bytes = Vec::new();
-    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
-        .ipv4(source(flow), DESTINATION, 64)
-        .udp(PORTS.0, PORTS.1)
-        .write(&mut bytes, &payload)
-        .unwrap();
-    Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
+impl Stamped {
+    /// Writes a capture. Returns how many frames each flow has.
+    pub(crate) fn write(&self, path: &Path) -> Vec<u64> {
+        let mut random = Random::new(self.flows.into());
+        let mut sent = vec![0; self.flows as usize];
+        let mut stamped = Vec::new();
+        while stamped.len() < self.frames {
+            let flow = u32::try_from(random.below(self.flows.into())).unwrap();
+            for _ in 0..random.between(1, 8) {
+                let sequence: &mut u64 = &mut sent[flow as usize];
+                stamped.push(self.stamp(flow, *sequence));
+                *sequence += 1;
+            }
+        }
+        let write =
+            if self.has_ethernet { captures::write_pcap } else { captures::write_pcap_raw };
+        write(path, &stamped);
+        sent
+    }
+
+    fn stamp(&self, flow: u32, sequence: u64) -> Frame {
+        let padding = vec![0; self.padding_bytes];
+        let stamp = [&b"STMP"[..], &flow.to_be_bytes(), &sequence.to_be_bytes(), &padding];
+        let mut bytes = Vec::new();
+        PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+            .ipv4(source(flow), DESTINATION, 64)
+            .udp(PORTS.0, PORTS.1)
+            .write(&mut bytes, &stamp.concat())
+            .unwrap();
+        if !self.has_ethernet {
+            bytes.drain(..ETHERNET_BYTES);
+        }
+        Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
+    }
 }
 
 fn run(scene: &Scene, directory: &Path, args: [&str; 4], sent: &[u64]) -> Result<Findings, Failed> {
@@ -177,7 +197,10 @@ fn run(scene: &Scene, directory: &Path, args: [&str; 4], sent: &[u64]) -> Result
     }
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let trace = Trace::read(&directory.join("t"))?;
-    let findings = trace.judge(sent)?;
+    let (findings, lost) = trace.judge(sent)?;
+    if lost > 0 {
+        return Err(format!("{lost} packets are neither delivered nor dropped").into());
+    }
     if let Changes::Masks(_) = scene.changes {
         trace.judge_entries()?;
     }
@@ -222,11 +245,17 @@ struct Trace {
 
 /// What makes a run more than idle.
 #[derive(Debug, Default)]
-struct Findings {
+pub(crate) struct Findings {
     /// Packets that came to another CPU than their flow's last one.
-    moves: usize,
+    pub(crate) moves: usize,
     /// Packets that came under a new mask while their flow's last one was still queued.
-    hazards: usize,
+    pub(crate) hazards: usize,
+}
+
+/// Judges the trace of a live run of one queue, to which so many of each flow were `sent`. Also
+/// returns how many of them never came.
+pub(crate) fn judge_trace(directory: &Path, sent: &[u64]) -> Result<(Findings, u64), Failed> {
+    Trace::read(directory)?.judge(sent)
 }
 
 impl Trace {
@@ -239,8 +268,9 @@ impl Trace {
         })
     }
 
-    fn judge(&self, sent: &[u64]) -> Result<Findings, Failed> {
-        self.judge_completeness(sent)?;
+    /// Also returns how many packets that were sent are neither delivered nor dropped.
+    fn judge(&self, sent: &[u64]) -> Result<(Findings, u64), Failed> {
+        let lost = self.judge_completeness(sent)?;
         let mut flows: HashMap<u32, Vec<&Delivered>> = HashMap::new();
         for packet in &self.delivered {
             flows.entry(packet.flow).or_default().push(packet);
@@ -259,11 +289,11 @@ impl Trace {
                 self.judge_mask(first, None)?;
             }
         }
-        Ok(findings)
+        Ok((findings, lost))
     }
 
-    /// Every stamp that was sent is delivered once or dropped once.
-    fn judge_completeness(&self, sent: &[u64]) -> Judgement {
+    /// No stamp is delivered or dropped twice, or was never sent. Returns how many are neither.
+    fn judge_completeness(&self, sent: &[u64]) -> Result<u64, Failed> {
         let delivered = self.delivered.iter().map(|packet| (packet.flow, packet.sequence));
         let dropped = self.dropped.iter().map(|packet| (packet.flow, packet.sequence));
         let mut seen = HashSet::new();
@@ -275,11 +305,7 @@ impl Trace {
                 return Err(format!("flow, sequence {stamp:?} was never sent").into());
             }
         }
-        let missing = sent.iter().sum::<u64>() - seen.len() as u64;
-        if missing > 0 {
-            return Err(format!("{missing} packets are neither delivered nor dropped").into());
-        }
-        Ok(())
+        Ok(sent.iter().sum::<u64>() - seen.len() as u64)
     }
 
     /// A packet that moves its flow-table entry does so at a head counter that has passed the

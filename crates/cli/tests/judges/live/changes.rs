@@ -1,0 +1,75 @@
+//! The order of delivery on live devices, told from stamps and traces, while everything changes that
+//! can over the control socket.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Judgement;
+use crate::live::Judge;
+use crate::live::program::Run;
+use crate::live::sender::{Capture, Pace, play, settle};
+use crate::live::way::{Link, Way};
+use crate::order::{self, Stamped};
+use crate::storm;
+
+pub(crate) const TRIALS: [Judge; 5] = [
+    ("promise_1_order_holds_in_a_storm_over_native_xdp", || judge(Way::AfXdpNative)),
+    ("promise_1_order_holds_in_a_storm_over_generic_xdp", || judge(Way::AfXdpGeneric)),
+    ("promise_1_order_holds_in_a_storm_over_a_packet_socket", || judge(Way::AfPacket)),
+    ("promise_1_order_holds_in_a_storm_over_a_tap", || judge(Way::Tap)),
+    ("promise_1_order_holds_in_a_storm_over_a_tun", || judge(Way::Tun)),
+];
+
+const FLOWS: u32 = 64;
+const FRAMES: usize = 80_000;
+const PPS: u32 = 40_000;
+
+/// Packets that came to another CPU than the one before them; fewer prove nothing.
+const MOVES_MIN: usize = 100;
+/// Those which came under new rules while the one before them was still queued.
+const HAZARDS_MIN: usize = 100;
+
+const ARGS: [&str; 8] =
+    ["--cpus", "2", "--spread", "always", "--hash", "toeplitz", "--trace", "t"];
+
+fn judge(way: Way) -> Judgement {
+    let link = Link::new(way)?;
+    let has_ethernet = way.has_ethernet();
+    let stamped = Stamped { flows: FLOWS, frames: FRAMES, padding_bytes: 0, has_ethernet };
+    let capture = Capture::of(&stamped)?;
+    let mut run = Run::start(&link.near, link.args(&ARGS))?;
+    let sent = thread::scope(|scope| {
+        let sender = scope.spawn(|| play(&link, &capture, Pace::Packets(PPS), 1));
+        change_all(&run)?;
+        sender.join().map_err(|_| "the sender has panicked")?
+    })?;
+    settle();
+    let report = run.stop()?;
+    let (findings, missing) = order::judge_trace(&run.directory().join("t"), &capture.flows)?;
+    let lost = link.lost(report.number("kernel_dropped")?)?;
+    if missing != lost || sent != capture.flows.iter().sum::<u64>() {
+        let report = report.value();
+        return Err(format!("of {sent}, {missing} are missing, {lost} dropped: {report}").into());
+    }
+    if findings.moves < MOVES_MIN || findings.hazards < HAZARDS_MIN {
+        return Err(format!("nothing is proved: {findings:?}").into());
+    }
+    Ok(())
+}
+
+/// Asks for each change of a storm when its frame is due.
+fn change_all(run: &Run) -> Judgement {
+    let begin = Instant::now();
+    for line in storm::script(2, FLOWS as usize, FRAMES).lines() {
+        let (frame, change) = line.split_once(':').ok_or("a line without a frame")?;
+        let due = Duration::from_secs(1) * frame.parse()? / PPS;
+        thread::sleep(due.saturating_sub(begin.elapsed()));
+        let (what, value) = change.split_once('=').ok_or("a change without a value")?;
+        match what {
+            "pause" | "resume" | "kill" => run.asks(&format!("{what} {value}"))?,
+            "rfs_desired" => run.asks(&format!("{what} {}", value.replace(':', " ")))?,
+            _ => run.asks(&format!("set {what} {value}"))?,
+        };
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! What tcpreplay sent is what was delivered, what we dropped by name and what the kernel counted as
+//! dropped: exactly, at a rate below and at one far above what is taken.
+
+use crate::Judgement;
+use crate::live::Judge;
+use crate::live::program::{Report, Run};
+use crate::live::sender::{Capture, Pace, play, settle};
+use crate::live::way::{Link, Way};
+
+pub(crate) const TRIALS: [Judge; 5] = [
+    ("promise_2_what_comes_by_native_xdp_is_accounted_for", || judge(Way::AfXdpNative)),
+    ("promise_2_what_comes_by_generic_xdp_is_accounted_for", || judge(Way::AfXdpGeneric)),
+    ("promise_2_what_comes_by_a_packet_socket_is_accounted_for", || judge(Way::AfPacket)),
+    ("promise_2_what_comes_by_a_tap_is_accounted_for", || judge(Way::Tap)),
+    ("promise_2_what_comes_by_a_tun_is_accounted_for", || judge(Way::Tun)),
+];
+
+/// Below what anybody takes.
+const SLOW_PPS: u32 = 20_000;
+
+/// More bytes than any ring holds.
+const LOOPS: u32 = 10;
+const PADDING_BYTES: usize = 1000;
+
+fn judge(way: Way) -> Judgement {
+    judge_slow(way)?;
+    judge_fast(way)
+}
+
+fn judge_slow(way: Way) -> Judgement {
+    let link = Link::new(way)?;
+    let capture = Capture::write(way, 0)?;
+    let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))?;
+    let sent = play(&link, &capture, Pace::Packets(SLOW_PPS), 1)?;
+    settle();
+    let report = run.stop()?;
+    judge_sum(&link, &report, sent)?;
+    if report.number("delivered")? == 0 {
+        return Err(format!("nothing was delivered: {}", report.value()).into());
+    }
+    Ok(())
+}
+
+/// The CPU that delivers is paused, so that we drop. Then the program is, so that the kernel does.
+fn judge_fast(way: Way) -> Judgement {
+    let link = Link::new(way)?;
+    let capture = Capture::write(way, PADDING_BYTES)?;
+    let mut run = Run::start(&link.near, link.args(&["--cpus", "2", "--rps", "2"]))?;
+    let play_all = |loops| play(&link, &capture, Pace::TopSpeed, loops);
+    run.asks("pause 1")?;
+    let mut sent = play_all(1)?;
+    run.signal("STOP")?;
+    sent += play_all(LOOPS)?;
+    run.signal("CONT")?;
+    sent += play_all(1)?;
+    run.asks("resume 1")?;
+    sent += play_all(1)?;
+    settle();
+    let report = run.stop()?;
+    judge_sum(&link, &report, sent)?;
+    let seen = [report.dropped()?, report.number("kernel_dropped")?, report.number("delivered")?];
+    if seen.contains(&0) {
+        return Err(format!("not far above what is taken: {}", report.value()).into());
+    }
+    Ok(())
+}
+
+/// A report adds up by itself: what came in is what was delivered and dropped by us.
+fn judge_sum(link: &Link, report: &Report, sent: u64) -> Judgement {
+    let came_in = report.number("packets_in")?;
+    let lost = link.lost(report.number("kernel_dropped")?)?;
+    if sent == came_in + lost {
+        return Ok(());
+    }
+    let report = report.value();
+    Err(format!("{sent} were sent, {came_in} came in, the kernel dropped {lost}: {report}").into())
+}

@@ -1,0 +1,52 @@
+//! Live devices, judged by the kernel and by senders that everybody knows: tcpreplay, iperf3, UDP and
+//! TCP sockets, knotd. All of it in network namespaces of our own.
+
+mod way; //          how a run takes packets, and the link that they come by
+mod program; //      a run of the program
+mod sender; //       tcpreplay, and what it sends
+mod conservation; // everything that was sent is accounted for
+mod restarts; //     nothing is left of a run
+mod changes; //      order, while everything changes
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use forebay::sys;
+
+use crate::Judgement;
+use way::{Link, Way};
+
+/// A name, and who judges.
+type Judge = (&'static str, fn() -> Judgement);
+
+/// What is judged, by the tools that it takes.
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 3] = [
+    (&["tcpreplay"], &conservation::TRIALS),
+    (&["tcpreplay", "bpftool"], &restarts::TRIALS),
+    (&["tcpreplay"], &changes::TRIALS),
+];
+
+/// Why there is nothing to judge with these `tools`.
+pub(crate) fn missing(tools: &[&str]) -> Option<String> {
+    if !sys::user().is_root() {
+        return Some("it takes root".to_owned());
+    }
+    if sys::allowed_cpus().len() < 2 {
+        return Some("it takes two CPUs".to_owned());
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        return Some("there is no /dev/net/tun".to_owned());
+    }
+    let is_there = |tool: &str| {
+        let looked =
+            Command::new("sh").args(["-c", "command -v $0", tool]).stdout(Stdio::null()).status();
+        looked.is_ok_and(|status| status.success())
+    };
+    let tools = ["ip", "ethtool"].iter().chain(tools);
+    if let Some(tool) = tools.copied().find(|tool| !is_there(tool)) {
+        return Some(format!("{tool} is not installed"));
+    }
+    let refused = Way::ALL.into_iter().find_map(|way| Link::new(way).err())?;
+    let reason = refused.message().unwrap_or_default().to_owned();
+    Some(format!("it takes network namespaces, veth, TAP and TUN: {reason}"))
+}

@@ -1,0 +1,209 @@
+//! A run of the program on live devices.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay::control::ControlClient;
+use libtest_mimic::Failed;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::Judgement;
+use crate::namespace::{Namespace, run};
+use crate::program::told;
+
+/// What takes longer hangs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often something is looked for.
+pub(super) const LOOK_PERIOD: Duration = Duration::from_millis(5);
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay");
+
+/// A run under way. It is killed if nobody stops it; what it has written goes with this.
+pub(super) struct Run {
+    child: Option<Child>,
+    directory: TempDir,
+}
+
+impl Run {
+    /// Starts a run in a namespace, and waits until it takes packets.
+    pub(super) fn start<S: AsRef<OsStr>>(
+        namespace: &Namespace,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Self, Failed> {
+        Self::start_as(namespace.command(PROGRAM), args)
+    }
+
+    /// Starts a run by a command of one's own, and waits until it takes packets.
+    pub(super) fn start_as<S: AsRef<OsStr>>(
+        mut command: Command,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Self, Failed> {
+        let directory = tempfile::tempdir()?;
+        let child = command
+            .arg("run")
+            .args(args)
+            .args(["--json", "--control", "s.sock"])
+            .current_dir(&directory)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut run = Self { child: Some(child), directory };
+        wait_until("it listens", || {
+            if run.child()?.try_wait()?.is_some() {
+                let output = run.wait()?;
+                return Err(format!("it ended: {}: {}", output.status, told(&output)).into());
+            }
+            Ok(run.asks("get dev_weight").is_ok())
+        })?;
+        Ok(run)
+    }
+
+    /// The directory that it was started in.
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.directory().join("s.sock")
+    }
+
+    pub(super) fn id(&self) -> Result<u32, Failed> {
+        Ok(self.child.as_ref().ok_or("it has ended")?.id())
+    }
+
+    /// Asks at the control socket; returns the lines of the answer.
+    pub(super) fn asks(&self, request: &str) -> Result<Vec<String>, Failed> {
+        let answer = ControlClient::connect(&self.socket()).and_then(|mut run| run.ask(request));
+        answer.map_err(|error| format!("{request}: {error}").into())
+    }
+
+    pub(super) fn signal(&self, signal: &str) -> Result<(), Failed> {
+        run("kill", &["-s", signal, &self.id()?.to_string()])
+    }
+
+    /// Has it end in order; returns its report, which keeps promise 2.
+    pub(super) fn stop(&mut self) -> Result<Report, Failed> {
+        self.signal("TERM")?;
+        self.ends(0)
+    }
+
+    /// Waits until it ends with this exit code; returns its report, which keeps promise 2.
+    pub(super) fn ends(&mut self, code: i32) -> Result<Report, Failed> {
+        let output = self.wait()?;
+        if output.status.code() != Some(code) {
+            return Err(format!("{code} was expected: {}: {}", output.status, told(&output)).into());
+        }
+        Report::read(&output)
+    }
+
+    /// Ends it at once.
+    pub(super) fn kill(&mut self) -> Result<(), Failed> {
+        self.signal("KILL")?;
+        self.wait().map(drop)
+    }
+
+    /// Waits for its end. What it says fits into the pipes meanwhile.
+    pub(super) fn wait(&mut self) -> Result<Output, Failed> {
+        wait_until("it ends", || Ok(self.child()?.try_wait()?.is_some()))?;
+        Ok(self.child.take().ok_or("it has ended")?.wait_with_output()?)
+    }
+
+    fn child(&mut self) -> Result<&mut Child, Failed> {
+        Ok(self.child.as_mut().ok_or("it has ended")?)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // A judgement has failed, and nobody is left to be told.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs the program to its end, where it is not to get far.
+pub(super) fn try_run(mut command: Command, args: &[&str]) -> Result<Output, Failed> {
+    let child = command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let directory = tempfile::tempdir()?;
+    let mut run = Run { child: Some(child.current_dir(&directory).spawn()?), directory };
+    run.wait()
+}
+
+/// A command that runs the program in a namespace.
+pub(super) fn command(namespace: &Namespace) -> Command {
+    namespace.command(PROGRAM)
+}
+
+/// A copy of the program that everybody may run.
+pub(super) fn copied_to(directory: &Path) -> io::Result<PathBuf> {
+    let program = directory.join("forebay");
+    fs::copy(PROGRAM, &program)?;
+    Ok(program)
+}
+
+/// Waits until something `is_so`. What does not become so hangs.
+pub(super) fn wait_until(
+    what: &str,
+    mut is_so: impl FnMut() -> Result<bool, Failed>,
+) -> Result<(), Failed> {
+    let begin = Instant::now();
+    while !is_so()? {
+        if begin.elapsed() > PATIENCE {
+            return Err(format!("waited in vain until {what}").into());
+        }
+        thread::sleep(LOOK_PERIOD);
+    }
+    Ok(())
+}
+
+/// What a run said at its end.
+#[derive(Debug)]
+pub(super) struct Report(Value);
+
+impl Report {
+    /// The one document on standard output, if it adds up and no frame is missing.
+    fn read(output: &Output) -> Result<Self, Failed> {
+        let report = serde_json::from_slice(&output.stdout).map_err(|error| {
+            let text = String::from_utf8_lossy(&output.stdout);
+            format!("standard output is not one document: {error}: {text:?}")
+        })?;
+        let report = Self(report);
+        report.judge_balance()?;
+        Ok(report)
+    }
+
+    fn judge_balance(&self) -> Judgement {
+        let accounted = self.number("delivered")? + self.dropped()? + self.number("queued")?;
+        if self.number("packets_in")? != accounted {
+            return Err(format!("it does not add up: {}", self.0).into());
+        }
+        if self.number("frames_away")? != 0 {
+            return Err(format!("frames are missing: {}", self.0).into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<u64, Failed> {
+        self.0[name].as_u64().ok_or_else(|| format!("no number {name}: {}", self.0).into())
+    }
+
+    /// What we dropped, whatever the reason.
+    pub(super) fn dropped(&self) -> Result<u64, Failed> {
+        let reasons = self.0["dropped"].as_object().ok_or("there are no drops in the report")?;
+        Ok(reasons.values().filter_map(Value::as_u64).sum())
+    }
+
+    /// Everything, to be shown.
+    pub(super) fn value(&self) -> &Value {
+        &self.0
+    }
+}

@@ -1,0 +1,122 @@
+//! Many starts and stops under load, by signals that can be heard and by one that cannot: nothing of
+//! a run is left in the kernel.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use libtest_mimic::Failed;
+
+use crate::Judgement;
+use crate::live::Judge;
+use crate::live::program::{Run, wait_until};
+use crate::live::sender::{Capture, flood};
+use crate::live::way::{Link, Way};
+
+pub(crate) const TRIALS: [Judge; 5] = [
+    ("promise_4_nothing_is_left_of_runs_by_native_xdp", || judge(Way::AfXdpNative)),
+    ("promise_4_nothing_is_left_of_runs_by_generic_xdp", || judge(Way::AfXdpGeneric)),
+    ("promise_4_nothing_is_left_of_runs_by_packet_sockets", || judge(Way::AfPacket)),
+    ("promise_4_nothing_is_left_of_runs_by_taps", || judge(Way::Tap)),
+    ("promise_4_nothing_is_left_of_runs_by_tuns", || judge(Way::Tun)),
+];
+
+/// Starts of each way, and how to have more.
+const STARTS: u32 = 6;
+const STARTS_VARIABLE: &str = "FOREBAY_STARTS";
+
+/// Every so many starts nobody asks the run to stop.
+const KILL_PERIOD: u32 = 3;
+
+fn judge(way: Way) -> Judgement {
+    let starts = match std::env::var(STARTS_VARIABLE) {
+        Ok(starts) => starts.parse().map_err(|error| format!("{STARTS_VARIABLE}: {error}"))?,
+        Err(_) => STARTS,
+    };
+    let link = Link::new(way)?;
+    let capture = Capture::write(way, 0)?;
+    let load = Load(flood(&link, &capture)?);
+    let mut objects = BTreeSet::new();
+    for start in 0..starts {
+        let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))
+            .map_err(|failed| format!("start {start}: {}", failed.message().unwrap_or_default()))?;
+        let held = Object::all_of(run.id()?)?;
+        if way.is_xdp() && !["prog", "map"].iter().all(|kind| held.iter().any(|it| it.kind == *kind))
+        {
+            return Err(format!("it should have a program and a map: {held:?}").into());
+        }
+        objects.extend(held);
+        if start % KILL_PERIOD == KILL_PERIOD - 1 {
+            run.kill()?;
+        } else {
+            run.stop()?;
+        }
+    }
+    drop(load);
+    judge_silence(&link)?;
+    // The kernel takes its time to free them.
+    for object in objects {
+        wait_until(&format!("{object:?} is gone"), || Ok(!object.is_there()?))?;
+    }
+    Ok(())
+}
+
+/// No program, no socket and nobody behind the device.
+pub(super) fn judge_silence(link: &Link) -> Judgement {
+    wait_until("there is no program", || {
+        Ok(!link.shown()?.as_object().ok_or("no link")?.contains_key("xdp"))
+    })?;
+    wait_until("there is no packet socket", || {
+        let sockets = link.near.tell(&["cat", "/proc/net/packet"])?;
+        Ok(sockets.lines().count() <= 1)
+    })?;
+    if matches!(link.way, Way::Tap | Way::Tun) {
+        wait_until("nobody has the device", || Ok(link.has_flag("NO-CARRIER")?))?;
+    }
+    Ok(())
+}
+
+/// A sender that does not end by itself.
+struct Load(Child);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // What has ended has failed, and the judge is told otherwise.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Something of bpf that a process holds.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Object {
+    /// As bpftool calls it.
+    kind: &'static str,
+    number: u32,
+}
+
+impl Object {
+    fn all_of(process: u32) -> Result<Vec<Self>, Failed> {
+        let mut all = Vec::new();
+        for descriptor in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
+            // A descriptor that is gone by now holds nothing.
+            let text = fs::read_to_string(descriptor?.path()).unwrap_or_default();
+            for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
+                let kind = match name {
+                    "prog_id" => "prog",
+                    "map_id" => "map",
+                    "link_id" => "link",
+                    _ => continue,
+                };
+                all.push(Self { kind, number: value.trim().parse()? });
+            }
+        }
+        Ok(all)
+    }
+
+    fn is_there(&self) -> Result<bool, Failed> {
+        let mut bpftool = Command::new("bpftool");
+        bpftool.args([self.kind, "show", "id", &self.number.to_string()]);
+        Ok(bpftool.stdout(Stdio::null()).stderr(Stdio::null()).status()?.success())
+    }
+}

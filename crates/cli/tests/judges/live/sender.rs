@@ -1,0 +1,100 @@
+//! tcpreplay, and what it sends.
+
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use libtest_mimic::Failed;
+use tempfile::TempDir;
+
+use crate::live::way::{Link, Way};
+use crate::order::Stamped;
+
+/// What the kernel has on its way from one interface to the other has come by then.
+const SETTLE: Duration = Duration::from_millis(200);
+
+const FRAMES: usize = 20_000;
+const FLOWS: u32 = 64;
+
+/// A capture to be sent.
+pub(super) struct Capture {
+    directory: TempDir,
+    /// Frames of each flow.
+    pub(super) flows: Vec<u64>,
+}
+
+impl Capture {
+    /// Stamped frames with so many bytes behind each stamp.
+    pub(super) fn write(way: Way, padding_bytes: usize) -> Result<Self, Failed> {
+        let has_ethernet = way.has_ethernet();
+        Self::of(&Stamped { flows: FLOWS, frames: FRAMES, padding_bytes, has_ethernet })
+    }
+
+    pub(super) fn of(stamped: &Stamped) -> Result<Self, Failed> {
+        let directory = tempfile::tempdir()?;
+        let flows = stamped.write(&directory.path().join("f.pcap"));
+        Ok(Self { directory, flows })
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.path().join("f.pcap")
+    }
+}
+
+/// How fast.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pace {
+    /// So many packets in a second.
+    Packets(u32),
+    TopSpeed,
+}
+
+/// Sends a capture so many times; returns how many frames tcpreplay counts, which the kernel must
+/// have counted too.
+pub(super) fn play(link: &Link, capture: &Capture, pace: Pace, loops: u32) -> Result<u64, Failed> {
+    let (namespace, device) = link.sender();
+    let path = capture.path();
+    let path = path.to_str().ok_or("a path that is not UTF-8")?;
+    let pace = match pace {
+        Pace::Packets(pps) => format!("--pps={pps}"),
+        Pace::TopSpeed => "--topspeed".to_owned(),
+    };
+    let loops = format!("--loop={loops}");
+    let before = link.sender_counts()?;
+    let command = ["tcpreplay", "-q", "-K", &pace, &loops, "-i", device, path];
+    let told = namespace.tell(&command)?;
+    let sent = number(&told, "Successful packets:")?;
+    if number(&told, "Failed packets:")? + number(&told, "Truncated packets:")? > 0 {
+        return Err(format!("tcpreplay could not send all: {told}").into());
+    }
+    // What it had to try again the kernel has counted as dropped on the way.
+    let tries = sent + number(&told, "Retried packets (ENOBUFS):")?;
+    if !matches!(link.way, Way::Tap | Way::Tun) {
+        let after = link.sender_counts()?;
+        let counted = after.tx_packets + after.tx_dropped - before.tx_packets - before.tx_dropped;
+        if counted != tries {
+            return Err(format!("tcpreplay sent {tries} frames, the kernel {counted}").into());
+        }
+    }
+    Ok(tries)
+}
+
+/// Sends a capture again and again.
+pub(super) fn flood(link: &Link, capture: &Capture) -> Result<Child, Failed> {
+    let (namespace, device) = link.sender();
+    let mut tcpreplay = namespace.command("tcpreplay");
+    tcpreplay.args(["-q", "-K", "--topspeed", "--loop=0", "-i", device]).arg(capture.path());
+    Ok(tcpreplay.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
+}
+
+/// Waits for what tcpreplay has sent last.
+pub(super) fn settle() {
+    thread::sleep(SETTLE);
+}
+
+fn number(told: &str, name: &str) -> Result<u64, Failed> {
+    let line = told.lines().find_map(|line| line.trim().strip_prefix(name));
+    let number = line.and_then(|rest| rest.trim().parse().ok());
+    number.ok_or_else(|| format!("tcpreplay does not say {name} {told}").into())
+}

@@ -1,0 +1,184 @@
+//! How a run takes packets, and the link that they come by.
+
+use libtest_mimic::Failed;
+use serde_json::Value;
+
+use crate::namespace::{Namespace, tell};
+
+/// The interface that a run takes packets from, and the one that they are sent into.
+pub(super) const DEVICE: &str = "fb0";
+pub(super) const PEER: &str = "fb1";
+
+/// Addresses of the two ends; frames to [`DEVICE_MAC`] are its own.
+pub(super) const DEVICE_MAC: &str = "02:00:00:00:00:02";
+pub(super) const PEER_MAC: &str = "02:00:00:00:00:01";
+
+/// Where packets come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    AfXdpNative,
+    AfXdpGeneric,
+    AfPacket,
+    Tap,
+    Tun,
+}
+
+impl Way {
+    pub(super) const ALL: [Self; 5] =
+        [Self::AfXdpNative, Self::AfXdpGeneric, Self::AfPacket, Self::Tap, Self::Tun];
+
+    /// The options of `forebay run`.
+    pub(super) fn args(self) -> &'static [&'static str] {
+        match self {
+            Self::AfXdpNative => &["--via", "af_xdp", "--xdp-mode", "native", "--take", "all"],
+            Self::AfXdpGeneric => &["--via", "af_xdp", "--xdp-mode", "generic", "--take", "all"],
+            Self::AfPacket => &["--via", "af_packet"],
+            Self::Tap => &["--via", "tap"],
+            Self::Tun => &["--via", "tun"],
+        }
+    }
+
+    /// Whether its packets begin with an Ethernet header.
+    pub(super) fn has_ethernet(self) -> bool {
+        self != Self::Tun
+    }
+
+    pub(super) fn is_xdp(self) -> bool {
+        matches!(self, Self::AfXdpNative | Self::AfXdpGeneric)
+    }
+}
+
+/// What sends, what takes, and the interfaces between them. All of it goes when this does.
+pub(super) struct Link {
+    pub(super) way: Way,
+    /// Where the run is.
+    pub(super) near: Namespace,
+    /// Where the sender is. What is sent into a TAP comes from this side of it.
+    far: Option<Namespace>,
+}
+
+impl Link {
+    /// Both ends are up, and silent.
+    pub(super) fn new(way: Way) -> Result<Self, Failed> {
+        let near = Namespace::new()?;
+        let mut link = Self { way, near, far: None };
+        match way {
+            Way::Tap | Way::Tun => {
+                let mode = if way == Way::Tap { "tap" } else { "tun" };
+                silence(&link.near)?;
+                link.near.run(&["ip", "tuntap", "add", "dev", DEVICE, "mode", mode])?;
+                link.near.run(&["ip", "link", "set", DEVICE, "up"])?;
+            }
+            Way::AfXdpNative | Way::AfXdpGeneric | Way::AfPacket => {
+                let far = link.far.insert(Namespace::new()?);
+                join((&link.near, DEVICE, DEVICE_MAC), (far, PEER, PEER_MAC))?;
+            }
+        }
+        Ok(link)
+    }
+
+    /// The interface to send into, and where it is.
+    pub(super) fn sender(&self) -> (&Namespace, &str) {
+        self.far.as_ref().map_or((&self.near, DEVICE), |far| (far, PEER))
+    }
+
+    /// The options of a run on the end that takes, and `more`.
+    pub(super) fn args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
+        [&[DEVICE], self.way.args(), more].concat()
+    }
+
+    /// What `ip` shows of the end that takes.
+    pub(super) fn shown(&self) -> Result<Value, Failed> {
+        shown(&self.near, DEVICE)
+    }
+
+    /// Whether `ip` shows a flag, such as `NO-CARRIER`.
+    pub(super) fn has_flag(&self, flag: &str) -> Result<bool, Failed> {
+        let shown = self.shown()?;
+        let flags = shown["flags"].as_array().ok_or("`ip` shows no flags")?;
+        Ok(flags.iter().any(|it| it == flag))
+    }
+
+    /// What the kernel has counted at the end that takes.
+    pub(super) fn counts(&self) -> Result<Counts, Failed> {
+        Counts::of(&self.near, DEVICE)
+    }
+
+    /// What the kernel has dropped anywhere since the link was made, each frame counted once. The
+    /// run says how many it dropped right before it: the interface must say so too, if it can.
+    pub(super) fn lost(&self, before_the_run: u64) -> Result<u64, Failed> {
+        let counts = self.counts()?;
+        let (at_interface, elsewhere) = match self.way {
+            // A program refuses what has no room in the socket's ring; the wire has one too.
+            Way::AfXdpNative => (Some(counts.rx_dropped), self.sender_counts()?.tx_dropped),
+            // These are behind the backlog of a CPU, whose drops are the interface's.
+            Way::AfXdpGeneric | Way::AfPacket => (None, counts.rx_dropped),
+            Way::Tap | Way::Tun => (Some(counts.tx_dropped), 0),
+        };
+        if at_interface.is_some_and(|dropped| dropped != before_the_run) {
+            return Err(format!("{counts:?}, but the run says {before_the_run}").into());
+        }
+        Ok(before_the_run + elsewhere)
+    }
+
+    /// What the kernel has counted at the end that sends.
+    pub(super) fn sender_counts(&self) -> Result<Counts, Failed> {
+        let (namespace, device) = self.sender();
+        Counts::of(namespace, device)
+    }
+}
+
+/// An end of a wire: where, its name, its address.
+pub(super) type End<'a> = (&'a Namespace, &'a str, &'a str);
+
+/// A wire between two namespaces. Its ends are up, and nobody sends anything of its own accord.
+pub(super) fn join(one: End<'_>, other: End<'_>) -> Result<(), Failed> {
+    let (namespace, name, address) = one;
+    let (peer_namespace, peer_name, peer_address) = other;
+    let (here, there) = (namespace.name(), peer_namespace.name());
+    let one_end = ["link", "add", name, "address", address, "netns", here, "type", "veth"];
+    let other_end = ["peer", "name", peer_name, "address", peer_address, "netns", there];
+    tell("ip", &[&one_end[..], &other_end].concat())?;
+    for (namespace, name) in [(namespace, name), (peer_namespace, peer_name)] {
+        silence(namespace)?;
+        namespace.run(&["ip", "link", "set", name, "up"])?;
+    }
+    Ok(())
+}
+
+/// No neighbour discovery: it would be packets that no sender has counted.
+fn silence(namespace: &Namespace) -> Result<(), Failed> {
+    for scope in ["all", "default"] {
+        namespace.run(&["sysctl", "-qw", &format!("net.ipv6.conf.{scope}.disable_ipv6=1")])?;
+    }
+    Ok(())
+}
+
+/// What the kernel counts at an interface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) rx_dropped: u64,
+    pub(super) tx_packets: u64,
+    pub(super) tx_dropped: u64,
+}
+
+impl Counts {
+    fn of(namespace: &Namespace, device: &str) -> Result<Self, Failed> {
+        let shown = shown(namespace, device)?;
+        let number = |direction: &str, what: &str| {
+            let number = shown["stats64"][direction][what].as_u64();
+            number.ok_or_else(|| format!("`ip` does not say {direction} {what}: {shown}"))
+        };
+        Ok(Self {
+            rx_dropped: number("rx", "dropped")?,
+            tx_packets: number("tx", "packets")?,
+            tx_dropped: number("tx", "dropped")?,
+        })
+    }
+}
+
+fn shown(namespace: &Namespace, device: &str) -> Result<Value, Failed> {
+    let told = namespace.tell(&["ip", "-j", "-s", "link", "show", "dev", device])?;
+    let mut links: Vec<Value> = serde_json::from_str(&told)?;
+    links.pop().ok_or_else(|| format!("`ip` does not show {device}").into())
+}
