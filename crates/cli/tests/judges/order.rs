@@ -158,8 +158,7 @@ impl Stamped {
                 *sequence += 1;
             }
         }
-        let write =
-            if self.has_ethernet { captures::write_pcap } else { captures::write_pcap_raw };
+        let write = if self.has_ethernet { captures::write_pcap } else { captures::write_pcap_raw };
         write(path, &stamped);
         sent
     }

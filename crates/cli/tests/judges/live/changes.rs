@@ -29,8 +29,7 @@ const MOVES_MIN: usize = 100;
 /// Those which came under new rules while the one before them was still queued.
 const HAZARDS_MIN: usize = 100;
 
-const ARGS: [&str; 8] =
-    ["--cpus", "2", "--spread", "always", "--hash", "toeplitz", "--trace", "t"];
+const ARGS: [&str; 8] = ["--cpus", "2", "--spread", "always", "--hash", "toeplitz", "--trace", "t"];
 
 fn judge(way: Way) -> Judgement {
     let link = Link::new(way)?;

@@ -3,8 +3,8 @@
 
 use crate::Judgement;
 use crate::live::Judge;
-use crate::live::program::{Report, Run};
-use crate::live::sender::{Capture, Pace, play, settle};
+use crate::live::program::Run;
+use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 use crate::live::way::{Link, Way};
 
 pub(crate) const TRIALS: [Judge; 5] = [
@@ -63,15 +63,4 @@ fn judge_fast(way: Way) -> Judgement {
         return Err(format!("not far above what is taken: {}", report.value()).into());
     }
     Ok(())
-}
-
-/// A report adds up by itself: what came in is what was delivered and dropped by us.
-fn judge_sum(link: &Link, report: &Report, sent: u64) -> Judgement {
-    let came_in = report.number("packets_in")?;
-    let lost = link.lost(report.number("kernel_dropped")?)?;
-    if sent == came_in + lost {
-        return Ok(());
-    }
-    let report = report.value();
-    Err(format!("{sent} were sent, {came_in} came in, the kernel dropped {lost}: {report}").into())
 }

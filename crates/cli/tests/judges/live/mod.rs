@@ -7,6 +7,10 @@ mod sender; //       tcpreplay, and what it sends
 mod conservation; // everything that was sent is accounted for
 mod restarts; //     nothing is left of a run
 mod changes; //      order, while everything changes
+mod transfer; //     content, through a run
+mod neighbours; //   who else uses the interface
+mod trouble; //      what can go wrong with a device
+mod duties; //       what a run owes whoever started it
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,11 +23,16 @@ use way::{Link, Way};
 /// A name, and who judges.
 type Judge = (&'static str, fn() -> Judgement);
 
-/// What is judged, by the tools that it takes.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 3] = [
+/// What is judged, by the tools and files that it takes.
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 8] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
     (&["tcpreplay"], &changes::TRIALS),
+    (&["iperf3"], &transfer::TRIALS),
+    (&["knotd", "kdig"], &neighbours::TRIALS),
+    (&["tcpreplay", "setpriv"], &trouble::TRIALS),
+    (&["tcpreplay", trouble::FOREIGN_PROGRAM], &trouble::FOREIGN),
+    (&["tcpreplay"], &duties::TRIALS),
 ];
 
 /// Why there is nothing to judge with these `tools`.
@@ -38,6 +47,9 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
         return Some("there is no /dev/net/tun".to_owned());
     }
     let is_there = |tool: &str| {
+        if tool.starts_with('/') {
+            return Path::new(tool).exists();
+        }
         let looked =
             Command::new("sh").args(["-c", "command -v $0", tool]).stdout(Stdio::null()).status();
         looked.is_ok_and(|status| status.success())

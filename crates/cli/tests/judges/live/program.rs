@@ -1,8 +1,8 @@
 //! A run of the program on live devices.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -91,16 +91,17 @@ impl Run {
     /// Has it end in order; returns its report, which keeps promise 2.
     pub(super) fn stop(&mut self) -> Result<Report, Failed> {
         self.signal("TERM")?;
-        self.ends(0)
+        Ok(self.ends(0)?.0)
     }
 
-    /// Waits until it ends with this exit code; returns its report, which keeps promise 2.
-    pub(super) fn ends(&mut self, code: i32) -> Result<Report, Failed> {
+    /// Waits until it ends with this exit code; returns its report, which keeps promise 2, and what
+    /// it said besides.
+    pub(super) fn ends(&mut self, code: i32) -> Result<(Report, String), Failed> {
         let output = self.wait()?;
         if output.status.code() != Some(code) {
             return Err(format!("{code} was expected: {}: {}", output.status, told(&output)).into());
         }
-        Report::read(&output)
+        Ok((Report::read(&output)?, told(&output)))
     }
 
     /// Ends it at once.
@@ -144,10 +145,19 @@ pub(super) fn command(namespace: &Namespace) -> Command {
 }
 
 /// A copy of the program that everybody may run.
-pub(super) fn copied_to(directory: &Path) -> io::Result<PathBuf> {
-    let program = directory.join("forebay");
-    fs::copy(PROGRAM, &program)?;
-    Ok(program)
+pub(super) struct Shared(TempDir);
+
+impl Shared {
+    pub(super) fn new() -> Result<Self, Failed> {
+        let directory = tempfile::tempdir()?;
+        fs::copy(PROGRAM, directory.path().join("forebay"))?;
+        fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+        Ok(Self(directory))
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.0.path().join("forebay")
+    }
 }
 
 /// Waits until something `is_so`. What does not become so hangs.

@@ -41,7 +41,8 @@ fn judge(way: Way) -> Judgement {
         let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))
             .map_err(|failed| format!("start {start}: {}", failed.message().unwrap_or_default()))?;
         let held = Object::all_of(run.id()?)?;
-        if way.is_xdp() && !["prog", "map"].iter().all(|kind| held.iter().any(|it| it.kind == *kind))
+        if way.is_xdp()
+            && !["prog", "map"].iter().all(|kind| held.iter().any(|it| it.kind == *kind))
         {
             return Err(format!("it should have a program and a map: {held:?}").into());
         }
@@ -71,7 +72,7 @@ pub(super) fn judge_silence(link: &Link) -> Judgement {
         Ok(sockets.lines().count() <= 1)
     })?;
     if matches!(link.way, Way::Tap | Way::Tun) {
-        wait_until("nobody has the device", || Ok(link.has_flag("NO-CARRIER")?))?;
+        wait_until("nobody has the device", || link.has_flag("NO-CARRIER"))?;
     }
     Ok(())
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 use tempfile::TempDir;
 
+use crate::Judgement;
+use crate::live::program::Report;
 use crate::live::way::{Link, Way};
 use crate::order::Stamped;
 
@@ -29,6 +31,12 @@ impl Capture {
     pub(super) fn write(way: Way, padding_bytes: usize) -> Result<Self, Failed> {
         let has_ethernet = way.has_ethernet();
         Self::of(&Stamped { flows: FLOWS, frames: FRAMES, padding_bytes, has_ethernet })
+    }
+
+    /// About so many stamped frames.
+    pub(super) fn of_few(way: Way, frames: usize) -> Result<Self, Failed> {
+        let has_ethernet = way.has_ethernet();
+        Self::of(&Stamped { flows: FLOWS, frames, padding_bytes: 0, has_ethernet })
     }
 
     pub(super) fn of(stamped: &Stamped) -> Result<Self, Failed> {
@@ -91,6 +99,17 @@ pub(super) fn flood(link: &Link, capture: &Capture) -> Result<Child, Failed> {
 /// Waits for what tcpreplay has sent last.
 pub(super) fn settle() {
     thread::sleep(SETTLE);
+}
+
+/// A report adds up by itself: what came in is what was delivered and dropped by us.
+pub(super) fn judge_sum(link: &Link, report: &Report, sent: u64) -> Judgement {
+    let came_in = report.number("packets_in")?;
+    let lost = link.lost(report.number("kernel_dropped")?)?;
+    if sent == came_in + lost {
+        return Ok(());
+    }
+    let report = report.value();
+    Err(format!("{sent} were sent, {came_in} came in, the kernel dropped {lost}: {report}").into())
 }
 
 fn number(told: &str, name: &str) -> Result<u64, Failed> {

@@ -92,6 +92,12 @@ impl Link {
         shown(&self.near, DEVICE)
     }
 
+    /// What `ip` shows of the end that sends.
+    pub(super) fn sender_shown(&self) -> Result<Value, Failed> {
+        let (namespace, device) = self.sender();
+        shown(namespace, device)
+    }
+
     /// Whether `ip` shows a flag, such as `NO-CARRIER`.
     pub(super) fn has_flag(&self, flag: &str) -> Result<bool, Failed> {
         let shown = self.shown()?;

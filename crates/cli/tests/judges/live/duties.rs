@@ -1,0 +1,114 @@
+//! What a run owes whoever started it: fewer privileges, a config file read anew, an end in order.
+
+use std::fs;
+use std::path::Path;
+
+use libtest_mimic::Failed;
+
+use crate::Judgement;
+use crate::live::Judge;
+use crate::live::program::{Run, wait_until};
+use crate::live::restarts::judge_silence;
+use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
+use crate::live::way::{Link, Way};
+
+pub(crate) const TRIALS: [Judge; 4] = [
+    ("a_run_drops_privileges_and_works_on", || Way::ALL.into_iter().try_for_each(judge_user)),
+    ("promise_8_a_hangup_reloads_the_config", judge_reload),
+    ("promise_2_what_a_signal_finds_queued_is_delivered", judge_drain),
+    ("a_run_ends_when_its_time_is_up", judge_duration),
+];
+
+const PPS: u32 = 50_000;
+
+/// Fewer than a backlog takes.
+const QUEUED_FRAMES: usize = 800;
+
+fn judge_user(way: Way) -> Judgement {
+    let link = Link::new(way)?;
+    let capture = Capture::write(way, 0)?;
+    let mut run = Run::start(&link.near, link.args(&["--cpus", "2", "--user", "nobody"]))?;
+    for thread in fs::read_dir(format!("/proc/{}/task", run.id()?))? {
+        judge_thread(&thread?.path())
+            .map_err(|failed| format!("{way:?}: {}", failed.message().unwrap_or_default()))?;
+    }
+    let sent = play(&link, &capture, Pace::Packets(PPS), 1)?;
+    settle();
+    let report = run.stop()?;
+    judge_sum(&link, &report, sent)?;
+    if report.number("delivered")? == 0 {
+        return Err(format!("{way:?}: nothing was delivered: {}", report.value()).into());
+    }
+    judge_silence(&link)
+}
+
+/// It is nobody's, in every respect, and can do nothing that nobody cannot.
+fn judge_thread(thread: &Path) -> Judgement {
+    let status = fs::read_to_string(thread.join("status"))?;
+    let is = |name: &str, wanted: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.is_some_and(|rest| rest.split_whitespace().all(|field| field == wanted))
+    };
+    let none = "0000000000000000";
+    let is_nobody = is("Uid:", "65534")
+        && is("Gid:", "65534")
+        && ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"].iter().all(|set| is(set, none));
+    if is_nobody { Ok(()) } else { Err(format!("{}: {status}", thread.display()).into()) }
+}
+
+fn judge_reload() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    let directory = tempfile::tempdir()?;
+    let config = directory.path().join("forebay.toml");
+    let write = |text: &str| fs::write(&config, text);
+    write("[knobs]\nnetdev_max_backlog = 500\n")?;
+    let path = config.to_str().ok_or("a path that is not UTF-8")?;
+    let mut run = Run::start(&link.near, link.args(&["--config", path]))?;
+    let reads = |run: &Run, value: &str| -> Result<bool, Failed> {
+        Ok(run.asks("get netdev_max_backlog")? == [value])
+    };
+    if !reads(&run, "500")? {
+        return Err("the config file is not heard".into());
+    }
+    // What cannot be read changes nothing, and the next one is read all the same.
+    write("[knobs]\nnetdev_max_backlog = \"a lot\"\n")?;
+    run.signal("HUP")?;
+    settle();
+    if !reads(&run, "500")? {
+        return Err("half a config file is heard".into());
+    }
+    write("[knobs]\nnetdev_max_backlog = 700\n")?;
+    run.signal("HUP")?;
+    wait_until("the config file is reloaded", || reads(&run, "700"))?;
+    run.stop().map(drop)
+}
+
+/// A run that is stopped delivers what it has taken, also behind a CPU that was paused.
+fn judge_drain() -> Judgement {
+    for (way, signal) in [(Way::AfPacket, "INT"), (Way::AfXdpNative, "TERM"), (Way::Tap, "TERM")] {
+        let link = Link::new(way)?;
+        let capture = Capture::of_few(way, QUEUED_FRAMES)?;
+        let mut run = Run::start(&link.near, link.args(&["--cpus", "2", "--rps", "2"]))?;
+        let socket = run.socket();
+        run.asks("pause 1")?;
+        let sent = play(&link, &capture, Pace::Packets(PPS), 1)?;
+        settle();
+        run.signal(signal)?;
+        let (report, _) = run.ends(0)?;
+        judge_sum(&link, &report, sent)?;
+        if report.number("delivered")? + link.lost(report.number("kernel_dropped")?)? != sent {
+            return Err(format!("{way:?}: of {sent}: {}", report.value()).into());
+        }
+        if socket.exists() {
+            return Err(format!("{way:?}: {} is left", socket.display()).into());
+        }
+        judge_silence(&link)?;
+    }
+    Ok(())
+}
+
+fn judge_duration() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    Run::start(&link.near, link.args(&["--duration", "1"]))?.ends(0)?;
+    judge_silence(&link)
+}

@@ -1,0 +1,228 @@
+//! Files and iperf3 through a run: forwarded between two interfaces, and into a TUN, coalesced or
+//! not. What arrives is what was sent, and no checksum is wrong at the far end.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::thread;
+
+use forebay::random::Random;
+use libtest_mimic::Failed;
+
+use crate::Judgement;
+use crate::live::Judge;
+use crate::live::program::{Report, Run, wait_until};
+use crate::live::way::{DEVICE, DEVICE_MAC, PEER, PEER_MAC, Way, join};
+use crate::namespace::Namespace;
+
+pub(crate) const TRIALS: [Judge; 6] = [
+    ("promise_6_content_is_intact_between_interfaces_by_native_xdp", || {
+        judge_forwarding(Way::AfXdpNative)
+    }),
+    ("promise_6_content_is_intact_between_interfaces_by_generic_xdp", || {
+        judge_forwarding(Way::AfXdpGeneric)
+    }),
+    ("promise_6_content_is_intact_between_interfaces_by_packet_sockets", || {
+        judge_forwarding(Way::AfPacket)
+    }),
+    ("promise_6_content_is_intact_into_a_tun_by_native_xdp", || judge_tun(Way::AfXdpNative)),
+    ("promise_6_content_is_intact_into_a_tun_by_generic_xdp", || judge_tun(Way::AfXdpGeneric)),
+    ("promise_6_content_is_intact_into_a_tun_by_a_packet_socket", || judge_tun(Way::AfPacket)),
+];
+
+/// The second interface that a run forwards between, and the one behind it.
+const OUT: &str = "fb2";
+const OUT_PEER: &str = "fb3";
+const OUT_MACS: [&str; 2] = ["02:00:00:00:00:04", "02:00:00:00:00:03"];
+
+/// What a run writes to.
+const TUN: &str = "ft0";
+
+/// Nobody's: what is sent there only a run takes.
+const STRANGER_MAC: &str = "02:00:00:00:00:99";
+
+const FILE_BYTES: usize = 16 << 20;
+const FILE_PORT: u16 = 9000;
+const IPERF_BYTES: &str = "16M";
+
+/// Who sends, who receives at which address, and what must not be counted at either.
+struct Ends<'a> {
+    client: &'a Namespace,
+    server: &'a Namespace,
+    address: &'static str,
+}
+
+/// Two interfaces, each the other's way out.
+fn judge_forwarding(way: Way) -> Judgement {
+    let (client, near, server) = (Namespace::new()?, Namespace::new()?, Namespace::new()?);
+    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC))?;
+    join((&near, OUT, OUT_MACS[0]), (&server, OUT_PEER, OUT_MACS[1]))?;
+    client.run(&["ip", "address", "add", "10.7.0.1/24", "dev", PEER])?;
+    server.run(&["ip", "address", "add", "10.7.0.2/24", "dev", OUT_PEER])?;
+    let ends = Ends { client: &client, server: &server, address: "10.7.0.2" };
+    for is_offloaded in [true, false] {
+        set_offloads(&client, PEER, is_offloaded)?;
+        set_offloads(&server, OUT_PEER, is_offloaded)?;
+        // XDP sees packets before their checksums are made.
+        if is_offloaded && way.is_xdp() {
+            continue;
+        }
+        for coalesce in ["gro", "off"] {
+            let there_and_back = ["--to", "dev:fb2", "--to", "dev:fb0"];
+            let args = [&[DEVICE, OUT], way.args(), &there_and_back].concat();
+            let report = ends.judge(&near, &args, coalesce, &["-R"])?;
+            judge_merging(&report, coalesce, is_offloaded)?;
+        }
+    }
+    Ok(())
+}
+
+/// One interface, and a TUN behind which the kernel receives. What it answers goes out by itself.
+fn judge_tun(way: Way) -> Judgement {
+    let (client, near) = (Namespace::new()?, Namespace::new()?);
+    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC))?;
+    let at_client = [
+        "ip address add 10.7.0.1/24 dev fb1",
+        &format!("ip neighbour add 10.7.0.2 lladdr {STRANGER_MAC} dev fb1"),
+        "ip route add 10.8.0.0/24 via 10.7.0.2",
+    ];
+    let at_near = [
+        "ip address add 10.7.0.2/24 dev fb0",
+        &format!("ip neighbour add 10.7.0.1 lladdr {PEER_MAC} dev fb0"),
+        "ip tuntap add dev ft0 mode tun",
+        "ip address add 10.8.0.1/24 dev ft0",
+        "ip link set ft0 up",
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0",
+        "sysctl -qw net.ipv4.conf.ft0.rp_filter=0",
+    ];
+    for (namespace, commands) in [(&client, &at_client[..]), (&near, &at_near)] {
+        for command in commands {
+            namespace.run(&command.split(' ').collect::<Vec<_>>())?;
+        }
+    }
+    set_offloads(&client, PEER, false)?;
+    let ends = Ends { client: &client, server: &near, address: "10.8.0.1" };
+    for coalesce in ["gro", "off"] {
+        let to = format!("tun:{TUN}");
+        let args = [&[DEVICE], way.args(), &["--to", &to]].concat();
+        let report = ends.judge(&near, &args, coalesce, &[])?;
+        judge_merging(&report, coalesce, false)?;
+    }
+    Ok(())
+}
+
+/// Whether the sender leaves it to its interface to cut packets and to make checksums.
+fn set_offloads(namespace: &Namespace, device: &str, is_on: bool) -> Judgement {
+    let state = if is_on { "on" } else { "off" };
+    let features = ["tx", state, "tso", state, "gso", state];
+    namespace.run(&[&["ethtool", "-K", device][..], &features].concat())
+}
+
+impl Ends<'_> {
+    /// Sends a file there and back, then what iperf3 sends, through a run in `near`.
+    fn judge(
+        &self,
+        near: &Namespace,
+        args: &[&str],
+        coalesce: &str,
+        further: &[&'static str],
+    ) -> Result<Report, Failed> {
+        let case = format!("--coalesce {coalesce}");
+        let in_case = |failed: Failed| -> Failed {
+            format!("{case}: {}", failed.message().unwrap_or_default()).into()
+        };
+        let args = [args, &["--cpus", "2", "--coalesce", coalesce]].concat();
+        let mut run = Run::start(near, args).map_err(in_case)?;
+        self.judge_file().map_err(in_case)?;
+        for direction in [None].into_iter().chain(further.iter().copied().map(Some)) {
+            self.judge_iperf(direction).map_err(in_case)?;
+        }
+        let report = run.stop().map_err(in_case)?;
+        for namespace in [self.client, self.server] {
+            judge_checksums(namespace).map_err(in_case)?;
+        }
+        Ok(report)
+    }
+
+    /// A file comes back as it went.
+    fn judge_file(&self) -> Judgement {
+        let mut random = Random::new(1);
+        let file: Vec<u8> = (0..FILE_BYTES / 8).flat_map(|_| random.bits().to_le_bytes()).collect();
+        let address: SocketAddr = format!("{}:{FILE_PORT}", self.address).parse()?;
+        let listener = self.server.within(|| Ok(TcpListener::bind(address)?))?;
+        let mut client = self.client.within(|| Ok(TcpStream::connect(address)?))?;
+        let (mut server, _) = listener.accept()?;
+        let (there, back) = thread::scope(|scope| {
+            let there = scope.spawn(move || -> std::io::Result<Vec<u8>> {
+                let mut received = Vec::new();
+                server.read_to_end(&mut received)?;
+                server.write_all(&received)?;
+                Ok(received)
+            });
+            client.write_all(&file)?;
+            client.shutdown(Shutdown::Write)?;
+            let mut back = Vec::new();
+            client.read_to_end(&mut back)?;
+            let there = there.join().map_err(|_| "the receiver has panicked")??;
+            Ok::<_, Failed>((there, back))
+        })?;
+        if there != file || back != file {
+            return Err("a file is not what was sent".into());
+        }
+        Ok(())
+    }
+
+    /// iperf3 is content, at both ends.
+    fn judge_iperf(&self, direction: Option<&'static str>) -> Judgement {
+        let mut server = self.server.command("iperf3");
+        let server = server.args(["-s", "-1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = Ended(server.spawn()?);
+        wait_until("iperf3 listens", || {
+            Ok(self.server.tell(&["cat", "/proc/net/tcp6", "/proc/net/tcp"])?.contains(":1451 "))
+        })?;
+        let client = ["iperf3", "-c", self.address, "-n", IPERF_BYTES];
+        self.client.run(&[&client[..], direction.as_slice()].concat())?;
+        let status = server.0.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("iperf3 -s: {status}").into()) }
+    }
+}
+
+/// A process that ends with this at the latest.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It has ended already, unless a judgement has failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// No packet with a wrong checksum, or with headers that lie, has come to a namespace.
+fn judge_checksums(namespace: &Namespace) -> Judgement {
+    let told = namespace.tell(&["cat", "/proc/net/snmp"])?;
+    let lines: Vec<_> = told.lines().collect();
+    let mut seen = 0;
+    for [names, values] in lines.as_chunks::<2>().0 {
+        for (name, value) in names.split_whitespace().zip(values.split_whitespace()) {
+            if ["InCsumErrors", "InHdrErrors"].contains(&name) {
+                seen += 1;
+                if value != "0" {
+                    return Err(format!("{name} is {value}: {values}").into());
+                }
+            }
+        }
+    }
+    if seen == 0 { Err(format!("no errors are counted: {told}").into()) } else { Ok(()) }
+}
+
+/// Segments were merged if they were to be. What comes whole need not be.
+fn judge_merging(report: &Report, coalesce: &str, comes_whole: bool) -> Judgement {
+    let lro = &report.value()["lro"];
+    let [segments, packets] = ["segments_in", "packets_out"].map(|name| lro[name].as_u64());
+    let is_merged = packets < segments;
+    if is_merged != (coalesce == "gro") && !comes_whole {
+        return Err(format!("--coalesce {coalesce}: {}", report.value()).into());
+    }
+    Ok(())
+}

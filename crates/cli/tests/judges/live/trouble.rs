@@ -1,0 +1,191 @@
+//! What can go wrong with a device: a run says so and ends with 3, or goes on when it can. Nothing
+//! is left attached either way.
+
+use std::process::Output;
+
+use crate::Judgement;
+use crate::live::Judge;
+use crate::live::program::{Run, Shared, command, try_run};
+use crate::live::restarts::judge_silence;
+use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
+use crate::live::way::{DEVICE, Link, Way};
+use crate::program::told;
+
+pub(crate) const TRIALS: [Judge; 6] = [
+    ("promise_2_a_run_goes_on_when_its_link_was_down", || {
+        Way::ALL.into_iter().try_for_each(judge_down)
+    }),
+    ("promise_2_a_run_outlives_a_changed_mtu", || Way::ALL.into_iter().try_for_each(judge_mtu)),
+    ("a_run_ends_with_its_interface", || Way::ALL.into_iter().try_for_each(judge_deletion)),
+    ("a_run_says_which_privilege_is_missing", || Way::ALL.into_iter().try_for_each(judge_nobody)),
+    ("a_run_says_what_a_device_cannot_do", judge_features),
+    ("a_run_does_not_take_a_default_route_unasked", judge_default_route),
+];
+
+/// One more, if there is [a program of others](FOREIGN_PROGRAM).
+pub(crate) const FOREIGN: [Judge; 1] =
+    [("a_run_replaces_a_foreign_program_only_when_told_to", judge_foreign)];
+
+/// It passes everything, and comes with a library that knotd takes.
+pub(crate) const FOREIGN_PROGRAM: &str = "/usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o";
+
+const PPS: u32 = 100_000;
+const PADDING_BYTES: usize = 1200;
+
+/// Names the way in what went wrong.
+fn of_way(way: Way, judged: Judgement) -> Judgement {
+    judged.map_err(|failed| format!("{way:?}: {}", failed.message().unwrap_or_default()).into())
+}
+
+fn judge_down(way: Way) -> Judgement {
+    let judged = || {
+        let link = Link::new(way)?;
+        let capture = Capture::write(way, 0)?;
+        let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))?;
+        let before = play(&link, &capture, Pace::Packets(PPS), 1)?;
+        settle();
+        link.near.run(&["ip", "link", "set", DEVICE, "down"])?;
+        settle();
+        link.near.run(&["ip", "link", "set", DEVICE, "up"])?;
+        settle();
+        let after = play(&link, &capture, Pace::Packets(PPS), 1)?;
+        settle();
+        let report = run.stop()?;
+        judge_sum(&link, &report, before + after)?;
+        if report.number("packets_in")? <= before {
+            return Err(format!("nothing came afterwards: {}", report.value()).into());
+        }
+        judge_silence(&link)
+    };
+    of_way(way, judged())
+}
+
+/// Larger frames than there is room for, smaller ones, and larger ones than may come.
+fn judge_mtu(way: Way) -> Judgement {
+    let judged = || {
+        let link = Link::new(way)?;
+        let (small, large) = (Capture::write(way, PADDING_BYTES)?, Capture::write(way, 6000)?);
+        let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))?;
+        let mut sent = 0;
+        for mtu in ["1000", "9000", "1500"] {
+            let (far, device) = link.sender();
+            // A driver with a program may refuse what is too large for it.
+            let _ = link.near.run(&["ip", "link", "set", DEVICE, "mtu", mtu]);
+            let _ = far.run(&["ip", "link", "set", device, "mtu", mtu]);
+            let shown = link.sender_shown()?;
+            for (capture, len_bytes) in [(&small, PADDING_BYTES + 44), (&large, 6044)] {
+                if shown["mtu"].as_u64() >= u64::try_from(len_bytes).ok() {
+                    sent += play(&link, capture, Pace::Packets(PPS), 1)?;
+                }
+            }
+        }
+        settle();
+        let report = run.stop()?;
+        judge_sum(&link, &report, sent)?;
+        judge_silence(&link)
+    };
+    of_way(way, judged())
+}
+
+fn judge_deletion(way: Way) -> Judgement {
+    let judged = || {
+        let link = Link::new(way)?;
+        let capture = Capture::write(way, 0)?;
+        let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))?;
+        let sent = play(&link, &capture, Pace::Packets(PPS), 1)?;
+        settle();
+        link.near.run(&["ip", "link", "delete", DEVICE])?;
+        let (report, told) = run.ends(3)?;
+        if report.number("packets_in")? == 0 || report.number("packets_in")? > sent {
+            return Err(format!("of {sent}: {}", report.value()).into());
+        }
+        if told.contains(DEVICE) { Ok(()) } else { Err(format!("nobody names it: {told}").into()) }
+    };
+    of_way(way, judged())
+}
+
+fn judge_nobody(way: Way) -> Judgement {
+    let judged = || {
+        let link = Link::new(way)?;
+        let program = Shared::new()?;
+        let mut nobody = link.near.command("setpriv");
+        nobody.args(["--reuid", "65534", "--clear-groups"]).arg(program.path());
+        let output = try_run(nobody, &link.args(&[]))?;
+        expect(&output, &["CAP_NET_", "setcap"])?;
+        judge_silence(&link)
+    };
+    of_way(way, judged())
+}
+
+/// Each of what is asked is more than this device, or any, can give.
+fn judge_features() -> Judgement {
+    let link = Link::new(Way::AfXdpNative)?;
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["fb7", "--via", "af_xdp", "--take", "all"], &["fb7"]),
+        (&["fb7", "--via", "af_packet"], &["fb7"]),
+        (&["an-interface-with-a-long-name", "--via", "tap"], &["an-interface-with-a-long-name"]),
+        (&["lo", "--via", "af_xdp", "--xdp-mode", "native", "--take", "all"], &["lo", "generic"]),
+        (&[DEVICE, "--via", "af_xdp", "--copy", "zerocopy", "--take", "all"], &[DEVICE, "copy"]),
+        (&[DEVICE, "--via", "af_xdp", "--queues", "2", "--take", "all"], &[DEVICE, "queue"]),
+    ];
+    for (args, words) in cases {
+        let output = try_run(command(&link.near), args)?;
+        expect(&output, words).map_err(|failed| {
+            format!("{}: {}", args.join(" "), failed.message().unwrap_or_default())
+        })?;
+        judge_silence(&link)?;
+    }
+    // Of two runs, the second is told that there is a first.
+    let mut first = Run::start(&link.near, link.args(&[]))?;
+    expect(&try_run(command(&link.near), &link.args(&[]))?, &[DEVICE])?;
+    first.stop()?;
+    // Even root may lack a capability.
+    let mut weak = link.near.command("setpriv");
+    weak.args(["--bounding-set", "-bpf,-sys_admin"]).arg(env!("CARGO_BIN_EXE_forebay"));
+    expect(&try_run(weak, &link.args(&[]))?, &["CAP_BPF"])?;
+    judge_silence(&link)
+}
+
+fn judge_default_route() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    let commands =
+        ["ip address add 10.7.0.1/24 dev fb0", "ip route add default via 10.7.0.2 dev fb0"];
+    for command in commands {
+        link.near.run(&command.split(' ').collect::<Vec<_>>())?;
+    }
+    for via in ["af_packet", "af_xdp"] {
+        let output = try_run(command(&link.near), &[DEVICE, "--via", via])?;
+        expect(&output, &[DEVICE, "--yes"])?;
+        judge_silence(&link)?;
+        for consent in [["--yes"].as_slice(), &["--take", "udp:9"]] {
+            Run::start(&link.near, [&[DEVICE, "--via", via], consent].concat())?.stop()?;
+        }
+    }
+    judge_silence(&link)
+}
+
+fn judge_foreign() -> Judgement {
+    let link = Link::new(Way::AfXdpGeneric)?;
+    let attach = ["ip", "link", "set", "dev", DEVICE, "xdpgeneric", "obj", FOREIGN_PROGRAM];
+    link.near.run(&[&attach[..], &["sec", "xdp"]].concat())?;
+    let foreign = link.shown()?["xdp"]["prog"]["id"].clone();
+    expect(&try_run(command(&link.near), &link.args(&[]))?, &[DEVICE, "--replace"])?;
+    if link.shown()?["xdp"]["prog"]["id"] != foreign {
+        return Err("the foreign program is gone".into());
+    }
+    let capture = Capture::write(Way::AfXdpGeneric, 0)?;
+    let mut run = Run::start(&link.near, link.args(&["--replace"]))?;
+    let sent = play(&link, &capture, Pace::Packets(PPS), 1)?;
+    settle();
+    judge_sum(&link, &run.stop()?, sent)?;
+    judge_silence(&link)
+}
+
+/// A device or the system has refused, and says so in these words.
+fn expect(output: &Output, words: &[&str]) -> Judgement {
+    let told = told(output);
+    if output.status.code() == Some(3) && words.iter().all(|word| told.contains(word)) {
+        return Ok(());
+    }
+    Err(format!("3 and {words:?} were expected: {:?}, {told}", output.status.code()).into())
+}
