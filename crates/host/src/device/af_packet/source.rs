@@ -215,7 +215,7 @@ impl PacketSource {
 
 impl Source for PacketSource {
     fn needs(&self) -> FrameNeeds {
-        FrameNeeds { device_frames: 0, largest_bytes: LARGEST_BYTES }
+        FrameNeeds { device_frames: 0, largest_bytes: LARGEST_BYTES, ..FrameNeeds::default() }
     }
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {

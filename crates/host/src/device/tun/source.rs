@@ -182,7 +182,7 @@ impl TunSource {
 
 impl Source for TunSource {
     fn needs(&self) -> FrameNeeds {
-        FrameNeeds { device_frames: 1, largest_bytes: LARGEST_BYTES }
+        FrameNeeds { device_frames: 1, largest_bytes: LARGEST_BYTES, ..FrameNeeds::default() }
     }
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
