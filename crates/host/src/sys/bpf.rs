@@ -2,6 +2,7 @@
 //! lives in buffers of this file's functions, for the length of one call.
 
 use std::ffi::{c_long, c_uint};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -21,11 +22,41 @@ pub struct Instruction {
     pub immediate: i32,
 }
 
+/// What the kernel is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// To make an XSKMAP.
+    CreateMap,
+    /// To put a socket into it.
+    Insert,
+    /// To take a socket out of it.
+    Remove,
+    /// To verify and translate a program.
+    Load,
+    /// To run a program on a frame of ours.
+    Run,
+    /// To attach a program.
+    Attach(XdpPlace),
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CreateMap => f.write_str("create an XSKMAP"),
+            Self::Insert => f.write_str("put a socket into the XSKMAP"),
+            Self::Remove => f.write_str("take a socket out of the XSKMAP"),
+            Self::Load => f.write_str("load the XDP program"),
+            Self::Run => f.write_str("run the XDP program"),
+            Self::Attach(place) => write!(f, "attach the XDP program ({place})"),
+        }
+    }
+}
+
 /// A request that the kernel refused.
 #[derive(Debug)]
 pub struct Refused {
     /// What was asked.
-    pub asked: &'static str,
+    pub asked: Request,
     /// What the kernel said.
     pub errno: Errno,
     /// The last lines of what its verifier wrote, if anything.
@@ -33,7 +64,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    fn to(asked: &'static str) -> impl FnOnce(Errno) -> Self {
+    fn to(asked: Request) -> impl FnOnce(Errno) -> Self {
         move |errno| Self { asked, errno, log: String::new() }
     }
 }
@@ -59,7 +90,7 @@ impl XskMap {
         };
         // SAFETY: the attributes hold no address.
         let map = unsafe { descriptor_of(MAP_CREATE, &mut attributes) };
-        map.map(Self).map_err(Refused::to("create an XSKMAP"))
+        map.map(Self).map_err(Refused::to(Request::CreateMap))
     }
 
     /// Packets of `queue` go to this AF_XDP socket from now on.
@@ -76,7 +107,7 @@ impl XskMap {
         };
         // SAFETY: key and value are words, as the map has them, and outlive the call.
         let done = unsafe { call(MAP_UPDATE_ELEM, &mut attributes) };
-        done.map(|_| ()).map_err(Refused::to("put a socket into the XSKMAP"))
+        done.map(|_| ()).map_err(Refused::to(Request::Insert))
     }
 
     /// Packets of `queue` go to the kernel from now on, if they did not before.
@@ -92,7 +123,7 @@ impl XskMap {
         // SAFETY: the key is a word, as the map has it, and outlives the call.
         match unsafe { call(MAP_DELETE_ELEM, &mut attributes) } {
             Ok(_) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(Refused::to("take a socket out of the XSKMAP")(errno)),
+            Err(errno) => Err(Refused::to(Request::Remove)(errno)),
         }
     }
 }
@@ -148,11 +179,7 @@ impl XdpProgram {
         attributes.log = address_of(log.as_mut_ptr());
         // SAFETY: as above, and the log is ours alone and as long as it says.
         let second = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
-        second.map(Self).map_err(|_| Refused {
-            asked: "load the XDP program",
-            errno,
-            log: last_lines(&log),
-        })
+        second.map(Self).map_err(|_| Refused { asked: Request::Load, errno, log: last_lines(&log) })
     }
 
     /// What it decides on a frame, as if that had come in on queue 0 of the loopback device. Nothing
@@ -170,7 +197,7 @@ impl XdpProgram {
         };
         // SAFETY: the frame outlives the call, which only reads it; no room is given to write to.
         let run = unsafe { call(PROG_TEST_RUN, &mut attributes) };
-        run.map_err(Refused::to("run the XDP program"))?;
+        run.map_err(Refused::to(Request::Run))?;
         Ok(match attributes.decided {
             1 => XdpAction::Drop,
             2 => XdpAction::Pass,
@@ -196,13 +223,32 @@ pub enum XdpAction {
     Redirect,
 }
 
-/// Which of an interface's two places for a program.
+/// Which of an interface's places for a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XdpPlace {
     /// In the driver, before the kernel makes its own packet of the frame.
     Native,
     /// Behind the driver: any interface has it, slower.
     Generic,
+}
+
+impl XdpPlace {
+    /// As rtnetlink and links have it.
+    pub(super) fn flags(self) -> u32 {
+        match self {
+            Self::Native => XDP_FLAGS_DRV_MODE,
+            Self::Generic => XDP_FLAGS_SKB_MODE,
+        }
+    }
+}
+
+impl fmt::Display for XdpPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
 }
 
 /// What keeps a program attached to an interface: closing it detaches the program, and so does the
@@ -224,15 +270,12 @@ impl XdpLink {
             program: number_of(program.0.as_fd()),
             interface,
             attach_type: ATTACH_XDP,
-            flags: match at {
-                XdpPlace::Native => XDP_FLAGS_DRV_MODE,
-                XdpPlace::Generic => XDP_FLAGS_SKB_MODE,
-            },
+            flags: at.flags(),
         };
         // SAFETY: the attributes hold no address.
         let link = unsafe { descriptor_of(LINK_CREATE, &mut attributes) };
         link.map(|descriptor| Self { _descriptor: descriptor })
-            .map_err(Refused::to("attach the XDP program"))
+            .map_err(Refused::to(Request::Attach(at)))
     }
 }
 
@@ -334,7 +377,7 @@ struct LinkCreate {
 /// # Safety
 /// `T` is `union bpf_attr` as `command` has it, without padding that the compiler put in, and what
 /// its addresses lead to may be read, or written where the command writes, until this returns.
-unsafe fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> {
+pub(super) unsafe fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> {
     let attributes: *mut T = attributes;
     // SAFETY: the caller's promise; the size is the attributes' own.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
@@ -345,7 +388,10 @@ unsafe fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> 
 ///
 /// # Safety
 /// As [`call`]; the command is one that returns a new descriptor.
-unsafe fn descriptor_of<T>(command: c_uint, attributes: &mut T) -> Result<OwnedFd, Errno> {
+pub(super) unsafe fn descriptor_of<T>(
+    command: c_uint,
+    attributes: &mut T,
+) -> Result<OwnedFd, Errno> {
     // SAFETY: the caller's promise.
     let number = unsafe { call(command, attributes) }?;
     let number = RawFd::try_from(number).map_err(|_| Errno::BADF)?;
@@ -358,16 +404,16 @@ fn last_errno() -> Errno {
 }
 
 /// A descriptor as the kernel's attributes have it; an open one is never negative.
-fn number_of(descriptor: BorrowedFd<'_>) -> u32 {
+pub(super) fn number_of(descriptor: BorrowedFd<'_>) -> u32 {
     u32::try_from(descriptor.as_raw_fd()).unwrap_or(u32::MAX)
 }
 
-fn address_of<T>(place: *const T) -> u64 {
+pub(super) fn address_of<T>(place: *const T) -> u64 {
     place.expose_provenance() as u64
 }
 
 /// More than that many the kernel refuses anyway.
-fn count_of(count: usize) -> u32 {
+pub(super) fn count_of(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

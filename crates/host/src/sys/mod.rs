@@ -8,6 +8,8 @@ pub mod interface; // network interfaces, in the namespace of the calling thread
 mod netlink; //       what the kernel is asked of its network
 mod ethtool; //       what a driver says of itself
 pub mod bpf; //       programs and maps in the kernel
+pub mod xdp_attached; // programs that others have put on an interface
+pub mod netdev; //    what an interface can do with XDP
 pub(crate) mod packet; // packet sockets and their ring
 pub mod socket_filter; // which packets a socket gets
 pub mod tun; //       TUN and TAP

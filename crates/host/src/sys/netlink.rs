@@ -1,15 +1,18 @@
-//! What the kernel is asked of its network, over rtnetlink: always of the network namespace of the
+//! What the kernel is asked of its network, over netlink: always of the network namespace of the
 //! calling thread, which sysfs may not show.
 
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+/// `NETLINK_ROUTE` is the number 0, which stands for it.
+const ROUTE: Option<Protocol> = None;
 
 /// Room for the largest lot of messages: the kernel fills at most 32 KiB of a dump at once, and
 /// one link's message is far smaller (`netlink_recvmsg` in net/netlink/af_netlink.c).
@@ -24,7 +27,7 @@ const DUMPS_MAX: usize = 8;
 /// What the kernel says: `ENODEV` of a link that is not there.
 pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut answers = Vec::new();
-    exchange(request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
+    exchange(ROUTE, request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
     Ok(answers)
 }
 
@@ -35,7 +38,7 @@ pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMe
 pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     for _ in 0..DUMPS_MAX {
         let mut answers = Vec::new();
-        match exchange(request.clone(), NLM_F_REQUEST | NLM_F_DUMP, &mut answers)? {
+        match exchange(ROUTE, request.clone(), NLM_F_REQUEST | NLM_F_DUMP, &mut answers)? {
             Whole::Yes => return Ok(answers),
             Whole::Interrupted => {}
         }
@@ -44,20 +47,23 @@ pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlink
 }
 
 /// Whether nothing changed while it was told.
-enum Whole {
+pub(super) enum Whole {
     Yes,
     Interrupted,
 }
 
 /// Sends one request and takes its answers, up to the kernel's word that this was all.
-fn exchange(
-    request: RouteNetlinkMessage,
+pub(super) fn exchange<M>(
+    protocol: Option<Protocol>,
+    request: M,
     flags: u16,
-    answers: &mut Vec<RouteNetlinkMessage>,
-) -> io::Result<Whole> {
-    // Protocol 0 is `NETLINK_ROUTE`.
+    answers: &mut Vec<M>,
+) -> io::Result<Whole>
+where
+    M: NetlinkSerializable + NetlinkDeserializable,
+{
     let socket =
-        net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     // Connected to the kernel, so nobody else's messages come in.
     net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
 
@@ -75,9 +81,9 @@ fn exchange(
         let (_, received_bytes) = net::recv(&socket, &mut buffer[..], RecvFlags::TRUNC)?;
         let mut rest = buffer.get(..received_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
         while !rest.is_empty() {
-            let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
+            let message = NetlinkMessage::<M>::deserialize(rest);
             let message = message.map_err(|error| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("rtnetlink: {error}"))
+                io::Error::new(io::ErrorKind::InvalidData, format!("netlink: {error}"))
             })?;
             if message.header.flags & NLM_F_DUMP_INTR != 0 {
                 whole = Whole::Interrupted;

@@ -1,8 +1,13 @@
 //! The device's receive hash, which the XDP program puts in front of the packet.
 
+use std::fs;
 use std::os::fd::BorrowedFd;
 
 use super::assembler::{Assembler, If, Label, Register, Width};
+use super::btf;
+use crate::sys;
+use crate::sys::interface::InterfaceIndex;
+use crate::sys::netdev::XdpAbilities;
 
 use Register::{R0, R1, R2, R3, R10};
 
@@ -36,10 +41,13 @@ impl MetadataLayout {
 /// `XDP_RSS_L4`, net/xdp.h: the hash covers the ports too, so it tells flows apart.
 const RSS_KIND_L4: u32 = 1 << 3;
 
+/// The kernel's function that asks the driver: net/core/xdp.c.
+const RX_HASH: &str = "bpf_xdp_metadata_rx_hash";
+
 /// How the program asks the driver for the hash, and where it puts it.
 #[derive(Clone, Copy, Debug)]
 pub struct HashCall {
-    /// The BTF id of the kernel's `bpf_xdp_metadata_rx_hash`.
+    /// [`RX_HASH`], by its number.
     function: i32,
     layout: MetadataLayout,
 }
@@ -61,6 +69,28 @@ const META_KIND: i16 = 4;
 const META_COOKIE: i16 = 8;
 
 impl HashCall {
+    /// The call, for an interface and a kernel that have it; otherwise why not.
+    pub(super) fn find(interface: InterfaceIndex) -> Result<Self, String> {
+        match XdpAbilities::of(interface) {
+            Ok(Some(abilities)) if abilities.has_hash() => {}
+            Ok(Some(_)) => return Err("the driver has none".to_owned()),
+            Ok(None) => return Err("this kernel has none (Linux has it since 6.3)".to_owned()),
+            Err(error) => return Err(format!("the kernel does not tell: {error}")),
+        }
+        let kernel = fs::read(btf::KERNEL).map_err(|error| format!("{}: {error}", btf::KERNEL))?;
+        let unfound = |why| format!("{}: {RX_HASH}: {why}", btf::KERNEL);
+        let function = btf::function(&kernel, RX_HASH).map_err(unfound)?;
+        let function = i32::try_from(function).map_err(|_| unfound("no such function"))?;
+        let [a, b, c, d, ..] = sys::random_key();
+        let layout = MetadataLayout { cookie: u32::from_ne_bytes([a, b, c, d]) };
+        Ok(Self { function, layout })
+    }
+
+    /// How what it puts in front of packets is read.
+    pub(super) fn layout(self) -> MetadataLayout {
+        self.layout
+    }
+
     /// Puts the hash in front of the packet if there is one and room for it; goes on either way. A
     /// packet that no socket waits for goes to `pass` as it was: what stands in front of it would
     /// keep the kernel from merging it with its neighbours.

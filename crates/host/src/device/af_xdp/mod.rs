@@ -2,6 +2,7 @@
 
 mod assembler; //      eBPF, a line for each instruction
 mod attach; //         the program on its interface, and the map of its sockets
+mod btf; //            which number the kernel gave a function of its own
 mod metadata; //       the device's hash, in front of the packet
 pub mod program; //        which packets go to our sockets
 
