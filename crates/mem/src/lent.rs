@@ -47,14 +47,11 @@ impl Lent {
     /// # Errors
     /// With the frame: when it has followers, is of another region, or its chunk is not of this
     /// table's size and alignment.
+    #[inline]
     pub fn lend(&mut self, frame: Frame) -> Result<u64, Frame> {
-        let chunk = frame.chunk.addr().get();
-        let Some(offset) = chunk.checked_sub(self.region) else { return Err(frame) };
-        let fits = frame.follower_count() == 0
-            && frame.home().chunk_bytes == 1 << self.shift
-            && offset.trailing_zeros() >= self.shift;
+        let Some(offset) = self.offset_of(&frame) else { return Err(frame) };
         match self.frames.get_mut(offset >> self.shift) {
-            Some(place @ None) if fits => {
+            Some(place @ None) => {
                 let first_byte = offset as u64 + u64::from(frame.start());
                 *place = Some(frame);
                 self.count += 1;
@@ -62,6 +59,22 @@ impl Lent {
             }
             _ => Err(frame),
         }
+    }
+
+    /// Whether a frame can be [lent](Self::lend).
+    #[must_use]
+    pub fn takes(&self, frame: &Frame) -> bool {
+        let place = self.offset_of(frame).and_then(|offset| self.frames.get(offset >> self.shift));
+        place.is_some_and(Option::is_none)
+    }
+
+    /// Where a frame's chunk lies in the region, if it is alone, and of this size and alignment.
+    fn offset_of(&self, frame: &Frame) -> Option<usize> {
+        let offset = frame.chunk.addr().get().checked_sub(self.region)?;
+        let fits = frame.follower_count() == 0
+            && frame.home().chunk_bytes == 1 << self.shift
+            && offset.trailing_zeros() >= self.shift;
+        fits.then_some(offset)
     }
 
     /// Takes back the frame whose chunk holds the byte at `offset` of the region. `None`: the device

@@ -4,7 +4,133 @@ mod assembler; //      eBPF, a line for each instruction
 mod attach; //         the program on its interface, and the map of its sockets
 mod btf; //            which number the kernel gave a function of its own
 mod metadata; //       the device's hash, in front of the packet
-pub mod program; //        which packets go to our sockets
+mod program; //        which packets go to our sockets
+
+mod source; //         one queue: what is received, and what is sent
+mod transmit; //       what is sent: cut, counted, and back to where it belongs
+mod sink; //           a CPU's way out
+
+use std::sync::{Arc, OnceLock};
 
 pub use attach::{AttachOptions, Attached};
 pub use metadata::MetadataLayout;
+pub use sink::XdpSink;
+pub use source::XdpSource;
+
+use super::egress::Egress;
+use super::live::{DeviceConfig, XdpMode};
+use crate::error::Result;
+use crate::sys::bpf::XdpPlace;
+use crate::sys::interface::Interface;
+use source::QueueConfig;
+
+/// The largest MTU whose frames come in one piece: what veth allows a program that takes no pieces,
+/// and a page holds.
+const WHOLE_MTU_MAX: u32 = 3400;
+
+/// What comes before and behind an IP packet: an Ethernet header with a VLAN tag.
+const LINK_BYTES: u32 = 18;
+
+/// The largest frame of a device with that MTU.
+fn largest_frame_bytes(mtu: u32) -> u32 {
+    mtu.saturating_add(LINK_BYTES)
+}
+
+/// An open device.
+pub struct XdpDevice {
+    interface: String,
+    attached: Option<Arc<Attached>>,
+    /// Of each queue that can send.
+    egress: Vec<Egress>,
+    /// Of each queue.
+    is_zero_copy: Vec<Arc<OnceLock<bool>>>,
+}
+
+/// What a device is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Opened {
+    /// To receive, and to send.
+    Both,
+    /// To send: its packets stay the kernel's.
+    ToSend,
+}
+
+impl XdpDevice {
+    /// Attaches the program, and makes a source for each queue. Packets come once the sources are
+    /// attached to an engine.
+    ///
+    /// Whether a packet that comes from a socket of this machine has its checksum, `AF_XDP` does not
+    /// tell: over veth, it has only the pseudo header's sum.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or this process may not.
+    pub fn open(
+        interface: &Interface,
+        config: &DeviceConfig,
+        opened: Opened,
+    ) -> Result<(Self, Vec<XdpSource>)> {
+        let is_scattered = interface.mtu > WHOLE_MTU_MAX;
+        let attached = match opened {
+            Opened::ToSend => None,
+            Opened::Both => {
+                let places: &[_] = match config.xdp.mode {
+                    XdpMode::Auto => &[XdpPlace::Native, XdpPlace::Generic],
+                    XdpMode::Native => &[XdpPlace::Native],
+                    XdpMode::Generic => &[XdpPlace::Generic],
+                };
+                let options = AttachOptions {
+                    queues: config.queues.into(),
+                    places,
+                    is_multi_buffer: is_scattered,
+                    device_hash: config.device_hash,
+                    replace: config.xdp.replace,
+                };
+                let index = interface.index.0;
+                Some(Arc::new(Attached::open(&interface.name, index, &config.take, &options)?))
+            }
+        };
+        let (mut sources, mut egress) = (Vec::new(), Vec::new());
+        for queue in 0..config.queues {
+            let (way_in, departures) = Egress::new();
+            let queue_config = QueueConfig {
+                interface: interface.clone(),
+                queue: queue.into(),
+                attached: attached.clone(),
+                copying: config.xdp.copy,
+                busy_poll: config.xdp.busy_poll,
+                is_scattered,
+            };
+            sources.push(XdpSource::new(queue_config, departures));
+            if queue < interface.tx_queues {
+                egress.push(way_in);
+            }
+        }
+        let is_zero_copy = sources.iter().map(|source| Arc::clone(source.is_zero_copy())).collect();
+        let interface = interface.name.clone();
+        Ok((Self { interface, attached, egress, is_zero_copy }, sources))
+    }
+
+    /// A way out for one more CPU.
+    #[must_use]
+    pub fn sink(&self) -> XdpSink {
+        let counters = Arc::default();
+        let ways = self.egress.iter().map(|egress| egress.join(Arc::clone(&counters))).collect();
+        XdpSink::new(self.interface.clone(), ways, counters)
+    }
+
+    /// What was found out about it; more once its queues are attached to an engine.
+    #[must_use]
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = self.attached.as_ref().map_or_else(Vec::new, |attached| attached.facts());
+        let known: Vec<_> = self.is_zero_copy.iter().filter_map(|known| known.get()).collect();
+        if let Some(first) = known.first() {
+            let copying = match known.iter().all(|known| known == first) {
+                true if **first => "zero_copy",
+                true => "copy",
+                false => "zero_copy on some queues",
+            };
+            facts.push(("copy", copying.to_owned()));
+        }
+        facts
+    }
+}

@@ -251,6 +251,7 @@ fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Soc
         tx,
         handle: Handle { socket: Some(Arc::new(socket)), is_listed: false },
         lent: Lent::new(pool, config.chunk_bytes),
+        sending: 0,
         _region: Arc::clone(pool.region()),
     })
 }

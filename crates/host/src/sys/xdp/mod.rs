@@ -82,6 +82,8 @@ pub struct Socket {
     tx: Option<Producing<2>>,
     handle: Handle,
     lent: Lent,
+    /// Those of them that are to be sent.
+    sending: u32,
     _region: Arc<Region>,
 }
 
@@ -187,32 +189,44 @@ impl Socket {
     /// # Errors
     /// When the ring is broken.
     pub fn send_room(&mut self, wanted: u32) -> Result<u32, KernelLied> {
-        // All completions must find room, or the kernel stops.
         Ok(match &mut self.tx {
             Some(tx) => tx.room(wanted)?,
             None => 0,
         })
     }
 
-    /// Puts a frame into the tx ring; the kernel sees it with the next [`kick`](Self::kick). Returns
-    /// its index.
+    /// Whether a frame is one that the kernel can be given: of this memory, and of chunks of the
+    /// right size.
+    #[must_use]
+    pub fn takes(&self, frame: &Frame) -> bool {
+        self.lent.takes(frame)
+    }
+
+    /// Puts a frame into the tx ring; the kernel sees it with the next [`kick`](Self::kick).
     ///
     /// # Errors
-    /// With the frame: when it is not one that the kernel can be given.
+    /// With the frame: when it is not one that the kernel can be given, or is empty.
     ///
     /// # Panics
     /// Without [room](Self::send_room).
     #[inline]
-    pub fn send(&mut self, frame: Frame) -> Result<u32, Frame> {
+    pub fn send(&mut self, frame: Frame, continued: Continued) -> Result<(), Frame> {
         let Some(tx) = &mut self.tx else { return Err(frame) };
         let len_bytes = frame.len_bytes();
         if len_bytes == 0 {
             return Err(frame);
         }
         let address = self.lent.lend(frame)?;
-        let index = tx.tail();
-        tx.push(Descriptor { address, len_bytes, options: 0 }.words());
-        Ok(index)
+        let options = if continued == Continued::Yes { XDP_PKT_CONTD } else { 0 };
+        tx.push(Descriptor { address, len_bytes, options }.words());
+        self.sending += 1;
+        Ok(())
+    }
+
+    /// Whether frames that were sent have not come back.
+    #[must_use]
+    pub fn is_sending(&self) -> bool {
+        self.sending > 0
     }
 
     /// Shows the kernel what was put into the tx ring, and calls it if it wants to be called.
@@ -232,15 +246,14 @@ impl Socket {
         }
     }
 
-    /// The index up to which the kernel has taken what is to be sent, and how many frames it has not
-    /// taken.
+    /// How many frames the kernel has taken to be sent, modulo 2^32: the index of the next one.
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn sent(&mut self) -> Result<(u32, u32), KernelLied> {
+    pub fn sent(&mut self) -> Result<u32, KernelLied> {
         Ok(match &mut self.tx {
-            Some(tx) => (tx.consumed()?, tx.queued()),
-            None => (0, 0),
+            Some(tx) => tx.consumed()?,
+            None => 0,
         })
     }
 
@@ -256,6 +269,7 @@ impl Socket {
             each(self.lent.take_back(address).ok_or(lied)?);
         }
         self.completion.release();
+        self.sending = self.sending.saturating_sub(count);
         Ok(count)
     }
 

@@ -107,11 +107,6 @@ impl<const WORDS: usize> Producing<WORDS> {
         self.memory.entries
     }
 
-    /// The index of the next entry.
-    pub(super) fn tail(&self) -> u32 {
-        self.tail
-    }
-
     /// Entries that the kernel had not read when last seen.
     pub(super) fn queued(&self) -> u32 {
         self.tail.wrapping_sub(self.head_seen)
