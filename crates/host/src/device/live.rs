@@ -1,18 +1,20 @@
 //! Live devices: how one is named and opened, and what it tells of itself.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use path::Source;
 use path::parse::Verify;
 
 use super::af_packet::{self, PacketOptions, PacketSink};
+use super::af_xdp::{Opened, XdpDevice};
 use super::sink::Sink;
 use super::take::Take;
 use super::tun::{TunDevice, TunKind};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sys::interface::Interface;
 use crate::sys::privilege;
 
@@ -163,6 +165,35 @@ impl KernelCounts {
     }
 }
 
+/// What is found out about a device, by name: `("mode", "native")`. Some of it is known only once an
+/// engine has the device's queues; each copy tells of it.
+#[derive(Clone, Default, Debug)]
+pub struct Facts(Arc<Mutex<BTreeMap<&'static str, String>>>);
+
+impl Facts {
+    /// Those that are known from the beginning.
+    #[must_use]
+    pub fn of(facts: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        Self(Arc::new(Mutex::new(facts.into_iter().collect())))
+    }
+
+    /// Adds one, or what is different now.
+    pub fn set(&self, name: &'static str, value: String) {
+        self.map().insert(name, value);
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn all(&self) -> BTreeMap<&'static str, String> {
+        self.map().clone()
+    }
+
+    fn map(&self) -> MutexGuard<'_, BTreeMap<&'static str, String>> {
+        // A map that is kept whole at every step.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// An open device.
 pub struct Device {
     /// The interface's name.
@@ -173,14 +204,15 @@ pub struct Device {
     pub sources: Vec<Box<dyn Source>>,
     /// What the kernel counts, for each queue.
     pub counts: Vec<Arc<KernelCounts>>,
-    /// What was found out while opening it, for reports: `("mode", "native")`.
-    pub facts: Vec<(&'static str, String)>,
+    /// What was found out about it, for reports.
+    pub facts: Facts,
     /// None for frames from elsewhere.
     way_out: Option<WayOut>,
 }
 
 /// What sinks are made of.
 enum WayOut {
+    Xdp(XdpDevice),
     Packet(Interface),
     Tun(TunDevice),
 }
@@ -192,11 +224,7 @@ impl Device {
     /// When there is none of that name, this process may not, or the kernel cannot.
     pub fn open(config: &DeviceConfig) -> Result<Self> {
         match config.via {
-            Via::AfXdp => Err(Error::Unsupported {
-                what: "AF_XDP".to_owned(),
-                since: "4.18",
-                help: "give --via af_packet".to_owned(),
-            }),
+            Via::AfXdp => Self::open_af_xdp(config),
             Via::AfPacket => Self::open_af_packet(config),
             Via::Tap => Self::open_tun(config, TunKind::Tap),
             Via::Tun => Self::open_tun(config, TunKind::Tun),
@@ -208,7 +236,7 @@ impl Device {
     pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
         let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
         let name = name.to_owned();
-        Self { name, via, sources, counts, facts: Vec::new(), way_out: None }
+        Self { name, via, sources, counts, facts: Facts::default(), way_out: None }
     }
 
     /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
@@ -218,9 +246,25 @@ impl Device {
     /// When the kernel refuses.
     pub fn sink(&self) -> Result<Box<dyn Sink>> {
         Ok(match &self.way_out {
+            Some(WayOut::Xdp(device)) => Box::new(device.sink()),
             Some(WayOut::Packet(interface)) => Box::new(PacketSink::open(interface)?),
             Some(WayOut::Tun(device)) => Box::new(device.sink()),
             None => Box::new(PacketSink::open(&Interface::named(&self.name)?)?),
+        })
+    }
+
+    fn open_af_xdp(config: &DeviceConfig) -> Result<Self> {
+        privilege::for_af_xdp(&config.name)?;
+        let interface = Interface::named(&config.name)?;
+        let (device, sources) = XdpDevice::open(&interface, config, Opened::Both)?;
+        let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts,
+            facts: device.facts().clone(),
+            way_out: Some(WayOut::Xdp(device)),
         })
     }
 
@@ -240,7 +284,7 @@ impl Device {
             via: config.via,
             sources: sources.into_iter().map(boxed).collect(),
             counts,
-            facts: Vec::new(),
+            facts: Facts::default(),
             way_out: Some(WayOut::Packet(interface)),
         })
     }
@@ -254,7 +298,7 @@ impl Device {
             via: config.via,
             sources: sources.into_iter().map(boxed).collect(),
             counts,
-            facts: device.facts(),
+            facts: Facts::of(device.facts()),
             way_out: Some(WayOut::Tun(device)),
         })
     }

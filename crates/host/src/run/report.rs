@@ -7,7 +7,7 @@ use path::counters::IntakeCounters;
 use serde::Serialize;
 
 use crate::device::sink::{SendDrop, SinkCounters};
-use crate::device::{Device, KernelCounts};
+use crate::device::{Device, Facts, KernelCounts};
 use crate::engine::Outcome;
 use crate::error::Error;
 use crate::ledger::Flows;
@@ -121,7 +121,7 @@ pub struct SentReport {
 pub(super) struct DeviceWatch {
     name: String,
     via: &'static str,
-    facts: Vec<(&'static str, String)>,
+    facts: Facts,
     queues: usize,
     /// For each queue, if the kernel counts there.
     counts: Vec<Arc<KernelCounts>>,
@@ -240,7 +240,7 @@ impl DeviceWatch {
             name: self.name.clone(),
             via: self.via,
             queues: queues.collect(),
-            facts: self.facts.iter().cloned().collect(),
+            facts: self.facts.all(),
             interface: now,
         }
     }

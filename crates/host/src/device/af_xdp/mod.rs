@@ -10,7 +10,7 @@ mod source; //         one queue: what is received, and what is sent
 mod transmit; //       what is sent: cut, counted, and back to where it belongs
 mod sink; //           a CPU's way out
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 pub use attach::{AttachOptions, Attached};
 pub use metadata::MetadataLayout;
@@ -18,7 +18,7 @@ pub use sink::XdpSink;
 pub use source::XdpSource;
 
 use super::egress::Egress;
-use super::live::{DeviceConfig, XdpMode};
+use super::live::{DeviceConfig, Facts, XdpMode};
 use crate::error::Result;
 use crate::sys::bpf::XdpPlace;
 use crate::sys::interface::Interface;
@@ -39,11 +39,9 @@ fn largest_frame_bytes(mtu: u32) -> u32 {
 /// An open device.
 pub struct XdpDevice {
     interface: String,
-    attached: Option<Arc<Attached>>,
     /// Of each queue that can send.
     egress: Vec<Egress>,
-    /// Of each queue.
-    is_zero_copy: Vec<Arc<OnceLock<bool>>>,
+    facts: Facts,
 }
 
 /// What a device is opened for.
@@ -89,6 +87,7 @@ impl XdpDevice {
                 Some(Arc::new(Attached::open(&interface.name, index, &config.take, &options)?))
             }
         };
+        let facts = Facts::of(attached.iter().flat_map(|attached| attached.facts()));
         let (mut sources, mut egress) = (Vec::new(), Vec::new());
         for queue in 0..config.queues {
             let (way_in, departures) = Egress::new();
@@ -100,14 +99,12 @@ impl XdpDevice {
                 busy_poll: config.xdp.busy_poll,
                 is_scattered,
             };
-            sources.push(XdpSource::new(queue_config, departures));
+            sources.push(XdpSource::new(queue_config, departures, facts.clone()));
             if queue < interface.tx_queues {
                 egress.push(way_in);
             }
         }
-        let is_zero_copy = sources.iter().map(|source| Arc::clone(source.is_zero_copy())).collect();
-        let interface = interface.name.clone();
-        Ok((Self { interface, attached, egress, is_zero_copy }, sources))
+        Ok((Self { interface: interface.name.clone(), egress, facts }, sources))
     }
 
     /// A way out for one more CPU.
@@ -118,19 +115,9 @@ impl XdpDevice {
         XdpSink::new(self.interface.clone(), ways, counters)
     }
 
-    /// What was found out about it; more once its queues are attached to an engine.
+    /// What was found out about it; how packets are copied once its queues are attached to an engine.
     #[must_use]
-    pub fn facts(&self) -> Vec<(&'static str, String)> {
-        let mut facts = self.attached.as_ref().map_or_else(Vec::new, |attached| attached.facts());
-        let known: Vec<_> = self.is_zero_copy.iter().filter_map(|known| known.get()).collect();
-        if let Some(first) = known.first() {
-            let copying = match known.iter().all(|known| known == first) {
-                true if **first => "zero_copy",
-                true => "copy",
-                false => "zero_copy on some queues",
-            };
-            facts.push(("copy", copying.to_owned()));
-        }
-        facts
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 }

@@ -2,7 +2,7 @@
 //! there.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use mem::frame::BEFORE_PACKET_BYTES;
@@ -19,7 +19,7 @@ use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::Transmit;
 use crate::device::egress::{Departures, EGRESS_PACKETS};
-use crate::device::{CopyMode, KernelCounts};
+use crate::device::{CopyMode, Facts, KernelCounts};
 use crate::error::Error;
 use crate::sys::interface::{Interface, InterfaceIndex};
 use crate::sys::xdp::{self, Continued, KernelDrops, KernelLied, OpenError, Socket, SocketConfig};
@@ -44,6 +44,9 @@ const MTU_LOOK_NS: u64 = 1_000_000_000;
 
 /// How long frames that were sent may stay away while there is nothing to do.
 const COMPLETION_NS: u64 = 1_000_000;
+
+/// Drivers of devices that packets come to from this machine, or from its host.
+const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
 
 /// What the kernel counts, in this order.
 pub(super) const COUNTS: [&str; 2] = ["rx_dropped", "rx_ring_full"];
@@ -79,6 +82,8 @@ pub struct XdpSource {
     index: InterfaceIndex,
     queue: u32,
     largest_bytes: u32,
+    /// Whether it is connected to sockets of this machine, whose checksums the last device completes.
+    may_be_partial: bool,
     config: SocketConfig,
     attached: Option<Arc<Attached>>,
     metadata: Option<MetadataLayout>,
@@ -93,8 +98,7 @@ pub struct XdpSource {
     pieces: Vec<Frame>,
     counts: Arc<KernelCounts>,
     drops_seen: KernelDrops,
-    /// Whether the device writes into our memory itself, once that is known.
-    is_zero_copy: Arc<OnceLock<bool>>,
+    facts: Facts,
     /// The time of the last poll.
     now_ns: u64,
     looked_ns: u64,
@@ -108,6 +112,7 @@ impl XdpSource {
     pub(super) fn new(
         QueueConfig { interface, queue, attached, copying, busy_poll, is_scattered }: QueueConfig,
         departures: Departures,
+        facts: Facts,
     ) -> Self {
         let receives = attached.is_some();
         let transmits = queue < interface.tx_queues.into();
@@ -127,6 +132,10 @@ impl XdpSource {
             index: interface.index,
             queue,
             largest_bytes: super::largest_frame_bytes(interface.mtu),
+            may_be_partial: interface
+                .driver
+                .as_deref()
+                .is_none_or(|of| VIRTUAL_DRIVERS.contains(&of)),
             config,
             metadata: attached.as_ref().and_then(|attached| attached.metadata()),
             attached,
@@ -138,7 +147,7 @@ impl XdpSource {
             pieces: Vec::new(),
             counts: KernelCounts::new(&COUNTS),
             drops_seen: KernelDrops::default(),
-            is_zero_copy: Arc::default(),
+            facts,
             now_ns: 0,
             looked_ns: 0,
             mtu_looked_ns: 0,
@@ -151,12 +160,6 @@ impl XdpSource {
     #[must_use]
     pub fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
-    }
-
-    /// Whether the device writes into our memory itself: known once an engine has the queue.
-    #[must_use]
-    pub fn is_zero_copy(&self) -> &Arc<OnceLock<bool>> {
-        &self.is_zero_copy
     }
 
     fn refused(&self, refused: OpenError) -> Error {
@@ -302,7 +305,11 @@ impl Source for XdpSource {
     fn needs(&self) -> FrameNeeds {
         let fill = self.config.rx_entries.map_or(0, |_| self.config.fill_entries);
         let sent = self.config.tx_entries.map_or(0, |entries| entries + EGRESS_PACKETS);
-        FrameNeeds { device_frames: fill + sent, largest_bytes: self.largest_bytes }
+        FrameNeeds {
+            device_frames: fill + sent,
+            largest_bytes: self.largest_bytes,
+            may_be_partial: self.may_be_partial,
+        }
     }
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
@@ -324,8 +331,8 @@ impl Source for XdpSource {
             socket.fill(at.pool, self.room_bytes).map_err(|lied| self.lied(lied))?;
             attached.insert(self.queue, socket.as_fd())?;
         }
-        // The first to know says it.
-        let _ = self.is_zero_copy.set(socket.is_zero_copy());
+        let copying = if socket.is_zero_copy() { "zero_copy" } else { "copy" };
+        self.facts.set("copy", copying.to_owned());
         self.socket = Some(socket);
         self.numbering = Some(at.numbering);
         Ok(())
