@@ -154,32 +154,15 @@ impl XdpProgram {
     /// # Errors
     /// What the kernel says, and the verifier's last lines.
     pub fn load(instructions: &[Instruction], how: XdpLoad) -> Result<Self, Refused> {
-        let mut attributes = ProgramLoad {
+        let attributes = ProgramLoad {
             program_type: PROG_TYPE_XDP,
-            instruction_count: count_of(instructions.len()),
-            instructions: address_of(instructions.as_ptr()),
-            license: address_of(LICENSE.to_bytes_with_nul().as_ptr()),
             flags: if how.is_multi_buffer { F_XDP_HAS_FRAGS } else { 0 }
                 | if how.bound_to.is_some() { F_XDP_DEV_BOUND_ONLY } else { 0 },
-            name: name("forebay"),
             interface: how.bound_to.unwrap_or(0),
             expected_attach_type: ATTACH_XDP,
             ..ProgramLoad::default()
         };
-        // SAFETY: instructions and license outlive the call, which only reads them; no log is asked.
-        let first = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
-        let errno = match first {
-            Ok(program) => return Ok(Self(program)),
-            Err(errno) => errno,
-        };
-        // Only now the log: it costs the verifier time, and a log too small is an error of its own.
-        let mut log = vec![0_u8; LOG_BYTES];
-        attributes.log_level = 1;
-        attributes.log_bytes = count_of(log.len());
-        attributes.log = address_of(log.as_mut_ptr());
-        // SAFETY: as above, and the log is ours alone and as long as it says.
-        let second = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
-        second.map(Self).map_err(|_| Refused { asked: Request::Load, errno, log: last_lines(&log) })
+        load(instructions, attributes, Request::Load).map(Self)
     }
 
     /// What it decides on a frame, as if that had come in on queue 0 of the loopback device. Nothing
@@ -221,6 +204,57 @@ pub enum XdpAction {
     Transmit,
     /// To another device, CPU or socket.
     Redirect,
+}
+
+/// A program that looks at one packet and returns a number (`BPF_PROG_TYPE_SOCKET_FILTER`).
+#[derive(Debug)]
+pub struct FilterProgram(OwnedFd);
+
+impl FilterProgram {
+    /// Has the kernel verify and translate a program.
+    ///
+    /// # Errors
+    /// What the kernel says, and the verifier's last lines.
+    pub fn load(instructions: &[Instruction]) -> Result<Self, Refused> {
+        let attributes =
+            ProgramLoad { program_type: PROG_TYPE_SOCKET_FILTER, ..ProgramLoad::default() };
+        load(instructions, attributes, Request::Load).map(Self)
+    }
+}
+
+impl AsFd for FilterProgram {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Loads a program with all else that its attributes say.
+fn load(
+    instructions: &[Instruction],
+    attributes: ProgramLoad,
+    asked: Request,
+) -> Result<OwnedFd, Refused> {
+    let mut attributes = ProgramLoad {
+        instruction_count: count_of(instructions.len()),
+        instructions: address_of(instructions.as_ptr()),
+        license: address_of(LICENSE.to_bytes_with_nul().as_ptr()),
+        name: name("forebay"),
+        ..attributes
+    };
+    // SAFETY: instructions and license outlive the call, which only reads them; no log is asked.
+    let first = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
+    let errno = match first {
+        Ok(program) => return Ok(program),
+        Err(errno) => errno,
+    };
+    // Only now the log: it costs the verifier time, and a log too small is an error of its own.
+    let mut log = vec![0_u8; LOG_BYTES];
+    attributes.log_level = 1;
+    attributes.log_bytes = count_of(log.len());
+    attributes.log = address_of(log.as_mut_ptr());
+    // SAFETY: as above, and the log is ours alone and as long as it says.
+    let second = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
+    second.map_err(|_| Refused { asked, errno, log: last_lines(&log) })
 }
 
 /// Which of an interface's places for a program.
@@ -289,6 +323,7 @@ const LINK_CREATE: c_uint = 28;
 
 // enum bpf_map_type, bpf_prog_type, bpf_attach_type and flags, linux/bpf.h
 const MAP_TYPE_XSKMAP: u32 = 17;
+const PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 const F_XDP_HAS_FRAGS: u32 = 1 << 5;

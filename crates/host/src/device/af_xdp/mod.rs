@@ -83,11 +83,11 @@ impl XdpDevice {
                     device_hash: config.device_hash,
                     replace: config.xdp.replace,
                 };
-                let index = interface.index.0;
-                Some(Arc::new(Attached::open(&interface.name, index, &config.take, &options)?))
+                Some(Arc::new(Attached::open(interface, &config.take, &options)?))
             }
         };
-        let facts = Facts::of(attached.iter().flat_map(|attached| attached.facts()));
+        let facts =
+            Facts::of(attached.iter().flat_map(|attached| attached.facts().iter().cloned()));
         let (mut sources, mut egress) = (Vec::new(), Vec::new());
         for queue in 0..config.queues {
             let (way_in, departures) = Egress::new();

@@ -12,6 +12,7 @@ use super::steering::Steering;
 use super::{TunKind, TunSink, TunSource};
 use crate::error::{Error, Result};
 use crate::sys::interface::{Interface, is_interface_name};
+use crate::sys::privilege;
 use crate::sys::tun::{Attach, Offload, TunQueue};
 
 /// What the kernel writes before each packet.
@@ -75,7 +76,7 @@ impl TunDevice {
             kind,
             queues: vec![first],
             offload: Offload::Nothing,
-            steering: Steering::OneQueue,
+            steering: Steering::default(),
             before,
             dropped_before: Mutex::new(0),
         };
@@ -89,7 +90,7 @@ impl TunDevice {
     /// As [`open`](Self::open).
     pub fn open_to_send(name: &str) -> Result<Self> {
         let kind = match Interface::named(name) {
-            Ok(interface) if interface.is_ethernet => TunKind::Tap,
+            Ok(Interface { tun: Some(tun), .. }) if tun.is_tap => TunKind::Tap,
             _ => TunKind::Tun,
         };
         Self::open(name, kind, 1)
@@ -152,9 +153,7 @@ impl OpenTun {
             queue.attach(to).map_err(|errno| not_attached(&name, kind, queues, errno))?;
             self.queues.push(queue);
         }
-        if queues > 1 {
-            self.steering = Steering::pin(&self.queues[0]);
-        }
+        self.steering = Steering::of(&self.queues[0], queues);
         if self.before.is_none() {
             self.interface.set_up()?;
         }
@@ -276,15 +275,8 @@ fn not_attached(name: &str, kind: TunKind, queues: u16, errno: Errno) -> Error {
     };
     let (what, mut source) = (format!("open it as {asked}"), io::Error::from(errno));
     let help = match errno {
-        Errno::PERM | Errno::ACCESS => {
-            return Error::Privilege {
-                what: format!("{asked} of the name {name}"),
-                missing: "CAP_NET_ADMIN".to_owned(),
-                help: format!(
-                    "run as root, or have root make it for you: \
-                     ip tuntap add {name} mode {command} user $USER"
-                ),
-            };
+        Errno::PERM | Errno::ACCESS if let Err(missing) = privilege::for_tun(name) => {
+            return missing;
         }
         Errno::BUSY => {
             source = io::Error::new(source.kind(), "another program has its queue");
@@ -306,23 +298,21 @@ fn what_it_is(name: &str, kind: TunKind, queues: u16) -> (String, String) {
     let Ok(there) = Interface::named(name) else {
         return ("the kernel refuses".to_owned(), format!("see `ip link show {name}`"));
     };
-    let found = if there.is_ethernet { TunKind::Tap } else { TunKind::Tun };
-    match there.driver.as_deref() {
-        Some("tun") if found == kind => (
-            format!("it has one queue, not {queues}"),
-            "take one queue, or make it anew with `ip tuntap add … multi_queue`".to_owned(),
-        ),
-        Some("tun") if found == TunKind::Tap => {
-            ("it is a TAP".to_owned(), "open it as a TAP, or give another name".to_owned())
-        }
-        Some("tun") => {
-            ("it is a TUN".to_owned(), "open it as a TUN, or give another name".to_owned())
-        }
-        driver => {
-            let driver = driver.map_or(String::new(), |driver| format!(" ({driver})"));
-            let found = format!("it is neither a TUN nor a TAP{driver}");
-            (found, "open it by af_packet or af_xdp, or give another name".to_owned())
-        }
+    let Some(tun) = there.tun else {
+        let driver = there.driver.map_or(String::new(), |driver| format!(" ({driver})"));
+        let found = format!("it is neither a TUN nor a TAP{driver}");
+        return (found, "open it by af_packet or af_xdp, or give another name".to_owned());
+    };
+    let (found, is_it) = if tun.is_tap {
+        ("it is a TAP", kind == TunKind::Tap)
+    } else {
+        ("it is a TUN", kind == TunKind::Tun)
+    };
+    if is_it {
+        let help = "take one queue, or make it anew with `ip tuntap add … multi_queue`";
+        (format!("it has one queue, not {queues}"), help.to_owned())
+    } else {
+        (found.to_owned(), "open it as what it is, or give another name".to_owned())
     }
 }
 
