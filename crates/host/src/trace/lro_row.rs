@@ -22,7 +22,8 @@ struct Lost<'a> {
     drop: &'a str,
 }
 
-/// The line of a packet merged of these frames.
+/// The line of a packet merged of these frames; or of one, also if that came whole, which then has a
+/// `gso_size` too, and the pseudo header's sum for a checksum.
 pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
     let bytes: Vec<_> = packet.fragments().flatten().copied().collect();
     let flags = packet.view().tcp_flags().unwrap_or(0);

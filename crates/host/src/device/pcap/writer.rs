@@ -51,12 +51,12 @@ impl CaptureWriter {
             None => writer.insert(begin(&path, link)?),
         };
         let time = Duration::from_nanos(packet.timestamp_ns.min(LAST_TIME_NS));
-        let data = if packet.gso_size == 0 {
-            packet.frame.data()
-        } else {
+        let data = if packet.is_merged() {
             self.whole.clear();
             packet.fragments().for_each(|fragment| self.whole.extend_from_slice(fragment));
             &self.whole
+        } else {
+            packet.frame.data()
         };
         let record = PcapPacket::new(time, packet.wire_len, data);
         writer.write_packet(&record).map(drop).map_err(|error| failed(error, &path))
