@@ -15,7 +15,7 @@ use path::Source;
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::device::{Device, DeviceConfig};
-use crate::engine::{Config, Engine, Stopper, WhenFull};
+use crate::engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
 use crate::error::{Error, Result};
 use crate::ledger::{Flows, Ledger};
 use crate::outputs::Outputs;
@@ -86,6 +86,7 @@ impl Run {
     /// As [`open`](Self::open).
     pub fn with_devices(mut plan: Plan, mut devices: Vec<Device>) -> Result<Self> {
         plan.engine.when_full = WhenFull::Drop;
+        plan.engine.devices = devices.iter().map(queues_of).collect();
         let cpus = plan.engine.cpus.cpus();
         let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, plan.resegment)?;
         clear_outputs(&plan)?;
@@ -158,6 +159,11 @@ impl Run {
         report.error = report.errors.first().map(ToString::to_string);
         Ok(report)
     }
+}
+
+fn queues_of(device: &Device) -> DeviceQueues {
+    let queues = u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
+    DeviceQueues { name: device.name.clone(), queues }
 }
 
 /// All queues of all devices, in order; a failure of one ends the run.
