@@ -21,6 +21,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Take packets from live devices, spread them over CPUs in order, and send them on
+    Run(Box<crate::run::RunArgs>),
     /// Send captures through the whole path and check every packet
     Replay(Box<ReplayArgs>),
     /// Print what knobs of a run read

@@ -18,12 +18,12 @@ pub(crate) enum Failure {
     },
     /// A run broke a promise.
     #[error("a promise was broken: {}", broken.join("; "))]
-    #[diagnostic(help("this is a bug: please report it with the command and the seed ({seed})"))]
     Promise {
         /// Which, in words.
         broken: Vec<String>,
-        /// What to repeat it with.
-        seed: u64,
+        /// What to do.
+        #[help]
+        help: String,
     },
     /// A simulation broke a law.
     #[error("a law was broken: {law}: {text}")]
@@ -63,6 +63,12 @@ impl From<forebay::Error> for Failure {
 impl Failure {
     pub(crate) fn usage(problem: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Usage { problem: problem.into(), help: help.into() }
+    }
+
+    /// Promises were broken; `more` is what to report besides the command.
+    pub(crate) fn promise(broken: Vec<String>, more: &str) -> Self {
+        let help = format!("this is a bug: please report it with the command{more}");
+        Self::Promise { broken, help }
     }
 
     /// 1: a promise was broken; 2: usage or bad input; 3: a device or the system refused.

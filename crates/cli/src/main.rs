@@ -1,16 +1,18 @@
-//! The `forebay` program: replay captures through the receive path, control such a run, simulate it
-//! on virtual CPUs, advise on masks, compute hashes, measure stages.
+//! The `forebay` program: run live devices or replay captures through the receive path, control such
+//! a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line
 mod synthetic; // made-up traffic, as the command line describes it
 mod bench; //     forebay bench
 mod hash; //      forebay hash
+mod run; //       forebay run
 mod replay; //    forebay replay
 mod sim; //       forebay sim
 mod control; //   forebay get, set, list, watch, explain
 mod options; //   what several commands take
 mod signals; //   what ends a run early
+mod ticker; //    what is done beside a run
 mod script; //    changes on the way, from a file
 mod advise; //    forebay advise
 mod table; //     the end of a replay, for people
@@ -26,6 +28,7 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
+        Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Get(args) => control::get(args),

@@ -2,8 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay::control::CpuList;
@@ -21,11 +20,13 @@ use serde::Serialize;
 use crate::args::{ReplayArgs, WhenFullArg};
 use crate::failure::Failure;
 use crate::options::engine::Cpus;
+use crate::options::hash::HashKind;
 use crate::output;
 use crate::script;
 use crate::signals::stop_on_signals;
 use crate::synthetic::SyntheticSpec;
 use crate::table;
+use crate::ticker::Ticker;
 
 /// How often the progress bar moves.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
@@ -87,7 +88,8 @@ fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), F
     let printed = output::print(&text);
     let broken = report.broken_promises();
     if !broken.is_empty() {
-        return Err(Failure::Promise { broken, seed: replayed.seed });
+        let seed = format!(" and the seed ({})", replayed.seed);
+        return Err(Failure::promise(broken, &seed));
     }
     match replayed.report.errors.into_iter().next() {
         Some(error) => Err(error.into()),
@@ -137,6 +139,10 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
 }
 
 fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, Failure> {
+    if args.engine.hash.hash == HashKind::Device {
+        let problem = "--hash device: no live device has hashed these packets";
+        return Err(Failure::usage(problem, "give another, or none"));
+    }
     let mut changes = args.at.clone();
     if let Some(path) = &args.script {
         changes.extend(script::read(path)?);
@@ -160,15 +166,13 @@ fn seeded_key(seed: u64) -> [u8; 16] {
 /// A progress bar on standard error, if that is a terminal.
 struct Bar {
     bar: ProgressBar,
-    done: Arc<AtomicBool>,
-    mover: Option<thread::JoinHandle<()>>,
+    mover: Option<Ticker>,
 }
 
 impl Bar {
     fn show(progress: &Arc<Progress>, args: &ReplayArgs) -> Self {
-        let done = Arc::new(AtomicBool::new(false));
         if !io::stderr().is_terminal() {
-            return Self { bar: ProgressBar::hidden(), done, mover: None };
+            return Self { bar: ProgressBar::hidden(), mover: None };
         }
         let bar = progress.total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let template = if args.synthetic.is_some() {
@@ -179,22 +183,13 @@ impl Bar {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        let (moved, ended, progress) = (bar.clone(), Arc::clone(&done), Arc::clone(progress));
-        let mover = thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                moved.set_position(progress.done.load(Ordering::Relaxed));
-                thread::sleep(PROGRESS_PERIOD);
-            }
-        });
-        Self { bar, done, mover: Some(mover) }
+        let (moved, progress) = (bar.clone(), Arc::clone(progress));
+        let move_on = move || moved.set_position(progress.done.load(Ordering::Relaxed));
+        Self { bar, mover: Some(Ticker::every(PROGRESS_PERIOD, move_on)) }
     }
 
     fn finish(self) {
-        self.done.store(true, Ordering::Relaxed);
-        if let Some(mover) = self.mover {
-            // It only moves a bar; if it panicked, the bar stood still.
-            let _ = mover.join();
-        }
+        drop(self.mover);
         self.bar.finish_and_clear();
     }
 }

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use forebay::engine::Stopper;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::ticker::Ticker;
 
 /// How often it is looked whether one has come.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
@@ -33,4 +35,17 @@ pub(crate) fn stop_on_signals(stopper: Stopper) -> Arc<AtomicBool> {
         stopper.stop();
     });
     interrupted
+}
+
+/// Does something each time a terminal hangs up, or somebody says so, for as long as what is returned
+/// lives. The signal ends nothing any more.
+pub(crate) fn on_hangup(mut act: impl FnMut() + Send + 'static) -> Ticker {
+    let asked = Arc::new(AtomicBool::new(false));
+    // Where it cannot be caught, it ends the program as it always does.
+    let _ = signal_hook::flag::register(SIGHUP, Arc::clone(&asked));
+    Ticker::every(SIGNAL_PERIOD, move || {
+        if asked.swap(false, Ordering::Relaxed) {
+            act();
+        }
+    })
 }

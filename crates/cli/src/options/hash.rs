@@ -30,6 +30,8 @@ pub(crate) enum HashKind {
     Toeplitz,
     /// The same, under the key 6d5a…, both directions of a flow alike
     ToeplitzSymmetric,
+    /// As the live device has hashed a packet, where it has; else keyed
+    Device,
 }
 
 impl HashOptions {
@@ -42,7 +44,7 @@ impl HashOptions {
         });
         let given = given.transpose()?;
         match self.hash {
-            HashKind::Keyed | HashKind::KeyedSymmetric => {
+            HashKind::Keyed | HashKind::KeyedSymmetric | HashKind::Device => {
                 let key = match given {
                     Some(key) => key.try_into().map_err(|key: Vec<u8>| {
                         let problem = format!("--hash-key of {} bytes", key.len());

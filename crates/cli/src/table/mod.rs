@@ -3,5 +3,7 @@
 pub(crate) mod figures;
 mod path;
 mod replay;
+mod run;
 
 pub(crate) use replay::render as render_replay;
+pub(crate) use run::render as render_run;

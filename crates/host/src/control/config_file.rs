@@ -95,26 +95,48 @@ impl ConfigFile {
     pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
         let names = Names::in_run(control);
         let mut notes = Vec::new();
-        for Entry { name, value, line } in &self.entries {
-            if except.contains(&last(name)) {
-                continue;
-            }
-            let wrong = |Refused { errno, why }: Refused| Error::Config {
-                path: self.path.clone(),
-                line: *line,
-                problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
-            };
-            let paths = names::find_for_writing(control, name);
-            for path in paths.map_err(wrong)? {
-                let written = control.write(&path, value);
-                let written = written.map_err(wrong)?;
-                let name = names.short(&path);
-                notes.extend(
-                    told(control, &written).into_iter().map(|note| format!("{name}: {note}")),
-                );
+        for entry in self.entries_but(except) {
+            notes.extend(self.set(control, &names, entry)?);
+        }
+        notes.dedup();
+        Ok(notes)
+    }
+
+    /// The same, but what cannot be set keeps nothing else from being set: returns what is not as
+    /// the file has it, and what is wrong.
+    pub fn apply_all(&self, control: &Control, except: &[&str]) -> (Vec<String>, Vec<Error>) {
+        let names = Names::in_run(control);
+        let (mut notes, mut errors) = (Vec::new(), Vec::new());
+        for entry in self.entries_but(except) {
+            match self.set(control, &names, entry) {
+                Ok(told) => notes.extend(told),
+                Err(error) => errors.push(error),
             }
         }
         notes.dedup();
+        (notes, errors)
+    }
+
+    fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
+    }
+
+    /// Sets one knob, or that of every queue, and returns what of it is not in force.
+    fn set(&self, control: &Control, names: &Names, entry: &Entry) -> Result<Vec<String>> {
+        let Entry { name, value, line } = entry;
+        let wrong = |Refused { errno, why }: Refused| Error::Config {
+            path: self.path.clone(),
+            line: *line,
+            problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
+        };
+        let mut notes = Vec::new();
+        for path in names::find_for_writing(control, name).map_err(wrong)? {
+            let written = control.write(&path, value);
+            let written = written.map_err(wrong)?;
+            let name = names.short(&path);
+            let told = told(control, &written).into_iter();
+            notes.extend(told.map(|note| format!("{name}: {note}")));
+        }
         Ok(notes)
     }
 

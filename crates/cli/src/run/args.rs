@@ -1,0 +1,192 @@
+//! The options of `forebay run`.
+
+use std::num::NonZeroU16;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use forebay::device::take::Take;
+use forebay::device::{CopyMode, Via, XdpMode};
+use forebay::run::To;
+
+use crate::options::{ControlOptions, EngineOptions, TraceOptions};
+
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct RunArgs {
+    /// Interfaces whose packets are taken; `VIA:DEV` for one that is opened in another way than
+    /// --via says, as in tun:ft0
+    #[arg(required = true, value_name = "DEV")]
+    pub(crate) devices: Vec<DeviceArg>,
+
+    /// How interfaces are opened: af_xdp takes packets away from the kernel, af_packet copies them,
+    /// tap and tun take what the kernel sends there
+    #[arg(long, value_name = "VIA", default_value = "af_xdp")]
+    pub(crate) via: Via,
+
+    /// Receive queues of each device: the first ones that the device has (af_xdp), or as many as
+    /// the kernel is to deal its packets out to
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) queues: NonZeroU16,
+
+    /// What is taken: all, or destinations as in udp:53,tcp:443,udp:1000-2000. The rest goes to the
+    /// kernel as if nothing were there [default: all]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) take: Option<Take>,
+
+    /// Where in the kernel the XDP program runs [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) xdp_mode: Option<XdpModeArg>,
+
+    /// Who brings a frame into packet memory (af_xdp) [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) copy: Option<CopyArg>,
+
+    /// Have polling drive the device (af_xdp)
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+
+    /// Replace an XDP program that is there already
+    #[arg(long)]
+    pub(crate) replace: bool,
+
+    /// Take frames for other stations too
+    #[arg(long)]
+    pub(crate) promiscuous: bool,
+
+    /// Where packets go: count (nowhere), pcap:DIR (captures, one for each CPU), tun:NAME (to the
+    /// kernel), dev:NAME (out of an interface); repeatable, one for each DEV in order, or one for
+    /// all [default: count]
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) to: Vec<To>,
+
+    /// Write merged packets to captures as the frames they were merged of
+    #[arg(long)]
+    pub(crate) resegment: bool,
+
+    /// Check that every flow is delivered in order; a trace checks it too
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    /// End after so many seconds
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    pub(crate) duration: Option<Duration>,
+
+    /// Go on as that user once the devices are open: NAME or UID, with :GROUP for another group
+    #[arg(long, value_name = "NAME", conflicts_with = "mount")]
+    pub(crate) user: Option<String>,
+
+    /// Take everything even from an interface that has a default route
+    #[arg(long)]
+    pub(crate) yes: bool,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineOptions,
+
+    #[command(flatten)]
+    pub(crate) trace: TraceOptions,
+
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
+
+    /// Print one JSON document at the end and nothing else on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  forebay run eth1 --take udp:53 --to count
+  forebay run eth1 --via af_packet --to pcap:captures --duration 10
+  forebay run eth1 --coalesce gro --to tun:ft0 --control /run/forebay.sock
+  forebay run eth1 eth2 --to dev:eth2 --to dev:eth1
+
+SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again.";
+
+/// An interface, and how it is opened if that is said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct DeviceArg {
+    pub(crate) name: String,
+    pub(crate) via: Option<Via>,
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None => Ok(Self { name: text.to_owned(), via: None }),
+            Some((via, name)) => Ok(Self { name: name.to_owned(), via: Some(via.parse()?) }),
+        }
+    }
+}
+
+/// Where in the kernel an XDP program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum XdpModeArg {
+    /// In the driver if it can, else behind it
+    Auto,
+    /// In the driver
+    Native,
+    /// Behind the driver, for any interface
+    Generic,
+}
+
+/// Who brings a frame into packet memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum CopyArg {
+    /// The device if it can, else the kernel
+    Auto,
+    /// The kernel
+    Copy,
+    /// The device
+    #[value(name = "zerocopy")]
+    ZeroCopy,
+}
+
+impl From<XdpModeArg> for XdpMode {
+    fn from(mode: XdpModeArg) -> Self {
+        match mode {
+            XdpModeArg::Auto => Self::Auto,
+            XdpModeArg::Native => Self::Native,
+            XdpModeArg::Generic => Self::Generic,
+        }
+    }
+}
+
+impl From<CopyArg> for CopyMode {
+    fn from(copy: CopyArg) -> Self {
+        match copy {
+            CopyArg::Auto => Self::Auto,
+            CopyArg::Copy => Self::Copy,
+            CopyArg::ZeroCopy => Self::ZeroCopy,
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| "it is a number of seconds above 0".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_may_say_how_it_is_opened() {
+        let read = |text: &str| text.parse::<DeviceArg>().map(|device| (device.name, device.via));
+        assert_eq!(read("veth0"), Ok(("veth0".to_owned(), None)));
+        assert_eq!(read("tun:ft0"), Ok(("ft0".to_owned(), Some(Via::Tun))));
+        assert!(read("usb:x").is_err());
+    }
+
+    #[test]
+    fn a_duration_is_a_number_of_seconds() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for text in ["0", "-1", "NaN", "1e300", "3s", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! From the command line to the devices of a run.
+
+use forebay::Error;
+use forebay::device::{DeviceConfig, Via, XdpOptions};
+use forebay::sys::interface::Interface;
+use path::parse::Verify;
+
+use super::args::RunArgs;
+use crate::failure::Failure;
+use crate::options::hash::HashKind;
+
+/// The devices to be opened. An option that is about none of them is bad usage.
+pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
+    let vias: Vec<_> = args.devices.iter().map(|device| device.via.unwrap_or(args.via)).collect();
+    let is_xdp = |via: Via| via == Via::AfXdp;
+    let is_link = |via: Via| matches!(via, Via::AfXdp | Via::AfPacket);
+    let about: [(_, _, fn(Via) -> bool, _); 7] = [
+        ("--take", args.take.is_some(), is_link, "what the kernel sends there is all taken"),
+        ("--promiscuous", args.promiscuous, is_link, "there are no other stations"),
+        ("--hash device", args.engine.hash.hash == HashKind::Device, is_link, "it has no hashes"),
+        ("--xdp-mode", args.xdp_mode.is_some(), is_xdp, "there is no XDP program"),
+        ("--copy", args.copy.is_some(), is_xdp, "the kernel always copies"),
+        ("--busy-poll", args.busy_poll, is_xdp, "it cannot be driven by polling"),
+        ("--replace", args.replace, is_xdp, "there is no XDP program"),
+    ];
+    for (option, is_given, is_about, why) in about {
+        if is_given && !vias.iter().any(|via| is_about(*via)) {
+            let vias: Vec<_> = vias.iter().map(|via| via.name()).collect();
+            let problem = format!("{option} with {}: {why}", vias.join(", "));
+            return Err(Failure::usage(problem, "leave it out, or give another --via"));
+        }
+    }
+    let configs = args.devices.iter().zip(vias).map(|(device, via)| DeviceConfig {
+        queues: args.queues.get(),
+        take: args.take.clone().filter(|_| is_link(via)).unwrap_or_default(),
+        xdp: if is_xdp(via) { xdp(args) } else { XdpOptions::default() },
+        promiscuous: args.promiscuous && is_link(via),
+        device_hash: args.engine.hash.hash == HashKind::Device && is_link(via),
+        verify: if args.engine.no_checksums { Verify::Nothing } else { Verify::Checksums },
+        ..DeviceConfig::new(&device.name, via)
+    });
+    Ok(configs.collect())
+}
+
+fn xdp(args: &RunArgs) -> XdpOptions {
+    XdpOptions {
+        mode: args.xdp_mode.map(Into::into).unwrap_or_default(),
+        copy: args.copy.map(Into::into).unwrap_or_default(),
+        busy_poll: args.busy_poll,
+        replace: args.replace,
+    }
+}
+
+/// Refuses to take all packets of the interface that this machine is reached by, unless that was
+/// said to be meant.
+pub(super) fn check_routes(args: &RunArgs, devices: &[DeviceConfig]) -> Result<(), Failure> {
+    if args.yes || args.take.is_some() {
+        return Ok(());
+    }
+    for DeviceConfig { name, via, .. } in devices {
+        let interface = match (Interface::named(name), via) {
+            // It is to be made.
+            (Err(Error::NoInterface { .. }), Via::Tap | Via::Tun) => continue,
+            (interface, _) => interface?,
+        };
+        if interface.is_default_route()? {
+            return Err(Error::DefaultRoute { name: name.clone() }.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! `forebay run`: from the command line to a plan, and from a report to what is printed.
+
+mod args;
+mod devices;
+mod status;
+
+use std::sync::atomic::Ordering;
+
+use forebay::control::{ConfigFile, Control, CpuList};
+use forebay::engine::{Config, SPARE_FRAMES};
+use forebay::run::{Plan, Report, Run};
+use forebay::sys;
+use forebay::sys::privilege;
+use serde::Serialize;
+
+pub(crate) use args::RunArgs;
+use status::Status;
+
+use crate::failure::Failure;
+use crate::options::engine::Cpus;
+use crate::output;
+use crate::signals::{on_hangup, stop_on_signals};
+use crate::table;
+use crate::ticker::Ticker;
+
+/// Runs devices until somebody ends it, and prints the report.
+pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    let plan = plan(args)?;
+    let cpus = plan.engine.cpus.clone();
+    let config = args.control.read()?;
+    devices::check_routes(args, &plan.devices)?;
+    let run = Run::open(plan)?;
+    if let Some(user) = &args.user {
+        // Before there are other threads: each would have to let go for itself.
+        privilege::drop_to(user)?;
+    }
+    let interrupted = stop_on_signals(run.stopper());
+    let given = args.engine.given();
+    let faces = args.control.open(&run.control(), config.as_ref(), &given)?;
+    let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
+    let status = Status::show(run.watch());
+    let report = run.run();
+    status.finish();
+    drop((reloader, faces));
+    finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
+}
+
+fn plan(args: &RunArgs) -> Result<Plan, Failure> {
+    let devices = devices::configs(args)?;
+    let queues = devices.iter().map(|device| usize::from(device.queues)).sum();
+    let engine = args.engine.config(Cpus::Real { queues }, sys::random_key, Vec::new())?;
+    let engine = Config { spare_frames: SPARE_FRAMES, ..engine };
+    Ok(Plan {
+        to: args.to.clone(),
+        resegment: args.resegment,
+        trace: args.trace.plan(),
+        check_order: args.check,
+        duration: args.duration,
+        ..Plan::new(devices, engine)
+    })
+}
+
+/// Sets the knobs of the config file once more on each hang-up; whatever is wrong with it, the run
+/// goes on.
+fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static str>) -> Ticker {
+    on_hangup(move || {
+        let path = config.path();
+        match ConfigFile::read(path) {
+            Ok(config) => {
+                let (notes, errors) = config.apply_all(&control, &given);
+                for note in notes {
+                    eprintln!("forebay: {}: {note}", path.display());
+                }
+                for error in &errors {
+                    eprintln!("forebay: {error}");
+                }
+                let told = if errors.is_empty() { "read again" } else { "read again, in part" };
+                eprintln!("forebay: {}: {told}", path.display());
+            }
+            Err(error) => eprintln!("forebay: {error}; all knobs stay as they are"),
+        }
+    })
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Ran {
+    #[serde(flatten)]
+    report: Report,
+    /// Whether a signal asked the run to end.
+    interrupted: bool,
+}
+
+/// Prints a report and says what went wrong.
+fn finish(ran: Ran, args: &RunArgs, cpus: &CpuList) -> Result<(), Failure> {
+    let text = if args.json {
+        serde_json::to_string(&ran).unwrap_or_default() + "\n"
+    } else {
+        table::render_run(&ran.report, cpus)
+    };
+    let printed = output::print(&text);
+    let broken = ran.report.broken_promises();
+    if !broken.is_empty() {
+        return Err(Failure::promise(broken, " and the report"));
+    }
+    match ran.report.errors.into_iter().next() {
+        Some(error) => Err(error.into()),
+        None => printed,
+    }
+}
