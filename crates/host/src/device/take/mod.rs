@@ -255,3 +255,80 @@ impl fmt::Display for Take {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn told(list: &str) -> String {
+        list.parse::<Take>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_list_says_the_same_in_fewest_words() {
+        for (list, same) in [
+            ("all", "all"),
+            ("udp", "udp"),
+            ("udp:53", "udp:53"),
+            (" udp:53, tcp:443 ", "tcp:443,udp:53"),
+            ("udp:1000-2000,tcp,udp:53", "tcp,udp:53,udp:1000-2000"),
+            ("udp:1-5,udp:6,udp:4-7", "udp:1-7"),
+            ("udp:7,udp", "udp"),
+            ("tcp:0-65535", "tcp"),
+            ("tcp:65535,tcp:0", "tcp:0,tcp:65535"),
+        ] {
+            assert_eq!(list.parse::<Take>().unwrap().to_string(), same, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_is_refused_with_what_is_wrong_and_where() {
+        for (list, why) in [
+            ("", "an entry is empty"),
+            ("udp:53,", "an entry is empty"),
+            ("sctp:53", "\"sctp\" is not a protocol"),
+            ("UDP:53", "\"UDP\" is not a protocol"),
+            ("53", "\"53\" is not a protocol"),
+            ("udp:", "\"\" in \"udp:\" is not a port"),
+            ("tcp:1,udp:65536", "\"65536\" in \"udp:65536\" is not a port"),
+            ("udp:+5", "\"+5\" in \"udp:+5\" is not a port"),
+            ("udp:5-", "\"\" in \"udp:5-\" is not a port"),
+            ("udp:1-2-3", "\"2-3\" in \"udp:1-2-3\" is not a port"),
+            ("udp:9-5", "\"udp:9-5\" go from 9 down to 5"),
+            ("udp,all", "\"all\" stands alone"),
+        ] {
+            assert!(told(list).contains(why), "{list}: {}", told(list));
+        }
+        let odd_ports = |count| (0..count).map(|n| format!("udp:{}", 2 * n)).collect::<Vec<_>>();
+        assert!(odd_ports(MAX_RANGES).join(",").parse::<Take>().is_ok());
+        assert!(told(&odd_ports(MAX_RANGES + 1).join(",")).contains("65 ranges of ports and 64"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_list_takes_the_ports_that_are_in_it(
+            entries in prop::collection::vec((any::<bool>(), 0..40_u16, 0..4_u16), 1..20),
+            port in 0..45_u16,
+        ) {
+            let list = entries.iter().map(|&(is_tcp, first, more)| {
+                format!("{}:{first}-{}", if is_tcp { "tcp" } else { "udp" }, first + more)
+            });
+            let take: Take = list.collect::<Vec<_>>().join(",").parse().unwrap();
+            let again: Take = take.to_string().parse().unwrap();
+            prop_assert_eq!(&take, &again);
+
+            let mut frame = [0; 42];
+            frame[12] = 0x08;
+            frame[14] = 0x45;
+            frame[36..38].copy_from_slice(&port.to_be_bytes());
+            for (number, tcp) in [(6, true), (17, false), (1, true)] {
+                frame[23] = number;
+                let is_listed = number != 1 && entries.iter().any(|&(is_tcp, first, more)| {
+                    is_tcp == tcp && (first..=first + more).contains(&port)
+                });
+                prop_assert_eq!(take.takes(&frame, Link::Ethernet), is_listed);
+            }
+        }
+    }
+}
