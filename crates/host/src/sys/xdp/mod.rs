@@ -127,12 +127,14 @@ impl Socket {
             return Ok(self.fill.queued());
         }
         for _ in 0..room {
-            let Some(frame) = pool.allocate(room_bytes) else { break };
-            match self.lent.lend(frame) {
-                Ok(address) => self.fill.push([address]),
-                Err(frame) => {
-                    // Only chunks of another size are left.
-                    pool.put(frame);
+            let lent = pool.allocate(room_bytes).map(|frame| self.lent.lend(frame));
+            match lent {
+                Some(Ok(address)) => self.fill.push([address]),
+                none_that_will_do => {
+                    if let Some(Err(frame)) = none_that_will_do {
+                        pool.put(frame); // only chunks of another size are left
+                    }
+                    self.fill.consumed()?;
                     break;
                 }
             }

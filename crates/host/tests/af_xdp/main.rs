@@ -1,0 +1,62 @@
+//! AF_XDP on a veth pair, against the kernel's own sockets at the far end. Each test has a network
+//! namespace of its own, which goes with its thread.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod receive;
+mod rig;
+mod send;
+
+use std::process::Command;
+use std::thread;
+
+use libtest_mimic::{Arguments, Trial};
+use nix::sched::{CloneFlags, unshare};
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let missing = missing();
+    let trial = |name: &str, test: fn()| {
+        if let Some(missing) = &missing {
+            eprintln!("{name} is ignored: {missing}");
+        }
+        let run = move || {
+            let told = thread::spawn(move || {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                test();
+            });
+            told.join().map_err(|_| "it panicked, as told above".into())
+        };
+        Trial::test(name, run).with_ignored_flag(missing.is_some())
+    };
+    let trials = vec![
+        trial("datagrams_arrive_as_they_were_sent_in_order", receive::as_sent),
+        trial("datagrams_arrive_in_generic_mode_too", receive::generic),
+        trial("promise_2_what_finds_no_room_is_counted_exactly", receive::overrun),
+        trial("promise_2_what_finds_no_frame_is_counted_exactly", receive::starved),
+        trial("promise_2_nothing_is_lost_at_the_end_uncounted", receive::ended),
+        trial("two_queues_share_the_packet_memory", receive::two_queues),
+        trial("frames_larger_than_a_chunk_come_whole", receive::jumbo),
+        trial("promise_4_twenty_opens_and_closes_leak_nothing", receive::reopened),
+        trial("a_link_that_goes_down_comes_back", receive::link_down),
+        trial("an_interface_that_is_deleted_ends_its_source", receive::deleted),
+        trial("what_cannot_be_opened_is_refused_with_a_reason", receive::refused),
+        trial("what_is_sent_back_arrives_in_order", send::echoed),
+        trial("promise_2_what_is_not_sent_is_dropped_by_name", send::dropped),
+        trial("frames_of_other_memory_are_sent_as_copies", send::copied),
+        trial("jumbo_frames_are_sent_in_pieces", send::jumbo),
+    ];
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// Why there can be no AF_XDP here.
+fn missing() -> Option<String> {
+    if Command::new("ip").arg("-V").output().is_err() {
+        return Some("the program ip is missing".to_owned());
+    }
+    let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
+    if let Err(errno) = made {
+        return Some(format!("no network namespace can be made: {errno}"));
+    }
+    let allowed = forebay::sys::privilege::for_af_xdp("a test");
+    allowed.err().map(|error| error.to_string())
+}

@@ -1,0 +1,259 @@
+//! What comes from the kernel.
+
+use forebay::device::XdpMode;
+use forebay::{Error, device::Device};
+use mem::pool::ChunkClass;
+use path::arrive::Polled;
+use path::packet::Arrival;
+
+use crate::rig::{OURS, Rig, config, far_socket, ip, make_link, payload};
+
+fn numbered(number: u32, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        (0..len).map(|at| u8::try_from((at + number as usize) % 251).unwrap()).collect();
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+fn number_of(payload: &[u8]) -> u32 {
+    u32::from_be_bytes(*payload.first_chunk().unwrap())
+}
+
+fn come_as_sent(rig: &mut Rig) {
+    let socket = far_socket();
+    let mut expected = 0;
+    let mut last = None;
+    for burst in 0..40 {
+        for number in burst * 100..(burst + 1) * 100 {
+            socket.send(&numbered(number, 18 + number as usize * 7 % 1400)).unwrap();
+        }
+        rig.take(0, |rig, packet| {
+            assert_eq!(payload(&packet), numbered(expected, 18 + expected as usize * 7 % 1400));
+            let Arrival(arrival) = packet.arrival;
+            assert!(last.is_none_or(|last| arrival > last), "numbers rise");
+            assert!(packet.timestamp_ns > 1_700_000_000_000_000_000);
+            last = Some(arrival);
+            expected += 1;
+            rig.pools[0].put(packet.frame);
+        });
+    }
+    assert_eq!((expected, rig.kernel_dropped), (4000, 0));
+}
+
+pub(crate) fn as_sent() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    come_as_sent(&mut rig);
+    let facts = rig.device.facts.all();
+    assert_eq!((facts["mode"].as_str(), facts["copy"].as_str()), ("native", "copy"));
+}
+
+pub(crate) fn generic() {
+    make_link(1, 1500);
+    let mut config = config(1);
+    config.xdp.mode = XdpMode::Generic;
+    let mut rig = Rig::open(&config);
+    come_as_sent(&mut rig);
+    assert_eq!(rig.device.facts.all()["mode"], "generic");
+}
+
+/// Sends so many, and returns how many came.
+fn flood(rig: &mut Rig, count: u32) -> u64 {
+    let socket = far_socket();
+    (0..count).for_each(|number| drop(socket.send(&numbered(number, 18)).unwrap()));
+    let (mut came, mut last) = (0, None);
+    rig.finish(0, |rig, packet| {
+        let number = number_of(payload(&packet));
+        assert!(last.is_none_or(|last| number > last), "in order");
+        last = Some(number);
+        came += 1;
+        rig.pools[0].put(packet.frame);
+    });
+    came
+}
+
+pub(crate) fn overrun() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    let came = flood(&mut rig, 10_000);
+    assert_eq!(came, 2048, "as many as the ring holds");
+    assert_eq!(came + rig.kernel_dropped, 10_000);
+    let counts: Vec<_> = rig.device.counts[0].iter().collect();
+    assert_eq!(counts, [("rx_dropped", 0), ("rx_ring_full", 7952)]);
+}
+
+pub(crate) fn starved() {
+    make_link(1, 1500);
+    let mut rig = Rig::with_memory(&config(1), 0, &[]);
+    let socket = far_socket();
+    let (mut held, mut sent) = (Vec::new(), 0);
+    // Until all frames are held, and a while longer.
+    while held.len() < 4096 + 1024 + 1024 || sent < 20_000 {
+        (0..64).for_each(|_| drop(socket.send(&numbered(sent, 18)).unwrap()));
+        sent += 64;
+        let (packets, _) = rig.turn(0, false).unwrap();
+        held.extend(packets);
+    }
+    let (_, polled) = rig.turn(0, false).unwrap();
+    assert_eq!(polled, Polled::Ready, "it does not sleep: nobody would wake it");
+    let all = held.len() as u64;
+    held.drain(..).for_each(|packet| rig.pools[0].put(packet.frame));
+    let more = flood(&mut rig, 100);
+    assert_eq!(all + more + rig.kernel_dropped, u64::from(sent) + 100);
+    assert!(rig.device.counts[0].iter().any(|(name, count)| name == "rx_dropped" && count > 0));
+}
+
+pub(crate) fn ended() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    let (mut came, mut sent) = (0, 0u64);
+    let socket = far_socket();
+    let sender = std::thread::spawn(move || {
+        for _ in 0..100_000 {
+            let _ = socket.send(&[7; 18]);
+            sent += 1;
+        }
+        sent
+    });
+    while came < 5000 {
+        let (packets, _) = rig.turn(0, false).unwrap();
+        came += packets.len() as u64;
+        packets.into_iter().for_each(|packet| rig.pools[0].put(packet.frame));
+    }
+    // What comes from now on is the kernel's.
+    rig.finish(0, |rig, packet| {
+        came += 1;
+        rig.pools[0].put(packet.frame);
+    });
+    let dropped = rig.kernel_dropped;
+    let sent = sender.join().unwrap();
+    let kernels = kernel_received();
+    assert!(came > 0 && kernels > 0, "{came} came, {kernels} are the kernel's");
+    assert_eq!(came + dropped + kernels, sent, "{came} + {dropped} + {kernels}");
+    rig.sources.clear();
+    assert_eq!(rig.pools[0].away(), 0);
+}
+
+/// IPv4 packets that the kernel has received in this namespace.
+fn kernel_received() -> u64 {
+    let counted = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let mut lines = counted.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, counts) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut counts = names.split(' ').zip(counts.split(' '));
+    counts.find(|(name, _)| *name == "InReceives").unwrap().1.parse().unwrap()
+}
+
+pub(crate) fn two_queues() {
+    make_link(2, 1500);
+    let mut rig = Rig::open(&config(2));
+    let mut came = [0, 0];
+    let mut numbers = std::collections::BTreeSet::new();
+    for _ in 0..16 {
+        // Each has another port, and so, to the kernel, another queue.
+        let socket = far_socket();
+        (0..50).for_each(|number| drop(socket.send(&numbered(number, 100)).unwrap()));
+        for queue in 0..2 {
+            rig.take(queue, |rig, packet| {
+                assert_eq!(payload(&packet).len(), 100);
+                assert!(numbers.insert(packet.arrival.0), "no two have one number");
+                came[queue] += 1;
+                // Frames of either queue are as good for the other.
+                rig.pools[1 - queue].put(packet.frame);
+            });
+        }
+    }
+    assert_eq!(came[0] + came[1], 800);
+    assert!(came[0] > 0 && came[1] > 0, "{came:?}");
+}
+
+pub(crate) fn jumbo() {
+    make_link(1, 9000);
+    let larger = [ChunkClass { chunk_bytes: 12 << 10, chunks: 512 }];
+    let mut rig = Rig::with_memory(&config(1), 4096, &larger);
+    let socket = far_socket();
+    let mut expected = 0;
+    for burst in 0..20 {
+        for number in burst * 20..(burst + 1) * 20 {
+            socket.send(&numbered(number, 1000 + number as usize * 97 % 7900)).unwrap();
+        }
+        rig.take(0, |rig, packet| {
+            assert_eq!(payload(&packet), numbered(expected, 1000 + expected as usize * 97 % 7900));
+            expected += 1;
+            rig.pools[0].put(packet.frame);
+        });
+    }
+    assert_eq!((expected, rig.kernel_dropped), (400, 0));
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+pub(crate) fn reopened() {
+    make_link(1, 1500);
+    let mut before = None;
+    for _ in 0..20 {
+        let mut rig = Rig::open(&config(1));
+        let socket = far_socket();
+        socket.send(&numbered(1, 30)).unwrap();
+        let mut came = 0;
+        rig.take(0, |_, _| came += 1);
+        assert_eq!(came, 1);
+        // Without an end: as if the run had failed.
+        let Rig { device, sources, mut pools, .. } = rig;
+        drop((device, sources));
+        assert_eq!(pools[0].away(), 0);
+        drop(socket);
+        // A program that another test starts has our descriptors for a moment.
+        let interface = || forebay::sys::interface::Interface::named(OURS).unwrap();
+        while interface().xdp_program.is_some() {
+            std::thread::yield_now();
+        }
+        let _ = before.get_or_insert_with(open_files);
+    }
+    // Other tests open and close files meanwhile.
+    assert!(open_files() <= before.unwrap() + 40, "{} files", open_files());
+}
+
+pub(crate) fn link_down() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    let socket = far_socket();
+    let mut came = 0;
+    for round in 1..=3 {
+        // When it is up again, the far end is told in a while.
+        while came != round {
+            socket.send(&numbered(round, 30)).unwrap();
+            rig.take(0, |_, packet| came = number_of(payload(&packet)));
+        }
+        ip("link set xka down");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        rig.take(0, |_, _| panic!("nothing comes"));
+        ip("link set xka up");
+    }
+}
+
+pub(crate) fn deleted() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    far_socket().send(&numbered(1, 30)).unwrap();
+    ip("link del xka");
+    let ended = loop {
+        match rig.turn(0, false) {
+            Ok((_, polled)) => assert_ne!(polled, Polled::Exhausted),
+            Err(error) => break error,
+        }
+    };
+    let error = ended.downcast::<Error>().unwrap();
+    assert!(matches!(*error, Error::DeviceGone { ref name } if name == OURS), "{error}");
+    rig.sources.clear();
+    assert_eq!(rig.pools[0].away(), 0);
+}
+
+pub(crate) fn refused() {
+    assert!(matches!(Device::open(&config(1)), Err(Error::NoInterface { .. })));
+    make_link(1, 1500);
+    let _first = Rig::open(&config(1));
+    let second = Device::open(&config(1)).unwrap_err();
+    assert!(second.is_refusal(), "{second}");
+}

@@ -1,0 +1,172 @@
+//! What goes to the kernel.
+
+use std::net::UdpSocket;
+
+use forebay::device::sink::SendDrop;
+use mem::Region;
+use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+use path::Packet;
+use path::packet::Arrival;
+use path::parse::Link;
+
+use crate::rig::{Rig, config, far_socket, ip, make_link, turn_round};
+
+/// Sends what comes back to where it came from, until nothing comes.
+fn echo(rig: &mut Rig, sink: &mut Box<dyn forebay::device::sink::Sink>) {
+    let mut back = Vec::new();
+    rig.take(0, |_, mut packet| {
+        turn_round(&mut packet);
+        back.push(packet);
+    });
+    sink.send(&mut back).unwrap();
+    assert!(back.is_empty(), "the device keeps them");
+    while rig.sources[0].has_work() {
+        rig.sources[0].transmit(&mut rig.pools[0]);
+    }
+}
+
+fn received(socket: &UdpSocket) -> Vec<u8> {
+    let mut bytes = vec![0; 9000];
+    let len = socket.recv(&mut bytes).unwrap();
+    bytes.truncate(len);
+    bytes
+}
+
+pub(crate) fn echoed() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    let mut sink = rig.sink();
+    let socket = far_socket();
+    for burst in 0..200u32 {
+        for number in burst * 25..(burst + 1) * 25 {
+            let mut bytes = vec![u8::try_from(number % 256).unwrap(); 4 + number as usize % 1000];
+            bytes[..4].copy_from_slice(&number.to_be_bytes());
+            socket.send(&bytes).unwrap();
+        }
+        echo(&mut rig, &mut sink);
+        for number in burst * 25..(burst + 1) * 25 {
+            let bytes = received(&socket);
+            assert_eq!(bytes[..4], number.to_be_bytes());
+            assert_eq!(bytes.len(), 4 + number as usize % 1000);
+            assert!(bytes[4..].iter().all(|&byte| u32::from(byte) == number % 256));
+        }
+    }
+    let counters = sink.counters();
+    assert_eq!((counters.packets(), counters.frames(), counters.dropped_in_all()), (5000, 5000, 0));
+    rig.sources.clear();
+    assert_eq!(rig.pools[0].away(), 0);
+}
+
+/// A datagram that comes from us.
+fn datagram(pool: &mut Pool, len_bytes: usize, to: &UdpSocket) -> Packet {
+    let std::net::SocketAddr::V4(to) = to.local_addr().unwrap() else { unreachable!() };
+    let builder = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+        .ipv4([10, 77, 0, 1], to.ip().octets(), 64)
+        .udp(crate::rig::PORT, to.port());
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &vec![0xab; len_bytes]).unwrap();
+    let mut frame = pool.allocate(u32::try_from(bytes.len()).unwrap()).unwrap();
+    frame.copy_from(&bytes);
+    Packet::received(frame, Arrival(0), u32::try_from(bytes.len()).unwrap(), Link::Ethernet)
+}
+
+pub(crate) fn dropped() {
+    make_link(1, 1500);
+    let larger = [ChunkClass { chunk_bytes: 4096, chunks: 8 }];
+    let mut rig = Rig::with_memory(&config(1), 4096, &larger);
+    let mut sink = rig.sink();
+    let socket = far_socket();
+    let pool = &mut rig.pools[0];
+    let mut packets = vec![datagram(pool, 100, &socket), datagram(pool, 1600, &socket)];
+    packets.push(datagram(pool, 1472, &socket));
+    packets[0].headers.link = Link::Ip;
+    sink.send(&mut packets).unwrap();
+    rig.sources[0].transmit(&mut rig.pools[0]);
+    assert_eq!(received(&socket).len(), 1472);
+    let counters = std::sync::Arc::clone(sink.counters());
+    let drops = || SendDrop::ALL.map(|reason| counters.dropped(reason));
+    assert_eq!(counters.packets(), 1);
+    assert_eq!(
+        (counters.dropped(SendDrop::TooLong), counters.dropped(SendDrop::LinkHeader)),
+        (1, 1)
+    );
+
+    // The far end is down: the device drops them.
+    ip("link set xkb down");
+    let mut packets: Vec<_> = (0..40).map(|_| datagram(&mut rig.pools[0], 100, &socket)).collect();
+    sink.send(&mut packets).unwrap();
+    rig.sources[0].transmit(&mut rig.pools[0]);
+    assert_eq!((counters.packets(), counters.dropped(SendDrop::Refused)), (1, 40), "{:?}", drops());
+
+    // It is down itself: they wait.
+    ip("link set xkb up");
+    ip("link set xka down");
+    let mut packets: Vec<_> =
+        (0..1500).map(|_| datagram(&mut rig.pools[0], 100, &socket)).collect();
+    sink.send(&mut packets).unwrap();
+    assert_eq!(packets.len(), 1500 - 1024, "as many as its ring holds");
+    assert_eq!(counters.dropped(SendDrop::Full), 1500 - 1024);
+    packets.clear();
+    rig.sources[0].transmit(&mut rig.pools[0]);
+    assert!(!rig.sources[0].has_work(), "nothing can be done");
+    ip("link set xka up");
+    for _ in 0..10 {
+        rig.sources[0].transmit(&mut rig.pools[0]);
+    }
+    assert_eq!(counters.packets(), 1 + 1024, "{:?}", drops());
+    assert_eq!(received(&socket).len(), 100);
+
+    // The device goes with packets in hand.
+    ip("link set xka down");
+    let mut packets: Vec<_> = (0..50).map(|_| datagram(&mut rig.pools[0], 100, &socket)).collect();
+    sink.send(&mut packets).unwrap();
+    rig.sources[0].transmit(&mut rig.pools[0]);
+    let mut packets: Vec<_> = (0..5).map(|_| datagram(&mut rig.pools[0], 100, &socket)).collect();
+    sink.send(&mut packets).unwrap();
+    rig.sources.clear();
+    assert_eq!(counters.dropped(SendDrop::Down), 55);
+    assert_eq!(counters.packets() + counters.dropped_in_all(), 3 + 40 + 1500 + 55);
+    let mut packets = vec![datagram(&mut rig.pools[0], 100, &socket)];
+    assert!(sink.send(&mut packets).is_err(), "gone for good");
+    drop(packets);
+    assert_eq!(rig.pools[0].away(), 0);
+}
+
+pub(crate) fn copied() {
+    make_link(1, 1500);
+    let mut rig = Rig::open(&config(1));
+    let mut sink = rig.sink();
+    let socket = far_socket();
+    // Memory of another engine, and chunks of another size.
+    let shares = [vec![ChunkClass { chunk_bytes: 4096, chunks: 100 }]];
+    let mut others = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
+    let mut packets: Vec<_> =
+        (1..=100).map(|len| datagram(&mut others[0], len * 14, &socket)).collect();
+    sink.send(&mut packets).unwrap();
+    while rig.sources[0].has_work() {
+        rig.sources[0].transmit(&mut rig.pools[0]);
+    }
+    for len in 1..=100 {
+        assert_eq!(received(&socket), vec![0xab; len * 14]);
+    }
+    assert_eq!(others[0].away(), 0, "at home once they were copied");
+}
+
+pub(crate) fn jumbo() {
+    make_link(1, 9000);
+    let larger = [ChunkClass { chunk_bytes: 12 << 10, chunks: 128 }];
+    let mut rig = Rig::with_memory(&config(1), 4096, &larger);
+    let mut sink = rig.sink();
+    let socket = far_socket();
+    let lens = [100, 1792 - 42, 1792 - 41, 4000, 8972];
+    let mut packets: Vec<_> =
+        lens.iter().map(|&len| datagram(&mut rig.pools[0], len, &socket)).collect();
+    sink.send(&mut packets).unwrap();
+    while rig.sources[0].has_work() {
+        rig.sources[0].transmit(&mut rig.pools[0]);
+    }
+    for len in lens {
+        assert_eq!(received(&socket), vec![0xab; len]);
+    }
+    assert_eq!((sink.counters().packets(), sink.counters().frames()), (5, 5));
+}
