@@ -291,13 +291,11 @@ impl Device {
 
     fn open_tun(config: &DeviceConfig, kind: TunKind) -> Result<Self> {
         let device = TunDevice::open(&config.name, kind, config.queues)?;
-        let sources = device.sources();
-        let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
         Ok(Self {
             name: config.name.clone(),
             via: config.via,
-            sources: sources.into_iter().map(boxed).collect(),
-            counts,
+            sources: device.sources(config.verify).into_iter().map(boxed).collect(),
+            counts: device.counts(),
             facts: Facts::of(device.facts()),
             way_out: Some(WayOut::Tun(device)),
         })

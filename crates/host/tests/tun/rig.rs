@@ -30,7 +30,7 @@ impl Rig {
 
     /// With so many small and large chunks.
     pub(crate) fn with_chunks(device: &TunDevice, small: u32, large: u32) -> Self {
-        let mut sources = device.sources();
+        let mut sources = device.sources(path::parse::Verify::Checksums);
         let largest = sources[0].needs().largest_bytes;
         let share = vec![
             ChunkClass { chunk_bytes: 2048, chunks: small },

@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use path::coalesce::gso::VIRTIO_NET_HDR_BYTES;
+use path::parse::Verify;
 use rustix::io::Errno;
 
 use super::steering::Steering;
 use super::{TunKind, TunSink, TunSource};
+use crate::device::KernelCounts;
 use crate::error::{Error, Result};
 use crate::sys::interface::{Interface, is_interface_name};
 use crate::sys::privilege;
@@ -36,6 +38,8 @@ pub(super) struct OpenTun {
     before: Option<Before>,
     /// The interface's `tx_dropped`, as far as it was [told](Self::newly_dropped).
     dropped_before: Mutex<u64>,
+    /// `tx_dropped` since it was opened.
+    counts: Arc<KernelCounts>,
 }
 
 /// What a device that was there keeps when it is closed, and is given back.
@@ -79,6 +83,7 @@ impl TunDevice {
             steering: Steering::default(),
             before,
             dropped_before: Mutex::new(0),
+            counts: KernelCounts::new(&["tx_dropped"]),
         };
         device.set_up(queues)?;
         Ok(Self(Arc::new(device)))
@@ -97,10 +102,20 @@ impl TunDevice {
     }
 
     /// One source for each queue. Each may be asked for once: two that read one queue would each
-    /// get some of its packets.
+    /// get some of its packets. Where checksums are to be verified, packets are summed up on their
+    /// way into memory, unless the kernel has verified them.
     #[must_use]
-    pub fn sources(&self) -> Vec<TunSource> {
-        (0..self.0.queues.len()).map(|queue| TunSource::new(Arc::clone(&self.0), queue)).collect()
+    pub fn sources(&self, verify: Verify) -> Vec<TunSource> {
+        let source = |queue| TunSource::new(Arc::clone(&self.0), queue, verify);
+        (0..self.0.queues.len()).map(source).collect()
+    }
+
+    /// What the kernel counts, for each queue: what it dropped stands with the first one's, for it
+    /// does not say which queue that was for.
+    #[must_use]
+    pub fn counts(&self) -> Vec<Arc<KernelCounts>> {
+        let further = self.0.queues.iter().skip(1).map(|_| KernelCounts::new(&[]));
+        std::iter::once(Arc::clone(&self.0.counts)).chain(further).collect()
     }
 
     /// A sink for one CPU.
@@ -190,7 +205,9 @@ impl OpenTun {
         let mut before = self.dropped_before.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(counted) = self.interface.counters() else { return 0 };
         let newly = counted.tx_dropped.saturating_sub(*before);
-        *before = counted.tx_dropped.max(*before);
+        *before += newly;
+        let told: u64 = self.counts.iter().map(|(_, count)| count).sum();
+        self.counts.set(0, told + newly);
         newly
     }
 
