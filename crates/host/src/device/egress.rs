@@ -196,6 +196,11 @@ impl Departures {
         self.hub.next.load(Ordering::Relaxed) != self.due
     }
 
+    /// Whether any CPU can send.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.hub.joins.load(Ordering::Relaxed) > 0
+    }
+
     /// What a CPU that sends counts.
     pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
         self.lanes.get(usize::from(of.0)).map(|lane| &*lane.counters)

@@ -31,6 +31,7 @@ fn main() {
     let trials = vec![
         trial("datagrams_arrive_as_they_were_sent_in_order", receive::as_sent),
         trial("datagrams_arrive_in_generic_mode_too", receive::generic),
+        trial("datagrams_arrive_when_calls_poll_the_driver", receive::busy_polled),
         trial("promise_2_what_finds_no_room_is_counted_exactly", receive::overrun),
         trial("promise_2_what_finds_no_frame_is_counted_exactly", receive::starved),
         trial("promise_2_nothing_is_lost_at_the_end_uncounted", receive::ended),

@@ -57,6 +57,13 @@ pub(crate) fn generic() {
     assert_eq!(rig.device.facts.all()["mode"], "generic");
 }
 
+pub(crate) fn busy_polled() {
+    make_link(1, 1500);
+    let mut config = config(1);
+    config.xdp.busy_poll = true;
+    come_as_sent(&mut Rig::open(&config));
+}
+
 /// Sends so many, and returns how many came.
 fn flood(rig: &mut Rig, count: u32) -> u64 {
     let socket = far_socket();

@@ -276,10 +276,12 @@ impl XdpSource {
         }
         self.looked_ns = self.now_ns;
         self.count_drops(burst);
-        if self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
+        // What came before it went is taken first.
+        if is_empty && self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
             return Err(Box::new(Error::DeviceGone { name: self.name.clone() }));
         }
-        if self.now_ns.saturating_sub(self.mtu_looked_ns) >= MTU_LOOK_NS {
+        let is_due = self.now_ns.saturating_sub(self.mtu_looked_ns) >= MTU_LOOK_NS;
+        if is_due && self.transmit.is_used() {
             self.mtu_looked_ns = self.now_ns;
             // If it cannot be asked, it is as before.
             if let Ok(Some(interface)) = Interface::by_index(self.index) {

@@ -114,6 +114,11 @@ impl Transmit {
         self.mtu = mtu;
     }
 
+    /// Whether anybody sends.
+    pub(super) fn is_used(&self) -> bool {
+        self.departures.has_lanes()
+    }
+
     /// Whether there is something to be sent, and a link to send it by.
     pub(super) fn has_work(&self) -> bool {
         !self.is_down && self.has_unsent()
@@ -131,7 +136,9 @@ impl Transmit {
         socket: &mut Socket,
         pool: &mut Pool,
     ) -> Result<usize, KernelLied> {
-        socket.complete(u32::MAX, |frame| pool.put(frame))?;
+        if socket.is_sending() {
+            socket.complete(u32::MAX, |frame| pool.put(frame))?;
+        }
         let put = if self.has_unsent() { self.put(socket, pool)? } else { 0 };
         if self.counted != self.end {
             self.kick(socket)?;

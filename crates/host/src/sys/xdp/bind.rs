@@ -144,7 +144,7 @@ pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenErr
     }
     let mut socket = match shared {
         Some(socket) => socket,
-        None => bound(config, pool, Memory::Own(pool.region()))?,
+        None => bound(config, pool, Memory::Own)?,
     };
     umems.push(Umem {
         region: Arc::clone(pool.region()),
@@ -170,7 +170,7 @@ impl Umem {
 /// Whose memory a socket works on.
 #[derive(Clone, Copy)]
 enum Memory<'a> {
-    Own(&'a Region),
+    Own,
     SharedWith(BorrowedFd<'a>),
 }
 
@@ -178,14 +178,17 @@ fn bound(config: &SocketConfig, pool: &Pool, memory: Memory<'_>) -> Result<Socke
     let flags = SocketFlags::CLOEXEC;
     let fd = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
         .map_err(OpenError::of("open an AF_XDP socket"))?;
-    if let Memory::Own(region) = memory {
-        register(fd.as_fd(), region, config.chunk_bytes)?;
+    if let Memory::Own = memory {
+        register(fd.as_fd(), pool.region(), config.chunk_bytes)?;
     }
-    let socket = with_rings(fd, config, pool)?;
+    let mut socket = with_rings(fd, config, pool)?;
     if config.busy_poll {
         prefer_busy_poll(socket.as_fd()).map_err(OpenError::of("turn busy polling on"))?;
     }
     bind_when_free(socket.as_fd(), config, memory)?;
+    if socket.is_zero_copy() {
+        socket.teardown = Some(Teardown::of(config)?);
+    }
     if let Some(entries) = config.tx_entries {
         // Older kernels take 32 at a time, and are called more often.
         let _ = set_option(socket.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, entries);
@@ -250,6 +253,7 @@ fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Soc
         rx,
         tx,
         handle: Handle { socket: Some(Arc::new(socket)), is_listed: false },
+        teardown: None,
         lent: Lent::new(pool, config.chunk_bytes),
         sending: 0,
         _region: Arc::clone(pool.region()),
@@ -285,7 +289,7 @@ fn bind(socket: BorrowedFd<'_>, config: &SocketConfig, memory: Memory<'_>) -> Re
         false => SocketAddrXdpFlags::empty(),
     };
     match memory {
-        Memory::Own(_) => {
+        Memory::Own => {
             let flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP | copying | scattered;
             net::bind(socket, &to(flags))
         }
@@ -293,6 +297,42 @@ fn bind(socket: BorrowedFd<'_>, config: &SocketConfig, memory: Memory<'_>) -> Re
             let addr = to(SocketAddrXdpFlags::XDP_SHARED_UMEM);
             net::bind(socket, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first })
         }
+    }
+}
+
+/// Waits, when it is dropped, until the driver of a zero-copy queue has let go of the frames of a
+/// socket that is closed: the kernel tells it to only later (`xp_release_deferred`). Until then the
+/// queue is busy; so there is a second socket, which can be bound to it when it is not.
+pub(super) struct Teardown {
+    socket: OwnedFd,
+    config: SocketConfig,
+    /// What the second socket has for packet memory.
+    _region: Region,
+}
+
+impl Teardown {
+    /// To be made before privileges are let go.
+    fn of(config: &SocketConfig) -> Result<Self, OpenError> {
+        const ENTRIES: u32 = 2;
+        let action = "prepare for the end of a zero-copy queue";
+        let config = SocketConfig { copying: CopyMode::Copy, is_scattered: false, ..*config };
+        let flags = SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+            .map_err(OpenError::of(action))?;
+        let region = Region::allocate(config.chunk_bytes as usize);
+        register(socket.as_fd(), &region, config.chunk_bytes)?;
+        sockopt::set_xdp_umem_fill_ring_size(&socket, ENTRIES)
+            .and_then(|()| sockopt::set_xdp_umem_completion_ring_size(&socket, ENTRIES))
+            .and_then(|()| sockopt::set_xdp_rx_ring_size(&socket, ENTRIES))
+            .map_err(OpenError::of(action))?;
+        Ok(Self { socket, config, _region: region })
+    }
+}
+
+impl Drop for Teardown {
+    fn drop(&mut self) {
+        // Busy still, it is another program's by now; refused, it has gone with its device.
+        let _ = bind_when_free(self.socket.as_fd(), &self.config, Memory::Own);
     }
 }
 

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendFlags, sockopt};
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use bind::Handle;
+use bind::{Handle, Teardown};
 pub use bind::{OpenError, SocketConfig};
 pub use ring::RingBroken;
 use ring::{Consuming, Producing};
@@ -81,6 +81,7 @@ pub struct Socket {
     rx: Option<Consuming<2>>,
     tx: Option<Producing<2>>,
     handle: Handle,
+    teardown: Option<Teardown>,
     lent: Lent,
     /// Those of them that are to be sent.
     sending: u32,
