@@ -273,6 +273,7 @@ impl Device {
         let interface = Interface::named(&config.name)?;
         let options = PacketOptions {
             queues: config.queues,
+            take: config.take.clone(),
             promiscuous: config.promiscuous,
             device_hash: config.device_hash,
             verify: config.verify,

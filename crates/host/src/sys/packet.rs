@@ -19,11 +19,9 @@ const ETH_P_ALL: u16 = 3;
 /// and `offset_to_priv` of `struct tpacket_block_desc`.
 const BLOCK_STATUS_AT: usize = 8;
 
-/// The instruction of a classic filter that takes nothing: `ret #0`.
-const TAKE_NOTHING: [libc::sock_filter; 1] =
-    [libc::sock_filter { code: BPF_RET_K, jt: 0, jf: 0, k: 0 }];
-/// `BPF_RET | BPF_K` of include/uapi/linux/bpf_common.h.
-const BPF_RET_K: u16 = 0x06;
+/// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of include/uapi/linux/if_packet.h: of a group, the sockets'
+/// own option does not count.
+const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_uint = 0x4000;
 
 /// A socket for whole frames, which never waits.
 #[derive(Debug)]
@@ -99,38 +97,21 @@ impl PacketSocket {
     }
 
     /// Shares what the interface receives out among the sockets of a group, by flow: those of the
-    /// given group, or of a new one, whose number is returned.
+    /// given group, or of a new one, whose number is returned. What the machine sends is left out.
     pub(crate) fn join_fanout(&self, group: Option<u16>) -> io::Result<u16> {
         let unique = match group {
             Some(_) => 0,
             None => libc::PACKET_FANOUT_FLAG_UNIQUEID,
         };
-        let mode = (libc::PACKET_FANOUT_HASH | unique) << 16;
-        self.set(libc::SOL_PACKET, libc::PACKET_FANOUT, &(mode | u32::from(group.unwrap_or(0))))?;
+        let how = libc::PACKET_FANOUT_HASH | PACKET_FANOUT_FLAG_IGNORE_OUTGOING | unique;
+        self.set(
+            libc::SOL_PACKET,
+            libc::PACKET_FANOUT,
+            &((how << 16) | u32::from(group.unwrap_or(0))),
+        )?;
         let [joined] = self.ask(libc::SOL_PACKET, libc::PACKET_FANOUT)?;
         let [low, high, ..] = joined.to_le_bytes();
         Ok(u16::from_le_bytes([low, high]))
-    }
-
-    /// Takes only what a classic filter lets pass.
-    pub(crate) fn attach_filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
-        let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // The kernel only reads it.
-        let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
-    }
-
-    /// Takes nothing from now on, until another filter is attached.
-    pub(crate) fn take_nothing(&self) -> io::Result<()> {
-        self.attach_filter(&TAKE_NOTHING)
-    }
-
-    /// Takes everything from now on.
-    pub(crate) fn take_everything(&self) -> io::Result<()> {
-        match self.set(libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            done => done,
-        }
     }
 
     /// What was received and dropped since the last call.

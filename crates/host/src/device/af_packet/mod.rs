@@ -5,11 +5,15 @@ mod block; //  what lies in a block of the ring
 mod source; // frames in
 mod sink; //   packets out
 
+use std::os::fd::AsFd;
+
 use path::parse::{Link, Verify};
 
+use crate::device::take::{self, Take};
 use crate::error::{Error, Result};
 use crate::sys::interface::Interface;
 use crate::sys::packet::{PacketSocket, RingLayout, RxRing};
+use crate::sys::socket_filter::{self, FilterInstruction};
 pub use sink::PacketSink;
 pub use source::PacketSource;
 
@@ -18,6 +22,8 @@ pub use source::PacketSource;
 pub struct PacketOptions {
     /// Among how many queues the kernel deals the flows out.
     pub queues: u16,
+    /// What is taken. The kernel's own stack goes on seeing all of it.
+    pub take: Take,
     /// Whether frames for other stations are wanted too.
     pub promiscuous: bool,
     /// Whether the hash that the device computed, or the kernel where it did not, is used.
@@ -27,9 +33,9 @@ pub struct PacketOptions {
 }
 
 /// Room for the largest frame, 64 KiB behind its headers, several times over.
-const BLOCK_BYTES: u32 = 256 << 10;
+const BLOCK_BYTES: u32 = 128 << 10;
 /// Sixteen megabytes: a tenth of a second of small frames at the rate that one CPU takes.
-const BLOCKS: u32 = 64;
+const BLOCKS: u32 = 256;
 /// The least there is. A frame that comes alone waits for so long, or a little longer.
 const RETIRE_MS: u32 = 1;
 
@@ -70,13 +76,23 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
     let ring = RxRing::new(socket, layout).map_err(named("get a ring (PACKET_RX_RING) for it"))?;
     let socket = ring.socket();
     // Before it is bound: no frame comes that was not asked for, nor twice while queues join.
-    socket.take_nothing().map_err(named("attach a filter to it"))?;
+    attach_filter(interface, socket, &take::nothing())?;
     socket.receive_from(interface.index.0).map_err(named("bind a packet socket to it"))?;
     if options.promiscuous {
         let refused = named("make it promiscuous");
         socket.be_promiscuous(interface.index.0).map_err(refused)?;
     }
     Ok(ring)
+}
+
+/// Has a socket take what a filter says from now on.
+fn attach_filter(
+    interface: &Interface,
+    socket: &PacketSocket,
+    filter: &[FilterInstruction],
+) -> Result<()> {
+    let attached = socket_filter::attach(socket.as_fd(), filter);
+    attached.map_err(refused(interface, "attach a filter (SO_ATTACH_FILTER) to it"))
 }
 
 /// What frames begin with.

@@ -12,8 +12,9 @@ use path::parse::{Link, Verify};
 use path::{DropReason, Packet, Source};
 
 use super::block::{BlockLie, Cursor, RingFrame, TAG_BYTES};
-use super::{PacketOptions, refused};
+use super::{PacketOptions, attach_filter, refused};
 use crate::device::KernelCounts;
+use crate::device::take;
 use crate::error::{Error, Result};
 use crate::sys::interface::Interface;
 use crate::sys::packet::{PacketSocket, RxRing};
@@ -220,9 +221,8 @@ impl Source for PacketSource {
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
         self.numbering = at.numbering;
-        let opened = self.socket().take_everything();
-        opened.map_err(refused(&self.interface, "attach a filter to it"))?;
-        Ok(())
+        let filter = take::filter(&self.options.take, self.link);
+        Ok(attach_filter(&self.interface, self.socket(), &filter)?)
     }
 
     fn poll(
@@ -232,8 +232,7 @@ impl Source for PacketSource {
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
         if ask.is_last && self.ending.is_none() {
-            let shut = self.socket().take_nothing();
-            shut.map_err(refused(&self.interface, "attach a filter to it"))?;
+            attach_filter(&self.interface, self.socket(), &take::nothing())?;
             self.ending = Some(Ending { since_ns: ask.now_ns, is_gone: false });
         }
         match self.take_frames(ask.max, pool, burst)? {

@@ -1,0 +1,4 @@
+//! From one interface to another.
+
+/// The tests.
+pub(crate) const TRIALS: &[(&str, fn())] = &[];

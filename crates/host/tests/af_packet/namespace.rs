@@ -1,0 +1,80 @@
+//! Network namespaces that live as long as a descriptor, with links between them.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::thread;
+
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// A network namespace. It goes, with all that is in it, when this does.
+pub(crate) struct Namespace(File);
+
+impl Namespace {
+    /// An empty one, without IPv6: its kernel says nothing by itself.
+    pub(crate) fn new() -> Self {
+        let made = thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            for which in ["all", "default"] {
+                let knob = format!("/proc/thread-self/net/../../../sys/net/ipv6/conf/{which}");
+                // A kernel without IPv6 says nothing of that kind either.
+                let _ = std::fs::write(format!("{knob}/disable_ipv6"), "1");
+                let _ = std::fs::write(
+                    format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"),
+                    "1",
+                );
+            }
+            File::open("/proc/thread-self/ns/net").unwrap()
+        });
+        Self(made.join().unwrap())
+    }
+
+    /// Runs on a thread of its own in this namespace.
+    pub(crate) fn run<R: Send>(&self, act: impl FnOnce() -> R + Send) -> R {
+        thread::scope(|scope| {
+            let inside = || {
+                setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+                act()
+            };
+            scope.spawn(inside).join().unwrap()
+        })
+    }
+
+    /// Runs `ip`, or `ethtool` and the like, in this namespace.
+    pub(crate) fn command(&self, line: &str) {
+        self.run(|| command(line));
+    }
+
+    /// Its name for `ip link set netns`.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+}
+
+/// A cable from `near` to `far`, both ends up. An end has the address 10.N.0.1 or 10.N.0.2 if it is
+/// `addressed`, and knows the other's.
+pub(crate) struct Cable<'a> {
+    pub(crate) near: (&'a Namespace, &'a str),
+    pub(crate) far: (&'a Namespace, &'a str),
+}
+
+impl Cable<'_> {
+    /// Lays it.
+    pub(crate) fn lay(&self) {
+        let ((near, a), (far, b)) = (self.near, self.far);
+        near.command(&format!(
+            "ip link add {a} address 02:00:00:00:00:01 type veth peer name {b} \
+             address 02:00:00:00:00:02 netns {}",
+            far.path()
+        ));
+        near.command(&format!("ip link set {a} up"));
+        far.command(&format!("ip link set {b} up"));
+    }
+}
+
+/// Runs a tool to its end in the namespace of the calling thread.
+pub(crate) fn command(line: &str) {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+}
