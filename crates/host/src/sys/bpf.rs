@@ -45,7 +45,7 @@ impl fmt::Display for Request {
             Self::CreateMap => f.write_str("create an XSKMAP"),
             Self::Insert => f.write_str("put a socket into the XSKMAP"),
             Self::Remove => f.write_str("take a socket out of the XSKMAP"),
-            Self::Load => f.write_str("load the XDP program"),
+            Self::Load => f.write_str("load a program"),
             Self::Run => f.write_str("run the XDP program"),
             Self::Attach(place) => write!(f, "attach the XDP program ({place})"),
         }
@@ -162,7 +162,7 @@ impl XdpProgram {
             expected_attach_type: ATTACH_XDP,
             ..ProgramLoad::default()
         };
-        load(instructions, attributes, Request::Load).map(Self)
+        load(instructions, attributes).map(Self)
     }
 
     /// What it decides on a frame, as if that had come in on queue 0 of the loopback device. Nothing
@@ -218,7 +218,7 @@ impl FilterProgram {
     pub fn load(instructions: &[Instruction]) -> Result<Self, Refused> {
         let attributes =
             ProgramLoad { program_type: PROG_TYPE_SOCKET_FILTER, ..ProgramLoad::default() };
-        load(instructions, attributes, Request::Load).map(Self)
+        load(instructions, attributes).map(Self)
     }
 }
 
@@ -229,18 +229,11 @@ impl AsFd for FilterProgram {
 }
 
 /// Loads a program with all else that its attributes say.
-fn load(
-    instructions: &[Instruction],
-    attributes: ProgramLoad,
-    asked: Request,
-) -> Result<OwnedFd, Refused> {
-    let mut attributes = ProgramLoad {
-        instruction_count: count_of(instructions.len()),
-        instructions: address_of(instructions.as_ptr()),
-        license: address_of(LICENSE.to_bytes_with_nul().as_ptr()),
-        name: name("forebay"),
-        ..attributes
-    };
+fn load(instructions: &[Instruction], mut attributes: ProgramLoad) -> Result<OwnedFd, Refused> {
+    attributes.instruction_count = count_of(instructions.len());
+    attributes.instructions = address_of(instructions.as_ptr());
+    attributes.license = address_of(LICENSE.to_bytes_with_nul().as_ptr());
+    attributes.name = name("forebay");
     // SAFETY: instructions and license outlive the call, which only reads them; no log is asked.
     let first = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
     let errno = match first {
@@ -254,7 +247,7 @@ fn load(
     attributes.log = address_of(log.as_mut_ptr());
     // SAFETY: as above, and the log is ours alone and as long as it says.
     let second = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
-    second.map_err(|_| Refused { asked, errno, log: last_lines(&log) })
+    second.map_err(|_| Refused { asked: Request::Load, errno, log: last_lines(&log) })
 }
 
 /// Which of an interface's places for a program.

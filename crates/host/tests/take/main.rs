@@ -121,10 +121,24 @@ fn xdp() -> Result<(), Failed> {
         }
         Ok(())
     })?;
+    scattered(&map)?;
     map.remove(0).map_err(told)?;
     map.remove(0).map_err(told)?;
     assert_eq!(programs[0].1.run(&frame).map_err(told)?, XdpAction::Pass);
     answers.judge()
+}
+
+/// Of a frame in several buffers the program sees the first, in which the headers are.
+fn scattered(map: &XskMap) -> Result<(), Failed> {
+    let mut frame = [0; 9000];
+    (frame[12], frame[14], frame[23], frame[37]) = (8, 0x45, 17, 53);
+    let instructions = program::build(&"udp:53".parse()?, map.as_fd(), None);
+    let how = XdpLoad { is_multi_buffer: true, ..XdpLoad::default() };
+    let program = XdpProgram::load(&instructions, how).map_err(told)?;
+    assert_eq!(program.run(&frame).map_err(told)?, XdpAction::Redirect);
+    frame[37] = 54;
+    assert_eq!(program.run(&frame).map_err(told)?, XdpAction::Pass);
+    Ok(())
 }
 
 fn socket_filter() -> Result<(), Failed> {
