@@ -5,11 +5,13 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use forebay::Error;
+use forebay::device::af_packet::PacketOptions;
 use forebay::sys::interface::Interface;
-use path::parse::{Checksum, Transport, link_layer};
 use path::arrive::Polled;
+use path::parse::{Checksum, Transport, link_layer};
+use pcap_file::pcap::{PcapPacket, PcapWriter};
 
-use crate::namespace::{Cable, Namespace};
+use crate::namespace::{Cable, Namespace, command};
 use crate::taker::{Taker, options};
 
 /// The tests.
@@ -17,6 +19,7 @@ pub(crate) const TRIALS: &[(&str, fn())] = &[
     ("promise_2_at_a_low_rate_everything_that_was_sent_is_taken", low_rate),
     ("promise_2_what_was_sent_far_too_fast_was_taken_or_counted_by_the_kernel", high_rate),
     ("a_tag_that_the_kernel_took_off_is_back_in_its_place", tags),
+    ("what_is_not_asked_for_stays_with_the_kernel", taken),
     ("frames_come_once_with_several_queues_and_a_flow_stays_on_one", queues),
     ("what_the_machine_itself_sends_does_not_come", outgoing),
     ("a_link_may_go_down_and_up", down_and_up),
@@ -76,8 +79,11 @@ fn low_rate() {
     link.here.run(|| {
         let mut taker = Taker::open("pka");
         let before = SystemTime::now();
-        assert_eq!(link.send(500, 700, Duration::from_micros(300)), 500);
-        taker.await_packets(500);
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| link.send(500, 700, Duration::from_micros(300)));
+            taker.await_packets(500);
+            assert_eq!(sender.join().unwrap(), 500);
+        });
         let after = SystemTime::now();
         let since_1970 = |time: SystemTime| {
             u64::try_from(time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos()).unwrap()
@@ -125,43 +131,80 @@ fn high_rate() {
     });
 }
 
+/// The kernel takes the outer tag off every frame that it receives.
 fn tags() {
     let link = Link::new();
-    link.there.command("ip addr del 10.9.0.2/24 dev pkb");
-    link.there.command("ip link add link pkb name pkv type vlan proto 802.1ad id 9");
-    link.there.command("ip link add link pkv name pkw type vlan id 3001");
-    link.there.command("ip link set pkv up");
-    link.there.command("ip link set pkw up");
-    link.there.command("ip addr add 10.9.0.2/24 dev pkw");
-    link.there.command("ip neigh add 10.9.0.1 lladdr 02:00:00:00:00:01 dev pkw");
-    for offload in ["on", "off"] {
-        for (dev, kind) in [("pkb", "tx-vlan-stag-hw-insert"), ("pkb", "txvlan")] {
-            link.there.command(&format!("ethtool -K {dev} {kind} {offload}"));
+    let (inner, payload) = ([0x81, 0, 0x0b, 0xb9], [0x5a; 333]);
+    let frame = |tags: &[u8]| {
+        let mut frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2], tags].concat();
+        let packet = etherparse::PacketBuilder::ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(7, 9);
+        frame.extend([8, 0]);
+        packet.write(&mut frame, &payload).unwrap();
+        frame
+    };
+    let outer = [[0x88, 0xa8, 0x20, 9], [0x81, 0, 0xe0, 9]];
+    let frames = [
+        frame(&[outer[0], inner].concat()),
+        frame(&[outer[1], inner].concat()),
+        frame(&outer[1]),
+        frame(&[]),
+    ];
+    let vlans: [&[u16]; 4] = [&[9, 3001], &[9, 3001], &[9], &[]];
+    link.here.run(|| {
+        let mut taker = Taker::open("pka");
+        link.there.run(|| replay("pkb", &frames));
+        taker.await_packets(4);
+        for ((packet, frame), vlans) in taker.packets.iter().zip(&frames).zip(vlans) {
+            assert_eq!(packet.frame.data(), frame);
+            assert_eq!(packet.wire_len as usize, frame.len());
+            assert_eq!(link_layer(frame, packet.headers.link).vlans(), vlans);
+            assert_eq!(packet.headers.l4_checksum, Checksum::Good);
+            assert_eq!(packet.view().payload(), payload);
         }
-        link.here.run(|| {
-            let mut taker = Taker::open("pka");
-            link.send(20, 333, Duration::ZERO);
-            taker.await_packets(20);
-            for packet in &taker.packets {
-                let bytes = packet.frame.data();
-                assert_eq!(bytes[12..20], [0x88, 0xa8, 0, 9, 0x81, 0, 0x0b, 0xb9], "{offload}");
-                let link_layer = link_layer(bytes, packet.headers.link);
-                assert_eq!(link_layer.vlans(), [9, 3001]);
-                assert_eq!(packet.headers.l4_checksum, Checksum::Good);
-                assert_eq!(packet.view().payload().len(), 333);
-                assert_eq!(packet.wire_len as usize, 22 + 28 + 333);
-                assert_eq!(bytes.len(), packet.wire_len as usize);
+    });
+}
+
+/// Has tcpreplay send frames.
+fn replay(interface: &str, frames: &[Vec<u8>]) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("frames.pcap");
+    let mut writer = PcapWriter::new(std::fs::File::create(&path).unwrap()).unwrap();
+    for frame in frames {
+        let len = u32::try_from(frame.len()).unwrap();
+        writer.write_packet(&PcapPacket::new(Duration::ZERO, len, frame)).unwrap();
+    }
+    drop(writer);
+    command(&format!("tcpreplay --topspeed -i {interface} {}", path.display()));
+}
+
+/// What is not asked for stays with the kernel, which sees the rest as well.
+fn taken() {
+    let link = Link::new();
+    link.here.run(|| {
+        let options = PacketOptions { take: "udp:9".parse().unwrap(), ..options() };
+        let mut taker = Taker::open_queues("pka", &options).remove(0);
+        command("ip addr add 10.9.0.1/24 dev pka");
+        let kernels = UdpSocket::bind("10.9.0.1:10").unwrap();
+        link.there.run(|| {
+            let socket = UdpSocket::bind("10.9.0.2:0").unwrap();
+            for port in [10, 9] {
+                socket.send_to(&[port; 40], ("10.9.0.1", port.into())).unwrap();
             }
         });
-    }
+        assert_eq!(kernels.recv(&mut [0; 100]).unwrap(), 40);
+        taker.await_packets(1);
+        assert_eq!(taker.packets[0].view().payload(), [9; 40]);
+        taker.recycle();
+        assert_eq!(taker.count_to_end(), 0);
+    });
 }
 
 fn queues() {
     let link = Link::new();
     link.here.run(|| {
-        let options = forebay::device::af_packet::PacketOptions { queues: 3, ..options() };
+        let options = PacketOptions { queues: 3, ..options() };
         let mut takers = Taker::open_queues("pka", &options);
-        let sent = link.send(640, 100, Duration::from_micros(50));
+        let sent = link.send(640, 100, Duration::ZERO);
         let mut seen = vec![None; 640];
         let mut frames = 0;
         while frames < sent {
@@ -185,8 +228,8 @@ fn queues() {
         let used = (0..3).filter(|queue| seen.contains(&Some(*queue))).count();
         assert!(used > 1, "all flows came by one queue");
         // What the machine sends does not come with several queues either.
-        crate::namespace::command("ip addr add 10.9.0.1/24 dev pka");
-        crate::namespace::command("ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev pka");
+        command("ip addr add 10.9.0.1/24 dev pka");
+        command("ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev pka");
         let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
         socket.send_to(&[0; 100], "10.9.0.2:9").unwrap();
         let came: u64 = takers.iter_mut().map(Taker::count_to_end).sum();
@@ -198,8 +241,8 @@ fn queues() {
 fn outgoing() {
     let link = Link::new();
     link.here.run(|| {
-        crate::namespace::command("ip addr add 10.9.0.1/24 dev pka");
-        crate::namespace::command("ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev pka");
+        command("ip addr add 10.9.0.1/24 dev pka");
+        command("ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev pka");
         let mut taker = Taker::open("pka");
         let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
         let there = link.there.run(|| UdpSocket::bind("10.9.0.2:9").unwrap());
@@ -218,13 +261,13 @@ fn down_and_up() {
         for round in 1..=3 {
             link.send(10, 100, Duration::ZERO);
             taker.await_packets(10 * round);
-            crate::namespace::command("ip link set pka down");
+            command("ip link set pka down");
             for _ in 0..20 {
                 taker.poll(false).unwrap();
                 thread::sleep(Duration::from_micros(200));
             }
             assert_eq!(taker.poll(false).unwrap(), Polled::Idle);
-            crate::namespace::command("ip link set pka up");
+            command("ip link set pka up");
         }
         link.send(10, 100, Duration::ZERO);
         taker.await_packets(40);
@@ -236,7 +279,7 @@ fn deleted() {
     link.here.run(|| {
         let mut taker = Taker::open("pka");
         let sent = link.send(300, 100, Duration::ZERO);
-        crate::namespace::command("ip link del pka");
+        command("ip link del pka");
         let error = taker.await_error();
         let error = error.downcast::<Error>().unwrap();
         assert!(matches!(&*error, Error::DeviceGone { name } if name == "pka"), "{error}");

@@ -30,7 +30,7 @@ fn main() {
 
 /// Why there can be no namespaces here.
 fn missing() -> Option<String> {
-    for tool in ["ip", "ethtool"] {
+    for tool in ["ip", "ethtool", "tcpreplay"] {
         if Command::new(tool).arg("--version").output().is_err() {
             return Some(format!("the program {tool} is missing"));
         }

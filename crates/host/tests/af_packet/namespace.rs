@@ -16,13 +16,9 @@ impl Namespace {
         let made = thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             for which in ["all", "default"] {
-                let knob = format!("/proc/thread-self/net/../../../sys/net/ipv6/conf/{which}");
+                let knob = format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6");
                 // A kernel without IPv6 says nothing of that kind either.
-                let _ = std::fs::write(format!("{knob}/disable_ipv6"), "1");
-                let _ = std::fs::write(
-                    format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"),
-                    "1",
-                );
+                let _ = std::fs::write(knob, "1");
             }
             File::open("/proc/thread-self/ns/net").unwrap()
         });
@@ -51,8 +47,7 @@ impl Namespace {
     }
 }
 
-/// A cable from `near` to `far`, both ends up. An end has the address 10.N.0.1 or 10.N.0.2 if it is
-/// `addressed`, and knows the other's.
+/// A cable (veth) from `near` to `far`, which are stations 1 and 2 on it, both ends up.
 pub(crate) struct Cable<'a> {
     pub(crate) near: (&'a Namespace, &'a str),
     pub(crate) far: (&'a Namespace, &'a str),

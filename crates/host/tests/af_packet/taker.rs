@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::device::af_packet::{PacketOptions, PacketSource, open};
+use forebay::device::take::Take;
 use forebay::sys::interface::Interface;
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
@@ -26,7 +27,13 @@ pub(crate) struct Taker {
 
 /// One queue that takes all, verified.
 pub(crate) fn options() -> PacketOptions {
-    PacketOptions { queues: 1, promiscuous: false, device_hash: false, verify: Verify::Checksums }
+    PacketOptions {
+        queues: 1,
+        take: Take::All,
+        promiscuous: false,
+        device_hash: false,
+        verify: Verify::Checksums,
+    }
 }
 
 impl Taker {
@@ -78,13 +85,13 @@ impl Taker {
         polled
     }
 
-    /// Polls until so many packets have come.
+    /// Polls until so many packets have come; none may be lost.
     pub(crate) fn await_packets(&mut self, count: usize) {
         while self.packets.len() < count {
-            if !self.refused.is_empty() { panic!("{:?}", self.refused[0]); }
             if self.poll(false).unwrap() != Polled::Ready {
                 thread::sleep(Duration::from_micros(200));
             }
+            assert_eq!((self.kernel_dropped, &*self.refused), (0, &[][..]));
         }
     }
 
