@@ -12,13 +12,15 @@ use forebay::sys::privilege::{drop_to, for_af_packet, for_af_xdp, for_locked_mem
 use libtest_mimic::{Arguments, Failed, Trial};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, getgroups, setgroups, setuid};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// Set in a child: the part that it plays.
 const PART: &str = "FOREBAY_TEST_PART";
 
-const PARTS: [(&str, fn()); 7] = [
+const PARTS: [(&str, fn()); 8] = [
     ("who_may_do_all_misses_nothing", may_do_all),
     ("what_is_missing_is_named_with_how_to_have_it", missing_is_named),
+    ("what_a_file_has_granted_is_granted_again", granted_again),
     ("a_tap_is_open_to_the_user_whom_it_belongs_to", own_tap),
     ("after_dropping_every_thread_is_the_user_and_nothing_more", drop_all),
     ("capabilities_that_another_thread_keeps_are_not_passed_over", kept_elsewhere),
@@ -84,7 +86,7 @@ fn missing_is_named() {
     assert_eq!(missing, "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF");
     assert_eq!(said, format!("AF_XDP on veth0 takes {missing}, which this process does not have"));
     let grant = format!("sudo setcap cap_net_raw,cap_net_admin,cap_bpf+ep {}", program.display());
-    assert_eq!(help, format!("grant it with `{grant}`, or run as root"));
+    assert!(help.starts_with(&format!("grant it with `{grant}`, or run as root; ")), "{help}");
 
     assert_eq!(refused(for_af_packet("veth0", false)).1, "CAP_NET_RAW");
     assert_eq!(refused(for_af_packet("veth0", true)).1, "CAP_NET_RAW, CAP_NET_ADMIN");
@@ -93,6 +95,22 @@ fn missing_is_named() {
     let (_, missing, help) = refused(for_locked_memory("veth0", 1 << 60));
     assert_eq!(missing, "CAP_IPC_LOCK");
     assert!(help.starts_with(&format!("raise the limit with `ulimit -l {}`, ", 1_u64 << 50)));
+}
+
+fn granted_again() {
+    rustix::thread::set_keep_capabilities(true).unwrap();
+    setuid(Uid::from_raw(65534)).unwrap();
+    let has = CapabilitySet::NET_RAW | CapabilitySet::SYS_ADMIN;
+    let sets =
+        CapabilitySets { effective: has, permitted: has, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets).unwrap();
+    let (_, missing, help) = refused(for_af_packet("veth0", true));
+    assert_eq!(missing, "CAP_NET_ADMIN");
+    assert!(help.contains(" setcap cap_net_raw,cap_net_admin,cap_sys_admin+ep "), "{help}");
+    let (_, missing, _) = refused(for_af_xdp("veth0"));
+    assert_eq!(missing, "CAP_NET_ADMIN", "CAP_SYS_ADMIN stands for CAP_BPF");
+    let (.., help) = refused(for_locked_memory("veth0", 1 << 60));
+    assert!(help.contains(" setcap cap_net_raw,cap_sys_admin,cap_ipc_lock+ep "), "{help}");
 }
 
 fn own_tap() {

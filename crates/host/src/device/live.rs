@@ -254,8 +254,8 @@ impl Device {
     }
 
     fn open_af_xdp(config: &DeviceConfig) -> Result<Self> {
-        privilege::for_af_xdp(&config.name)?;
         let interface = Interface::named(&config.name)?;
+        privilege::for_af_xdp(&config.name)?;
         let (device, sources) = XdpDevice::open(&interface, config, Opened::Both)?;
         let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
         Ok(Self {
@@ -269,8 +269,8 @@ impl Device {
     }
 
     fn open_af_packet(config: &DeviceConfig) -> Result<Self> {
-        privilege::for_af_packet(&config.name, config.promiscuous)?;
         let interface = Interface::named(&config.name)?;
+        privilege::for_af_packet(&config.name, config.promiscuous)?;
         let options = PacketOptions {
             queues: config.queues,
             take: config.take.clone(),

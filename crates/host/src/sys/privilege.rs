@@ -29,6 +29,16 @@ enum Capability {
 }
 
 impl Capability {
+    const ALL: [Self; 7] = [
+        Self::NetRaw,
+        Self::NetAdmin,
+        Self::Bpf,
+        Self::SysAdmin,
+        Self::IpcLock,
+        Self::SetUid,
+        Self::SetGid,
+    ];
+
     /// As capabilities(7) and setcap(8) have it, in small letters.
     fn name(self) -> &'static str {
         match self {
@@ -42,12 +52,18 @@ impl Capability {
         }
     }
 
-    fn set(self) -> CapabilitySet {
+    /// Whether a thread with these has it.
+    fn is_in(self, has: CapabilitySet) -> bool {
+        // The kernel takes the older one for it as well (`bpf_capable`).
+        let is_older = self == Self::Bpf && has.contains(CapabilitySet::SYS_ADMIN);
+        is_older || has.contains(self.bit())
+    }
+
+    fn bit(self) -> CapabilitySet {
         match self {
             Self::NetRaw => CapabilitySet::NET_RAW,
             Self::NetAdmin => CapabilitySet::NET_ADMIN,
-            // The kernel takes the older one for it as well (`bpf_capable`).
-            Self::Bpf => CapabilitySet::BPF | CapabilitySet::SYS_ADMIN,
+            Self::Bpf => CapabilitySet::BPF,
             Self::SysAdmin => CapabilitySet::SYS_ADMIN,
             Self::IpcLock => CapabilitySet::IPC_LOCK,
             Self::SetUid => CapabilitySet::SETUID,
@@ -62,7 +78,16 @@ impl Capability {
 /// [`Error::Privilege`] with what is missing.
 pub fn for_af_xdp(device: &str) -> Result<()> {
     let bpf = if knows_cap_bpf() { Capability::Bpf } else { Capability::SysAdmin };
-    require(&format!("AF_XDP on {device}"), &[Capability::NetRaw, Capability::NetAdmin, bpf])
+    let needed = [Capability::NetRaw, Capability::NetAdmin, bpf];
+    require(&format!("AF_XDP on {device}"), &needed).map_err(|error| match error {
+        Error::Privilege { what, missing, help } => {
+            let help = format!(
+                "{help}; without cap_ipc_lock, packet memory is locked up to the limit `ulimit -l`"
+            );
+            Error::Privilege { what, missing, help }
+        }
+        other => other,
+    })
 }
 
 /// Checks that `bytes` of packet memory may be locked, which AF_XDP does with it. It counts what
@@ -121,23 +146,27 @@ pub fn for_tun(device: &str) -> Result<()> {
 fn require(what: &str, needed: &[Capability]) -> Result<()> {
     // A thread can always ask about itself.
     let has = thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let missing = needed.iter().filter(|capability| !has.intersects(capability.set()));
+    let missing = needed.iter().filter(|capability| !capability.is_in(has));
     let missing: Vec<_> = missing.map(|capability| capability.name()).collect();
     if missing.is_empty() {
         return Ok(());
     }
-    let needed: Vec<_> = needed.iter().map(|capability| capability.name()).collect();
+    // A file has the capabilities that it was given last, and no others: it keeps those it gave.
+    let is_kept = |capability: &Capability| !user().is_root() && has.contains(capability.bit());
+    let granted = Capability::ALL.into_iter();
+    let granted = granted.filter(|capability| needed.contains(capability) || is_kept(capability));
+    let granted: Vec<_> = granted.map(Capability::name).collect();
     let (what, missing) = (what.to_owned(), missing.join(", ").to_uppercase());
-    Err(Error::Privilege { what, missing, help: how_to_have(&needed.join(",")) })
+    Err(Error::Privilege { what, missing, help: how_to_have(&granted.join(",")) })
 }
 
 /// How this program comes by these capabilities.
-fn how_to_have(needed: &str) -> String {
+fn how_to_have(granted: &str) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "forebay".into());
-    let grant = format!("sudo setcap {needed}+ep {}", quoted(&program));
+    let grant = format!("sudo setcap {granted}+ep {}", quoted(&program));
     if thread::no_new_privs().unwrap_or(false) {
         // The kernel passes over what a file grants then.
-        "run as root: this process was started with no_new_privs, so setcap would not help"
+        "run as root: this process may gain no privileges (no_new_privs), so setcap does not help"
             .to_owned()
     } else {
         format!("grant it with `{grant}`, or run as root")

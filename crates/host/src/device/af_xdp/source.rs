@@ -22,6 +22,7 @@ use crate::device::egress::{Departures, EGRESS_PACKETS};
 use crate::device::{CopyMode, Facts, KernelCounts};
 use crate::error::Error;
 use crate::sys::interface::{Interface, InterfaceIndex};
+use crate::sys::privilege;
 use crate::sys::xdp::{self, Continued, KernelDrops, KernelLied, OpenError, Socket, SocketConfig};
 
 /// Frames that have been received and not been taken, at most.
@@ -162,13 +163,17 @@ impl XdpSource {
         &self.counts
     }
 
-    fn refused(&self, refused: OpenError) -> Error {
+    /// What the kernel says to a socket with packet memory of `memory_bytes`.
+    fn refused(&self, refused: OpenError, memory_bytes: u64) -> Error {
         let help = match refused.source.raw_os_error() {
             Some(libc::EBUSY) => "another program has that queue: end it, or take another device",
             Some(libc::ENETDOWN) => "set it up: ip link set up dev NAME",
             Some(libc::ENODEV) => return Error::DeviceGone { name: self.name.clone() },
             Some(libc::EOPNOTSUPP) => "its driver cannot do that: give --copy auto",
             Some(libc::ENOBUFS | libc::ENOMEM) => {
+                if let Err(missing) = privilege::for_locked_memory(&self.name, memory_bytes) {
+                    return missing;
+                }
                 "the packet memory must be locked: raise the limit (ulimit -l), give CAP_IPC_LOCK, \
                  or ask for less memory"
             }
@@ -327,8 +332,9 @@ impl Source for XdpSource {
         self.room_bytes = self.config.chunk_bytes - BEFORE_PACKET_BYTES;
         self.transmit.set_chunks(self.config.chunk_bytes, self.config.is_scattered);
         self.transmit.departures().wake_by(at.wake);
-        let mut socket =
-            Socket::open(&self.config, at.pool).map_err(|refused| self.refused(refused))?;
+        let memory_bytes = u64::try_from(at.pool.region().len_bytes()).unwrap_or(u64::MAX);
+        let mut socket = Socket::open(&self.config, at.pool)
+            .map_err(|refused| self.refused(refused, memory_bytes))?;
         if let Some(attached) = &self.attached {
             socket.fill(at.pool, self.room_bytes).map_err(|lied| self.lied(lied))?;
             attached.insert(self.queue, socket.as_fd())?;
