@@ -413,7 +413,8 @@ fn packet_of(
 }
 
 fn device_hash(layout: MetadataLayout, frame: &mut Frame) -> Option<FlowHash> {
-    const BYTES: u32 = MetadataLayout::BYTES as u32;
+    const BYTES: u32 = 12;
+    const _: () = assert!(BYTES as usize == MetadataLayout::BYTES);
     frame.push(BYTES);
     let before = frame.data_mut().first_chunk_mut();
     let hash = before.and_then(|before| layout.take_hash(before));

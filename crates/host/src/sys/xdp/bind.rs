@@ -6,7 +6,7 @@
 //! needs other settings registers the same memory again.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -349,10 +349,9 @@ fn set_option(
     option: libc::c_int,
     value: u32,
 ) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let len_bytes = size_of::<u32>() as libc::socklen_t;
+    const LEN_BYTES: libc::socklen_t = 4;
     let value = std::ptr::from_ref(&value).cast();
     // SAFETY: the kernel reads as many bytes from there as a u32 has, and keeps nothing.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len_bytes) };
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, LEN_BYTES) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
