@@ -59,7 +59,7 @@ pub struct Flows {
 impl Flows {
     /// Those of two ledgers together, for the same CPUs.
     #[must_use]
-    pub fn plus(mut self, other: Self) -> Self {
+    pub fn plus(mut self, other: &Self) -> Self {
         self.per_cpu.resize(self.per_cpu.len().max(other.per_cpu.len()), 0);
         for (sum, flows) in self.per_cpu.iter_mut().zip(&other.per_cpu) {
             *sum += flows;

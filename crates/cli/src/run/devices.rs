@@ -14,7 +14,8 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
     let vias: Vec<_> = args.devices.iter().map(|device| device.via.unwrap_or(args.via)).collect();
     let is_xdp = |via: Via| via == Via::AfXdp;
     let is_link = |via: Via| matches!(via, Via::AfXdp | Via::AfPacket);
-    let about: [(_, _, fn(Via) -> bool, _); 7] = [
+    type IsAbout = fn(Via) -> bool;
+    let about: [(_, _, IsAbout, _); 7] = [
         ("--take", args.take.is_some(), is_link, "what the kernel sends there is all taken"),
         ("--promiscuous", args.promiscuous, is_link, "there are no other stations"),
         ("--hash device", args.engine.hash.hash == HashKind::Device, is_link, "it has no hashes"),

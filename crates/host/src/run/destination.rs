@@ -44,7 +44,7 @@ pub(super) enum Way {
     /// They do not: they are counted.
     Count,
     /// Into a file.
-    Capture(DeliveredCapture),
+    Capture(Box<DeliveredCapture>),
     /// Out of a device.
     Sink(Box<dyn Sink>),
     /// Not any more: the device is gone.
@@ -163,7 +163,7 @@ fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], resegments: bool) -> R
         To::Count => Ok(cpus.iter().map(|_| Way::Count).collect()),
         To::Pcap(directory) => {
             let capture = |&cpu| DeliveredCapture::new(directory, cpu, resegments);
-            Ok(cpus.iter().map(capture).map(Way::Capture).collect())
+            Ok(cpus.iter().map(capture).map(Box::new).map(Way::Capture).collect())
         }
         To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {
             // It is open, and opening it again would not do.
@@ -191,7 +191,7 @@ mod tests {
     fn one_place_is_for_all_devices_and_a_place_that_is_named_twice_is_one() {
         let [dev, count] = [To::Dev("v0".to_owned()), To::Count];
         assert_eq!(places(&[], 2).unwrap(), (vec![count.clone()], vec![0, 0]));
-        assert_eq!(places(&[dev.clone()], 3).unwrap(), (vec![dev.clone()], vec![0; 3]));
+        assert_eq!(places(std::slice::from_ref(&dev), 3).unwrap(), (vec![dev.clone()], vec![0; 3]));
         let mixed = [dev.clone(), count.clone(), dev.clone()];
         assert_eq!(places(&mixed, 3).unwrap(), (vec![dev, count], vec![0, 1, 0]));
         let error = places(&mixed, 2).unwrap_err().to_string();

@@ -147,7 +147,7 @@ impl Run {
         let sent = destinations.report(outcome.handlers.iter().map(RunHandler::ways));
         let flows = (!ledgers.is_empty()).then(|| {
             let cpus = outcome.cpu_count();
-            ledgers.iter().map(|ledger| ledger.flows(cpus)).fold(Flows::default(), Flows::plus)
+            ledgers.iter().fold(Flows::default(), |sum, ledger| sum.plus(&ledger.flows(cpus)))
         });
         let mut report = Report::of(&outcome, flows.as_ref(), &devices, cpu_ns);
         (report.sent, report.stopped_by) = (sent, stopped_by);

@@ -230,6 +230,7 @@ fn longest() -> Result<(), Failed> {
     Ok(())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn told(refused: forebay::sys::bpf::Refused) -> Failed {
     format!("{refused:?}").into()
 }

@@ -175,9 +175,9 @@ fn tcp() {
         drop(in_errors.0);
         assert_eq!(in_errors.1.join().unwrap(), 0, "checksums were wrong");
         let case = format!("{kind:?}, offloads {offload}, {pass:?}");
-        let per_packet = counters.frames() as f64 / counters.packets() as f64;
         let is_gso = offload == "on" || pass == Pass::Merged;
-        assert_eq!(per_packet > 1.5, is_gso, "{case}: {per_packet} frames a packet");
+        let (frames, packets) = (counters.frames(), counters.packets());
+        assert_eq!(2 * frames > 3 * packets, is_gso, "{case}: {frames} frames, {packets} packets");
         assert_eq!(counters.dropped_in_all(), counters.dropped(SendDrop::Full), "{case}");
     }
 }
