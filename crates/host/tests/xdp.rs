@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use forebay::device::af_xdp::{AttachOptions, Attached};
 use forebay::device::take::Take;
 use forebay::sys::bpf::{Instruction, XdpLoad, XdpPlace, XdpProgram, XskMap};
 use forebay::sys::interface::Interface;
-use forebay::sys::netdev::XdpAbilities;
+use forebay::sys::netdev;
 use forebay::sys::xdp_attached::{self, AttachedProgram};
 use libtest_mimic::{Arguments, Trial};
 use nix::sched::{CloneFlags, unshare};
@@ -206,9 +207,9 @@ fn hash() {
     let interface = veth();
     let wanted = AttachOptions { device_hash: true, ..options() };
     let ours = Attached::open(&interface, &take(), &wanted).unwrap();
-    let abilities = XdpAbilities::of(interface.index).unwrap();
-    let has_hash = abilities.is_some_and(XdpAbilities::has_hash);
-    assert_eq!(ours.metadata().is_some(), has_hash, "{abilities:?}");
+    let has_hash = netdev::has_rx_hash(interface.index).unwrap() == Some(true)
+        && Path::new("/sys/kernel/btf/vmlinux").exists();
+    assert_eq!(ours.metadata().is_some(), has_hash, "{ours:?}");
     assert_eq!(fact(&ours, "device_hash") == "yes", has_hash, "{ours:?}");
     assert_eq!(attached(&interface).len(), 1);
     drop(ours);

@@ -12,64 +12,26 @@ use rustix::net::netlink::GENERIC;
 use super::interface::InterfaceIndex;
 use super::netlink;
 
-/// What an interface's driver can do with XDP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct XdpAbilities {
-    features: u64,
-    metadata: u64,
-}
-
-// enum netdev_xdp_act and netdev_xdp_rx_metadata, linux/netdev.h
-const ACT_BASIC: u64 = 1 << 0;
-const ACT_XSK_ZEROCOPY: u64 = 1 << 3;
-const ACT_RX_SG: u64 = 1 << 5;
-const RX_METADATA_HASH: u64 = 1 << 1;
-
-impl XdpAbilities {
-    /// What the interface can do; none where the kernel does not tell: before Linux 6.3.
-    ///
-    /// # Errors
-    /// When the kernel cannot be asked: `ENODEV` when there is no such interface.
-    pub fn of(interface: InterfaceIndex) -> io::Result<Option<Self>> {
-        let Some(family) = family()? else { return Ok(None) };
-        let request = Generic::new(family, DEV_GET, DEV_IFINDEX, &interface.0.to_ne_bytes());
-        let answers = ask(request)?;
-        let number = |kind| answers.iter().find_map(|answer| answer.number(kind)).unwrap_or(0);
-        let metadata = number(DEV_XDP_RX_METADATA_FEATURES);
-        Ok(Some(Self { features: number(DEV_XDP_FEATURES), metadata }))
-    }
-
-    /// Whether the driver has a place for programs.
-    #[must_use]
-    pub fn has_native(self) -> bool {
-        self.features & ACT_BASIC != 0
-    }
-
-    /// Whether the device can write into packet memory itself.
-    #[must_use]
-    pub fn has_zero_copy(self) -> bool {
-        self.features & ACT_XSK_ZEROCOPY != 0
-    }
-
-    /// Whether programs may be given packets in several buffers.
-    #[must_use]
-    pub fn has_multi_buffer(self) -> bool {
-        self.features & ACT_RX_SG != 0
-    }
-
-    /// Whether programs may ask for the receive hash.
-    #[must_use]
-    pub fn has_hash(self) -> bool {
-        self.metadata & RX_METADATA_HASH != 0
-    }
+/// Whether XDP programs may ask an interface's driver for the receive hash; none where the kernel
+/// does not tell: before Linux 6.3.
+///
+/// # Errors
+/// When the kernel cannot be asked: `ENODEV` when there is no such interface.
+pub fn has_rx_hash(interface: InterfaceIndex) -> io::Result<Option<bool>> {
+    let Some(family) = family()? else { return Ok(None) };
+    let request = Generic::new(family, DEV_GET, DEV_IFINDEX, &interface.0.to_ne_bytes());
+    let answers = ask(request)?;
+    let metadata = answers.iter().find_map(|answer| answer.number(DEV_XDP_RX_METADATA_FEATURES));
+    Ok(metadata.map(|metadata| metadata & RX_METADATA_HASH != 0))
 }
 
 // linux/netdev.h
 const FAMILY: &[u8] = b"netdev\0";
 const DEV_GET: u8 = 1;
 const DEV_IFINDEX: u16 = 1;
-const DEV_XDP_FEATURES: u16 = 3;
 const DEV_XDP_RX_METADATA_FEATURES: u16 = 5;
+/// Of `enum netdev_xdp_rx_metadata`.
+const RX_METADATA_HASH: u64 = 1 << 1;
 
 // linux/genetlink.h
 const ID_CTRL: u16 = 0x10;

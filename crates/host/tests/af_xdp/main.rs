@@ -6,17 +6,21 @@ mod receive;
 mod rig;
 mod send;
 
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 
+use forebay::sys::interface::Interface;
+use forebay::sys::netdev;
 use libtest_mimic::{Arguments, Trial};
 use nix::sched::{CloneFlags, unshare};
 
 fn main() {
     let arguments = Arguments::from_args();
     let missing = missing();
-    let trial = |name: &str, test: fn()| {
-        if let Some(missing) = &missing {
+    let no_hash = missing.clone().or_else(hash_missing);
+    let trial_unless = |missing: &Option<String>, name: &str, test: fn()| {
+        if let Some(missing) = missing {
             eprintln!("{name} is ignored: {missing}");
         }
         let run = move || {
@@ -28,10 +32,13 @@ fn main() {
         };
         Trial::test(name, run).with_ignored_flag(missing.is_some())
     };
+    let trial = |name: &str, test: fn()| trial_unless(&missing, name, test);
+    let hashed = "the_devices_hash_comes_with_each_packet_where_it_has_one";
     let trials = vec![
         trial("datagrams_arrive_as_they_were_sent_in_order", receive::as_sent),
         trial("datagrams_arrive_in_generic_mode_too", receive::generic),
         trial("datagrams_arrive_when_calls_poll_the_driver", receive::busy_polled),
+        trial_unless(&no_hash, hashed, receive::hashed),
         trial("promise_2_what_finds_no_room_is_counted_exactly", receive::overrun),
         trial("promise_2_what_finds_no_frame_is_counted_exactly", receive::starved),
         trial("promise_2_nothing_is_lost_at_the_end_uncounted", receive::ended),
@@ -60,4 +67,18 @@ fn missing() -> Option<String> {
     }
     let allowed = forebay::sys::privilege::for_af_xdp("a test");
     allowed.err().map(|error| error.to_string())
+}
+
+/// Why there can be no hash of a device here.
+fn hash_missing() -> Option<String> {
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Some("this kernel does not tell its own types".to_owned());
+    }
+    let has_hash = thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        rig::make_link(1, 1500);
+        netdev::has_rx_hash(Interface::named(rig::OURS).unwrap().index).unwrap()
+    });
+    let has_hash = has_hash.join().ok()?;
+    (has_hash != Some(true)).then(|| "veth has no receive hash on this kernel".to_owned())
 }

@@ -4,6 +4,7 @@ use forebay::device::XdpMode;
 use forebay::{Error, device::Device};
 use mem::pool::ChunkClass;
 use path::arrive::Polled;
+use path::hash::FlowHash;
 use path::packet::Arrival;
 
 use crate::rig::{OURS, Rig, config, far_socket, ip, make_link, payload};
@@ -62,6 +63,32 @@ pub(crate) fn busy_polled() {
     let mut config = config(1);
     config.xdp.busy_poll = true;
     come_as_sent(&mut Rig::open(&config));
+}
+
+pub(crate) fn hashed() {
+    make_link(1, 1500);
+    let mut config = config(1);
+    config.device_hash = true;
+    let mut rig = Rig::open(&config);
+    assert_eq!(rig.device.facts.all()["device_hash"], "yes");
+    come_as_sent(&mut rig);
+
+    // What was in front of the packet before is not taken for its hash: frames come round.
+    let sockets: Vec<_> = (0..16).map(|_| far_socket()).collect();
+    let mut hashes = std::collections::BTreeMap::<_, std::collections::BTreeSet<_>>::new();
+    for _ in 0..1000 {
+        sockets.iter().for_each(|socket| drop(socket.send(&[7; 18]).unwrap()));
+        rig.take(0, |rig, packet| {
+            let from = [packet.frame.data()[34], packet.frame.data()[35]];
+            assert_ne!(packet.hash, FlowHash::NONE);
+            hashes.entry(from).or_default().insert(packet.hash.0);
+            rig.pools[0].put(packet.frame);
+        });
+    }
+    assert_eq!(hashes.len(), 16, "by flow");
+    assert!(hashes.values().all(|of_flow| of_flow.len() == 1), "{hashes:?}");
+    let all: std::collections::BTreeSet<_> = hashes.values().flatten().collect();
+    assert!(all.len() > 12, "flows are told apart: {all:?}");
 }
 
 /// Sends so many, and returns how many came.

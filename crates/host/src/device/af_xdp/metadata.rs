@@ -7,7 +7,7 @@ use super::assembler::{Assembler, If, Label, Register, Width};
 use super::btf;
 use crate::sys;
 use crate::sys::interface::InterfaceIndex;
-use crate::sys::netdev::XdpAbilities;
+use crate::sys::netdev;
 
 use Register::{R0, R1, R2, R3, R10};
 
@@ -71,9 +71,9 @@ const META_COOKIE: i16 = 8;
 impl HashCall {
     /// The call, for an interface and a kernel that have it; otherwise why not.
     pub(super) fn find(interface: InterfaceIndex) -> Result<Self, String> {
-        match XdpAbilities::of(interface) {
-            Ok(Some(abilities)) if abilities.has_hash() => {}
-            Ok(Some(_)) => return Err("the driver has none".to_owned()),
+        match netdev::has_rx_hash(interface) {
+            Ok(Some(true)) => {}
+            Ok(Some(false)) => return Err("the driver has none".to_owned()),
             Ok(None) => return Err("this kernel has none (Linux has it since 6.3)".to_owned()),
             Err(error) => return Err(format!("the kernel does not tell: {error}")),
         }
