@@ -2,17 +2,19 @@
 
 use std::net::UdpSocket;
 
-use forebay::device::sink::SendDrop;
+use forebay::device::af_xdp::{Opened, XdpDevice};
+use forebay::device::sink::{SendDrop, Sink};
 use mem::Region;
 use mem::pool::{ChunkClass, Pool, carve, region_bytes};
-use path::Packet;
+use path::arrive::{Ask, Attachment, Burst, Numbering, Polled, Waker};
 use path::packet::Arrival;
 use path::parse::Link;
+use path::{Packet, RxQueue, Source};
 
 use crate::rig::{Rig, config, far_socket, ip, make_link, turn_round};
 
 /// Sends what comes back to where it came from, until nothing comes.
-fn echo(rig: &mut Rig, sink: &mut Box<dyn forebay::device::sink::Sink>) {
+fn echo(rig: &mut Rig, sink: &mut Box<dyn Sink>) {
     let mut back = Vec::new();
     rig.take(0, |_, mut packet| {
         turn_round(&mut packet);
@@ -68,6 +70,97 @@ fn datagram(pool: &mut Pool, len_bytes: usize, to: &UdpSocket) -> Packet {
     let mut frame = pool.allocate(u32::try_from(bytes.len()).unwrap()).unwrap();
     frame.copy_from(&bytes);
     Packet::received(frame, Arrival(0), u32::try_from(bytes.len()).unwrap(), Link::Ethernet)
+}
+
+/// A packet that came whole leaves as the segments that it stands for, all of them counted.
+pub(crate) fn cut() {
+    make_link(1, 1500);
+    let larger = [ChunkClass { chunk_bytes: 16 << 10, chunks: 8 }];
+    let mut rig = Rig::with_memory(&config(1), 4096, &larger);
+    let mut sink = rig.sink();
+    let socket = far_socket();
+    let mut whole = datagram(&mut rig.pools[0], 7 * 1400 + 11, &socket);
+    whole.headers = path::parse::parse(
+        whole.frame.data(),
+        whole.wire_len,
+        Link::Ethernet,
+        path::parse::Verify::Nothing,
+    );
+    whole.gso_size = 1400;
+    sink.send(&mut vec![datagram(&mut rig.pools[0], 99, &socket), whole]).unwrap();
+    while rig.sources[0].has_work() {
+        rig.sources[0].transmit(&mut rig.pools[0]);
+    }
+    for len in [&[99][..], &[1400; 7], &[11]].concat() {
+        assert_eq!(received(&socket), vec![0xab; len]);
+    }
+    let counters = std::sync::Arc::clone(sink.counters());
+    assert_eq!((counters.packets(), counters.frames(), counters.dropped_in_all()), (2, 9, 0));
+
+    // One whose segments are too long is one packet that was dropped.
+    let mut whole = datagram(&mut rig.pools[0], 4000, &socket);
+    whole.headers = path::parse::parse(
+        whole.frame.data(),
+        whole.wire_len,
+        Link::Ethernet,
+        path::parse::Verify::Nothing,
+    );
+    whole.gso_size = 1600;
+    sink.send(&mut vec![whole]).unwrap();
+    rig.sources[0].transmit(&mut rig.pools[0]);
+    assert_eq!((counters.frames(), counters.dropped(SendDrop::TooLong)), (9, 1));
+    rig.sources.clear();
+    assert_eq!(rig.pools[0].away(), 0);
+}
+
+/// Two CPUs, two queues: the packets of each flow leave by one queue, in order.
+pub(crate) fn two_queues() {
+    make_link(2, 1500);
+    let mut rig = Rig::open(&config(2));
+    let mut sinks = [rig.sink(), rig.sink()];
+    let sockets: Vec<_> = (0..8).map(|_| far_socket()).collect();
+    for number in 0..50 {
+        for (flow, socket) in (0..).zip(&sockets) {
+            let mut packet = datagram(&mut rig.pools[flow as usize % 2], number + 1, socket);
+            packet.hash = path::hash::FlowHash(flow);
+            // The flow goes from CPU to CPU.
+            sinks[(number / 5 + flow as usize) % 2].send(&mut vec![packet]).unwrap();
+        }
+        for (source, pool) in rig.sources.iter_mut().zip(&mut rig.pools) {
+            source.transmit(pool);
+        }
+    }
+    for socket in &sockets {
+        for number in 0..50 {
+            assert_eq!(received(socket).len(), number + 1);
+        }
+    }
+    let sent: u64 = sinks.iter().map(|sink| sink.counters().packets()).sum();
+    assert_eq!(sent, 400);
+    rig.sources.clear();
+    assert_eq!(rig.pools.iter_mut().map(Pool::away).sum::<usize>(), 0);
+}
+
+/// A device that was opened to send leaves what comes to the kernel.
+pub(crate) fn only() {
+    make_link(1, 1500);
+    let interface = forebay::sys::interface::Interface::named(crate::rig::OURS).unwrap();
+    let (device, mut sources) = XdpDevice::open(&interface, &config(1), Opened::ToSend).unwrap();
+    let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }]];
+    let mut pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
+    let numbering = Numbering::of_queue(RxQueue(0), 1);
+    let wake: Waker = std::sync::Arc::new(|| {});
+    sources[0].attach(Attachment { pool: &mut pools[0], numbering, wake }).unwrap();
+    let mut sink = device.sink();
+    let socket = far_socket();
+    socket.send(&[1]).unwrap();
+    let mut burst = Burst::default();
+    let ask = Ask { now_ns: 0, max: 64, may_wait: false, is_last: false };
+    assert_eq!(sources[0].poll(ask, &mut pools[0], &mut burst).unwrap(), Polled::Idle);
+    assert!(burst.is_empty());
+    sink.send(&mut vec![datagram(&mut pools[0], 77, &socket)]).unwrap();
+    sources[0].transmit(&mut pools[0]);
+    assert_eq!(received(&socket), vec![0xab; 77]);
 }
 
 pub(crate) fn dropped() {
