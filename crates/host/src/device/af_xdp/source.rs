@@ -18,6 +18,7 @@ use path::{DropReason, Packet};
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::Transmit;
+use super::vigil::Vigil;
 use crate::device::egress::{Departures, EGRESS_PACKETS};
 use crate::device::{CopyMode, Facts, KernelCounts};
 use crate::error::Error;
@@ -103,6 +104,7 @@ pub struct XdpSource {
     /// The time of the last poll.
     now_ns: u64,
     looked_ns: u64,
+    vigil: Vigil,
     mtu_looked_ns: u64,
     /// Packets go to the kernel, as the run ends.
     is_removed: bool,
@@ -151,6 +153,7 @@ impl XdpSource {
             facts,
             now_ns: 0,
             looked_ns: 0,
+            vigil: Vigil::new(RX_ENTRIES),
             mtu_looked_ns: 0,
             is_removed: false,
             failed: None,
@@ -246,6 +249,7 @@ impl XdpSource {
         burst: &mut Burst,
     ) -> Result<Rest, KernelLied> {
         let received = self.receive(ask.max, pool, burst)?;
+        self.vigil.note(received);
         let Some(socket) = &mut self.socket else { return Ok(Rest::Nothing) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
@@ -280,6 +284,7 @@ impl XdpSource {
             return Ok(());
         }
         self.looked_ns = self.now_ns;
+        self.vigil.look(self.now_ns);
         self.count_drops(burst);
         // What came before it went is taken first.
         if is_empty && self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
