@@ -1,5 +1,8 @@
 //! What comes from the kernel.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use forebay::device::XdpMode;
 use forebay::{Error, device::Device};
 use mem::pool::ChunkClass;
@@ -137,35 +140,40 @@ pub(crate) fn starved() {
     assert!(rig.device.counts[0].iter().any(|(name, count)| name == "rx_dropped" && count > 0));
 }
 
+/// Opened and ended under load, again and again.
 pub(crate) fn ended() {
     make_link(1, 1500);
-    let mut rig = Rig::open(&config(1));
-    let (mut came, mut sent) = (0, 0u64);
-    let socket = far_socket();
+    let (mut came, mut dropped) = (0, 0);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (socket, until) = (far_socket(), Arc::clone(&is_over));
     let sender = std::thread::spawn(move || {
-        for _ in 0..100_000 {
-            let _ = socket.send(&[7; 18]);
-            sent += 1;
+        let mut sent = 0u64;
+        while !until.load(Ordering::Relaxed) {
+            sent += u64::from(socket.send(&[7; 18]).is_ok());
         }
         sent
     });
-    while came < 5000 {
-        let (packets, _) = rig.turn(0, false).unwrap();
-        came += packets.len() as u64;
-        packets.into_iter().for_each(|packet| rig.pools[0].put(packet.frame));
+    for round in 1..=30 {
+        let mut rig = Rig::open(&config(1));
+        while came < round * 1000 {
+            let (packets, _) = rig.turn(0, false).unwrap();
+            came += packets.len() as u64;
+            packets.into_iter().for_each(|packet| rig.pools[0].put(packet.frame));
+        }
+        // What comes from now on is the kernel's.
+        rig.finish(0, |rig, packet| {
+            came += 1;
+            rig.pools[0].put(packet.frame);
+        });
+        dropped += rig.kernel_dropped;
+        rig.sources.clear();
+        assert_eq!(rig.pools[0].away(), 0);
     }
-    // What comes from now on is the kernel's.
-    rig.finish(0, |rig, packet| {
-        came += 1;
-        rig.pools[0].put(packet.frame);
-    });
-    let dropped = rig.kernel_dropped;
+    is_over.store(true, Ordering::Relaxed);
     let sent = sender.join().unwrap();
     let kernels = kernel_received();
-    assert!(came > 0 && kernels > 0, "{came} came, {kernels} are the kernel's");
+    assert!(kernels > 0);
     assert_eq!(came + dropped + kernels, sent, "{came} + {dropped} + {kernels}");
-    rig.sources.clear();
-    assert_eq!(rig.pools[0].away(), 0);
 }
 
 /// IPv4 packets that the kernel has received in this namespace.
