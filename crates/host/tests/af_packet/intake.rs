@@ -1,6 +1,7 @@
 //! What comes in.
 
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -290,28 +291,27 @@ fn deleted() {
     });
 }
 
+/// A socket is listed until its last descriptor is closed and its ring is unmapped.
 fn openings() {
     let link = Link::new();
-    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let sockets = || std::fs::read_to_string("/proc/thread-self/net/packet").unwrap();
-    let flood = std::sync::atomic::AtomicBool::new(true);
+    let floods = AtomicBool::new(true);
     thread::scope(|scope| {
         scope.spawn(|| {
-            while flood.load(std::sync::atomic::Ordering::Relaxed) {
+            while floods.load(Ordering::Relaxed) {
                 link.send(1000, 18, Duration::ZERO);
             }
         });
-        link.here.run(|| {
-            let (before, sockets_before) = (descriptors(), sockets());
+        let left = link.here.run(|| {
+            let before = sockets();
             for _ in 0..20 {
                 let mut taker = Taker::open("pka");
-                taker.await_packets(100);
-                taker.recycle();
-                assert!(taker.count_to_end() > 0);
+                taker.await_some();
+                assert!(sockets() != before && taker.count_to_end() > 0);
             }
-            let is_as_before = descriptors() <= before && sockets() == sockets_before;
-            flood.store(false, std::sync::atomic::Ordering::Relaxed);
-            assert!(is_as_before, "{}", sockets());
+            (before, sockets())
         });
+        floods.store(false, Ordering::Relaxed);
+        assert_eq!(left.0, left.1);
     });
 }

@@ -95,6 +95,13 @@ impl Taker {
         }
     }
 
+    /// Polls until something has come, whatever was lost before.
+    pub(crate) fn await_some(&mut self) {
+        while self.packets.is_empty() {
+            self.poll(false).unwrap();
+        }
+    }
+
     /// Polls to the end and returns how many frames came in all; none are kept.
     pub(crate) fn count_to_end(&mut self) -> u64 {
         let mut frames = 0;
