@@ -249,7 +249,7 @@ impl XdpSource {
         burst: &mut Burst,
     ) -> Result<Rest, KernelLied> {
         let received = self.receive(ask.max, pool, burst)?;
-        self.vigil.note(received);
+        self.vigil.note(received.into());
         let Some(socket) = &mut self.socket else { return Ok(Rest::Nothing) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
@@ -266,15 +266,16 @@ impl XdpSource {
         })
     }
 
-    /// Asks the kernel what it has dropped.
-    fn count_drops(&mut self, burst: &mut Burst) {
-        let Some(socket) = &self.socket else { return };
-        let Ok(drops) = socket.kernel_drops() else { return };
+    /// Asks the kernel what it has dropped, and returns how many frames since the last time.
+    fn count_drops(&mut self, burst: &mut Burst) -> u64 {
+        let Some(Ok(drops)) = self.socket.as_ref().map(Socket::kernel_drops) else { return 0 };
         let before = self.drops_seen.rx_dropped + self.drops_seen.rx_ring_full;
-        burst.kernel_dropped += (drops.rx_dropped + drops.rx_ring_full).saturating_sub(before);
+        let dropped = (drops.rx_dropped + drops.rx_ring_full).saturating_sub(before);
+        burst.kernel_dropped += dropped;
         self.counts.set(0, drops.rx_dropped);
         self.counts.set(1, drops.rx_ring_full);
         self.drops_seen = drops;
+        dropped
     }
 
     /// Looks, from time to time, at what no ring says.
@@ -284,8 +285,9 @@ impl XdpSource {
             return Ok(());
         }
         self.looked_ns = self.now_ns;
+        let dropped = self.count_drops(burst);
+        self.vigil.note(dropped);
         self.vigil.look(self.now_ns);
-        self.count_drops(burst);
         // What came before it went is taken first.
         if is_empty && self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
             return Err(Box::new(Error::DeviceGone { name: self.name.clone() }));

@@ -2,10 +2,13 @@
 //!
 //! Whoever sleeps is woken late where other programs want the CPU: a scheduler lets them end their
 //! slice first. What comes meanwhile waits in the rx ring, and what finds it full is lost. So the CPU
-//! of a queue whose ring would fill in that time stays awake as long; any other may sleep at once.
+//! of a queue whose ring would fill in that time stays awake for a while; any other may sleep at once.
 
 /// How late a CPU may be woken: a slice of the scheduler's (`base_slice_ns` of some milliseconds).
 const WAKE_NS: u64 = 5_000_000;
+
+/// How long a busy queue is watched: senders pause too where other programs want their CPU.
+const WATCH_NS: u64 = 50_000_000;
 
 /// The watch over one queue.
 #[derive(Debug)]
@@ -23,9 +26,9 @@ impl Vigil {
         Self { entries, frames: 0, looked_ns: 0, until_ns: 0 }
     }
 
-    /// Notes frames that have come.
-    pub(super) fn note(&mut self, frames: u32) {
-        self.frames += u64::from(frames);
+    /// Notes frames that have come, or would have if there had been room.
+    pub(super) fn note(&mut self, frames: u64) {
+        self.frames += frames;
     }
 
     /// Looks how fast they came since the last look.
@@ -33,7 +36,7 @@ impl Vigil {
         let since_ns = now_ns.saturating_sub(self.looked_ns);
         let in_a_wake = u128::from(self.frames) * u128::from(WAKE_NS);
         if in_a_wake > u128::from(self.entries) * u128::from(since_ns) {
-            self.until_ns = now_ns.saturating_add(WAKE_NS);
+            self.until_ns = now_ns.saturating_add(WATCH_NS);
         }
         (self.frames, self.looked_ns) = (0, now_ns);
     }
@@ -63,8 +66,8 @@ mod tests {
         vigil.look(busy_ns);
         assert!(vigil.lasts_at(busy_ns));
         // It has run empty, and nothing comes.
-        vigil.look(busy_ns + WAKE_NS / 2);
-        assert!(vigil.lasts_at(busy_ns + WAKE_NS - 1));
-        assert!(!vigil.lasts_at(busy_ns + WAKE_NS));
+        vigil.look(busy_ns + WATCH_NS / 2);
+        assert!(vigil.lasts_at(busy_ns + WATCH_NS - 1));
+        assert!(!vigil.lasts_at(busy_ns + WATCH_NS));
     }
 }
