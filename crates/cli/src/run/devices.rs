@@ -52,19 +52,18 @@ fn xdp(args: &RunArgs) -> XdpOptions {
     }
 }
 
-/// Refuses to take all packets of the interface that this machine is reached by, unless that was
-/// said to be meant.
-pub(super) fn check_routes(args: &RunArgs, devices: &[DeviceConfig]) -> Result<(), Failure> {
-    if args.yes || args.take.is_some() {
-        return Ok(());
-    }
+/// Says what stands in the way of taking packets from these interfaces, before any is opened: there
+/// is none of that name, or it is the one that this machine is reached by, and nobody has said what
+/// to take or that all is meant.
+pub(super) fn check_interfaces(args: &RunArgs, devices: &[DeviceConfig]) -> Result<(), Failure> {
+    let is_meant = args.yes || args.take.is_some();
     for DeviceConfig { name, via, .. } in devices {
         let interface = match (Interface::named(name), via) {
             // It is to be made.
             (Err(Error::NoInterface { .. }), Via::Tap | Via::Tun) => continue,
             (interface, _) => interface?,
         };
-        if interface.is_default_route()? {
+        if !is_meant && interface.is_default_route()? {
             return Err(Error::DefaultRoute { name: name.clone() }.into());
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use forebay::control::{ConfigFile, Control, CpuList};
 use forebay::engine::{Config, SPARE_FRAMES};
-use forebay::run::{Plan, Report, Run};
+use forebay::run::{Plan, Report, Run, To};
 use forebay::sys;
 use forebay::sys::privilege;
 use serde::Serialize;
@@ -28,11 +28,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = plan(args)?;
     let cpus = plan.engine.cpus.clone();
     let config = args.control.read()?;
-    devices::check_routes(args, &plan.devices)?;
+    devices::check_interfaces(args, &plan.devices)?;
     let run = Run::open(plan)?;
     if let Some(user) = &args.user {
         // Before there are other threads: each would have to let go for itself.
         privilege::drop_to(user)?;
+        check_outputs(args, user)?;
     }
     let interrupted = stop_on_signals(run.stopper());
     let given = args.engine.given();
@@ -43,6 +44,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     status.finish();
     drop((reloader, faces));
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
+}
+
+/// Says now, rather than at the first packet, that a user cannot write where that is to be done.
+fn check_outputs(args: &RunArgs, user: &str) -> Result<(), Failure> {
+    let captures = args.to.iter().filter_map(|to| match to {
+        To::Pcap(directory) => Some(directory),
+        To::Count | To::Tun(_) | To::Dev(_) => None,
+    });
+    captures.chain(&args.trace.trace).try_for_each(|directory| {
+        sys::may_make_files_in(directory).map_err(|error| {
+            let directory = directory.display();
+            let problem = format!("{user} cannot write to {directory}: {error}");
+            Failure::usage(problem, format!("make it theirs: chown {user} {directory}"))
+        })
+    })
 }
 
 fn plan(args: &RunArgs) -> Result<Plan, Failure> {

@@ -5,11 +5,13 @@ mod advise; //         the masks for a machine
 mod coalescing; //     its options and figures
 mod control; //        a run that is asked and changed
 mod hash_and_bench; // the other commands
+mod run; //            live devices, as far as that goes
 mod sim; //            scenarios
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Output;
 
 use assert_cmd::Command;
 use etherparse::PacketBuilder;
@@ -32,6 +34,18 @@ struct Run {
     told: String,
 }
 
+impl Run {
+    fn of(output: &Output) -> Self {
+        let stderr = str::from_utf8(&output.stderr).unwrap();
+        let words = stderr.split([' ', '\n', '│']).filter(|word| !word.is_empty());
+        Self {
+            code: output.status.code(),
+            stdout: str::from_utf8(&output.stdout).unwrap().to_owned(),
+            told: words.collect::<Vec<_>>().join(" "),
+        }
+    }
+}
+
 impl Desk {
     fn new() -> Self {
         Self(TempDir::new().unwrap())
@@ -48,14 +62,7 @@ impl Desk {
     /// Runs the program with arguments that have no spaces in them.
     fn run(&self, args: &str) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        let output = command.current_dir(&self.0).args(args.split(' ')).output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        let words = stderr.split([' ', '\n', '│']).filter(|word| !word.is_empty());
-        Run {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            told: words.collect::<Vec<_>>().join(" "),
-        }
+        Run::of(&command.current_dir(&self.0).args(args.split(' ')).output().unwrap())
     }
 
     /// Runs the program with its standard output on a device that is full.

@@ -27,7 +27,7 @@ pub(crate) use cpus::make_timers_precise;
 pub use cpus::{allowed_cpus, current_cpu, pin_to, process_cpu_ns};
 pub(crate) use event::Event;
 pub use memory::{available_memory_bytes, map_packet_memory};
-pub use user::{User, user};
+pub use user::{User, may_make_files_in, user};
 
 /// Takes what is mounted on a directory out of the tree, in use or not: it goes when nobody uses it
 /// any more.

@@ -1,5 +1,9 @@
 //! Who runs this process.
 
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{Access, access};
 use rustix::process;
 
 /// A user, and the group that its files belong to.
@@ -23,4 +27,12 @@ impl User {
 #[must_use]
 pub fn user() -> User {
     User { uid: process::geteuid().as_raw(), gid: process::getegid().as_raw() }
+}
+
+/// Says why this process could not make files in a directory, if it could not.
+///
+/// # Errors
+/// What the kernel says.
+pub fn may_make_files_in(directory: &Path) -> io::Result<()> {
+    Ok(access(directory, Access::WRITE_OK | Access::EXEC_OK)?)
 }
