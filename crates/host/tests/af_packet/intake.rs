@@ -20,6 +20,7 @@ pub(crate) const TRIALS: &[(&str, fn())] = &[
     ("promise_2_at_a_low_rate_everything_that_was_sent_is_taken", low_rate),
     ("promise_2_what_was_sent_far_too_fast_was_taken_or_counted_by_the_kernel", high_rate),
     ("a_tag_that_the_kernel_took_off_is_back_in_its_place", tags),
+    ("what_is_asked_for_is_taken_behind_two_tags_and_no_more", tags_of_what_is_taken),
     ("what_is_not_asked_for_stays_with_the_kernel", taken),
     ("frames_come_once_with_several_queues_and_a_flow_stays_on_one", queues),
     ("what_the_machine_itself_sends_does_not_come", outgoing),
@@ -135,20 +136,13 @@ fn high_rate() {
 /// The kernel takes the outer tag off every frame that it receives.
 fn tags() {
     let link = Link::new();
-    let (inner, payload) = ([0x81, 0, 0x0b, 0xb9], [0x5a; 333]);
-    let frame = |tags: &[u8]| {
-        let mut frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2], tags].concat();
-        let packet = etherparse::PacketBuilder::ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(7, 9);
-        frame.extend([8, 0]);
-        packet.write(&mut frame, &payload).unwrap();
-        frame
-    };
+    let inner = [0x81, 0, 0x0b, 0xb9];
     let outer = [[0x88, 0xa8, 0x20, 9], [0x81, 0, 0xe0, 9]];
     let frames = [
-        frame(&[outer[0], inner].concat()),
-        frame(&[outer[1], inner].concat()),
-        frame(&outer[1]),
-        frame(&[]),
+        tagged(&[outer[0], inner].concat()),
+        tagged(&[outer[1], inner].concat()),
+        tagged(&outer[1]),
+        tagged(&[]),
     ];
     let vlans: [&[u16]; 4] = [&[9, 3001], &[9, 3001], &[9], &[]];
     link.here.run(|| {
@@ -160,8 +154,36 @@ fn tags() {
             assert_eq!(packet.wire_len as usize, frame.len());
             assert_eq!(link_layer(frame, packet.headers.link).vlans(), vlans);
             assert_eq!(packet.headers.l4_checksum, Checksum::Good);
-            assert_eq!(packet.view().payload(), payload);
+            assert_eq!(packet.view().payload(), TAGGED_PAYLOAD);
         }
+    });
+}
+
+const TAGGED_PAYLOAD: [u8; 333] = [0x5a; 333];
+
+/// A datagram to port 9 behind tags.
+fn tagged(tags: &[u8]) -> Vec<u8> {
+    let mut frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2], tags, &[8, 0]].concat();
+    let packet = etherparse::PacketBuilder::ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(7, 9);
+    packet.write(&mut frame, &TAGGED_PAYLOAD).unwrap();
+    frame
+}
+
+/// The rules walk over two tags, and the filter knows of the one that is beside the frame.
+fn tags_of_what_is_taken() {
+    let link = Link::new();
+    let tag = [0x81, 0, 0, 9];
+    let behind = |count| tagged(&[tag].repeat(count).concat());
+    link.here.run(|| {
+        let options = PacketOptions { take: "udp:9".parse().unwrap(), ..options() };
+        let mut taker = Taker::open_queues("pka", &options).remove(0);
+        link.there.run(|| replay("pkb", &[behind(3), behind(2), behind(1), behind(0)]));
+        taker.await_packets(3);
+        let lens: Vec<_> = taker.packets.iter().map(|packet| packet.wire_len).collect();
+        let plain = u32::try_from(behind(0).len()).unwrap();
+        assert_eq!(lens, [plain + 8, plain + 4, plain]);
+        taker.recycle();
+        assert_eq!(taker.count_to_end(), 0);
     });
 }
 
