@@ -2,7 +2,9 @@
 //! kernel.
 //!
 //! It reads headers where the driver put the frame's first bytes; of a frame in several buffers it
-//! sees the first one. Headers that lie further behind leave the frame with the kernel.
+//! sees the first one. Headers that lie further behind leave the frame with the kernel. A VLAN tag
+//! that the device took off is not there for XDP, here as later: see `rxvlan` of `ethtool -k`, and
+//! `txvlan` of a veth's other end.
 
 use std::os::fd::BorrowedFd;
 
