@@ -375,6 +375,7 @@ impl Source for XdpSource {
         Ok(match rest {
             // What it waits for are frames that come home, of which nobody tells.
             Rest::More | Rest::Starved => Polled::Ready,
+            _ if self.vigil.lasts_at(ask.now_ns) => Polled::IdleUntil { now_ns: ask.now_ns },
             Rest::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
             Rest::Nothing => Polled::Idle,
         })
