@@ -32,6 +32,7 @@ fuzz_target!(|input: &[u8]| {
     if vnet.carry_into(&mut packet).is_err() {
         assert_eq!(packet.frame.data(), bytes, "what is refused is untouched");
         assert_eq!((packet.gso_size, packet.headers.l4_checksum), (0, Checksum::Unknown));
+        pool.put(packet.frame);
     } else {
         carried(&vnet, bytes, &packet);
         let Packet { frame, headers, wire_len, device_sum, .. } = &mut packet;
