@@ -84,16 +84,16 @@ impl Packet {
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();
-        let bytes = match self.gso_size {
-            0 => bytes,
-            _ if !self.is_merged() => bytes,
-            // What was behind the first segment is not followed by the second.
-            size => {
-                let end = usize::from(self.headers.payload_offset) + usize::from(size);
-                bytes.get(..end).unwrap_or(bytes)
-            }
-        };
+        let bytes = if self.gso_size > 0 { self.with_first_payload() } else { bytes };
         View::new(bytes, &self.headers)
+    }
+
+    /// The bytes, without what was behind the first segment: that is not followed by the second.
+    #[inline(never)] // what is not cut has no part in it
+    fn with_first_payload(&self) -> &[u8] {
+        let bytes = self.frame.data();
+        let end = usize::from(self.headers.payload_offset) + usize::from(self.gso_size);
+        if self.is_merged() { bytes.get(..end).unwrap_or(bytes) } else { bytes }
     }
 }
 
