@@ -62,6 +62,10 @@ fn check_outputs(args: &RunArgs, user: &str) -> Result<(), Failure> {
 }
 
 fn plan(args: &RunArgs) -> Result<Plan, Failure> {
+    if args.resegment && !args.to.iter().any(|to| matches!(to, To::Pcap(_))) {
+        let problem = "--resegment: there are no captures to write to";
+        return Err(Failure::usage(problem, "give --to pcap:DIR, or leave it out"));
+    }
     let devices = devices::configs(args)?;
     let queues = devices.iter().map(|device| usize::from(device.queues)).sum();
     let engine = args.engine.config(Cpus::Real { queues }, sys::random_key, Vec::new())?;

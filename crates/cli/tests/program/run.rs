@@ -26,7 +26,8 @@ fn a_device_that_is_not_there_is_refused_with_those_that_are() {
         let run = desk.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(3), ""), "{args}: {}", run.told);
         let problem = "there is no interface \"no-such0\" in this network namespace";
-        assert!(run.told.contains(problem) && run.told.contains("there are: lo"), "{}", run.told);
+        let is_told = run.told.contains(problem) && run.told.contains("there are: ");
+        assert!(is_told && run.told.contains("lo"), "{}", run.told);
     }
 }
 
@@ -44,6 +45,7 @@ fn options_of_a_run_that_cannot_be_are_bad_usage() {
         ("run lo --via pcap", "\"pcap\" is no way to open a device"),
         ("run lo --take udp:99999", "--take <LIST>"),
         ("run lo --to tap:t0", "none of count, pcap:DIR, tun:NAME and dev:NAME"),
+        ("run lo --resegment --to dev:lo", "there are no captures to write to"),
         ("run lo --duration 0", "it is a number of seconds above 0"),
         ("run lo --queues 0", "--queues <N>"),
         ("run lo --user nobody --mount m", "cannot be used with"),
