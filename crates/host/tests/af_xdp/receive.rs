@@ -115,8 +115,8 @@ pub(crate) fn overrun() {
     let came = flood(&mut rig, 10_000);
     assert_eq!(came, 2048, "as many as the ring holds");
     assert_eq!(came + rig.kernel_dropped, 10_000);
-    let counts: Vec<_> = rig.device.counts[0].iter().collect();
-    assert_eq!(counts, [("rx_dropped", 0), ("rx_ring_full", 7952)]);
+    let counted: u64 = rig.device.counts[0].iter().map(|(_, count)| count).sum();
+    assert_eq!(counted, 7952);
 }
 
 pub(crate) fn starved() {

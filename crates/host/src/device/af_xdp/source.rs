@@ -29,8 +29,13 @@ use crate::sys::xdp::{self, Continued, KernelDrops, KernelLied, OpenError, Socke
 /// Frames that have been received and not been taken, at most.
 pub(super) const RX_ENTRIES: u32 = 2048;
 
-/// Frames that the kernel has to receive into: enough that a full rx ring leaves it some.
+/// Frames that the kernel has to receive into, at most: a driver that receives into them itself takes
+/// as many as its own ring holds ahead of time.
 const FILL_ENTRIES: u32 = 2 * RX_ENTRIES;
+
+/// The same where the kernel copies. It goes through all that it has in turn, so more than find room
+/// in the rx ring would only take room in the cache.
+const COPY_FILL: u32 = RX_ENTRIES;
 
 /// Frames that the kernel has to send.
 const TX_ENTRIES: u32 = 1024;
@@ -96,6 +101,8 @@ pub struct XdpSource {
     numbering: Option<Numbering>,
     /// What a frame that the kernel receives into holds.
     room_bytes: u32,
+    /// Frames that the kernel is given to receive into.
+    fill_most: u32,
     /// Frames of a packet that is not there as a whole.
     pieces: Vec<Frame>,
     counts: Arc<KernelCounts>,
@@ -147,6 +154,7 @@ impl XdpSource {
             socket: None,
             numbering: None,
             room_bytes: 0,
+            fill_most: FILL_ENTRIES,
             pieces: Vec::new(),
             counts: KernelCounts::new(&COUNTS),
             drops_seen: KernelDrops::default(),
@@ -253,7 +261,7 @@ impl XdpSource {
         let Some(socket) = &mut self.socket else { return Ok(Rest::Nothing) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
-            is_starved = socket.fill(pool, self.room_bytes)? < FILL_ENTRIES / 4;
+            is_starved = socket.fill(pool, self.room_bytes, self.fill_most)? < self.fill_most / 4;
         }
         if received == 0 && self.config.busy_poll {
             socket.wake_receive();
@@ -342,12 +350,15 @@ impl Source for XdpSource {
         let memory_bytes = u64::try_from(at.pool.region().len_bytes()).unwrap_or(u64::MAX);
         let mut socket = Socket::open(&self.config, at.pool)
             .map_err(|refused| self.refused(refused, memory_bytes))?;
-        if let Some(attached) = &self.attached {
-            socket.fill(at.pool, self.room_bytes).map_err(|lied| self.lied(lied))?;
-            attached.insert(self.queue, socket.as_fd())?;
-        }
         let copying = if socket.is_zero_copy() { "zero_copy" } else { "copy" };
         self.facts.set("copy", copying.to_owned());
+        self.fill_most = if socket.is_zero_copy() { FILL_ENTRIES } else { COPY_FILL };
+        if let Some(attached) = &self.attached {
+            socket
+                .fill(at.pool, self.room_bytes, self.fill_most)
+                .map_err(|lied| self.lied(lied))?;
+            attached.insert(self.queue, socket.as_fd())?;
+        }
         self.socket = Some(socket);
         self.numbering = Some(at.numbering);
         Ok(())

@@ -117,14 +117,15 @@ impl Socket {
         self.lent.len()
     }
 
-    /// Gives the kernel frames to receive into, as many as it has room for and `pool` has. Returns
-    /// how many it has for that now.
+    /// Gives the kernel frames to receive into, until it has `most` of them or `pool` has none.
+    /// Returns how many it has for that now.
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn fill(&mut self, pool: &mut Pool, room_bytes: u32) -> Result<u32, KernelLied> {
-        let room = self.fill.room(FILL_BATCH)?;
-        if room < FILL_BATCH.min(self.fill.entries()) {
+    pub fn fill(&mut self, pool: &mut Pool, room_bytes: u32, most: u32) -> Result<u32, KernelLied> {
+        let spare = self.fill.entries().saturating_sub(most);
+        let room = self.fill.room(spare + FILL_BATCH)?.saturating_sub(spare);
+        if room < FILL_BATCH {
             return Ok(self.fill.queued());
         }
         for _ in 0..room {
