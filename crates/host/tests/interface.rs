@@ -77,8 +77,14 @@ fn as_made() {
     assert_eq!(made.tun, None);
     ip("tuntap add hop mode tap user 65534 group 7 multi_queue");
     let (is_tap, is_multi_queue, is_persistent) = (true, true, true);
-    let expected =
-        TunInfo { owner: Some(65534), group: Some(7), is_tap, is_multi_queue, is_persistent };
+    let expected = TunInfo {
+        owner: Some(65534),
+        group: Some(7),
+        is_tap,
+        is_multi_queue,
+        is_persistent,
+        open_queues: 0,
+    };
     assert_eq!(Interface::named("hop").unwrap().tun, Some(expected));
     assert_eq!(tun.tun, Some(TunInfo { is_persistent, ..TunInfo::default() }));
     // A name beside the first finds it as well, and it says which is the first.

@@ -24,6 +24,8 @@ const IFLA_TUN_GROUP: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
 const IFLA_TUN_PERSIST: u16 = 6;
 const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+const IFLA_TUN_NUM_QUEUES: u16 = 8;
+const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
 /// `IFF_TAP` of include/uapi/linux/if_tun.h.
 const IFF_TAP: u8 = 2;
 
@@ -86,6 +88,8 @@ pub struct TunInfo {
     pub is_multi_queue: bool,
     /// Whether it stays when nobody has it open.
     pub is_persistent: bool,
+    /// Queues that programs have open, where it may have several; the kernel does not say of others.
+    pub open_queues: u32,
 }
 
 /// What the kernel counted on an interface since it was made: `struct rtnl_link_stats64`.
@@ -278,6 +282,9 @@ impl TunInfo {
                 IFLA_TUN_TYPE => tun.is_tap = value.first() == Some(&IFF_TAP),
                 IFLA_TUN_PERSIST => tun.is_persistent = is_set,
                 IFLA_TUN_MULTI_QUEUE => tun.is_multi_queue = is_set,
+                IFLA_TUN_NUM_QUEUES | IFLA_TUN_NUM_DISABLED_QUEUES => {
+                    tun.open_queues += id.unwrap_or(0);
+                }
                 _ => {}
             }
         }

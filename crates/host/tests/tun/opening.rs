@@ -76,6 +76,12 @@ fn refused() {
     let _held = TunDevice::open("tntun", TunKind::Tun, 1).unwrap();
     let busy = TunDevice::open("tntun", TunKind::Tun, 1).unwrap_err().to_string();
     assert!(busy.contains("another program"), "{busy}");
+    ip("tuntap add tnmany mode tap multi_queue");
+    let _held = TunDevice::open("tnmany", TunKind::Tap, 2).unwrap();
+    for queues in [1, 2] {
+        let busy = TunDevice::open("tnmany", TunKind::Tap, queues).unwrap_err().to_string();
+        assert!(busy.contains("another program"), "{busy}");
+    }
     for name in ["", "a/b", "tun%d", "sixteen_bytes_long"] {
         let odd = TunDevice::open(name, TunKind::Tun, 1).unwrap_err();
         assert!(matches!(odd, Error::Setting { .. }), "{odd}");

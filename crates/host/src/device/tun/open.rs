@@ -3,12 +3,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use path::coalesce::gso::VIRTIO_NET_HDR_BYTES;
 use path::parse::Verify;
 use rustix::io::Errno;
 
+use super::drops::Drops;
 use super::steering::Steering;
 use super::{TunKind, TunSink, TunSource};
 use crate::device::KernelCounts;
@@ -36,10 +37,7 @@ pub(super) struct OpenTun {
     steering: Steering,
     /// How it was; none if it is new.
     before: Option<Before>,
-    /// The interface's `tx_dropped`, as far as it was [told](Self::newly_dropped).
-    dropped_before: Mutex<u64>,
-    /// `tx_dropped` since it was opened.
-    counts: Arc<KernelCounts>,
+    drops: Drops,
 }
 
 /// What a device that was there keeps when it is closed, and is given back.
@@ -75,15 +73,19 @@ impl TunDevice {
             Found::New => None,
             Found::There => Some(Before::of(&first).map_err(refused(name, "read its settings"))?),
         };
+        let interface = Interface::named(name)?;
+        if interface.tun.is_some_and(|tun| tun.open_queues > 1) {
+            // What goes for all queues would go for another program's too.
+            return Err(not_attached(name, kind, queues, Errno::BUSY));
+        }
         let mut device = OpenTun {
-            interface: Interface::named(name)?,
+            interface,
             kind,
             queues: vec![first],
             offload: Offload::Nothing,
             steering: Steering::default(),
             before,
-            dropped_before: Mutex::new(0),
-            counts: KernelCounts::new(&["tx_dropped"]),
+            drops: Drops::default(),
         };
         device.set_up(queues)?;
         Ok(Self(Arc::new(device)))
@@ -115,7 +117,7 @@ impl TunDevice {
     #[must_use]
     pub fn counts(&self) -> Vec<Arc<KernelCounts>> {
         let further = self.0.queues.iter().skip(1).map(|_| KernelCounts::new(&[]));
-        std::iter::once(Arc::clone(&self.0.counts)).chain(further).collect()
+        std::iter::once(Arc::clone(self.0.drops.counts())).chain(further).collect()
     }
 
     /// A sink for one CPU.
@@ -172,8 +174,7 @@ impl OpenTun {
         if self.before.is_none() {
             self.interface.set_up()?;
         }
-        let counted = self.interface.counters()?;
-        self.dropped_before = Mutex::new(counted.tx_dropped);
+        self.drops = Drops::of(&self.interface);
         Ok(())
     }
 
@@ -198,17 +199,8 @@ impl OpenTun {
         self.queue(queue).as_fd()
     }
 
-    /// What the kernel has dropped since this was last asked, for any queue: packets that it had
-    /// for the device, but that nobody took in time. It is nothing where that cannot be told: the
-    /// device was moved to another namespace, or is gone.
-    pub(super) fn newly_dropped(&self) -> u64 {
-        let mut before = self.dropped_before.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(counted) = self.interface.counters() else { return 0 };
-        let newly = counted.tx_dropped.saturating_sub(*before);
-        *before += newly;
-        let told: u64 = self.counts.iter().map(|(_, count)| count).sum();
-        self.counts.set(0, told + newly);
-        newly
+    pub(super) fn drops(&self) -> &Drops {
+        &self.drops
     }
 
     /// Has the kernel drop, and count, what it has for the device from now on.
@@ -296,7 +288,7 @@ fn not_attached(name: &str, kind: TunKind, queues: u16, errno: Errno) -> Error {
             return missing;
         }
         Errno::BUSY => {
-            source = io::Error::new(source.kind(), "another program has its queue");
+            source = io::Error::new(source.kind(), "another program has it open");
             format!("end the program that has it (see `ip -details link show {name}`)")
         }
         Errno::TOOBIG => "the kernel gives a device 256 queues at most".to_owned(),

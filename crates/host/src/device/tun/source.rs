@@ -155,7 +155,7 @@ impl TunSource {
     }
 
     fn count_dropped(&mut self, now_ns: u64, burst: &mut Burst) {
-        burst.kernel_dropped += self.device.newly_dropped();
+        burst.kernel_dropped += self.device.drops().newly();
         self.count_at_ns = now_ns.saturating_add(COUNT_EVERY_NS);
     }
 
@@ -173,11 +173,11 @@ impl TunSource {
         if let Some(closing) = &mut self.closing {
             closing.packets_left -= burst.len().min(closing.packets_left);
         }
+        let is_over = self.closing.is_some_and(|closing| closing.packets_left == 0);
         match read {
-            Read::Packet if max > 0 => Ok(Polled::Ready),
-            Read::NoFrame => Ok(Polled::Ready),
+            Read::Packet | Read::NoFrame if !is_over => Ok(Polled::Ready),
             Read::Empty if ask.now_ns < until_ns => Ok(Polled::IdleUntil { now_ns: until_ns }),
-            Read::Empty | Read::Packet => {
+            Read::Empty | Read::Packet | Read::NoFrame => {
                 self.count_dropped(ask.now_ns, burst);
                 self.spare = None;
                 Ok(Polled::Exhausted)
