@@ -80,7 +80,9 @@ pub(crate) fn hashed() {
     let sockets: Vec<_> = (0..16).map(|_| far_socket()).collect();
     let mut hashes = std::collections::BTreeMap::<_, std::collections::BTreeSet<_>>::new();
     for _ in 0..1000 {
-        sockets.iter().for_each(|socket| drop(socket.send(&[7; 18]).unwrap()));
+        for socket in &sockets {
+            socket.send(&[7; 18]).unwrap();
+        }
         rig.take(0, |rig, packet| {
             let from = [packet.frame.data()[34], packet.frame.data()[35]];
             assert_ne!(packet.hash, FlowHash::NONE);
@@ -97,7 +99,9 @@ pub(crate) fn hashed() {
 /// Sends so many, and returns how many came.
 fn flood(rig: &mut Rig, count: u32) -> u64 {
     let socket = far_socket();
-    (0..count).for_each(|number| drop(socket.send(&numbered(number, 18)).unwrap()));
+    for number in 0..count {
+        socket.send(&numbered(number, 18)).unwrap();
+    }
     let (mut came, mut last) = (0, None);
     rig.finish(0, |rig, packet| {
         let number = number_of(payload(&packet));
@@ -126,7 +130,9 @@ pub(crate) fn starved() {
     let (mut held, mut sent) = (Vec::new(), 0);
     // Until all frames are held, and a while longer.
     while held.len() < 4096 + 1024 + 1024 || sent < 20_000 {
-        (0..64).for_each(|_| drop(socket.send(&numbered(sent, 18)).unwrap()));
+        for _ in 0..64 {
+            socket.send(&numbered(sent, 18)).unwrap();
+        }
         sent += 64;
         let (packets, _) = rig.turn(0, false).unwrap();
         held.extend(packets);
@@ -193,12 +199,14 @@ pub(crate) fn two_queues() {
     for _ in 0..16 {
         // Each has another port, and so, to the kernel, another queue.
         let socket = far_socket();
-        (0..50).for_each(|number| drop(socket.send(&numbered(number, 100)).unwrap()));
-        for queue in 0..2 {
+        for number in 0..50 {
+            socket.send(&numbered(number, 100)).unwrap();
+        }
+        for (queue, came) in came.iter_mut().enumerate() {
             rig.take(queue, |rig, packet| {
                 assert_eq!(payload(&packet).len(), 100);
                 assert!(numbers.insert(packet.arrival.0), "no two have one number");
-                came[queue] += 1;
+                *came += 1;
                 // Frames of either queue are as good for the other.
                 rig.pools[1 - queue].put(packet.frame);
             });
@@ -246,11 +254,6 @@ pub(crate) fn reopened() {
         drop((device, sources));
         assert_eq!(pools[0].away(), 0);
         drop(socket);
-        // A program that another test starts has our descriptors for a moment.
-        let interface = || forebay::sys::interface::Interface::named(OURS).unwrap();
-        while interface().xdp_program.is_some() {
-            std::thread::yield_now();
-        }
         let _ = before.get_or_insert_with(open_files);
     }
     // Other tests open and close files meanwhile.

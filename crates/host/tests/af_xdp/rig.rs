@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay::device::sink::Sink;
 use forebay::device::{Device, DeviceConfig, Via};
+use forebay::sys::interface::Interface;
 use mem::Pool;
 use mem::pool::{ChunkClass, carve, region_bytes};
 use path::arrive::{Ask, Attachment, Burst, Numbering, Polled, SourceError};
@@ -69,6 +70,10 @@ impl Rig {
 
     /// A device whose queues have so many frames besides those that they hold, and larger ones.
     pub(crate) fn with_memory(config: &DeviceConfig, spare: u32, larger: &[ChunkClass]) -> Self {
+        // A program that another test starts has the descriptors of the rig before for a moment.
+        while Interface::named(OURS).unwrap().xdp_program.is_some() {
+            std::thread::yield_now();
+        }
         let mut device = Device::open(config).unwrap();
         let mut sources = std::mem::take(&mut device.sources);
         let shares: Vec<_> = sources
