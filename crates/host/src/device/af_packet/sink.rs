@@ -24,7 +24,9 @@ const BATCH_MAX: usize = 64;
 /// packets.
 const SEND_BUFFER_BYTES: usize = 8 << 20;
 
-/// One CPU's way out of an interface.
+/// One CPU's way out of an interface, past its queueing discipline as every sender's, so that what was
+/// set with `tc` holds and others see what is sent: to go around it (`PACKET_QDISC_BYPASS`) gained 0
+/// to 5 % of the kernel's 520 ns a packet on a veth.
 ///
 /// Packets go as they are, with their link header. One of several segments goes whole, if each of
 /// them fits the MTU. An IP packet without a link header, as a TUN gives it, cannot go onto an
@@ -103,7 +105,7 @@ impl PacketSink {
         match hand_over(&self.socket, &mut packets[..going]) {
             Ok(sent) => {
                 self.batch = (self.batch * 2).min(BATCH_MAX);
-                Ok(Step::Sent(sent.min(going)))
+                Ok(Step::Sent(sent.clamp(1, going)))
             }
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
                 // Each of the others is a try of its own.
@@ -119,38 +121,6 @@ impl PacketSink {
             Err(_) => Ok(Step::Dropped(SendDrop::Refused)),
         }
     }
-
-    /// Sends a packet as its segments, which are left in `done`. It counts as sent if all are.
-    fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<()> {
-        let first = done.len();
-        resegment(packet, done);
-        let mut lost = None;
-        let mut sent = Sent::default();
-        let mut next = first;
-        while next < done.len() {
-            match self.step(&mut done[next..])? {
-                Step::Sent(count) => {
-                    done[next..next + count].iter().for_each(|segment| sent.add(segment));
-                    next += count;
-                }
-                Step::Dropped(reason) => {
-                    lost.get_or_insert(reason);
-                    next += 1;
-                }
-                // It came whole from a kernel that cuts such packets.
-                Step::MustBeCut => {
-                    lost.get_or_insert(SendDrop::Refused);
-                    next += 1;
-                }
-            }
-        }
-        sent.packets = u64::from(lost.is_none());
-        self.counters.add_sent(sent);
-        if let Some(reason) = lost {
-            self.counters.add_dropped(reason, 1);
-        }
-        Ok(())
-    }
 }
 
 impl Sink for PacketSink {
@@ -158,30 +128,76 @@ impl Sink for PacketSink {
         if packets.iter().any(|packet| packet.gso_size > 0) {
             self.update_mtu();
         }
-        let mut cut = Vec::new();
-        let mut next = 0;
-        while next < packets.len() {
-            match self.step(&mut packets[next..])? {
-                Step::Sent(count) => {
-                    let mut sent = Sent::default();
-                    packets[next..next + count].iter().for_each(|packet| sent.add(packet));
-                    self.counters.add_sent(sent);
-                    next += count;
-                }
-                Step::Dropped(reason) => {
-                    self.counters.add_dropped(reason, 1);
-                    next += 1;
-                }
-                Step::MustBeCut => self.send_cut(packets.remove(next), &mut cut)?,
-            }
-        }
-        packets.append(&mut cut);
-        Ok(())
+        let counters = Arc::clone(&self.counters);
+        send_all(packets, &counters, |packets| self.step(packets))
     }
 
     fn counters(&self) -> &Arc<SinkCounters> {
         &self.counters
     }
+}
+
+/// Sends packets step by step, and counts what becomes of them. Those that were cut are in the vector
+/// as their segments afterwards, at its end.
+fn send_all(
+    packets: &mut Vec<Packet>,
+    counters: &SinkCounters,
+    mut step: impl FnMut(&mut [Packet]) -> Result<Step>,
+) -> Result<()> {
+    let mut cut = Vec::new();
+    let mut next = 0;
+    while next < packets.len() {
+        match step(&mut packets[next..])? {
+            Step::Sent(count) => {
+                let mut sent = Sent::default();
+                packets[next..next + count].iter().for_each(|packet| sent.add(packet));
+                counters.add_sent(sent);
+                next += count;
+            }
+            Step::Dropped(reason) => {
+                counters.add_dropped(reason, 1);
+                next += 1;
+            }
+            Step::MustBeCut => {
+                let mut segments = Vec::new();
+                resegment(packets.remove(next), &mut segments);
+                send_segments(&mut segments, counters, &mut step)?;
+                cut.append(&mut segments);
+            }
+        }
+    }
+    packets.append(&mut cut);
+    Ok(())
+}
+
+/// Sends the segments of one packet. It counts as sent if all of them are.
+fn send_segments(
+    segments: &mut [Packet],
+    counters: &SinkCounters,
+    step: &mut impl FnMut(&mut [Packet]) -> Result<Step>,
+) -> Result<()> {
+    let (mut sent, mut lost) = (Sent::default(), None);
+    let mut next = 0;
+    while next < segments.len() {
+        let reason = match step(&mut segments[next..])? {
+            Step::Sent(count) => {
+                segments[next..next + count].iter().for_each(|segment| sent.add(segment));
+                next += count;
+                continue;
+            }
+            Step::Dropped(reason) => reason,
+            // It came whole: then from a kernel that cuts such packets, but for this one.
+            Step::MustBeCut => SendDrop::Refused,
+        };
+        lost.get_or_insert(reason);
+        next += 1;
+    }
+    sent.packets = u64::from(lost.is_none());
+    counters.add_sent(sent);
+    if let Some(reason) = lost {
+        counters.add_dropped(reason, 1);
+    }
+    Ok(())
 }
 
 /// Hands packets to the kernel, in order, and returns how many it took; at least one, or its error is
@@ -201,4 +217,93 @@ fn hand_over(socket: &PacketSocket, packets: &mut [Packet]) -> Result<usize, Err
     let mut messages: Vec<_> =
         places.map(|(place, nothing)| MMsgHdr::new(&slices[place[0]..place[1]], nothing)).collect();
     sendmmsg(socket, &mut messages, SendFlags::DONTWAIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use mem::pool::{ChunkClass, carve, region_bytes};
+    use mem::{Pool, Region};
+    use path::arrive::Behind;
+    use path::coalesce::{CoalesceConfig, Coalescer};
+    use path::hash::FlowHash;
+    use path::packet::Arrival;
+    use path::parse::{Verify, parse_into};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    /// Datagrams with one byte of payload for each of `marks`, of the flow from port `from`.
+    fn datagrams(from: u16, marks: &[u8], pool: &mut Pool) -> Vec<Packet> {
+        let made = marks.iter().map(|&mark| {
+            let addresses = ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]);
+            let builder = etherparse::PacketBuilder::ethernet2(addresses.0, addresses.1)
+                .ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64)
+                .udp(from, 9);
+            let mut bytes = Vec::new();
+            builder.write(&mut bytes, &[mark]).unwrap();
+            let mut frame = pool.allocate(100).unwrap();
+            frame.copy_from(&bytes);
+            let mut packet = Packet::received(frame, Arrival(mark.into()), 43, Link::Ethernet);
+            parse_into(&mut packet.headers, &bytes, 43, None, Verify::Checksums);
+            Packet { hash: FlowHash(from.into()), ..packet }
+        });
+        made.collect()
+    }
+
+    fn merged(mut packets: Vec<Packet>) -> Vec<Packet> {
+        let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
+        let mut out = Vec::new();
+        coalescer.coalesce(&mut packets, 0, &mut out);
+        coalescer.end_poll(Behind::End, 0, &mut out);
+        out
+    }
+
+    fn marks(packets: &[Packet]) -> Vec<u8> {
+        packets.iter().flat_map(|packet| packet.view().payload().to_vec()).collect()
+    }
+
+    #[test]
+    fn promise_1_what_a_kernel_does_not_cut_goes_in_its_segments_and_in_its_place() {
+        let mut pool = pool();
+        let mut packets = datagrams(1, &[1], &mut pool);
+        packets.append(&mut merged(datagrams(2, &[2, 3, 4], &mut pool)));
+        packets.append(&mut datagrams(1, &[5, 6], &mut pool));
+        assert_eq!(packets.len(), 4);
+        let counters = SinkCounters::default();
+        let mut wire = Vec::new();
+        // A kernel that takes two packets at a time, but none with several segments.
+        send_all(&mut packets, &counters, |packets| {
+            let going = packets.iter().take(2).take_while(|packet| packet.gso_size == 0).count();
+            wire.extend(marks(&packets[..going]));
+            Ok(if going == 0 { Step::MustBeCut } else { Step::Sent(going) })
+        })
+        .unwrap();
+        assert_eq!(wire, [1, 2, 3, 4, 5, 6]);
+        assert_eq!((counters.packets(), counters.frames()), (4, 6));
+        assert_eq!(counters.dropped_in_all(), 0);
+        assert_eq!(packets.len(), 6, "all come back, segment by segment");
+    }
+
+    #[test]
+    fn promise_2_a_packet_of_which_a_segment_is_lost_counts_as_dropped_once() {
+        let mut pool = pool();
+        let mut packets = merged(datagrams(2, &[1, 2, 3, 4], &mut pool));
+        packets.append(&mut datagrams(1, &[5], &mut pool));
+        let counters = SinkCounters::default();
+        send_all(&mut packets, &counters, |packets| {
+            Ok(match packets[0].gso_size {
+                0 if [2, 3].contains(&marks(packets)[0]) => Step::Dropped(SendDrop::Full),
+                0 => Step::Sent(1),
+                _ => Step::MustBeCut,
+            })
+        })
+        .unwrap();
+        assert_eq!((counters.packets(), counters.frames()), (1, 3));
+        assert_eq!(counters.dropped(SendDrop::Full), 1);
+        assert_eq!(counters.dropped_in_all(), 1);
+    }
 }
