@@ -46,6 +46,9 @@ const LOOK_NS: u64 = 10_000_000;
 /// The same of a queue that has just run empty.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 
+/// The same of a queue that sleeps: `poll(2)` on an AF_XDP socket tells of no error (`xsk_poll`).
+const ASLEEP_LOOK_NS: u64 = 200_000_000;
+
 /// How often the MTU is asked for.
 const MTU_LOOK_NS: u64 = 1_000_000_000;
 
@@ -388,7 +391,9 @@ impl Source for XdpSource {
             Rest::More | Rest::Starved => Polled::Ready,
             _ if self.vigil.lasts_at(ask.now_ns) => Polled::IdleUntil { now_ns: ask.now_ns },
             Rest::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
-            Rest::Nothing => Polled::Idle,
+            Rest::Nothing => {
+                Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(ASLEEP_LOOK_NS) }
+            }
         })
     }
 
