@@ -25,6 +25,10 @@ const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
 /// How often the kernel is asked for errors and drops while nothing comes.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
+/// The same while it is not known whether the link is only down: an interface that is deleted is
+/// down first, and its end wakes nobody who has heard of that.
+const DOWN_LOOK_NS: u64 = 100_000_000;
+
 /// How long frames may still come into the ring when none are taken any more: until all CPUs have
 /// seen the filter, and the last block has been handed over.
 const LAST_FRAMES_NS: u64 = 10_000_000;
@@ -58,6 +62,8 @@ pub struct PacketSource {
     looked_ns: u64,
     /// Whether frames came since.
     is_stale: bool,
+    /// Whether the link was down, and nothing has come since.
+    is_down: bool,
     ending: Option<Ending>,
     counts: Arc<KernelCounts>,
 }
@@ -100,6 +106,7 @@ impl PacketSource {
             dropped: 0,
             looked_ns: 0,
             is_stale: false,
+            is_down: false,
             ending: None,
             counts: KernelCounts::new(&COUNTS),
         }
@@ -139,6 +146,7 @@ impl PacketSource {
             let halt = receiver.read(block, &mut cursor, max);
             self.taken += (burst.len() - before) as u64;
             self.is_stale = true;
+            self.is_down = false;
             match halt.map_err(|lie| self.lied(lie))? {
                 Halt::Empty => self.ring.give_back(),
                 halt => {
@@ -158,6 +166,7 @@ impl PacketSource {
         }
         match self.ending {
             Some(ending) => self.end(ending, now_ns, burst),
+            None if self.is_down => Ok(Polled::IdleUntil { now_ns: now_ns + DOWN_LOOK_NS }),
             None => Ok(Polled::Idle),
         }
     }
@@ -176,7 +185,8 @@ impl PacketSource {
         self.counts.set(0, self.dropped);
         burst.kernel_dropped += drops;
         // A link that is down comes up again; an interface that is gone does not.
-        if waiting.is_some() && self.ending.is_none() {
+        self.is_down |= waiting.is_some();
+        if self.is_down && self.ending.is_none() {
             let bound = self.socket().bound().map_err(named("ask whether it is there"))?;
             if bound.interface.is_none() {
                 self.ending = Some(Ending { since_ns: now_ns, is_gone: true });
