@@ -433,5 +433,6 @@ fn mask(line: &str) -> Option<Option<(u32, u32)>> {
     let &[_, epoch, what, value] = fields.as_slice() else { return None };
     let epoch = epoch.parse().ok()?;
     let mask = || Some((epoch, u32::from_str_radix(value, 16).ok()?));
-    if what == "rps_cpus" { mask().map(Some) } else { Some(None) }
+    // As a script sets it, and as the control socket does.
+    if ["rps_cpus", "rx-0/rps_cpus"].contains(&what) { mask().map(Some) } else { Some(None) }
 }

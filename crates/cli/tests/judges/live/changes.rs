@@ -4,12 +4,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use libtest_mimic::Failed;
+
 use crate::Judgement;
 use crate::live::Judge;
 use crate::live::program::Run;
 use crate::live::sender::{Capture, Pace, play, settle};
 use crate::live::way::{Link, Way};
-use crate::order::{self, Stamped};
+use crate::order::{self, Findings, Stamped};
 use crate::storm;
 
 pub(crate) const TRIALS: [Judge; 5] = [
@@ -28,10 +30,28 @@ const PPS: u32 = 40_000;
 const MOVES_MIN: usize = 100;
 /// Those which came under new rules while the one before them was still queued.
 const HAZARDS_MIN: usize = 100;
+const ROUNDS_MAX: usize = 8;
+
+/// How long a CPU sleeps before a change, and after it: some packets are queued.
+const NAP: Duration = Duration::from_millis(2);
 
 const ARGS: [&str; 8] = ["--cpus", "2", "--spread", "always", "--hash", "toeplitz", "--trace", "t"];
 
+/// Until something is proved: the machine may be too busy for packets to be queued where it counts.
 fn judge(way: Way) -> Judgement {
+    let mut all = Findings::default();
+    for _ in 0..ROUNDS_MAX {
+        let Findings { moves, hazards } = judge_round(way)?;
+        all.moves += moves;
+        all.hazards += hazards;
+        if all.moves >= MOVES_MIN && all.hazards >= HAZARDS_MIN {
+            return Ok(());
+        }
+    }
+    Err(format!("nothing is proved: {all:?}").into())
+}
+
+fn judge_round(way: Way) -> Result<Findings, Failed> {
     let link = Link::new(way)?;
     let has_ethernet = way.has_ethernet();
     let stamped = Stamped { flows: FLOWS, frames: FRAMES, padding_bytes: 0, has_ethernet };
@@ -50,16 +70,14 @@ fn judge(way: Way) -> Judgement {
         let report = report.value();
         return Err(format!("of {sent}, {missing} are missing, {lost} dropped: {report}").into());
     }
-    if findings.moves < MOVES_MIN || findings.hazards < HAZARDS_MIN {
-        return Err(format!("nothing is proved: {findings:?}").into());
-    }
-    Ok(())
+    Ok(findings)
 }
 
-/// Asks for each change of a storm when its frame is due.
+/// Asks for each change of a storm when its frame is due. Each change of the mask finds one of the
+/// CPUs asleep for a while, with packets queued for it.
 fn change_all(run: &Run) -> Judgement {
     let begin = Instant::now();
-    for line in storm::script(2, FLOWS as usize, FRAMES).lines() {
+    for (line, cpu) in storm::script(2, FLOWS as usize, FRAMES).lines().zip([0, 1].iter().cycle()) {
         let (frame, change) = line.split_once(':').ok_or("a line without a frame")?;
         let due = Duration::from_secs(1) * frame.parse()? / PPS;
         thread::sleep(due.saturating_sub(begin.elapsed()));
@@ -67,6 +85,13 @@ fn change_all(run: &Run) -> Judgement {
         match what {
             "pause" | "resume" | "kill" => run.asks(&format!("{what} {value}"))?,
             "rfs_desired" => run.asks(&format!("{what} {}", value.replace(':', " ")))?,
+            "rps_cpus" => {
+                run.asks(&format!("pause {cpu}"))?;
+                thread::sleep(NAP);
+                run.asks(&format!("set {what} {value}"))?;
+                thread::sleep(NAP);
+                run.asks(&format!("resume {cpu}"))?
+            }
             _ => run.asks(&format!("set {what} {value}"))?,
         };
     }

@@ -4,7 +4,7 @@
 use crate::Judgement;
 use crate::live::Judge;
 use crate::live::program::Run;
-use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
+use crate::live::sender::{Capture, Pace, generate, judge_sum, play, settle};
 use crate::live::way::{Link, Way};
 
 pub(crate) const TRIALS: [Judge; 5] = [
@@ -14,6 +14,13 @@ pub(crate) const TRIALS: [Judge; 5] = [
     ("promise_2_what_comes_by_a_tap_is_accounted_for", || judge(Way::Tap)),
     ("promise_2_what_comes_by_a_tun_is_accounted_for", || judge(Way::Tun)),
 ];
+
+/// More, of those who have several queues.
+pub(crate) const OF_QUEUES: [Judge; 1] =
+    [("promise_2_what_comes_by_several_queues_is_accounted_for", judge_queues)];
+
+const QUEUES: u16 = 2;
+const FRAMES_OF_QUEUES: u64 = 100_000;
 
 /// Below what anybody takes.
 const SLOW_PPS: u32 = 20_000;
@@ -61,6 +68,30 @@ fn judge_fast(way: Way) -> Judgement {
     let seen = [report.dropped()?, report.number("kernel_dropped")?, report.number("delivered")?];
     if seen.contains(&0) {
         return Err(format!("not far above what is taken: {}", report.value()).into());
+    }
+    Ok(())
+}
+
+/// Each queue has its share of many flows, and nothing is counted twice.
+fn judge_queues() -> Judgement {
+    for way in [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket, Way::Tap] {
+        let link = Link::with_queues(way, QUEUES)?;
+        let args = ["--cpus", "2", "--queues", "2"];
+        let mut run = Run::start(&link.near, link.args(&args))?;
+        let sent = generate(&link, FRAMES_OF_QUEUES)?;
+        settle();
+        let report = run.stop()?;
+        judge_sum(&link, &report, sent)?;
+        let queues = report.value()["devices"][0]["queues"].as_array();
+        let packets = queues.into_iter().flatten().filter_map(|queue| queue["packets"].as_u64());
+        let packets: Vec<_> = packets.collect();
+        let came_in = report.number("packets_in")?;
+        // Without NAPI, as where only generic XDP looks on, a veth does not say by which queue.
+        let is_shared = way == Way::AfXdpGeneric || !packets.contains(&0);
+        let is_shared = is_shared && packets.len() == usize::from(QUEUES);
+        if !is_shared || packets.iter().sum::<u64>() != came_in {
+            return Err(format!("{way:?}: {came_in} came in, {packets:?} by queues").into());
+        }
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ mod duties; //       what a run owes whoever started it
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 use forebay::sys;
 
@@ -24,8 +25,9 @@ use way::{Link, Way};
 type Judge = (&'static str, fn() -> Judgement);
 
 /// What is judged, by the tools and files that it takes.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 8] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay"], &conservation::TRIALS),
+    (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
     (&["tcpreplay"], &changes::TRIALS),
     (&["iperf3"], &transfer::TRIALS),
@@ -58,7 +60,10 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if let Some(tool) = tools.copied().find(|tool| !is_there(tool)) {
         return Some(format!("{tool} is not installed"));
     }
-    let refused = Way::ALL.into_iter().find_map(|way| Link::new(way).err())?;
-    let reason = refused.message().unwrap_or_default().to_owned();
-    Some(format!("it takes network namespaces, veth, TAP and TUN: {reason}"))
+    static REFUSED: LazyLock<Option<String>> = LazyLock::new(|| {
+        let refused = Way::ALL.into_iter().find_map(|way| Link::new(way).err())?;
+        let reason = refused.message().unwrap_or_default();
+        Some(format!("it takes network namespaces, veth, TAP and TUN: {reason}"))
+    });
+    REFUSED.clone()
 }

@@ -23,6 +23,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How often something is looked for.
 pub(super) const LOOK_PERIOD: Duration = Duration::from_millis(5);
 
+/// What a line of `softnet_stat` has.
+const SOFTNET_COLUMNS: usize = 15;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay");
 
 /// A run under way. It is killed if nobody stops it; what it has written goes with this.
@@ -46,6 +49,8 @@ impl Run {
         args: impl IntoIterator<Item = S>,
     ) -> Result<Self, Failed> {
         let directory = tempfile::tempdir()?;
+        // A run may be another user's, or become it.
+        fs::set_permissions(&directory, Permissions::from_mode(0o777))?;
         let child = command
             .arg("run")
             .args(args)
@@ -82,6 +87,13 @@ impl Run {
     pub(super) fn asks(&self, request: &str) -> Result<Vec<String>, Failed> {
         let answer = ControlClient::connect(&self.socket()).and_then(|mut run| run.ask(request));
         answer.map_err(|error| format!("{request}: {error}").into())
+    }
+
+    /// Packets that its CPUs have processed: the first column of each one's line.
+    pub(super) fn processed(&self) -> Result<u64, Failed> {
+        let lines = self.asks("get proc/net/softnet_stat")?.join(" ");
+        let packets = lines.split_whitespace().step_by(SOFTNET_COLUMNS);
+        Ok(packets.map(|packets| u64::from_str_radix(packets, 16)).sum::<Result<_, _>>()?)
     }
 
     pub(super) fn signal(&self, signal: &str) -> Result<(), Failed> {

@@ -71,7 +71,7 @@ pub(super) fn judge_silence(link: &Link) -> Judgement {
         let sockets = link.near.tell(&["cat", "/proc/net/packet"])?;
         Ok(sockets.lines().count() <= 1)
     })?;
-    if matches!(link.way, Way::Tap | Way::Tun) {
+    if link.is_own() {
         wait_until("nobody has the device", || link.has_flag("NO-CARRIER"))?;
     }
     Ok(())

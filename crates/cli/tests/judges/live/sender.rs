@@ -1,5 +1,6 @@
 //! tcpreplay, and what it sends.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::thread;
@@ -15,6 +16,10 @@ use crate::order::Stamped;
 
 /// What the kernel has on its way from one interface to the other has come by then.
 const SETTLE: Duration = Duration::from_millis(200);
+
+/// What trafgen sends.
+const TRAFGEN: &str = "{ eth(da=02:00:00:00:00:02, sa=02:00:00:00:00:01), \
+    ipv4(sa=10.1.0.1, da=10.9.0.1), udp(sp=drnd(1024, 2047), dp=9000), fill('A', 18) }";
 
 const FRAMES: usize = 20_000;
 const FLOWS: u32 = 64;
@@ -69,23 +74,48 @@ pub(super) fn play(link: &Link, capture: &Capture, pace: Pace, loops: u32) -> Re
         Pace::TopSpeed => "--topspeed".to_owned(),
     };
     let loops = format!("--loop={loops}");
-    let before = link.sender_counts()?;
     let command = ["tcpreplay", "-q", "-K", &pace, &loops, "-i", device, path];
-    let told = namespace.tell(&command)?;
-    let sent = number(&told, "Successful packets:")?;
-    if number(&told, "Failed packets:")? + number(&told, "Truncated packets:")? > 0 {
-        return Err(format!("tcpreplay could not send all: {told}").into());
-    }
-    // What it had to try again the kernel has counted as dropped on the way.
-    let tries = sent + number(&told, "Retried packets (ENOBUFS):")?;
-    if !matches!(link.way, Way::Tap | Way::Tun) {
+    counted(link, || {
+        let told = namespace.tell(&command)?;
+        if number(&told, "Failed packets:")? + number(&told, "Truncated packets:")? > 0 {
+            return Err(format!("tcpreplay could not send all: {told}").into());
+        }
+        // What it had to try again the kernel has counted as dropped on the way.
+        let again = number(&told, "Retried packets (ENOBUFS):")?;
+        Ok(number(&told, "Successful packets:")? + again)
+    })
+}
+
+/// Has trafgen send so many frames of many flows, from all CPUs.
+pub(super) fn generate(link: &Link, frames: u64) -> Result<u64, Failed> {
+    let (namespace, device) = link.sender();
+    let directory = tempfile::tempdir()?;
+    let config = directory.path().join("f.cfg");
+    fs::write(&config, TRAFGEN)?;
+    let config = config.to_str().ok_or("a path that is not UTF-8")?;
+    let frames = frames.to_string();
+    let command = ["trafgen", "--qdisc-path", "--dev", device, "--conf", config, "--num", &frames];
+    counted(link, || {
+        let told = namespace.tell(&command)?;
+        let line = told.lines().find_map(|line| line.trim().strip_suffix(" packets outgoing"));
+        let sent = line.and_then(|sent| sent.trim().parse().ok());
+        sent.ok_or_else(|| format!("trafgen does not say how many it sent: {told}").into())
+    })
+}
+
+/// What is `sent`, which the kernel must have counted too.
+fn counted(link: &Link, send: impl FnOnce() -> Result<u64, Failed>) -> Result<u64, Failed> {
+    let before = link.sender_counts()?;
+    let sent = send()?;
+    // What is sent into a TAP is counted when it is read.
+    if !link.is_own() {
         let after = link.sender_counts()?;
         let counted = after.tx_packets + after.tx_dropped - before.tx_packets - before.tx_dropped;
-        if counted != tries {
-            return Err(format!("tcpreplay sent {tries} frames, the kernel {counted}").into());
+        if counted != sent {
+            return Err(format!("{sent} frames were sent, the kernel says {counted}").into());
         }
     }
-    Ok(tries)
+    Ok(sent)
 }
 
 /// Sends a capture again and again.

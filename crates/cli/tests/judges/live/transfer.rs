@@ -55,8 +55,8 @@ struct Ends<'a> {
 /// Two interfaces, each the other's way out.
 fn judge_forwarding(way: Way) -> Judgement {
     let (client, near, server) = (Namespace::new()?, Namespace::new()?, Namespace::new()?);
-    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC))?;
-    join((&near, OUT, OUT_MACS[0]), (&server, OUT_PEER, OUT_MACS[1]))?;
+    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC), 1)?;
+    join((&near, OUT, OUT_MACS[0]), (&server, OUT_PEER, OUT_MACS[1]), 1)?;
     client.run(&["ip", "address", "add", "10.7.0.1/24", "dev", PEER])?;
     server.run(&["ip", "address", "add", "10.7.0.2/24", "dev", OUT_PEER])?;
     let ends = Ends { client: &client, server: &server, address: "10.7.0.2" };
@@ -80,7 +80,7 @@ fn judge_forwarding(way: Way) -> Judgement {
 /// One interface, and a TUN behind which the kernel receives. What it answers goes out by itself.
 fn judge_tun(way: Way) -> Judgement {
     let (client, near) = (Namespace::new()?, Namespace::new()?);
-    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC))?;
+    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC), 1)?;
     let at_client = [
         "ip address add 10.7.0.1/24 dev fb1",
         &format!("ip neighbour add 10.7.0.2 lladdr {STRANGER_MAC} dev fb1"),

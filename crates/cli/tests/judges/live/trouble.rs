@@ -5,7 +5,7 @@ use std::process::Output;
 
 use crate::Judgement;
 use crate::live::Judge;
-use crate::live::program::{Run, Shared, command, try_run};
+use crate::live::program::{Run, Shared, command, try_run, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 use crate::live::way::{DEVICE, Link, Way};
@@ -44,17 +44,15 @@ fn judge_down(way: Way) -> Judgement {
         let mut run = Run::start(&link.near, link.args(&["--cpus", "2"]))?;
         let before = play(&link, &capture, Pace::Packets(PPS), 1)?;
         settle();
+        let processed = run.processed()?;
         link.near.run(&["ip", "link", "set", DEVICE, "down"])?;
         settle();
         link.near.run(&["ip", "link", "set", DEVICE, "up"])?;
         settle();
         let after = play(&link, &capture, Pace::Packets(PPS), 1)?;
+        wait_until("something comes again", || Ok(run.processed()? > processed))?;
         settle();
-        let report = run.stop()?;
-        judge_sum(&link, &report, before + after)?;
-        if report.number("packets_in")? <= before {
-            return Err(format!("nothing came afterwards: {}", report.value()).into());
-        }
+        judge_sum(&link, &run.stop()?, before + after)?;
         judge_silence(&link)
     };
     of_way(way, judged())
@@ -110,7 +108,9 @@ fn judge_nobody(way: Way) -> Judgement {
         let program = Shared::new()?;
         let mut nobody = link.near.command("setpriv");
         nobody.args(["--reuid", "65534", "--clear-groups"]).arg(program.path());
-        let output = try_run(nobody, &link.args(&[]))?;
+        // A TUN that is there already anybody may have.
+        let device = if link.is_own() { "fb7" } else { DEVICE };
+        let output = try_run(nobody, &[&[device], way.args()].concat())?;
         expect(&output, &["CAP_NET_", "setcap"])?;
         judge_silence(&link)
     };
@@ -120,10 +120,9 @@ fn judge_nobody(way: Way) -> Judgement {
 /// Each of what is asked is more than this device, or any, can give.
 fn judge_features() -> Judgement {
     let link = Link::new(Way::AfXdpNative)?;
-    let cases: [(&[&str], &[&str]); 6] = [
+    let cases: [(&[&str], &[&str]); 5] = [
         (&["fb7", "--via", "af_xdp", "--take", "all"], &["fb7"]),
         (&["fb7", "--via", "af_packet"], &["fb7"]),
-        (&["an-interface-with-a-long-name", "--via", "tap"], &["an-interface-with-a-long-name"]),
         (&["lo", "--via", "af_xdp", "--xdp-mode", "native", "--take", "all"], &["lo", "generic"]),
         (&[DEVICE, "--via", "af_xdp", "--copy", "zerocopy", "--take", "all"], &[DEVICE, "copy"]),
         (&[DEVICE, "--via", "af_xdp", "--queues", "2", "--take", "all"], &[DEVICE, "queue"]),

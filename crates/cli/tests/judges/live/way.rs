@@ -60,21 +60,33 @@ pub(super) struct Link {
 impl Link {
     /// Both ends are up, and silent.
     pub(super) fn new(way: Way) -> Result<Self, Failed> {
+        Self::with_queues(way, 1)
+    }
+
+    /// The same with so many queues at each end.
+    pub(super) fn with_queues(way: Way, queues: u16) -> Result<Self, Failed> {
         let near = Namespace::new()?;
         let mut link = Self { way, near, far: None };
         match way {
             Way::Tap | Way::Tun => {
                 let mode = if way == Way::Tap { "tap" } else { "tun" };
+                let several = if queues > 1 { ["multi_queue"].as_slice() } else { &[] };
                 silence(&link.near)?;
-                link.near.run(&["ip", "tuntap", "add", "dev", DEVICE, "mode", mode])?;
+                let add = ["ip", "tuntap", "add", "dev", DEVICE, "mode", mode];
+                link.near.run(&[&add, several].concat())?;
                 link.near.run(&["ip", "link", "set", DEVICE, "up"])?;
             }
             Way::AfXdpNative | Way::AfXdpGeneric | Way::AfPacket => {
                 let far = link.far.insert(Namespace::new()?);
-                join((&link.near, DEVICE, DEVICE_MAC), (far, PEER, PEER_MAC))?;
+                join((&link.near, DEVICE, DEVICE_MAC), (far, PEER, PEER_MAC), queues)?;
             }
         }
         Ok(link)
+    }
+
+    /// Whether the run is the device: a TAP's or a TUN's other end.
+    pub(super) fn is_own(&self) -> bool {
+        self.far.is_none()
     }
 
     /// The interface to send into, and where it is.
@@ -138,13 +150,16 @@ impl Link {
 pub(super) type End<'a> = (&'a Namespace, &'a str, &'a str);
 
 /// A wire between two namespaces. Its ends are up, and nobody sends anything of its own accord.
-pub(super) fn join(one: End<'_>, other: End<'_>) -> Result<(), Failed> {
+pub(super) fn join(one: End<'_>, other: End<'_>, queues: u16) -> Result<(), Failed> {
     let (namespace, name, address) = one;
     let (peer_namespace, peer_name, peer_address) = other;
     let (here, there) = (namespace.name(), peer_namespace.name());
-    let one_end = ["link", "add", name, "address", address, "netns", here, "type", "veth"];
+    let queues = queues.to_string();
+    let queues = ["numrxqueues", &queues, "numtxqueues", &queues];
+    let one_end = ["link", "add", "name", name, "address", address, "netns", here];
     let other_end = ["peer", "name", peer_name, "address", peer_address, "netns", there];
-    tell("ip", &[&one_end[..], &other_end].concat())?;
+    let both = [&one_end, &queues[..], &["type", "veth"], &other_end, &queues];
+    tell("ip", &both.concat())?;
     for (namespace, name) in [(namespace, name), (peer_namespace, peer_name)] {
         silence(namespace)?;
         namespace.run(&["ip", "link", "set", name, "up"])?;
