@@ -2,7 +2,8 @@
 //!
 //! Sleeping saves power; waking costs, on a virtual machine more than a hundred packets' worth.
 //! So a CPU looks on for as long as its recent pauses have been short, and sleeps at once when they
-//! are long: what it wastes is bounded by what a wake-up would have cost.
+//! are long: what it wastes is bounded by what a wake-up would have cost. Where other programs want
+//! the CPU it looks no longer than a moment: it may be the application that waits for it.
 
 /// The longest that a CPU looks for work: about what waking costs it and whoever wakes it.
 pub const SPIN_MAX_NS: u64 = 100_000;
@@ -13,6 +14,19 @@ const SPIN_MIN_NS: u64 = 4_000;
 /// The same while work is there and only waits for other CPUs, which are at it.
 const BLOCKED_SPIN_NS: u64 = 1_000_000;
 
+/// How often it is asked whether others want the CPU.
+const LOOK_NS: u64 = 10_000_000;
+
+/// Threads that were preempted so often between two looks share their CPU with another program. The
+/// kernel's own threads come now and then.
+const PREEMPTIONS: u64 = 4;
+
+/// How long a CPU is taken for shared after that.
+const SHARED_NS: u64 = 100_000_000;
+
+/// The longest that a CPU that others want looks for work.
+const SHARED_SPIN_NS: u64 = 20_000;
+
 /// The pauses of one CPU.
 #[derive(Debug)]
 pub(super) struct Idle {
@@ -21,11 +35,24 @@ pub(super) struct Idle {
     spin_ns: u64,
     /// When the pause began, if there is one.
     since_ns: Option<u64>,
+    /// When it was asked last whether others want the CPU, and how often the thread had been
+    /// preempted by then.
+    looked_ns: u64,
+    preemptions: u64,
+    /// Until when the CPU is shared.
+    shared_until_ns: u64,
 }
 
 impl Idle {
     pub(super) fn new(spin_max_ns: u64) -> Self {
-        Self { spin_max_ns, spin_ns: spin_max_ns, since_ns: None }
+        Self {
+            spin_max_ns,
+            spin_ns: spin_max_ns,
+            since_ns: None,
+            looked_ns: 0,
+            preemptions: 0,
+            shared_until_ns: 0,
+        }
     }
 
     /// Notes that there was work, found at `now_ns`. A pause that spinning could have bridged
@@ -41,10 +68,27 @@ impl Idle {
         }
     }
 
+    /// Looks, now and then, whether others want the CPU: `preemptions` says how often the calling
+    /// thread has been preempted.
+    pub(super) fn look(&mut self, now_ns: u64, preemptions: impl FnOnce() -> u64) {
+        if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
+            return;
+        }
+        let before = std::mem::replace(&mut self.preemptions, preemptions());
+        self.looked_ns = now_ns;
+        if self.preemptions.saturating_sub(before) >= PREEMPTIONS {
+            self.shared_until_ns = now_ns.saturating_add(SHARED_NS);
+        }
+    }
+
     /// Notes that there is none at `now_ns`, and says whether to sleep.
     pub(super) fn should_sleep(&mut self, now_ns: u64, is_blocked: bool) -> bool {
         let since_ns = *self.since_ns.get_or_insert(now_ns);
-        let spin_ns = if is_blocked { BLOCKED_SPIN_NS } else { self.spin_ns };
+        let spin_ns = match is_blocked {
+            _ if now_ns < self.shared_until_ns => self.spin_ns.min(SHARED_SPIN_NS),
+            true => BLOCKED_SPIN_NS,
+            false => self.spin_ns,
+        };
         now_ns.saturating_sub(since_ns) >= spin_ns
     }
 }
@@ -85,6 +129,24 @@ mod tests {
         assert!(!idle.should_sleep(0, true));
         assert!(!idle.should_sleep(BLOCKED_SPIN_NS - 1, true));
         assert!(idle.should_sleep(BLOCKED_SPIN_NS, true));
+    }
+
+    #[test]
+    fn a_cpu_that_others_want_is_not_kept_from_them() {
+        let mut idle = Idle::new(SPIN_MAX_NS);
+        let start_ns = 1 << 30;
+        idle.look(start_ns, || 1000);
+        let quiet_ns = start_ns + SHARED_NS;
+        idle.look(quiet_ns, || 1003);
+        assert!(!idle.should_sleep(quiet_ns, false));
+        assert!(!idle.should_sleep(quiet_ns + SHARED_SPIN_NS, false));
+        idle.look(quiet_ns + LOOK_NS - 1, || unreachable!("it is too early"));
+        idle.look(quiet_ns + LOOK_NS, || 1007);
+        idle.worked(quiet_ns + SPIN_MAX_NS);
+        assert!(!idle.should_sleep(quiet_ns + LOOK_NS, true));
+        assert!(idle.should_sleep(quiet_ns + LOOK_NS + SHARED_SPIN_NS, true));
+        idle.worked(quiet_ns + LOOK_NS + SHARED_SPIN_NS);
+        assert!(!idle.should_sleep(quiet_ns + LOOK_NS + SHARED_NS, false));
     }
 
     #[test]

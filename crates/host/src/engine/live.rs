@@ -159,6 +159,7 @@ fn work<H: Handler>(worker: &mut Worker<H>) {
     // A CPU that does not exist here, or may not be used, is a thread that goes where it is put.
     let _ = sys::pin_to(worker.cpu);
     sys::make_timers_precise();
+    sys::ask_to_be_woken_promptly();
     shared.bell(worker.index).belongs_to_this_thread();
     shared.ready_to_start();
     let mut idle = Idle::new(shared.spin_max_ns);
@@ -178,6 +179,7 @@ fn work<H: Handler>(worker: &mut Worker<H>) {
         if worker.has_ended() {
             return;
         }
+        idle.look(now_ns, sys::preemptions);
         if idle.should_sleep(now_ns, activity == Activity::Blocked) {
             sleep(worker, &shared, activity, now_ns);
         } else {

@@ -23,8 +23,8 @@ use std::path::Path;
 
 use rustix::mount::{self, UnmountFlags};
 
-pub(crate) use cpus::make_timers_precise;
 pub use cpus::{allowed_cpus, current_cpu, pin_to, process_cpu_ns};
+pub(crate) use cpus::{ask_to_be_woken_promptly, make_timers_precise, preemptions};
 pub(crate) use event::Event;
 pub use memory::{available_memory_bytes, map_packet_memory};
 pub use user::{User, may_make_files_in, user};

@@ -7,7 +7,6 @@ mod metadata; //       the device's hash, in front of the packet
 pub mod program; //        which packets go to our sockets
 
 mod source; //         one queue: what is received, and what is sent
-mod vigil; //          how long a queue that runs empty is watched
 mod transmit; //       what is sent: cut, counted, and back to where it belongs
 mod sink; //           a CPU's way out
 

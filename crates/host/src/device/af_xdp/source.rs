@@ -18,7 +18,6 @@ use path::{DropReason, Packet};
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::Transmit;
-use super::vigil::Vigil;
 use crate::device::egress::{Departures, EGRESS_PACKETS};
 use crate::device::{CopyMode, Facts, KernelCounts};
 use crate::error::Error;
@@ -114,7 +113,6 @@ pub struct XdpSource {
     /// The time of the last poll.
     now_ns: u64,
     looked_ns: u64,
-    vigil: Vigil,
     mtu_looked_ns: u64,
     /// Packets go to the kernel, as the run ends.
     is_removed: bool,
@@ -164,7 +162,6 @@ impl XdpSource {
             facts,
             now_ns: 0,
             looked_ns: 0,
-            vigil: Vigil::new(RX_ENTRIES),
             mtu_looked_ns: 0,
             is_removed: false,
             failed: None,
@@ -260,7 +257,6 @@ impl XdpSource {
         burst: &mut Burst,
     ) -> Result<Rest, KernelLied> {
         let received = self.receive(ask.max, pool, burst)?;
-        self.vigil.note(received.into());
         let Some(socket) = &mut self.socket else { return Ok(Rest::Nothing) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
@@ -277,16 +273,14 @@ impl XdpSource {
         })
     }
 
-    /// Asks the kernel what it has dropped, and returns how many frames since the last time.
-    fn count_drops(&mut self, burst: &mut Burst) -> u64 {
-        let Some(Ok(drops)) = self.socket.as_ref().map(Socket::kernel_drops) else { return 0 };
+    /// Asks the kernel what it has dropped.
+    fn count_drops(&mut self, burst: &mut Burst) {
+        let Some(Ok(drops)) = self.socket.as_ref().map(Socket::kernel_drops) else { return };
         let before = self.drops_seen.rx_dropped + self.drops_seen.rx_ring_full;
-        let dropped = (drops.rx_dropped + drops.rx_ring_full).saturating_sub(before);
-        burst.kernel_dropped += dropped;
+        burst.kernel_dropped += (drops.rx_dropped + drops.rx_ring_full).saturating_sub(before);
         self.counts.set(0, drops.rx_dropped);
         self.counts.set(1, drops.rx_ring_full);
         self.drops_seen = drops;
-        dropped
     }
 
     /// Looks, from time to time, at what no ring says.
@@ -296,9 +290,7 @@ impl XdpSource {
             return Ok(());
         }
         self.looked_ns = self.now_ns;
-        let dropped = self.count_drops(burst);
-        self.vigil.note(dropped);
-        self.vigil.look(self.now_ns);
+        self.count_drops(burst);
         // What came before it went is taken first.
         if is_empty && self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
             return Err(Box::new(Error::DeviceGone { name: self.name.clone() }));
@@ -389,7 +381,6 @@ impl Source for XdpSource {
         Ok(match rest {
             // What it waits for are frames that come home, of which nobody tells.
             Rest::More | Rest::Starved => Polled::Ready,
-            _ if self.vigil.lasts_at(ask.now_ns) => Polled::IdleUntil { now_ns: ask.now_ns },
             Rest::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
             Rest::Nothing => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(ASLEEP_LOOK_NS) }
