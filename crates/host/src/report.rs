@@ -104,6 +104,8 @@ pub struct ParseReport {
     pub ip_checksum_bad: u64,
     /// Frames with a wrong TCP or UDP checksum.
     pub l4_checksum_bad: u64,
+    /// Frames whose TCP or UDP checksum was left to a device, and was completed here.
+    pub checksums_completed: u64,
 }
 
 impl PathReport {
@@ -143,6 +145,7 @@ impl PathReport {
                 flawed: sum(|queue| &queue.flawed),
                 ip_checksum_bad: sum(|queue| &queue.ip_checksum_bad),
                 l4_checksum_bad: sum(|queue| &queue.l4_checksum_bad),
+                checksums_completed: sum(|queue| &queue.checksums_completed),
             },
             frames_away: outcome.frames_away,
         }

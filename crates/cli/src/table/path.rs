@@ -124,6 +124,7 @@ pub(super) fn losses(path: &PathReport) -> String {
         ("headers that lie", parse.flawed),
         ("wrong IP checksums", parse.ip_checksum_bad),
         ("wrong TCP or UDP checksums", parse.l4_checksum_bad),
+        ("checksums left to a device, completed", parse.checksums_completed),
     ] {
         if count > 0 {
             text += &format!("noticed: {} {what}\n", grouped(count));
