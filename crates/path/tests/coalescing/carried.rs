@@ -119,6 +119,41 @@ fn what_was_cut_short_or_is_summed_otherwise_is_left_as_it_is() {
     }
 }
 
+/// VXLAN: what is inside is to be cut, as Linux gives it to a packet socket.
+fn tunnel(inner: &Wire) -> Wire {
+    let payload = [&[8, 0, 0, 0, 0, 0, 7, 0], inner.bytes.as_slice()].concat();
+    let outer = udp().with(|it| it.payload = payload).wire();
+    let before = u16::try_from(outer.bytes.len() - inner.bytes.len()).unwrap();
+    let vnet = inner.vnet.map(|vnet| VirtioNetHdr {
+        hdr_len: vnet.hdr_len + before,
+        csum_start: vnet.csum_start + before,
+        ..vnet
+    });
+    Wire { vnet, ..outer }
+}
+
+#[test]
+fn what_is_to_be_cut_inside_a_tunnel_is_one_large_packet_that_is_right() {
+    let field = AFTER_IPV4 + 6;
+    let good = tcp().sized(3000).wire();
+    let inner = good.clone().partial(1000);
+    let partial = tunnel(&inner);
+    let outer_partial = Wire { vnet: partial.vnet, ..partial.clone().partial(0) };
+    let unsummed = partial.edit(field, &[0; 2]);
+    let expected = tunnel(&good);
+    for (wire, expected, verdict) in [
+        (outer_partial, expected.clone(), Checksum::Good),
+        (unsummed, expected.edit(field, &[0; 2]), Checksum::Unknown),
+    ] {
+        for verify in [Verify::Nothing, Verify::Checksums] {
+            let mut packet = filled(&wire, verify);
+            wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+            assert_eq!(packet.frame.data(), expected.bytes);
+            assert_eq!((judged(&mut packet), packet.gso_size), (verdict, 0));
+        }
+    }
+}
+
 /// A header that is right for a packet of 30 segments over IPv4, without options or tags.
 fn right(shape: &Segment) -> Wire {
     shape.clone().sized(3000).wire().partial(100)
@@ -236,7 +271,9 @@ proptest! {
             (false, _) => (vnet.csum_start, vnet.csum_offset),
         };
         let field = usize::from(start) + usize::from(offset);
-        let is_field = changed.iter().all(|&at| at == field || at == field + 1);
+        // What is said to be behind the headers of a tunnel is completed, and the tunnel's is.
+        let outer = usize::from(wire.headers().transport_offset) + 6;
+        let is_field = changed.iter().all(|at| [field, field + 1, outer, outer + 1].contains(at));
         prop_assert!(verdict.is_ok() && is_field || changed.is_empty(), "{changed:?}");
         if let Some(sum) = packet.device_sum {
             prop_assert_eq!(Some(sum), DeviceSum::of_frame(packet.frame.data(), wire.link));

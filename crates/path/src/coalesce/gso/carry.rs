@@ -10,13 +10,16 @@ use crate::coalesce::header::HeaderBytes;
 use crate::coalesce::wire::IPV6_BYTES;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
-use crate::parse::Transport::{Tcp, Udp};
+use crate::parse::Transport::{Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::{Checksum, Fragment, Headers, Verify, is_plain, parse};
 
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
 const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
+
+/// The least that stands before a transport header: IPv4's.
+const NETWORK_BYTES_MIN: u16 = 20;
 
 /// The checksum of SCTP (RFC 9260) is none of the Internet's: a CRC of four bytes, here.
 const SCTP_CSUM_OFFSET: u16 = 8;
@@ -75,7 +78,9 @@ impl VirtioNetHdr {
     ///
     /// Of a packet that is to be cut, [`Packet::gso_size`] is set, its checksum field holds the
     /// pseudo header's sum, and it counts as verified: there is no sum of it yet. Where `gso_size`
-    /// leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`.
+    /// leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`. What
+    /// is to be cut inside a tunnel is not cut here: it is one large packet, and its checksums, inner
+    /// and outer, are completed.
     ///
     /// # Errors
     /// When the header does not go with the frame. Then the packet is not changed, and not to be
@@ -84,22 +89,20 @@ impl VirtioNetHdr {
         if usize::from(self.hdr_len) > packet.frame.data().len() {
             return Err(GsoLie::HeaderLen);
         }
-        if self.gso_type != GSO_NONE {
-            let headers = self.headers_to_cut(packet)?;
-            if headers.payload_len > self.gso_size {
-                self.carry_whole(&headers, packet);
-                return Ok(());
+        match self.shape(packet)? {
+            Shape::Whole(headers) => self.carry_whole(&headers, packet),
+            Shape::Tunnel(headers) => {
+                self.complete(packet)?;
+                complete_outer(&headers, packet);
             }
-        }
-        if self.flags & NEEDS_CSUM != 0 {
-            self.complete(packet)
-        } else {
+            Shape::Segment if self.flags & NEEDS_CSUM != 0 => self.complete(packet)?,
             // Who has a sum of the frame knows better than to believe.
-            if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() {
+            Shape::Segment if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() => {
                 packet.headers.l4_checksum = Checksum::Good;
             }
-            Ok(())
+            Shape::Segment => {}
         }
+        Ok(())
     }
 
     fn carry_whole(self, headers: &Headers, packet: &mut Packet) {
@@ -128,8 +131,11 @@ impl VirtioNetHdr {
         Ok(())
     }
 
-    /// The headers of a packet that may be cut as this says.
-    fn headers_to_cut(self, packet: &Packet) -> Result<Headers, GsoLie> {
+    /// What a packet is, by what this and its headers say.
+    fn shape(self, packet: &Packet) -> Result<Shape, GsoLie> {
+        if self.gso_type == GSO_NONE {
+            return Ok(Shape::Segment);
+        }
         let Packet { frame, wire_len, headers: Headers { link, .. }, .. } = packet;
         let bytes = frame.data();
         let is_kind: fn(&Headers) -> bool = match self.gso_type {
@@ -145,6 +151,9 @@ impl VirtioNetHdr {
             return Err(GsoLie::Snapped);
         }
         let headers = parse(bytes, *wire_len, *link, Verify::Nothing);
+        if self.tells_of_inner(&headers) {
+            return Ok(Shape::Tunnel(headers));
+        }
         if !is_kind(&headers) || !can_be_cut(bytes, &headers) {
             return Err(GsoLie::Headers);
         }
@@ -160,7 +169,44 @@ impl VirtioNetHdr {
         if is_partial && !is_partial_right || !is_partial && !may_be_complete {
             return Err(GsoLie::Checksum);
         }
-        Ok(headers)
+        let is_cut = headers.payload_len > self.gso_size;
+        Ok(if is_cut { Shape::Whole(headers) } else { Shape::Segment })
+    }
+
+    /// Whether the checksum that it tells of is one behind the headers of a tunnel, which says
+    /// nothing of itself: another IP header lies between.
+    fn tells_of_inner(self, headers: &Headers) -> bool {
+        let outer_end = match headers.transport {
+            Tcp | Icmp => return false,
+            Udp => headers.payload_offset,
+            Other => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
+        };
+        self.flags & NEEDS_CSUM != 0
+            && matches!(headers.network, Ipv4 | Ipv6)
+            && headers.flaw.is_none()
+            && headers.fragment == Fragment::Whole
+            && self.csum_start >= outer_end + NETWORK_BYTES_MIN
+    }
+}
+
+/// What is to be done with a packet.
+enum Shape {
+    /// It is of several segments, behind these headers.
+    Whole(Headers),
+    /// These headers are a tunnel's.
+    Tunnel(Headers),
+    /// It is as it is to be sent.
+    Segment,
+}
+
+/// Completes the checksum of a tunnel over UDP, if it was left to the device, too.
+fn complete_outer(headers: &Headers, packet: &mut Packet) {
+    let (bytes, start) = (packet.frame.data_mut(), headers.transport_offset);
+    if let Some(offset) = csum_offset(headers.transport)
+        && holds_pseudo_sum(bytes, headers)
+        && let Ok(sum) = complete_knowing(packet.device_sum, bytes, headers.link, start, offset)
+    {
+        packet.device_sum = sum;
     }
 }
 
