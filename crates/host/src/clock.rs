@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// A clock that all of an engine's threads agree on.
 #[derive(Clone, Debug)]
@@ -46,4 +46,10 @@ impl Clock {
             clock.store(now_ns, Ordering::Relaxed);
         }
     }
+}
+
+/// The time of day, in nanoseconds since 1970: for packets whose device says none.
+pub(crate) fn now_since_1970_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

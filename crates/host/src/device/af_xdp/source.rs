@@ -3,7 +3,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use mem::frame::BEFORE_PACKET_BYTES;
 use mem::{Frame, Pool};
@@ -18,6 +17,7 @@ use path::{DropReason, Packet};
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::Transmit;
+use crate::clock::now_since_1970_ns;
 use crate::device::egress::{Departures, EGRESS_PACKETS};
 use crate::device::{CopyMode, Facts, KernelCounts};
 use crate::error::Error;
@@ -453,9 +453,4 @@ fn joined(pieces: &mut Vec<Frame>, pool: &mut Pool) -> Result<Frame, u32> {
     });
     pieces.drain(..).for_each(|piece| pool.put(piece));
     joined.ok_or(wire_len)
-}
-
-fn now_since_1970_ns() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

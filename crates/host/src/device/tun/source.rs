@@ -13,6 +13,7 @@ use rustix::io::{self, Errno};
 
 use super::TunKind;
 use super::open::OpenTun;
+use crate::clock::now_since_1970_ns;
 use crate::error::Error;
 
 /// The longest packet that the kernel cuts for a device (`GSO_LEGACY_MAX_SIZE`, netdevice.h), with
@@ -186,7 +187,13 @@ impl TunSource {
     }
 
     fn poll_open(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
-        let polled = match self.fill(ask.max, pool, burst)? {
+        let first = burst.packets.len();
+        let filled = self.fill(ask.max, pool, burst)?;
+        if burst.packets.len() > first {
+            let timestamp_ns = now_since_1970_ns();
+            burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
+        }
+        let polled = match filled {
             Read::Packet | Read::NoFrame => Polled::Ready,
             Read::Empty => Polled::Idle,
         };
