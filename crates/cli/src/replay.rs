@@ -23,7 +23,7 @@ use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
 use crate::output;
 use crate::script;
-use crate::signals::stop_on_signals;
+use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
 use crate::table;
 use crate::ticker::Ticker;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let cpus = plan.engine.cpus.clone();
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
-    let interrupted = stop_on_signals(replay.stopper());
+    let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let faces = args.control.open(&replay.control(), config.as_ref(), &args.engine.given())?;
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();

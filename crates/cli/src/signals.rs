@@ -14,11 +14,21 @@ use crate::ticker::Ticker;
 /// How often it is looked whether one has come.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 
+/// What it means that a terminal hangs up, or that somebody says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hangup {
+    /// The same as any other signal.
+    Ends,
+    /// Something else: see [`on_hangup`].
+    Acts,
+}
+
 /// The first signal ends the run early, in order; a second one ends the program. Returns what
 /// tells whether the run was asked to end.
-pub(crate) fn stop_on_signals(stopper: Stopper) -> Arc<AtomicBool> {
+pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBool> {
     let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    for signal in ends.filter(|&signal| signal != SIGHUP || hangup == Hangup::Ends) {
         // Where signals cannot be caught, they end the program as they always do.
         let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
         let _ = signal_hook::flag::register(signal, Arc::clone(&asked));

@@ -101,7 +101,7 @@ Examples:
   forebay run eth1 --coalesce gro --to tun:ft0 --control /run/forebay.sock
   forebay run eth1 eth2 --to dev:eth2 --to dev:eth1
 
-SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again.";
+SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none.";
 
 /// An interface, and how it is opened if that is said.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -19,7 +19,7 @@ use status::Status;
 use crate::failure::Failure;
 use crate::options::engine::Cpus;
 use crate::output;
-use crate::signals::{on_hangup, stop_on_signals};
+use crate::signals::{Hangup, on_hangup, stop_on_signals};
 use crate::table;
 use crate::ticker::Ticker;
 
@@ -35,7 +35,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         privilege::drop_to(user)?;
         check_outputs(args, user)?;
     }
-    let interrupted = stop_on_signals(run.stopper());
+    let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
+    let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
     let faces = args.control.open(&run.control(), config.as_ref(), &given)?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
