@@ -435,6 +435,34 @@ fn what_came_before_a_source_broke_is_delivered() {
     assert_eq!(errors, ["the source of rx-0 failed: the cable is gone"]);
 }
 
+/// A source that does not mind that a run ends.
+struct Deaf(SyntheticSource);
+
+impl Source for Deaf {
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut mem::Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.0.poll(Ask { is_last: false, ..ask }, pool, burst)
+    }
+}
+
+#[test]
+fn promise_3_a_run_ends_though_a_source_goes_on() {
+    let rate = Rate::PerSecond(1_000);
+    let endless = SyntheticPlan { frames: u64::MAX, rate, ..SyntheticPlan::default() };
+    let deaf = Box::new(Deaf(SyntheticSource::new(endless, None)));
+    let config = config(&[CpuId(0)]);
+    let engine = Engine::build(&config, vec![deaf], Clock::virtual_at_zero(), |_| Idler).unwrap();
+    engine.stopper().stop();
+    let outcome = engine.run_stepped(1, VirtualCosts::default());
+    let delivered = outcome.cpus[0].delivery.frames.get();
+    assert!((1_000..10_000).contains(&delivered), "{delivered}");
+    assert_conserved(&outcome, delivered);
+}
+
 #[test]
 fn an_engine_needs_a_cpu() {
     let built = Engine::build(&config(&[]), Vec::new(), Clock::machine(), |_| Idler);

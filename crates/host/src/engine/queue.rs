@@ -21,6 +21,9 @@ use crate::control::{Coalesce, CpuList, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
+/// How long a source may take to give its last frames once a run is to end.
+const LAST_FRAMES_NS: u64 = 2_000_000_000;
+
 /// How long a source may take to send what it has when the run is over.
 const LINGER_NS: u64 = 100_000_000;
 
@@ -55,6 +58,8 @@ pub(super) struct Queue {
     load: Tick,
     /// Whether the last poll found frames.
     was_busy: bool,
+    /// When the source was first asked for its last frames.
+    last_since_ns: Option<u64>,
     source_ended: bool,
     ended: bool,
     failed: Option<SourceError>,
@@ -112,6 +117,7 @@ impl Queue {
             now_ns: 0,
             load: Tick::default(),
             was_busy: false,
+            last_since_ns: None,
             source_ended: false,
             ended: false,
             failed: None,
@@ -172,6 +178,14 @@ impl Queue {
         }
         let now_ns = shared.clock.now_ns();
         let is_last = shared.is_stopping();
+        if is_last {
+            let since_ns = *self.last_since_ns.get_or_insert(now_ns);
+            if now_ns.saturating_sub(since_ns) > LAST_FRAMES_NS {
+                // It goes on as if it had not been asked, and a run must end.
+                self.end_source(shared);
+                return Activity::Ended;
+            }
+        }
         let ask = Ask { now_ns, max: burst as usize, may_wait: waits, is_last };
         let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {

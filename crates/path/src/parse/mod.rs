@@ -25,7 +25,7 @@ pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
 
 /// The least that stands before a transport header: IPv4's.
-const NETWORK_BYTES_MIN: usize = 20;
+pub(crate) const NETWORK_BYTES_MIN: u16 = 20;
 
 /// What stands before the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -42,7 +42,8 @@ pub(crate) fn complete_knowing(
     csum_offset: u16,
 ) -> Result<Option<DeviceSum>, NoSuchField> {
     let (first, start) = (skipped(link), usize::from(csum_start));
-    let is_place = start >= first + NETWORK_BYTES_MIN && (start - first).is_multiple_of(2);
+    let is_place =
+        start >= first + usize::from(NETWORK_BYTES_MIN) && (start - first).is_multiple_of(2);
     let (true, Some(before), Some(rest)) = (is_place, bytes.get(first..start), bytes.get(start..))
     else {
         return Err(NoSuchField);

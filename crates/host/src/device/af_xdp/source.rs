@@ -331,14 +331,13 @@ impl Source for XdpSource {
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
         // The smallest chunks are those for the devices.
-        let chunk_bytes = at.pool.allocate(1).map(|frame| {
-            let chunk_bytes = frame.truesize();
-            at.pool.put(frame);
-            chunk_bytes
-        });
-        self.config.chunk_bytes = chunk_bytes.filter(|bytes| [2048, 4096].contains(bytes)).ok_or(
-            "AF_XDP takes packet memory in chunks of 2048 or 4096 bytes, and there are none",
-        )?;
+        let chunk_bytes = at.pool.smallest_chunk_bytes();
+        if ![2048, 4096].contains(&chunk_bytes) {
+            let why =
+                "AF_XDP takes packet memory in chunks of 2048 or 4096 bytes, and there are none";
+            return Err(why.into());
+        }
+        self.config.chunk_bytes = chunk_bytes;
         self.room_bytes = self.config.chunk_bytes - BEFORE_PACKET_BYTES;
         self.transmit.set_chunks(self.config.chunk_bytes, self.config.is_scattered);
         self.transmit.departures().wake_by(at.wake);

@@ -111,12 +111,6 @@ impl Socket {
         self.tx.is_some()
     }
 
-    /// Frames that the kernel has.
-    #[must_use]
-    pub fn lent(&self) -> usize {
-        self.lent.len()
-    }
-
     /// Gives the kernel frames to receive into, until it has `most` of them or `pool` has none.
     /// Returns how many it has for that now.
     ///

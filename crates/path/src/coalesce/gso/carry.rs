@@ -13,13 +13,10 @@ use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
-use crate::parse::{Checksum, Fragment, Headers, Verify, is_plain, parse};
+use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_plain, parse};
 
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
 const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
-
-/// The least that stands before a transport header: IPv4's.
-const NETWORK_BYTES_MIN: u16 = 20;
 
 /// The checksum of SCTP (RFC 9260) is none of the Internet's: a CRC of four bytes, here.
 const SCTP_CSUM_OFFSET: u16 = 8;
