@@ -2,30 +2,17 @@
 //! goes with the thread, and `ip` run from there works in it.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use std::process::Command;
-use std::thread;
+mod namespaces;
 
 use forebay::Error;
 use forebay::sys::interface::{Interface, MacAddress, TunInfo};
-use libtest_mimic::{Arguments, Trial};
-use nix::sched::{CloneFlags, unshare};
+use libtest_mimic::Arguments;
+use namespaces::{ip, missing, trial_inside};
 
 fn main() {
     let arguments = Arguments::from_args();
-    let missing = missing();
-    let trial = |name: &str, test: fn()| {
-        if let Some(missing) = &missing {
-            eprintln!("{name} is ignored: {missing}");
-        }
-        let run = move || {
-            let told = thread::spawn(move || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                test();
-            });
-            told.join().map_err(|_| "it panicked, as told above".into())
-        };
-        Trial::test(name, run).with_ignored_flag(missing.is_some())
-    };
+    let missing = missing(&["ip"]);
+    let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
     let trials = vec![
         trial("an_interface_is_as_ip_made_it", as_made),
         trial("an_interface_keeps_its_number_under_another_name_and_is_gone_when_deleted", gone),
@@ -34,20 +21,6 @@ fn main() {
         trial("counters_count_what_was_dropped", counters),
     ];
     libtest_mimic::run(&arguments, trials).exit();
-}
-
-/// Why there can be no namespace here.
-fn missing() -> Option<String> {
-    if Command::new("ip").arg("-V").output().is_err() {
-        return Some("the program ip is missing".to_owned());
-    }
-    let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
-    made.err().map(|errno| format!("no network namespace can be made: {errno}"))
-}
-
-fn ip(command: &str) {
-    let output = Command::new("ip").args(command.split(' ')).output().unwrap();
-    assert!(output.status.success(), "ip {command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn as_made() {

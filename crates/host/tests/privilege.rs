@@ -2,6 +2,8 @@
 //! of its own: this program again, told which part to play.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod namespaces;
+
 use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::{env, fs, thread};
@@ -10,7 +12,6 @@ use forebay::Error;
 use forebay::sys::interface::Interface;
 use forebay::sys::privilege::{drop_to, for_af_packet, for_af_xdp, for_locked_memory, for_tun};
 use libtest_mimic::{Arguments, Failed, Trial};
-use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, getgroups, setgroups, setuid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -55,8 +56,7 @@ fn missing() -> Option<String> {
     if !Uid::effective().is_root() {
         return Some("only root can become another user".to_owned());
     }
-    let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
-    made.err().map(|errno| format!("no network namespace can be made: {errno}"))
+    namespaces::missing(&["ip"])
 }
 
 /// What was refused, and how to have it.
@@ -114,7 +114,7 @@ fn granted_again() {
 }
 
 fn own_tap() {
-    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    namespaces::enter_new();
     for made in
         ["hoa mode tap user 65534", "hob mode tap user 1", "hoc mode tun group 7", "hod mode tun"]
     {

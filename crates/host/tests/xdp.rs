@@ -1,6 +1,8 @@
 //! The XDP program on interfaces of a network namespace that a thread makes for itself.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod namespaces;
+
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -15,8 +17,8 @@ use forebay::sys::bpf::{Instruction, XdpLoad, XdpPlace, XdpProgram, XskMap};
 use forebay::sys::interface::Interface;
 use forebay::sys::netdev;
 use forebay::sys::xdp_attached::{self, AttachedProgram};
-use libtest_mimic::{Arguments, Trial};
-use nix::sched::{CloneFlags, unshare};
+use libtest_mimic::Arguments;
+use namespaces::{ip, trial_inside, tried};
 use rustix::net::{AddressFamily, SocketType, socket};
 
 /// As which this program is a run that is killed.
@@ -28,19 +30,7 @@ fn main() {
     }
     let arguments = Arguments::from_args();
     let missing = missing();
-    let trial = |name: &str, test: fn()| {
-        if let Some(missing) = &missing {
-            eprintln!("{name} is ignored: {missing}");
-        }
-        let run = move || {
-            let told = thread::spawn(move || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                test();
-            });
-            told.join().map_err(|_| "it panicked, as told above".into())
-        };
-        Trial::test(name, run).with_ignored_flag(missing.is_some())
-    };
+    let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
     let trials = vec![
         trial("a_program_goes_with_its_owner", goes_when_dropped),
         trial("a_program_goes_with_its_process_even_if_that_is_killed", goes_when_killed),
@@ -57,26 +47,9 @@ fn main() {
 
 /// Why none of this can be done here.
 fn missing() -> Option<String> {
-    for tool in ["ip", "bpftool"] {
-        if Command::new(tool).arg("-V").output().is_err() {
-            return Some(format!("the program {tool} is missing"));
-        }
-    }
-    if let Err(refused) = XskMap::create(1) {
-        return Some(format!("no XSKMAP can be made: {}", refused.errno));
-    }
-    let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
-    made.err().map(|errno| format!("no network namespace can be made: {errno}"))
-}
-
-fn run(tool: &str, arguments: &str) -> Result<(), String> {
-    let output = Command::new(tool).args(arguments.split(' ')).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.success() { Ok(()) } else { Err(format!("{tool} {arguments}: {told}")) }
-}
-
-fn ip(arguments: &str) {
-    run("ip", arguments).unwrap();
+    let map = || XskMap::create(1).err();
+    namespaces::missing(&["ip", "bpftool"])
+        .or_else(|| map().map(|refused| format!("no XSKMAP can be made: {}", refused.errno)))
 }
 
 /// One end of a pair.
@@ -163,7 +136,7 @@ fn attach_by_netlink(interface: &Interface, place: &str) {
     let elsewhere = Interface::named("pge").unwrap();
     let loaded = Attached::open(&elsewhere, &Take::All, &options()).unwrap();
     let id = attached(&elsewhere)[0].id;
-    run("bpftool", &format!("net attach {place} id {id} dev {}", interface.name)).unwrap();
+    tried(&format!("bpftool net attach {place} id {id} dev {}", interface.name)).unwrap();
     drop(loaded);
     ip("link del pge");
     assert_eq!(attached(interface)[0].link, None);
@@ -200,7 +173,7 @@ fn held() {
         assert_eq!(error.to_string().contains("cannot be replaced"), replace, "{error}");
         assert_eq!(attached(&interface), before);
     }
-    run("bpftool", &format!("link show id {}", before[0].link.unwrap())).unwrap();
+    tried(&format!("bpftool link show id {}", before[0].link.unwrap())).unwrap();
 }
 
 fn hash() {

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::process::Command;
 use std::thread;
 
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, setns};
+
+use crate::namespaces::{command, enter_new};
 
 /// A network namespace. It goes, with all that is in it, when this does.
 pub(crate) struct Namespace(File);
@@ -14,7 +15,7 @@ impl Namespace {
     /// An empty one, without IPv6: its kernel says nothing by itself.
     pub(crate) fn new() -> Self {
         let made = thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            enter_new();
             for which in ["all", "default"] {
                 let knob = format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6");
                 // A kernel without IPv6 says nothing of that kind either.
@@ -65,11 +66,4 @@ impl Cable<'_> {
         near.command(&format!("ip link set {a} up"));
         far.command(&format!("ip link set {b} up"));
     }
-}
-
-/// Runs a tool to its end in the namespace of the calling thread.
-pub(crate) fn command(line: &str) {
-    let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
 }

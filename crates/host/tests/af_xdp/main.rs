@@ -2,43 +2,31 @@
 //! namespace of its own, which goes with its thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
 mod receive;
 mod rig;
 mod send;
 
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 
 use forebay::sys::interface::Interface;
 use forebay::sys::netdev;
-use libtest_mimic::{Arguments, Trial};
-use nix::sched::{CloneFlags, unshare};
+use libtest_mimic::Arguments;
+use namespaces::trial_inside;
 
 fn main() {
     let arguments = Arguments::from_args();
     let missing = missing();
     let no_hash = missing.clone().or_else(hash_missing);
-    let trial_unless = |missing: &Option<String>, name: &str, test: fn()| {
-        if let Some(missing) = missing {
-            eprintln!("{name} is ignored: {missing}");
-        }
-        let run = move || {
-            let told = thread::spawn(move || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                test();
-            });
-            told.join().map_err(|_| "it panicked, as told above".into())
-        };
-        Trial::test(name, run).with_ignored_flag(missing.is_some())
-    };
-    let trial = |name: &str, test: fn()| trial_unless(&missing, name, test);
+    let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
     let hashed = "the_devices_hash_comes_with_each_packet_where_it_has_one";
     let trials = vec![
         trial("datagrams_arrive_as_they_were_sent_in_order", receive::as_sent),
         trial("datagrams_arrive_in_generic_mode_too", receive::generic),
         trial("datagrams_arrive_when_calls_poll_the_driver", receive::busy_polled),
-        trial_unless(&no_hash, hashed, receive::hashed),
+        trial_inside(hashed, no_hash.as_ref(), receive::hashed),
         trial("promise_2_what_finds_no_room_is_counted_exactly", receive::overrun),
         trial("promise_2_what_finds_no_frame_is_counted_exactly", receive::starved),
         trial("promise_2_nothing_is_lost_at_the_end_uncounted", receive::ended),
@@ -61,15 +49,8 @@ fn main() {
 
 /// Why there can be no AF_XDP here.
 fn missing() -> Option<String> {
-    if Command::new("ip").arg("-V").output().is_err() {
-        return Some("the program ip is missing".to_owned());
-    }
-    let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
-    if let Err(errno) = made {
-        return Some(format!("no network namespace can be made: {errno}"));
-    }
-    let allowed = forebay::sys::privilege::for_af_xdp("a test");
-    allowed.err().map(|error| error.to_string())
+    let refused = || forebay::sys::privilege::for_af_xdp("a test").err();
+    namespaces::missing(&["ip"]).or_else(|| refused().map(|error| error.to_string()))
 }
 
 /// Why there can be no hash of a device here.
@@ -78,7 +59,7 @@ fn hash_missing() -> Option<String> {
         return Some("this kernel does not tell its own types".to_owned());
     }
     let has_hash = thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        namespaces::enter_new();
         rig::make_link(1, 1500);
         netdev::has_rx_hash(Interface::named(rig::OURS).unwrap().index).unwrap()
     });

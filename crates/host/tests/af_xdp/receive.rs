@@ -10,7 +10,8 @@ use path::arrive::Polled;
 use path::hash::FlowHash;
 use path::packet::Arrival;
 
-use crate::rig::{OURS, Rig, config, far_socket, ip, make_link, payload};
+use crate::namespaces::ip;
+use crate::rig::{OURS, Rig, config, far_socket, make_link, payload};
 
 fn numbered(number: u32, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> =

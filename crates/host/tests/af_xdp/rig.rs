@@ -2,7 +2,6 @@
 //! the kernel's on the other.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,15 +13,12 @@ use mem::pool::{ChunkClass, carve, region_bytes};
 use path::arrive::{Ask, Attachment, Burst, Numbering, Polled, SourceError};
 use path::{Packet, RxQueue, Source};
 
+use crate::namespaces::ip;
+
 /// Ours is `xka`; the kernel's sockets are at `xkb`.
 pub(crate) const OURS: &str = "xka";
 const ADDRESS: &str = "10.77.0.1";
 pub(crate) const PORT: u16 = 9000;
-
-pub(crate) fn ip(command: &str) {
-    let output = Command::new("ip").args(command.split(' ')).output().unwrap();
-    assert!(output.status.success(), "ip {command}: {}", String::from_utf8_lossy(&output.stderr));
-}
 
 /// Makes the pair, with so many queues at both ends.
 pub(crate) fn make_link(queues: u16, mtu: u32) {

@@ -11,7 +11,8 @@ use path::packet::Arrival;
 use path::parse::Link;
 use path::{Packet, RxQueue, Source};
 
-use crate::rig::{Rig, config, far_socket, ip, make_link, turn_round};
+use crate::namespaces::ip;
+use crate::rig::{Rig, config, far_socket, make_link, turn_round};
 
 /// Sends what comes back to where it came from, until nothing comes.
 fn echo(rig: &mut Rig, sink: &mut Box<dyn Sink>) {

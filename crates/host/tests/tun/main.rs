@@ -2,12 +2,13 @@
 //! makes for itself, which goes with the thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use std::process::Command;
-use std::thread;
+use std::fs::OpenOptions;
 
-use libtest_mimic::{Arguments, Trial};
-use nix::sched::{CloneFlags, unshare};
+use libtest_mimic::Arguments;
+use namespaces::{enter_new, trial};
 
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
 mod opening;
 mod receiving;
 mod rig;
@@ -20,10 +21,12 @@ fn main() {
     let missing = missing();
     let tests = [opening::TESTS, receiving::TESTS, sending::TESTS].concat();
     let trials = tests.into_iter().map(|(name, test)| {
-        if let Some(missing) = &missing {
-            eprintln!("{name} is ignored: {missing}");
-        }
-        Trial::test(name, move || in_a_namespace(test)).with_ignored_flag(missing.is_some())
+        let silent = move || {
+            enter_new();
+            rig::silence();
+            test();
+        };
+        trial(name, missing.as_ref(), silent)
     });
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
@@ -31,28 +34,10 @@ fn main() {
 /// A test and its name.
 type Test = (&'static str, fn());
 
-fn in_a_namespace(test: fn()) -> Result<(), libtest_mimic::Failed> {
-    let told = thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        rig::silence();
-        test();
-    });
-    told.join().map_err(|_| "it panicked, as told above".into())
-}
-
 /// Why there can be no such test here.
 fn missing() -> Option<String> {
-    if Command::new("ip").arg("-V").output().is_err() {
-        return Some("the program ip is missing".to_owned());
-    }
-    let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
-    if let Err(errno) = made {
-        return Some(format!("no network namespace can be made: {errno}"));
-    }
-    std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-        .err()
-        .map(|error| format!("/dev/net/tun cannot be opened: {error}"))
+    let opened = || OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    let refused = || opened().err();
+    namespaces::missing(&["ip"])
+        .or_else(|| refused().map(|error| format!("/dev/net/tun cannot be opened: {error}")))
 }

@@ -5,7 +5,8 @@ use forebay::device::tun::{TunDevice, TunKind};
 use forebay::sys::interface::Interface;
 
 use crate::Test;
-use crate::rig::{Rig, ip};
+use crate::namespaces::ip;
+use crate::rig::Rig;
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_device_that_was_made_goes_with_us_and_leaves_nothing_open", made),

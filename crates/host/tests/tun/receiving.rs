@@ -10,7 +10,8 @@ use path::arrive::Polled;
 use path::parse::{Checksum, Link, Verify, parse_into};
 
 use crate::Test;
-use crate::rig::{Rig, address, ip, neighbour, payload};
+use crate::namespaces::{command, ip};
+use crate::rig::{Rig, address, neighbour, payload};
 
 pub(crate) const TESTS: &[Test] = &[
     ("datagrams_come_whole_and_with_right_checksums", datagrams),
@@ -56,7 +57,7 @@ fn judged(packet: &Packet) -> Vec<u8> {
 fn datagrams() {
     for (kind, tx) in [(TunKind::Tun, "on"), (TunKind::Tap, "on"), (TunKind::Tap, "off")] {
         let (device, socket) = open(kind);
-        crate::rig::run("ethtool", &format!("-K tnrx tx {tx}"));
+        command(&format!("ethtool -K tnrx tx {tx}"));
         let mut rig = Rig::new(&device);
         let lens: Vec<usize> = (0..60).chain(1440..=1472).collect();
         let mut all = Vec::new();

@@ -1,6 +1,6 @@
-//! What the tests share: packet memory, sources that are polled by hand, and `ip`.
+//! What the tests share: packet memory, and sources that are polled by hand.
 
-use std::process::Command;
+use std::sync::Arc;
 use std::time::Instant;
 
 use forebay::device::tun::{TunDevice, TunSource};
@@ -8,7 +8,8 @@ use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
 use path::arrive::{Ask, Attachment, Burst, Numbering, Polled};
 use path::{Packet, RxQueue, Source};
-use std::sync::Arc;
+
+use crate::namespaces::{command, ip};
 
 /// A device's sources, polled by hand, with packet memory of their own.
 pub(crate) struct Rig {
@@ -102,16 +103,6 @@ impl Rig {
     }
 }
 
-pub(crate) fn ip(command: &str) {
-    run("ip", command);
-}
-
-pub(crate) fn run(tool: &str, arguments: &str) {
-    let output = Command::new(tool).args(arguments.split_whitespace()).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{tool} {arguments}: {told}");
-}
-
 /// Gives an interface an address.
 pub(crate) fn address(name: &str) {
     ip(&format!("addr add 10.9.0.1/24 dev {name}"));
@@ -119,7 +110,7 @@ pub(crate) fn address(name: &str) {
 
 /// Keeps the kernel from sending anything of its own accord, as router solicitations.
 pub(crate) fn silence() {
-    run("sysctl", "-qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    command("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
 }
 
 /// The neighbour that packets through a TAP go to.

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use forebay::device::sink::{SendDrop, Sink, SinkCounters};
 use forebay::device::tun::{TunDevice, TunKind};
-use nix::sched::{CloneFlags, unshare};
 use path::Packet;
 use path::arrive::Behind;
 use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
@@ -19,7 +18,8 @@ use path::hash::Hasher;
 use path::parse::{Verify, parse_into};
 
 use crate::Test;
-use crate::rig::{Rig, ip, payload, run, silence};
+use crate::namespaces::{command, enter_new, ip};
+use crate::rig::{Rig, payload, silence};
 
 pub(crate) const TESTS: &[Test] = &[
     ("tcp_passes_from_stack_to_stack_whole_cut_and_merged", tcp),
@@ -108,7 +108,7 @@ impl Stage {
 fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            enter_new();
             silence();
             make()
         });
@@ -145,7 +145,7 @@ fn tcp() {
         BOTH.into_iter().flat_map(|kind| cases.map(|case| (kind, case)))
     {
         let near = station("tnnear", kind, 1);
-        run("ethtool", &format!("-K tnnear tx {offload} tso {offload}"));
+        command(&format!("ethtool -K tnnear tx {offload} tso {offload}"));
         let (far, back, listener, in_errors) = elsewhere(|| {
             let far = station("tnfar", kind, 2);
             let listener = TcpListener::bind("10.9.0.2:2000").unwrap();
