@@ -8,31 +8,28 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use path::{CpuId, Handler};
 
-use super::bell::SleepOn;
-use super::idle::Idle;
+use super::cpu_thread::CpuThread;
 use super::outcome::Outcome;
-use super::queue::Activity;
 use super::shared::Shared;
 use super::worker::{Life, Worker};
 use crate::error::{Error, Result};
-use crate::sys;
-
-/// How long a CPU sleeps at most while its queues wait for other CPUs, which do not wake it.
-const BLOCKED_SLEEP: Duration = Duration::from_micros(50);
 
 /// A CPU whose handler panics this often, without handling one batch between, ends the run.
 pub const PANICS_IN_A_ROW: u32 = 8;
 
-/// Runs each worker on a thread of its own until all of them end.
+/// What each thread does with its CPU.
+pub(super) type Application<H> = Arc<dyn Fn(&mut CpuThread<H>) + Send + Sync>;
+
+/// Runs each worker on a thread of its own, in the hands of the application, until all of them end.
 pub(super) fn run<H: Handler + 'static>(
     workers: Vec<Worker<H>>,
     shared: &Arc<Shared>,
+    application: Application<H>,
 ) -> Result<Outcome<H>> {
-    let mut crew = Crew::new();
+    let mut crew = Crew::new(application);
     for worker in workers {
         if !crew.start(worker, shared) {
             break;
@@ -44,7 +41,8 @@ pub(super) fn run<H: Handler + 'static>(
 }
 
 /// The threads, and whoever waits for them to end.
-struct Crew<H> {
+struct Crew<H: Handler> {
+    application: Application<H>,
     threads: Vec<JoinHandle<()>>,
     /// CPUs whose thread has not ended for good.
     running: usize,
@@ -65,18 +63,19 @@ enum End<H> {
 }
 
 impl<H: Handler + 'static> Crew<H> {
-    fn new() -> Self {
+    fn new(application: Application<H>) -> Self {
         let (tells, told) = mpsc::channel();
-        Self { threads: Vec::new(), running: 0, tells, told, failed: None }
+        Self { application, threads: Vec::new(), running: 0, tells, told, failed: None }
     }
 
     /// Starts a CPU's thread. Says whether that went well; if not, the run ends.
     fn start(&mut self, worker: Worker<H>, shared: &Shared) -> bool {
         let (cpu, tells) = (worker.cpu, self.tells.clone());
+        let application = Arc::clone(&self.application);
         let name = format!("forebay-cpu{cpu}");
         let spawned = thread::Builder::new().name(name).spawn(move || {
             // Nobody listens any more only if the run is over.
-            let _ = tells.send(live(worker));
+            let _ = tells.send(live(worker, &application));
         });
         match spawned {
             Ok(thread) => {
@@ -131,9 +130,17 @@ impl<H: Handler + 'static> Crew<H> {
 
 /// A thread's life. Panics are caught in programs built with unwinding, as tests are; where a panic
 /// aborts, as in releases of the `forebay` program, nothing comes back here. A panic outside of the
-/// handler is fatal: a source or an intake that is half way through a burst cannot be carried on.
-fn live<H: Handler>(mut worker: Worker<H>) -> End<H> {
-    let lived = panic::catch_unwind(AssertUnwindSafe(|| work(&mut worker)));
+/// handler is fatal: a source or an intake that is half way through a burst cannot be carried on, and
+/// an application is not begun again.
+fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> End<H> {
+    let mut thread = CpuThread::new(worker);
+    let lived = panic::catch_unwind(AssertUnwindSafe(|| {
+        thread.begin();
+        application(&mut thread);
+        // What it left is delivered all the same.
+        thread.turn_to_the_end();
+    }));
+    let worker = thread.worker;
     match lived {
         Ok(()) if worker.life == Life::Dead => End::Died(Box::new(worker), None),
         Ok(()) => End::Done(Box::new(worker)),
@@ -152,57 +159,4 @@ fn live<H: Handler>(mut worker: Worker<H>) -> End<H> {
 fn words(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
-}
-
-fn work<H: Handler>(worker: &mut Worker<H>) {
-    let shared = Arc::clone(&worker.shared);
-    // A CPU that does not exist here, or may not be used, is a thread that goes where it is put.
-    let _ = sys::pin_to(worker.cpu);
-    sys::make_timers_precise();
-    sys::ask_to_be_woken_promptly();
-    shared.bell(worker.index).belongs_to_this_thread();
-    shared.ready_to_start();
-    let mut idle = Idle::new(shared.spin_max_ns);
-    let mut turn_ns = shared.clock.now_ns();
-    while !shared.is_aborted() {
-        let activity = worker.turn(turn_ns);
-        if worker.life == Life::Dead {
-            return;
-        }
-        let now_ns = shared.clock.now_ns();
-        if let Activity::Worked(_) = activity {
-            shared.add_busy(worker.index, now_ns - turn_ns);
-            idle.worked(turn_ns);
-            turn_ns = now_ns;
-            continue;
-        }
-        if worker.has_ended() {
-            return;
-        }
-        idle.look(now_ns, sys::preemptions);
-        if idle.should_sleep(now_ns, activity == Activity::Blocked) {
-            sleep(worker, &shared, activity, now_ns);
-        } else {
-            std::hint::spin_loop();
-        }
-        turn_ns = shared.clock.now_ns();
-    }
-}
-
-fn sleep<H: Handler>(worker: &mut Worker<H>, shared: &Shared, activity: Activity, now_ns: u64) {
-    let at_most = match activity {
-        Activity::Worked(_) => return,
-        Activity::Blocked => Some(BLOCKED_SLEEP),
-        Activity::IdleUntil(due_ns) => {
-            due_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(now_ns)))
-        }
-        Activity::Ended => None,
-    };
-    let bell = shared.bell(worker.index);
-    let on = if worker.descriptors().is_empty() { SleepOn::Bell } else { SleepOn::Descriptors };
-    bell.lie_down(on);
-    if !worker.has_business() {
-        bell.wait(at_most, &worker.descriptors());
-    }
-    bell.rise();
 }

@@ -7,6 +7,7 @@
 mod bell;
 mod changes;
 mod config;
+mod cpu_thread;
 mod devices;
 mod flows;
 mod idle;
@@ -39,6 +40,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
+pub use cpu_thread::CpuThread;
 pub use devices::DeviceQueues;
 pub(crate) use devices::Devices;
 pub use flows::Flows;
@@ -160,7 +162,20 @@ impl<H: Handler + 'static> Engine<H> {
     /// [`PANICS_IN_A_ROW`] times without handling a batch between. What goes wrong with a source, and
     /// which threads were replaced, is part of the outcome.
     pub fn run(self) -> Result<Outcome<H>> {
-        live::run(self.workers, &self.shared)
+        self.run_with(CpuThread::turn_to_the_end)
+    }
+
+    /// The same, with every CPU's thread in the hands of `application`: it turns its CPU itself
+    /// whenever it has nothing else to do. Once it returns, its CPU is turned until the run ends. It
+    /// is called again if the thread is lost and another one carries the CPU on.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); and when the application panics.
+    pub fn run_with(
+        self,
+        application: impl Fn(&mut CpuThread<H>) + Send + Sync + 'static,
+    ) -> Result<Outcome<H>> {
+        live::run(self.workers, &self.shared, Arc::new(application))
     }
 
     /// Runs on the calling thread, in virtual time, in an order that `seed` determines.
