@@ -17,6 +17,9 @@ pub const MIN_CHUNK_BYTES: u32 = 512;
 /// Chunks begin on cache lines.
 pub const CHUNK_ALIGN_BYTES: u32 = 64;
 
+/// The owner of no frame: [`carve`] numbers owners from 0, and has at most 65,535.
+const OWNS_NOTHING: u16 = u16::MAX;
+
 /// How many frames ahead of their use free chunks are prefetched: a cache line comes from another
 /// CPU in the time that a few packets take.
 const PREFETCH_AHEAD: usize = 4;
@@ -160,6 +163,19 @@ impl Pool {
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
+    }
+
+    /// A pool without frames of its own, for any other thread: the way home for what it reads.
+    #[must_use]
+    pub fn way_home(&self) -> Pool {
+        let homes = self.bins.len();
+        Pool {
+            owner: OWNS_NOTHING,
+            shelves: Vec::new(),
+            bins: (0..homes).map(|_| None).collect(),
+            open: Vec::with_capacity(homes),
+            region: Arc::clone(&self.region),
+        }
     }
 
     /// Takes a frame back, whoever owns it, and the frames that follow it, whoever owns those.
@@ -389,6 +405,26 @@ mod tests {
         assert_eq!(owner.away(), 0);
         other.flush();
         assert_eq!(other.away(), 0);
+    }
+
+    #[test]
+    fn udp_r5_a_thread_without_frames_of_its_own_sends_home_those_of_all_owners() {
+        let mut pools = pools(&[vec![SMALL, LARGE], vec![], vec![LARGE, SMALL]]);
+        let mut way_home = pools[1].way_home();
+        assert!(way_home.allocate(1).is_none());
+        assert_eq!((way_home.away(), way_home.largest_frame_bytes()), (0, 0));
+        let mut another = way_home.way_home();
+        for mark in 0..43 {
+            let first = filled(&mut pools[0], mark).unwrap();
+            let mut second = filled(&mut pools[2], mark).unwrap();
+            second.append(first);
+            if mark % 2 == 0 { way_home.put(second) } else { another.put(second) }
+        }
+        let reader = std::thread::spawn(move || drop(way_home));
+        reader.join().unwrap();
+        assert_eq!((pools[0].away(), pools[2].away()), (21, 21));
+        another.flush();
+        assert_eq!((pools[0].away(), pools[2].away()), (0, 0));
     }
 
     #[test]
