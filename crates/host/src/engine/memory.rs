@@ -12,13 +12,20 @@ use crate::device::pcap::MAX_RECORD_BYTES;
 use crate::error::{Error, Result};
 use crate::sys;
 
+/// Who has packet memory of an engine.
+pub(super) struct Pools {
+    /// One for each queue.
+    pub(super) queues: Vec<Pool>,
+    /// One for each CPU.
+    pub(super) cpus: Vec<Pool>,
+    /// One for each thread beside those that makes packets.
+    pub(super) senders: Vec<Pool>,
+}
+
 /// For each queue, chunks enough for all that can be under way from it and for what
 /// its device holds, fewer of the large ones. The CPUs own a few at most, and send home what they
 /// deliver.
-pub(super) fn pools(
-    config: &Config,
-    sources: &[Box<dyn Source>],
-) -> Result<(Vec<Pool>, Vec<Pool>)> {
+pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pools> {
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
     let cpus = config.cpus.cpus().len();
@@ -29,14 +36,15 @@ pub(super) fn pools(
     let mut shares: Vec<_> = needs.iter().map(classes).collect();
     let spare = ChunkClass { chunk_bytes: small_bytes, chunks: config.spare_frames };
     let spare = if config.spare_frames > 0 { vec![spare] } else { Vec::new() };
-    shares.resize(needs.len() + cpus, spare);
+    shares.resize(needs.len() + cpus + usize::from(config.senders), spare);
     let region = sys::map_packet_memory(region_bytes(&shares))?;
-    let mut frames = carve(region, &shares).map_err(|error| Error::Memory {
+    let mut queues = carve(region, &shares).map_err(|error| Error::Memory {
         bytes: error.need_bytes,
         source: std::io::Error::other(error),
     })?;
-    let returns = frames.split_off(needs.len());
-    Ok((frames, returns))
+    let mut cpu_pools = queues.split_off(needs.len());
+    let senders = cpu_pools.split_off(cpus);
+    Ok(Pools { queues, cpus: cpu_pools, senders })
 }
 
 /// A frame of an ordinary network.

@@ -61,6 +61,7 @@ use worker::{Deaths, Life, Mailboxes, Worker};
 /// An engine, ready to run.
 pub struct Engine<H> {
     workers: Vec<Worker<H>>,
+    senders: Vec<Pool>,
     shared: Arc<Shared>,
 }
 
@@ -93,10 +94,10 @@ impl<H: Handler + 'static> Engine<H> {
                 Error::Setting { what, value: scripted.change.value(MAX_CPUS), why }
             })?;
         }
-        let (mut frames, returns) = memory::pools(config, &sources)?;
+        let mut pools = memory::pools(config, &sources)?;
         let mut queues: Vec<Vec<Queue>> = cpus.iter().map(|_| Vec::new()).collect();
         let mut lanes: Vec<Vec<Lane>> = cpus.iter().map(|_| Vec::new()).collect();
-        for (index, (source, pool)) in sources.into_iter().zip(frames.drain(..)).enumerate() {
+        for (index, (source, pool)) in sources.into_iter().zip(pools.queues.drain(..)).enumerate() {
             let polling = index % cpus.len();
             let (queue, queue_lanes) = open_queue(config, index, (source, pool), &shared)?;
             queues[polling].push(queue);
@@ -107,7 +108,7 @@ impl<H: Handler + 'static> Engine<H> {
         let mut counters: Vec<_> = queues.iter().flatten().map(Queue::counted).collect();
         counters.sort_by_key(|(queue, _)| *queue);
         let mailboxes: Mailboxes = cpus.iter().map(|_| Mailbox::default()).collect();
-        let workers = cpus.iter().zip(queues).zip(lanes).zip(returns).enumerate().map(
+        let workers = cpus.iter().zip(queues).zip(lanes).zip(pools.cpus).enumerate().map(
             |(index, (((&cpu, queues), lanes), returns))| {
                 let own = (queues, lanes, returns);
                 open_worker(config, (cpu, index), own, handler(cpu), (&mailboxes, &shared))
@@ -118,7 +119,7 @@ impl<H: Handler + 'static> Engine<H> {
             queues: counters.into_iter().map(|(_, counters)| counters).collect(),
             cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
         });
-        Ok(Self { workers, shared })
+        Ok(Self { workers, senders: pools.senders, shared })
     }
 
     /// Builds an engine over open devices: what [`build`](Self::build) does, by the machine's clock,
@@ -134,6 +135,13 @@ impl<H: Handler + 'static> Engine<H> {
     ) -> Result<Self> {
         let sources = devices.iter_mut().flat_map(|device| device.sources.drain(..)).collect();
         Self::build(config, sources, Clock::machine(), handler)
+    }
+
+    /// Takes the packet memory of the [threads beside](Config::senders) the engine's. What of it is
+    /// away when the run ends comes home when its pool is dropped.
+    #[must_use]
+    pub fn take_senders(&mut self) -> Vec<Pool> {
+        std::mem::take(&mut self.senders)
     }
 
     /// What changes the engine while it runs, and tells how it stands.
