@@ -6,6 +6,7 @@ mod event; //         what wakes a thread that sleeps on descriptors
 
 pub mod interface; // network interfaces, in the namespace of the calling thread
 mod netlink; //       what the kernel is asked of its network
+pub mod neighbour; // the kernel's addresses, routes and neighbours
 mod ethtool; //       what a driver says of itself
 pub mod bpf; //       programs and maps in the kernel
 pub mod xdp_attached; // programs that others have put on an interface

@@ -31,6 +31,14 @@ pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMe
     Ok(answers)
 }
 
+/// Has the kernel change something.
+///
+/// # Errors
+/// What the kernel says.
+pub(super) fn tell(request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    exchange(ROUTE, request, flags, &mut Vec::new()).map(|_| ())
+}
+
 /// All that there is of a kind.
 ///
 /// # Errors
