@@ -1,0 +1,171 @@
+//! Who we are on one device: an immutable value that is replaced as a whole.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Every host on a link is in this group (RFC 1112).
+pub const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+
+/// Every node on a link is in this group (RFC 4291, section 2.7.1).
+pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
+/// The addresses that packets on one device are for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Identity {
+    /// The device's MAC; `None`: it has no link header.
+    pub mac: Option<[u8; 6]>,
+    /// Our unicast addresses, with the subnets that they are in. As in the kernel, an address of
+    /// another device belongs here too, if packets to it may come in by this one.
+    pub addresses: Vec<Prefix>,
+    /// The groups joined. [`ALL_SYSTEMS`], [`ALL_NODES`] and the solicited-node groups of
+    /// `addresses` need not be named.
+    pub groups: Vec<IpAddr>,
+    /// The most that an IP packet may have, sent from here, in bytes.
+    pub mtu: u32,
+    /// Whether nobody else answers ARP, neighbour solicitations and echo requests for us: on a TAP,
+    /// a TUN, a virtual machine's device. Elsewhere the kernel does.
+    pub is_whole_host: bool,
+}
+
+/// An address and how many bits of it are its subnet's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Prefix {
+    /// The address, host part included.
+    pub address: IpAddr,
+    /// Bits of the subnet: at most 32, or 128.
+    pub bits: u8,
+}
+
+impl Identity {
+    /// Whether it is a unicast address of ours.
+    #[must_use]
+    pub fn is_own(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|prefix| prefix.address == address)
+    }
+
+    /// Whether it is everybody's address: the limited broadcast, or that of a subnet of ours. As in
+    /// the kernel, subnets of one or two addresses have none, nor has the subnet's first address a
+    /// meaning of its own.
+    #[must_use]
+    pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
+        let of_subnet = |prefix: &Prefix| prefix.broadcast() == Some(address);
+        address.is_broadcast() || self.addresses.iter().any(of_subnet)
+    }
+
+    /// Whether it is a group that we are in.
+    #[must_use]
+    pub fn is_joined(&self, group: IpAddr) -> bool {
+        let is_everyones = match group {
+            IpAddr::V4(group) => group == ALL_SYSTEMS,
+            IpAddr::V6(group) => {
+                group == ALL_NODES
+                    || self.addresses.iter().any(|own| own.solicited_node() == Some(group))
+            }
+        };
+        is_everyones || self.groups.contains(&group)
+    }
+
+    /// Whether a packet to this address is for us: our own, everybody's, or a group's that we are in.
+    #[must_use]
+    pub fn is_for_us(&self, address: IpAddr) -> bool {
+        let is_broadcast = |address| match address {
+            IpAddr::V4(address) => self.is_broadcast(address),
+            IpAddr::V6(_) => false,
+        };
+        self.is_own(address) || is_broadcast(address) || self.is_joined(address)
+    }
+
+    /// Whether the device has an IPv6 address at all.
+    #[must_use]
+    pub fn has_ipv6(&self) -> bool {
+        self.addresses.iter().any(|prefix| prefix.address.is_ipv6())
+    }
+}
+
+impl Prefix {
+    /// The subnet's broadcast address, if it has one.
+    #[must_use]
+    pub fn broadcast(&self) -> Option<Ipv4Addr> {
+        let IpAddr::V4(address) = self.address else { return None };
+        let host_bits = u32::MAX.checked_shr(self.bits.into()).unwrap_or(0);
+        (self.bits < 31).then(|| Ipv4Addr::from(u32::from(address) | host_bits))
+    }
+
+    /// Whether an address is in the subnet.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                let differ = u32::from(own) ^ u32::from(other);
+                differ.leading_zeros() >= self.bits.into()
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                let differ = u128::from(own) ^ u128::from(other);
+                differ.leading_zeros() >= self.bits.into()
+            }
+            _ => false,
+        }
+    }
+
+    /// The group in which this address is asked for (RFC 4291, section 2.7.1).
+    #[must_use]
+    pub fn solicited_node(&self) -> Option<Ipv6Addr> {
+        const SOLICITED_NODE: u128 = 0xff02_0000_0000_0000_0000_0001_ff00_0000;
+        let IpAddr::V6(address) = self.address else { return None };
+        Some(Ipv6Addr::from(SOLICITED_NODE | u128::from(address) & 0x00ff_ffff))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(addresses: &[(&str, u8)]) -> Identity {
+        let prefix =
+            |&(address, bits): &(&str, u8)| Prefix { address: address.parse().unwrap(), bits };
+        Identity { addresses: addresses.iter().map(prefix).collect(), ..Identity::default() }
+    }
+
+    #[test]
+    fn a_subnet_has_a_broadcast_address_if_it_has_room_for_one() {
+        let broadcasts = [
+            ("10.9.0.1", 24, "10.9.0.255", true),
+            ("10.9.0.1", 24, "10.9.0.0", false),
+            ("10.9.0.1", 0, "255.255.255.255", true),
+            ("10.9.0.1", 30, "10.9.0.3", true),
+            ("10.9.0.1", 31, "10.9.0.1", false),
+            ("10.9.0.1", 32, "10.9.0.1", false),
+        ];
+        for (own, bits, address, expected) in broadcasts {
+            let us = identity(&[(own, bits)]);
+            assert_eq!(us.is_broadcast(address.parse().unwrap()), expected, "{address} of /{bits}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_in_the_groups_that_its_addresses_are_asked_for_in() {
+        let us = identity(&[("fd00::12:3456", 64)]);
+        for (group, expected) in
+            [("ff02::1", true), ("ff02::1:ff12:3456", true), ("ff02::1:ff12:3457", false)]
+        {
+            assert_eq!(us.is_for_us(group.parse().unwrap()), expected, "{group}");
+        }
+        assert!(us.is_joined(ALL_SYSTEMS.into()));
+        assert!(us.has_ipv6() && !identity(&[("10.0.0.1", 8)]).has_ipv6());
+    }
+
+    #[test]
+    fn a_subnet_contains_what_shares_its_bits() {
+        let subnet = |address: &str, bits| Prefix { address: address.parse().unwrap(), bits };
+        for (subnet, address, expected) in [
+            (subnet("10.9.0.1", 24), "10.9.0.255", true),
+            (subnet("10.9.0.1", 24), "10.9.1.1", false),
+            (subnet("10.9.0.1", 0), "1.2.3.4", true),
+            (subnet("10.9.0.1", 32), "10.9.0.1", true),
+            (subnet("fe80::1", 64), "fe80::ffff:0:0:1", true),
+            (subnet("fe80::1", 64), "fe80:0:0:1::1", false),
+            (subnet("10.9.0.1", 0), "::1", false),
+        ] {
+            assert_eq!(subnet.contains(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+}
