@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use crate::cache::prefetch_to_read;
-use crate::lot::{Home, Lot};
+use crate::lot::Home;
 
 /// The beginning of a chunk: kept for the handles of frames that [follow](crate::chain) this one.
 pub const CHAIN_BYTES: u32 = 128;
@@ -223,9 +223,7 @@ impl Drop for Frame {
             drop(self.take_followers());
         }
         // SAFETY: the chunk is this frame's, and the frame ends here.
-        let lot = unsafe { Lot::begin(self.chunk) };
-        // SAFETY: a lot of one, of this frame's home; neither is used again.
-        unsafe { Home::push(self.home, lot) };
+        unsafe { Home::take_in(self.home, self.chunk) };
     }
 }
 

@@ -13,6 +13,7 @@ pub mod region; //   one piece of memory for all the frames of an engine
 pub mod frame; //    one chunk of it: a move-only handle
 pub mod chain; //   frames behind a frame: one packet in several pieces
 pub mod pool; //     the frames of one CPU, and the way home for the frames of others
+pub mod carousel; // buffers that one owner fills in turn, freed where they are read
 pub mod lent; //    frames that a device has in its hands
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
 
@@ -23,6 +24,7 @@ mod cache; //        cache lines: kept apart, and asked for ahead of their use
 mod sync; //         the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value};
+pub use carousel::Carousel;
 pub use frame::Frame;
 pub use lent::Lent;
 pub use pool::Pool;

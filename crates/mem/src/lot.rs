@@ -8,9 +8,11 @@
 //! whole stack at once, so a lot can never be seen twice (no ABA). When the owner is gone the
 //! inbox is closed, and whoever brings the last frame home frees the home itself.
 
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use crate::cache::OwnLine;
+use crate::carousel::{Freed, Marks};
 use crate::region::Region;
 use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
 
@@ -21,8 +23,9 @@ pub const LOT_FRAMES: usize = 32;
 #[repr(C)]
 pub(crate) struct Lot {
     next: *mut Lot,
+    /// How many of `chunks` are written.
     listed: usize,
-    chunks: [*mut u8; LOT_FRAMES - 1],
+    chunks: [MaybeUninit<NonNull<u8>>; LOT_FRAMES - 1],
 }
 
 /// The closed inbox: no lot has this address, as lots are aligned.
@@ -41,6 +44,9 @@ pub(crate) struct Home {
     pub(crate) chunk_bytes: u32,
     /// Keeps the memory of the frames that are away.
     pub(crate) region: Arc<Region>,
+    /// Of a [carousel](crate::carousel): where its frames' holders say that they are done. Such a
+    /// home gets no lots.
+    pub(crate) marks: Option<Marks>,
 }
 
 /// A home's place among the homes of its region.
@@ -56,6 +62,7 @@ impl Home {
             owner,
             chunk_bytes,
             region,
+            marks: None,
         })
     }
 
@@ -88,9 +95,41 @@ impl Home {
         // SAFETY: taken off the inbox just now, by the only call that closes it.
         unsafe { unpack(lots, &mut free) };
         let missing = i64::try_from(chunks - free.len()).unwrap_or(i64::MAX);
-        if this.away.fetch_add(missing, Ordering::AcqRel) + missing == 0 {
+        // SAFETY: closed just now, with so many frames away.
+        unsafe { Self::settle(home, missing) };
+    }
+
+    /// Raises the number of frames away by `frames`, and frees the home if none is.
+    ///
+    /// # Safety
+    /// The home is closed. The caller has closed it, with `frames` away, or brings `-frames` of
+    /// them; it does not use `home` afterwards.
+    pub(crate) unsafe fn settle(home: NonNull<Self>, frames: i64) {
+        // SAFETY: not freed before the frames that the caller speaks for are settled.
+        let this = unsafe { home.as_ref() };
+        if this.away.fetch_add(frames, Ordering::AcqRel) + frames == 0 {
             // SAFETY: all frames are back: nobody else holds a pointer to this home.
             drop(unsafe { Box::from_raw(home.as_ptr()) });
+        }
+    }
+
+    /// Takes one frame in, from whoever had it last.
+    ///
+    /// # Safety
+    /// `chunk` belongs to this home and to the caller, who gives it up, and `home` with it.
+    pub(crate) unsafe fn take_in(home: NonNull<Self>, chunk: NonNull<u8>) {
+        // SAFETY: a home lives while a frame of it is away, and the caller's is.
+        let this = unsafe { home.as_ref() };
+        let Some(marks) = &this.marks else {
+            // SAFETY: by the caller's promise.
+            let lot = unsafe { Lot::begin(chunk) };
+            // SAFETY: a lot of one, of this home; neither is used again.
+            return unsafe { Self::push(home, lot) };
+        };
+        let mark = marks.of(chunk, &this.region, this.chunk_bytes);
+        if Marks::free(mark) == Freed::OwnerIsGone {
+            // SAFETY: the owner has closed the home before it marked this frame.
+            unsafe { Self::settle(home, -1) };
         }
     }
 
@@ -121,11 +160,8 @@ impl Home {
         // SAFETY: the caller's lot, see above.
         let frames = unsafe { (*lot.as_ptr()).listed } + 1;
         let frames = i64::try_from(frames).unwrap_or(i64::MAX);
-        if this.away.fetch_sub(frames, Ordering::AcqRel) == frames {
-            // SAFETY: the inbox is closed and these were the last frames away: nobody else holds
-            // a pointer to this home.
-            drop(unsafe { Box::from_raw(home.as_ptr()) });
-        }
+        // SAFETY: the inbox is closed, and the lot's frames are brought here.
+        unsafe { Self::settle(home, -frames) };
     }
 }
 
@@ -137,7 +173,10 @@ unsafe fn unpack(mut lots: *mut Lot, free: &mut Vec<NonNull<u8>>) {
     while let Some(carrier) = NonNull::new(lots) {
         // SAFETY: a lot in the chain was initialised by `Lot::begin`.
         let lot = unsafe { carrier.as_ref() };
-        free.extend(lot.chunks[..lot.listed].iter().copied().filter_map(NonNull::new));
+        free.extend(lot.chunks[..lot.listed].iter().map(|chunk| {
+            // SAFETY: as many were written as are listed.
+            unsafe { chunk.assume_init() }
+        }));
         lots = lot.next;
         free.push(carrier.cast());
     }
@@ -153,19 +192,17 @@ impl Lot {
     /// [`MIN_CHUNK_BYTES`]: crate::pool::MIN_CHUNK_BYTES
     pub(crate) unsafe fn begin(chunk: NonNull<u8>) -> NonNull<Self> {
         let lot = chunk.cast::<Self>();
-        let empty = Self {
-            next: std::ptr::null_mut(),
-            listed: 0,
-            chunks: [std::ptr::null_mut(); LOT_FRAMES - 1],
-        };
+        // The list is left as it is: a frame that goes alone costs one cache line, not five.
         // SAFETY: a chunk is large enough and aligned for a lot, and the caller's.
-        unsafe { lot.write(empty) };
+        unsafe { (*lot.as_ptr()).next = std::ptr::null_mut() };
+        // SAFETY: as above.
+        unsafe { (*lot.as_ptr()).listed = 0 };
         lot
     }
 
     /// Adds a frame. Returns whether the lot is full now.
     pub(crate) fn add(&mut self, chunk: NonNull<u8>) -> bool {
-        self.chunks[self.listed] = chunk.as_ptr();
+        self.chunks[self.listed].write(chunk);
         self.listed += 1;
         self.listed == self.chunks.len()
     }

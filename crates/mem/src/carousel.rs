@@ -1,0 +1,364 @@
+//! Buffers that go round: one owner fills them in turn, and whoever is done with one marks it free
+//! on the spot.
+//!
+//! ```text
+//!  marks    │ free │ free │ HELD │ HELD │ HELD │ free │ …      a byte each, 64 on a cache line
+//!  buffers  │      │      │ ▓▓▓▓ │ ▓▓▓▓ │ ▓▓▓▓ │      │ …
+//!                          next to be freed ┘    └ next to be filled
+//! ```
+//!
+//! Buffers are filled and mostly freed in one order, so a reader that frees a run of them writes
+//! the same line of marks time and again: one exchange on a hot line each (UDP-2). The owner reads
+//! that line a whole round later. Nothing is sent anywhere, so nothing waits to be sent.
+//!
+//! A buffer is a [`Frame`] as any other: it may be held for as long as one likes, freed by any
+//! thread in any way, and outlive the carousel.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::frame::Frame;
+use crate::lot::{Home, HomeId};
+use crate::pool::MIN_CHUNK_BYTES;
+use crate::region::Region;
+use crate::sync::{Arc, AtomicU8, Ordering};
+
+/// The buffers of one owner, which fills them.
+pub struct Carousel {
+    home: NonNull<Home>,
+    /// The buffer that is looked at next.
+    next: usize,
+}
+
+// SAFETY: a carousel has the only handle on its free buffers; `Home` is made of atomics and
+// constants.
+unsafe impl Send for Carousel {}
+
+impl Carousel {
+    /// Makes as many buffers as `region` holds, in chunks of `chunk_bytes`, for the owner with the
+    /// number `owner` (as [`Frame::owner`] will say).
+    ///
+    /// # Panics
+    /// When `chunk_bytes` is not a power of two, or less than [`MIN_CHUNK_BYTES`].
+    #[must_use]
+    pub fn new(region: Region, chunk_bytes: u32, owner: u16) -> Self {
+        assert!(
+            chunk_bytes.is_power_of_two() && chunk_bytes >= MIN_CHUNK_BYTES,
+            "a buffer's chunk is a power of two of at least {MIN_CHUNK_BYTES} bytes, not \
+             {chunk_bytes}"
+        );
+        let marks = Marks::of_free(region.len_bytes() >> chunk_bytes.trailing_zeros());
+        let mut home = Home::new(HomeId(0), owner, chunk_bytes, Arc::new(region));
+        home.marks = Some(marks);
+        Self { home: NonNull::from(Box::leak(home)), next: 0 }
+    }
+
+    /// How many buffers there are.
+    #[must_use]
+    pub fn buffers(&self) -> usize {
+        self.marks().0.len()
+    }
+
+    /// Hands out an empty frame: the first of the next `look` buffers that nobody holds. `None` if
+    /// all of these are held; the next look begins behind them, so whoever holds a few for long
+    /// keeps nobody from using the others.
+    #[inline]
+    pub fn take(&mut self, look: usize) -> Option<Frame> {
+        let count = self.buffers();
+        for _ in 0..look.min(count) {
+            let at = self.next;
+            self.next = if at + 1 == count { 0 } else { at + 1 };
+            if self.marks().take(at) {
+                let chunk_bytes = self.home().chunk_bytes as usize;
+                // SAFETY: the region has a chunk for each mark.
+                let chunk = unsafe { self.home().region.base().add(at * chunk_bytes) };
+                // SAFETY: free a moment ago and marked as held, so the caller's alone; the home
+                // is open.
+                return Some(unsafe { Frame::new(self.home, chunk) });
+            }
+        }
+        None
+    }
+
+    /// How many buffers are held.
+    #[must_use]
+    pub fn away(&self) -> usize {
+        self.marks().0.iter().filter(|mark| mark.load(Ordering::Acquire) != FREE).count()
+    }
+
+    fn home(&self) -> &Home {
+        // SAFETY: alive until Drop closes it.
+        unsafe { self.home.as_ref() }
+    }
+
+    fn marks(&self) -> &Marks {
+        match &self.home().marks {
+            Some(marks) => marks,
+            None => unreachable!("a carousel's home has marks"),
+        }
+    }
+}
+
+impl Drop for Carousel {
+    fn drop(&mut self) {
+        let held = self.marks().close();
+        // SAFETY: closed just now, with so many frames away; the home is not used again.
+        unsafe { Home::settle(self.home, held) };
+    }
+}
+
+impl fmt::Debug for Carousel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Carousel(cpu slot {}, {} buffers)", self.home().owner, self.buffers())
+    }
+}
+
+/// Nobody holds the buffer. Written by its last holder (Release), read by the owner (Acquire).
+const FREE: u8 = 0;
+/// A frame of it is out. Written by the owner, where it read [`FREE`].
+const HELD: u8 = 1;
+/// As [`HELD`], and the owner is gone: its last holder settles it with the home. Written by the
+/// owner, last.
+const LEFT: u8 = 2;
+
+/// Who has each of a home's chunks.
+pub(crate) struct Marks(Box<[AtomicU8]>);
+
+/// What the last holder of a buffer learns when it frees it.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Freed {
+    /// The owner will find it, or has found it by now: the home may be gone.
+    ForItsOwner,
+    /// Nobody will.
+    OwnerIsGone,
+}
+
+impl Marks {
+    fn of_free(count: usize) -> Self {
+        Self((0..count).map(|_| AtomicU8::new(FREE)).collect())
+    }
+
+    /// The mark of a chunk of `region`, all of whose chunks are of `chunk_bytes`.
+    pub(crate) fn of(&self, chunk: NonNull<u8>, region: &Region, chunk_bytes: u32) -> &AtomicU8 {
+        let offset = chunk.addr().get() - region.base().addr().get();
+        &self.0[offset >> chunk_bytes.trailing_zeros()]
+    }
+
+    /// Marks a buffer as free. A function of the mark alone: once it is marked, the owner may end
+    /// and take all else with it.
+    pub(crate) fn free(mark: &AtomicU8) -> Freed {
+        // Release: the owner's next use comes after this one. Acquire: who finds the owner gone
+        // sees all that it has written.
+        match mark.swap(FREE, Ordering::AcqRel) {
+            LEFT => Freed::OwnerIsGone,
+            _ => Freed::ForItsOwner,
+        }
+    }
+
+    /// Marks a buffer as held, if it is free. Only the owner does this.
+    fn take(&self, at: usize) -> bool {
+        // Acquire: pairs with the Release in `free`.
+        let is_free = self.0[at].load(Ordering::Acquire) == FREE;
+        if is_free {
+            // Relaxed: whoever gets the frame gets it in a way that orders this before.
+            self.0[at].store(HELD, Ordering::Relaxed);
+        }
+        is_free
+    }
+
+    /// Leaves the buffers that are held to their holders, and returns how many they are. Only the
+    /// owner does this, once.
+    fn close(&self) -> i64 {
+        // AcqRel: as in `free`.
+        let leave = |mark: &&AtomicU8| mark.swap(LEFT, Ordering::AcqRel) == HELD;
+        i64::try_from(self.0.iter().filter(leave).count()).unwrap_or(i64::MAX)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pool::{ChunkClass, Pool, carve, region_bytes};
+
+    fn carousel(buffers: usize) -> Carousel {
+        Carousel::new(Region::allocate(buffers * 512), 512, 3)
+    }
+
+    fn pool() -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 4 }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    fn filled(carousel: &mut Carousel, mark: u32) -> Option<Frame> {
+        let mut frame = carousel.take(1)?;
+        frame.copy_from(&mark.to_ne_bytes());
+        Some(frame)
+    }
+
+    #[test]
+    fn udp_2_a_buffer_is_free_again_as_soon_as_it_is_put_or_dropped() {
+        let (mut carousel, mut pool) = (carousel(2), pool());
+        let (first, second) =
+            (filled(&mut carousel, 1).unwrap(), filled(&mut carousel, 2).unwrap());
+        assert_eq!((first.owner(), first.truesize()), (3, 512));
+        assert!(carousel.take(2).is_none());
+        pool.way_home().put(second);
+        assert_eq!(carousel.away(), 1);
+        let second = filled(&mut carousel, 3);
+        assert!(second.is_none(), "the first is next");
+        let second = filled(&mut carousel, 3).unwrap();
+        drop(first);
+        let mut head = pool.allocate(1).unwrap();
+        head.append(second);
+        pool.put(head);
+        assert_eq!((carousel.away(), pool.away()), (0, 0));
+    }
+
+    #[test]
+    fn a_region_that_is_no_multiple_is_used_as_far_as_whole_buffers_go() {
+        let carousel = Carousel::new(Region::allocate(5 * 1024 + 1023), 1024, 0);
+        assert_eq!(carousel.buffers(), 5);
+        let mut none = Carousel::new(Region::allocate(511), 512, 0);
+        assert!(none.take(8).is_none());
+    }
+
+    #[test]
+    fn frames_outlive_their_carousel() {
+        let mut carousel = carousel(4);
+        let kept: Vec<_> = (0..3).map(|mark| filled(&mut carousel, mark).unwrap()).collect();
+        drop(carousel);
+        for (mark, frame) in (0u32..).zip(kept) {
+            assert_eq!(frame.data(), mark.to_ne_bytes());
+        }
+        // The last one freed the home; miri and the leak check watch.
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 256 }))]
+        /// Whatever is held, however long: what is held keeps its bytes, no buffer has two holders,
+        /// and one that is free is found within a round of looks.
+        #[test]
+        fn udp_4_a_buffer_is_used_again_only_when_nobody_holds_it(
+            buffers in 1usize..12,
+            look in 1usize..5,
+            steps in proptest::collection::vec((any::<bool>(), any::<usize>()), 0..60),
+        ) {
+            let mut carousel = carousel(buffers);
+            let mut held: Vec<(Frame, u32)> = Vec::new();
+            let mut stamp = 0u32;
+            for (is_take, which) in steps {
+                if is_take {
+                    let looks = buffers.div_ceil(look);
+                    let taken = (0..looks).find_map(|_| carousel.take(look));
+                    prop_assert_eq!(taken.is_some(), held.len() < buffers);
+                    held.extend(taken.map(|mut frame| {
+                        stamp += 1;
+                        frame.copy_from(&stamp.to_ne_bytes());
+                        (frame, stamp)
+                    }));
+                } else if !held.is_empty() {
+                    let (frame, stamp) = held.swap_remove(which % held.len());
+                    prop_assert_eq!(frame.data(), stamp.to_ne_bytes());
+                }
+                prop_assert_eq!(carousel.away(), held.len());
+            }
+            for (frame, stamp) in held {
+                prop_assert_eq!(frame.data(), stamp.to_ne_bytes());
+            }
+            prop_assert_eq!(carousel.away(), 0);
+        }
+    }
+
+    /// Two readers free what one owner fills, on their threads; bytes never change under them.
+    #[test]
+    fn buffers_freed_on_other_threads_are_filled_again() {
+        let rounds: u32 = if cfg!(miri) { 60 } else { 50_000 };
+        let mut carousel = carousel(8);
+        let (senders, readers): (Vec<_>, Vec<_>) = (0..2)
+            .map(|lag| {
+                let (sender, receiver) = std::sync::mpsc::channel::<(Frame, u32)>();
+                let reader = std::thread::spawn(move || {
+                    let mut late = VecDeque::new();
+                    for (frame, stamp) in receiver {
+                        late.push_back((frame, stamp));
+                        if late.len() > lag * 3
+                            && let Some((frame, stamp)) = late.pop_front()
+                        {
+                            assert_eq!(frame.data(), stamp.to_ne_bytes());
+                        }
+                    }
+                });
+                (sender, reader)
+            })
+            .unzip();
+        for stamp in 0..rounds {
+            let frame = loop {
+                match filled(&mut carousel, stamp) {
+                    Some(frame) => break frame,
+                    None => std::thread::yield_now(),
+                }
+            };
+            senders[stamp as usize % 2].send((frame, stamp)).unwrap();
+        }
+        drop(senders);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert_eq!(carousel.away(), 0);
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    fn carousel(buffers: usize) -> Carousel {
+        Carousel::new(Region::allocate(buffers * 512), 512, 0)
+    }
+
+    /// The owner fills a buffer again only after what its reader did with it.
+    #[test]
+    fn a_buffer_that_is_filled_again_is_the_owners_alone() {
+        loom::model(|| {
+            let mut carousel = carousel(1);
+            let bytes = Arc::new(UnsafeCell::new(0));
+            let frame = carousel.take(1).unwrap();
+            let read = bytes.clone();
+            let reader = thread::spawn(move || {
+                // SAFETY: stands for the buffer's bytes: the frame's holder's, until it is freed.
+                read.with_mut(|bytes| unsafe { *bytes += 1 });
+                drop(frame);
+            });
+            if let Some(again) = carousel.take(1) {
+                // SAFETY: as above.
+                bytes.with_mut(|bytes| unsafe { *bytes += 1 });
+                drop(again);
+            }
+            reader.join().unwrap();
+            assert_eq!(carousel.away(), 0);
+        });
+    }
+
+    /// The owner ends while readers free its buffers: whoever is last frees the region, once.
+    #[test]
+    fn the_last_reader_frees_the_home_of_a_carousel_that_is_gone() {
+        loom::model(|| {
+            let mut carousel = carousel(2);
+            let (first, second) = (carousel.take(1).unwrap(), carousel.take(1).unwrap());
+            let readers = [first, second].map(|frame| thread::spawn(move || drop(frame)));
+            drop(carousel);
+            for reader in readers {
+                reader.join().unwrap();
+            }
+        });
+    }
+}
