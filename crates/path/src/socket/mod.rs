@@ -10,6 +10,11 @@
 
 pub mod queue; //   many CPUs to one reader, in order, without a lock
 pub mod account; // how much a socket holds, and the kernel's rule what it may
+pub mod policy; //  what becomes of a datagram's memory
+pub mod copy_cache; // small datagrams of slow readers, in buffers that go round
+
+#[cfg(test)]
+mod made_up;
 
 use std::fmt;
 
