@@ -1,6 +1,6 @@
 //! A packet on its way: one frame and what the stages have found out about it.
 
-use mem::Frame;
+use mem::{Frame, Pool};
 
 use crate::hash::FlowHash;
 use crate::parse::checksum::Sum;
@@ -63,6 +63,23 @@ impl Packet {
                 self.device_sum = DeviceSum::of_sum(sum, bytes, self.headers.link);
             }
         }
+    }
+
+    /// A copy in one frame of `pool`'s, the payloads of a merged packet one behind the other; `None`:
+    /// there is no such frame.
+    #[must_use]
+    pub fn copied(&self, pool: &mut Pool) -> Option<Self> {
+        let len_bytes = self.fragments().map(<[u8]>::len).sum::<usize>();
+        let len_bytes = u32::try_from(len_bytes).ok()?;
+        let mut frame = pool.allocate(len_bytes)?;
+        frame.set_len(len_bytes);
+        let mut room = frame.data_mut();
+        for bytes in self.fragments() {
+            let (to, rest) = room.split_at_mut(bytes.len());
+            to.copy_from_slice(bytes);
+            room = rest;
+        }
+        Some(Self { frame, ..*self })
     }
 
     /// Whether it was merged of several frames, which all are here still, one behind the other.

@@ -67,6 +67,8 @@ pub struct Config {
     pub spare_frames: u32,
     /// Threads beside the engine's that make packets: each gets as many spare frames.
     pub senders: u16,
+    /// Frames of the smallest kind for each CPU, that datagrams of slow readers are moved to.
+    pub small_frames: u32,
     /// Where the run is traced.
     pub trace: Option<Arc<Trace>>,
 }
@@ -110,6 +112,7 @@ impl Config {
             spin_max_ns: SPIN_MAX_NS,
             spare_frames: 0,
             senders: 0,
+            small_frames: 0,
             trace: None,
         }
     }

@@ -25,6 +25,13 @@ impl Flows {
         self.touch_on(flow, sys::current_cpu());
     }
 
+    /// The same for several flows, on a CPU.
+    pub(crate) fn touch_all(&self, flows: impl Iterator<Item = FlowHash>, cpu: CpuId) {
+        if let Some(table) = &*self.0.load() {
+            flows.for_each(|flow| table.record(flow, cpu));
+        }
+    }
+
     /// The application of `flow` runs on `cpu`.
     pub fn touch_on(&self, flow: FlowHash, cpu: CpuId) {
         if let Some(table) = &*self.0.load() {

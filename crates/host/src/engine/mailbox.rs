@@ -5,26 +5,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What was handed to one CPU, the oldest first.
-pub(super) struct Mailbox<T> {
+pub(crate) struct Mailbox<T> {
     has_mail: AtomicBool,
     mail: Mutex<Vec<T>>,
 }
 
 impl<T> Mailbox<T> {
     /// Hands something over. Ring the CPU's bell afterwards.
-    pub(super) fn put(&self, mail: T) {
+    pub(crate) fn put(&self, mail: T) {
         self.mail().push(mail);
         // Release: pairs with the load in `has_mail`.
         self.has_mail.store(true, Ordering::Release);
     }
 
     /// Whether there is anything, at the cost of one load.
-    pub(super) fn has_mail(&self) -> bool {
+    pub(crate) fn has_mail(&self) -> bool {
         self.has_mail.load(Ordering::Acquire)
     }
 
     /// Takes all that was handed over.
-    pub(super) fn take(&self) -> Vec<T> {
+    pub(crate) fn take(&self) -> Vec<T> {
         let mut mail = self.mail();
         self.has_mail.store(false, Ordering::Relaxed);
         std::mem::take(&mut mail)

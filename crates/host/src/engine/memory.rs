@@ -2,7 +2,7 @@
 
 use mem::Pool;
 use mem::frame::BEFORE_PACKET_BYTES;
-use mem::pool::{ChunkClass, LOT_FRAMES, carve, region_bytes};
+use mem::pool::{ChunkClass, LOT_FRAMES, MIN_CHUNK_BYTES, carve, region_bytes};
 use path::Source;
 use path::arrive::FrameNeeds;
 use path::intake::DEV_WEIGHT;
@@ -20,6 +20,8 @@ pub(super) struct Pools {
     pub(super) cpus: Vec<Pool>,
     /// One for each thread beside those that makes packets.
     pub(super) senders: Vec<Pool>,
+    /// The smallest chunks, a share for each CPU.
+    pub(super) small: Vec<Pool>,
 }
 
 /// For each queue, chunks enough for all that can be under way from it and for what
@@ -37,14 +39,20 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     let spare = ChunkClass { chunk_bytes: small_bytes, chunks: config.spare_frames };
     let spare = if config.spare_frames > 0 { vec![spare] } else { Vec::new() };
     shares.resize(needs.len() + cpus + usize::from(config.senders), spare);
+    // Behind all others, whose chunks are aligned to their size.
+    if config.small_frames > 0 {
+        let small = ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks: config.small_frames };
+        shares.resize(shares.len() + cpus, vec![small]);
+    }
     let region = sys::map_packet_memory(region_bytes(&shares))?;
     let mut queues = carve(region, &shares).map_err(|error| Error::Memory {
         bytes: error.need_bytes,
         source: std::io::Error::other(error),
     })?;
     let mut cpu_pools = queues.split_off(needs.len());
-    let senders = cpu_pools.split_off(cpus);
-    Ok(Pools { queues, cpus: cpu_pools, senders })
+    let mut senders = cpu_pools.split_off(cpus);
+    let small = senders.split_off(config.senders.into());
+    Ok(Pools { queues, cpus: cpu_pools, senders, small })
 }
 
 /// A frame of an ordinary network.

@@ -14,7 +14,7 @@ mod idle;
 mod limits;
 mod live;
 pub mod log;
-mod mailbox;
+pub(crate) mod mailbox;
 mod memory;
 mod outcome;
 mod question;
@@ -62,6 +62,7 @@ use worker::{Deaths, Life, Mailboxes, Worker};
 pub struct Engine<H> {
     workers: Vec<Worker<H>>,
     senders: Vec<Pool>,
+    small: Vec<Pool>,
     shared: Arc<Shared>,
 }
 
@@ -119,7 +120,7 @@ impl<H: Handler + 'static> Engine<H> {
             queues: counters.into_iter().map(|(_, counters)| counters).collect(),
             cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
         });
-        Ok(Self { workers, senders: pools.senders, shared })
+        Ok(Self { workers, senders: pools.senders, small: pools.small, shared })
     }
 
     /// Builds an engine over open devices: what [`build`](Self::build) does, by the machine's clock,
@@ -137,11 +138,25 @@ impl<H: Handler + 'static> Engine<H> {
         Self::build(config, sources, Clock::machine(), handler)
     }
 
+    /// The handler of a CPU, by its place.
+    ///
+    /// # Panics
+    /// When there are fewer CPUs.
+    pub(crate) fn handler_mut(&mut self, index: usize) -> &mut H {
+        &mut self.workers[index].handler
+    }
+
     /// Takes the packet memory of the [threads beside](Config::senders) the engine's. What of it is
     /// away when the run ends comes home when its pool is dropped.
     #[must_use]
     pub fn take_senders(&mut self) -> Vec<Pool> {
         std::mem::take(&mut self.senders)
+    }
+
+    /// Takes the [smallest frames](Config::small_frames), in the order of the CPUs.
+    #[must_use]
+    pub fn take_small(&mut self) -> Vec<Pool> {
+        std::mem::take(&mut self.small)
     }
 
     /// What changes the engine while it runs, and tells how it stands.

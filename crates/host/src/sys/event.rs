@@ -38,13 +38,17 @@ impl Event {
         let _ = poll(&mut polled, timeout.as_ref());
         let happened = polled.last().is_some_and(|event| event.revents().contains(PollFlags::IN));
         if happened {
-            // It is non-blocking, so this only takes back what `signal` wrote.
-            let _ = rustix::io::read(&self.0, &mut [0; 8]);
+            self.clear();
         }
     }
 
+    /// Has it not have happened.
+    pub(crate) fn clear(&self) {
+        // It is non-blocking, so this only takes back what `signal` wrote.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+
     /// What becomes readable when it happens.
-    #[cfg(test)]
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }

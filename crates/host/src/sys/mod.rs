@@ -6,6 +6,7 @@ mod event; //         what wakes a thread that sleeps on descriptors
 
 pub mod interface; // network interfaces, in the namespace of the calling thread
 mod netlink; //       what the kernel is asked of its network
+pub(crate) mod udp_reserve; // a port that is kept from the kernel's programs
 pub mod neighbour; // the kernel's addresses, routes and neighbours
 mod ethtool; //       what a driver says of itself
 pub mod bpf; //       programs and maps in the kernel
@@ -29,6 +30,14 @@ pub(crate) use cpus::{ask_to_be_woken_promptly, make_timers_precise, preemptions
 pub(crate) use event::Event;
 pub use memory::{available_memory_bytes, map_packet_memory};
 pub use user::{User, may_make_files_in, user};
+
+/// The first of the kernel's `udp_mem`: pages of UDP memory below which it never saves. None if it does
+/// not say.
+#[must_use]
+pub fn udp_mem_low_pages() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/udp_mem").ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
 
 /// Takes what is mounted on a directory out of the tree, in use or not: it goes when nobody uses it
 /// any more.

@@ -193,8 +193,8 @@ fn push_link(frame: &mut Frame, network: Network, stations: Option<Stations>) ->
 #[cfg(test)]
 mod tests {
     use etherparse::{NetHeaders, PacketHeaders, TransportHeader};
-    use mem::pool::{ChunkClass, Pool, carve, region_bytes};
     use mem::Region;
+    use mem::pool::{ChunkClass, Pool, carve, region_bytes};
     use proptest::prelude::*;
 
     use super::*;

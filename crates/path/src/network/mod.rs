@@ -3,6 +3,7 @@
 // Bytes from outside are taken by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
+pub mod compose;
 pub mod counters;
 pub mod drop;
 pub mod identity;
@@ -96,6 +97,32 @@ impl Network {
     /// Gives up datagrams that were not complete in time. Their frames go to `dropped`.
     pub fn expire(&mut self, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
         let _ = (now_ns, dropped);
+    }
+
+    /// Counts a datagram that no socket gets, for this reason.
+    pub fn drop_datagram(&self, packet: &Packet, reason: NetworkDrop) {
+        let udp = self.udp_counters(packet.headers.network);
+        self.counters.drops.add(reason, u64::from(packet.segment_count()));
+        match reason {
+            NetworkDrop::SocketRcvbuff => {
+                udp.rcvbuf_errors.add(1);
+                udp.in_errors.add(1);
+            }
+            NetworkDrop::NotJoined | NetworkDrop::NoSocket => udp.ignored_multi.add(1),
+            _ => udp.in_errors.add(1),
+        }
+    }
+
+    /// Counts datagrams that sockets got.
+    pub fn delivered(&self, over: crate::parse::Network, datagrams: u64) {
+        self.udp_counters(over).in_datagrams.add(datagrams);
+    }
+
+    fn udp_counters(&self, over: crate::parse::Network) -> &counters::UdpCounters {
+        match over {
+            crate::parse::Network::Ipv6 => &self.counters.udp6,
+            _ => &self.counters.udp,
+        }
     }
 
     /// The counters, for whoever wants to read them.

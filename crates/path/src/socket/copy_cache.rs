@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::packet::Arrival;
     use crate::parse::Link;
-    use crate::socket::made_up::{Layout, datagram, pool, pool_of};
+    use crate::socket::made_up::{Layout, datagram, pool, pools_of};
 
     fn cache(buffers: u32) -> CopyCache {
         CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn udp_4_ring_busy_head_is_passed_over_and_never_handed_out() {
         const BUFFERS: u32 = 100;
-        let (mut pool, mut cache) = (pool_of(200), cache(BUFFERS));
+        let (mut pool, mut cache) = (pools_of(200).0, cache(BUFFERS));
         let mut copy = |mark: u32| {
             let mut packet = datagram(&mut pool, Layout::V4, &mark.to_be_bytes());
             (cache.copy(&mut packet, &mut pool), packet)

@@ -19,15 +19,18 @@ pub(super) enum Layout {
     V6Extension,
 }
 
-/// A pool of large chunks and of small ones.
+/// A pool of large chunks.
 pub(super) fn pool() -> Pool {
-    pool_of(64)
+    pools_of(64).0
 }
 
-pub(super) fn pool_of(chunks: u32) -> Pool {
-    let class = |chunk_bytes| ChunkClass { chunk_bytes, chunks };
-    let shares = [vec![class(512), class(2048)]];
-    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+/// A pool of large chunks, and one of small ones.
+pub(super) fn pools_of(chunks: u32) -> (Pool, Pool) {
+    let class = |chunk_bytes| vec![ChunkClass { chunk_bytes, chunks }];
+    let shares = [class(2048), class(512)];
+    let mut pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
+    let small = pools.remove(1);
+    (pools.remove(0), small)
 }
 
 /// A datagram in a large chunk, parsed, from port 1000 to port 53.

@@ -136,14 +136,26 @@ pub struct ReliefCounters {
 pub struct Relief {
     /// Where there is memory for one.
     cache: Option<CopyCache>,
+    /// Small chunks of this CPU's, in the memory that its packets come in.
+    small: Option<Pool>,
     counters: Arc<ReliefCounters>,
 }
 
 impl Relief {
-    /// The relief of one CPU. Without a cache, `copy-cache` copies nothing.
+    /// The relief of one CPU. Without a cache, `copy-cache` copies nothing; without small chunks,
+    /// `condense` does not.
     #[must_use]
-    pub fn new(cache: Option<CopyCache>, counters: Arc<ReliefCounters>) -> Self {
-        Self { cache, counters }
+    pub fn new(
+        cache: Option<CopyCache>,
+        small: Option<Pool>,
+        counters: Arc<ReliefCounters>,
+    ) -> Self {
+        Self { cache, small, counters }
+    }
+
+    /// Gives it small chunks, in the memory that its packets come in.
+    pub fn set_small(&mut self, small: Pool) {
+        self.small = Some(small);
     }
 
     /// The copy cache, if there is one.
@@ -162,9 +174,9 @@ impl Relief {
         packets: &mut [Packet],
         pool: &mut Pool,
     ) {
-        let smaller = match (policy, &self.cache) {
-            (BufferPolicy::CopyCache, Some(_)) => CopyCache::TRUESIZE,
-            (BufferPolicy::Condense, _) => pool.smallest_chunk_bytes(),
+        let smaller = match (policy, &self.cache, &self.small) {
+            (BufferPolicy::CopyCache, Some(_), _) => CopyCache::TRUESIZE,
+            (BufferPolicy::Condense, _, Some(small)) => small.smallest_chunk_bytes(),
             _ => return,
         };
         let (mut rmem, rcvbuf) = (account.rmem(), account.rcvbuf());
@@ -196,14 +208,11 @@ impl Relief {
     /// Moves a packet into a smaller chunk of this CPU's, if it fits and there is one
     /// (`skb_condense`).
     fn condense(&mut self, packet: &mut Packet, pool: &mut Pool) {
-        let chunk_bytes = packet.frame.truesize();
-        if packet.is_merged() || chunk_bytes <= pool.smallest_chunk_bytes() {
+        let Some(chunks) = &mut self.small else { return };
+        if packet.is_merged() || packet.frame.truesize() <= chunks.smallest_chunk_bytes() {
             return;
         }
-        let Some(mut small) = pool.allocate(packet.frame.len_bytes()) else { return };
-        if small.truesize() >= chunk_bytes {
-            return pool.put(small);
-        }
+        let Some(mut small) = chunks.allocate(packet.frame.len_bytes()) else { return };
         small.copy_from(packet.frame.data());
         pool.put(replace(&mut packet.frame, small));
         self.counters.condensed.add(1);
@@ -283,7 +292,7 @@ mod tests {
 
     use super::*;
     use crate::socket::SocketId;
-    use crate::socket::made_up::{Layout, datagram, pool_of};
+    use crate::socket::made_up::{Layout, datagram, pools_of};
     use crate::socket::queue::{Inlet, Put, QueueConfig, queue};
 
     fn socket(id: u16, rcvbuf: u32) -> (Inlet, Outlet) {
@@ -302,8 +311,9 @@ mod tests {
     impl Cpu {
         fn new(chunks: u32, buffers: u32) -> Self {
             let region = Region::allocate(CopyCache::region_bytes(buffers));
-            let relief = Relief::new(Some(CopyCache::new(region, 0)), Arc::default());
-            Self { pool: pool_of(chunks), relief, dropped: Vec::new() }
+            let (pool, small) = pools_of(chunks);
+            let relief = Relief::new(Some(CopyCache::new(region, 0)), Some(small), Arc::default());
+            Self { pool, relief, dropped: Vec::new() }
         }
 
         /// Puts one datagram in. Returns whether the socket took it.

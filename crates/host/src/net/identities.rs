@@ -1,0 +1,145 @@
+//! Who this host is on each device.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use path::network::neighbours::Neighbours as Learned;
+use path::network::{Identity, Prefix};
+
+use super::shared::NetDevice;
+use crate::device::{Device, Via};
+use crate::engine::DeviceQueues;
+use crate::error::{Error, Result};
+use crate::sys::interface::{Interface, MacAddress};
+use crate::sys::neighbour;
+
+/// Who this host is on a device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Addresses {
+    /// Whom the kernel says: on an interface that it has too.
+    #[default]
+    Kernels,
+    /// Somebody else: these addresses are nobody's but ours, so ARP, neighbour solicitations and echo
+    /// requests for them are answered here.
+    Own {
+        /// Our station; `None`: one that is made up from the first address.
+        mac: Option<[u8; 6]>,
+        /// The addresses, with the bits of their networks.
+        addresses: Vec<(IpAddr, u8)>,
+    },
+}
+
+/// What devices have when nobody says otherwise.
+const ETHERNET_MTU: u32 = 1500;
+
+/// Reads `10.0.0.2/24`; without the bits, a network of one.
+///
+/// # Errors
+/// When it is no address, or has more bits than there are: says so.
+pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
+    let wrong = || format!("{text:?} is no address: give one as 10.0.0.2/24 or fd00::2/64");
+    let (address, bits) = match text.split_once('/') {
+        Some((address, bits)) => (address, Some(bits)),
+        None => (text, None),
+    };
+    let address: IpAddr = address.parse().map_err(|_| wrong())?;
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    let bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| wrong()))?;
+    if bits > most { Err(wrong()) } else { Ok((address, bits)) }
+}
+
+/// The queues of devices, for an engine over them.
+pub(super) fn queues_of(devices: &[Device]) -> Vec<DeviceQueues> {
+    let queues = |device: &Device| u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
+    let of = |device: &Device| DeviceQueues { name: device.name.clone(), queues: queues(device) };
+    devices.iter().map(of).collect()
+}
+
+/// The device of each rx queue.
+pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
+    let queues = |(index, device): (usize, &Device)| vec![index; device.sources.len()];
+    devices.iter().enumerate().flat_map(queues).collect()
+}
+
+/// Who we are on each, as `named` or as the kernel says.
+pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<NetDevice>> {
+    let kernels = Addresses::Kernels;
+    let of = |(index, device): (usize, &Device)| {
+        let addresses = named.get(index).unwrap_or(&kernels);
+        let (identity, kernels) = match addresses {
+            Addresses::Kernels if matches!(device.via, Via::AfXdp | Via::AfPacket) => {
+                let interface = Interface::named(&device.name)?;
+                (of_kernel(&interface)?, Some(interface.index))
+            }
+            Addresses::Kernels => {
+                let why = "the kernel is at the other end of it: say who is at this one".to_owned();
+                let (what, value) = ("addresses", device.name.clone());
+                return Err(Error::Setting { what, value, why });
+            }
+            Addresses::Own { mac, addresses } => {
+                let mac = mac.unwrap_or_else(|| made_up(addresses.first()));
+                let has_link = device.via != Via::Tun;
+                let mtu = Interface::named(&device.name).map_or(ETHERNET_MTU, |found| found.mtu);
+                let addresses = prefixes(addresses);
+                let mac = has_link.then_some(mac);
+                let is_whole_host = true;
+                (Identity { mac, addresses, groups: Vec::new(), mtu, is_whole_host }, None)
+            }
+        };
+        Ok(NetDevice {
+            name: device.name.clone(),
+            identity: ArcSwap::from_pointee(identity),
+            kernels,
+            learned: Arc::new(Mutex::new(Learned::default())),
+        })
+    };
+    devices.iter().enumerate().map(of).collect()
+}
+
+/// Asks the kernel again.
+pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
+    for device in devices {
+        if device.kernels.is_some() {
+            let found = of_kernel(&Interface::named(&device.name)?)?;
+            device.identity.rcu(|identity| {
+                let groups = identity.groups.clone();
+                Identity { groups, ..found.clone() }
+            });
+        }
+    }
+    Ok(())
+}
+
+fn of_kernel(interface: &Interface) -> Result<Identity> {
+    let addresses = neighbour::addresses(interface.index).map_err(|source| Error::Device {
+        name: interface.name.clone(),
+        what: "read its addresses".to_owned(),
+        source,
+        help: "see that this process may use netlink sockets".to_owned(),
+    })?;
+    Ok(Identity {
+        mac: interface.mac.filter(|_| interface.is_ethernet).map(|MacAddress(mac)| mac),
+        addresses: prefixes(&addresses),
+        groups: Vec::new(),
+        mtu: interface.mtu,
+        is_whole_host: false,
+    })
+}
+
+fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {
+    addresses.iter().map(|&(address, bits)| Prefix { address, bits }).collect()
+}
+
+/// A station of nobody's (the "locally administered" bit), that is the same each time.
+fn made_up(address: Option<&(IpAddr, u8)>) -> [u8; 6] {
+    let [a, b, c, d] = match address {
+        Some((IpAddr::V4(address), _)) => address.octets(),
+        Some((IpAddr::V6(address), _)) => {
+            let [.., a, b, c, d] = address.octets();
+            [a, b, c, d]
+        }
+        None => [0, 0, 0, 1],
+    };
+    [0x02, 0xfb, a, b, c, d]
+}

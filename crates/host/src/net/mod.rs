@@ -1,0 +1,356 @@
+//! UDP sockets over an engine: what is delivered on a CPU comes to the socket that it is for, in
+//! order, and its memory goes back to whoever owns it.
+//!
+//! A program opens devices, lays a [`Net`] over them, binds sockets, and runs the engine. Its readers
+//! are threads of its own, or the engine's: [`NetEngine::run_with`] gives each CPU's thread to a
+//! function, which reads and answers there, and turns the CPU itself while there is nothing to read.
+//!
+//! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host is whom the kernel says
+//! it is, its neighbours are the kernel's, and a port that is bound here is kept from the kernel's
+//! programs. On a TAP or TUN, this host is whom [`Addresses::Own`] says.
+
+mod datagram; //   what a reader gets
+mod identities; // who we are on a device
+mod neighbours; // the next station
+mod reader; //     the reader's end of a socket
+mod shared; //     what sockets and stacks share
+mod stack; //      the stack of one CPU, as a handler
+mod transmit; //   the way out
+mod udp; //        sockets
+
+use std::fmt;
+use std::io;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+
+use path::CpuId;
+use path::arrive::Waker;
+use path::network::{Network, NetworkConfig, NetworkCounters};
+use path::socket::SocketId;
+use path::socket::copy_cache::{self, CopyCache};
+use path::socket::policy::{BufferPolicy, Relief, SharedPolicy};
+use path::socket::table::{Binding, Reuse};
+use path::stack::Stack;
+
+use crate::control::Control;
+use crate::device::{Device, Via};
+use crate::engine::{Config, CpuThread, Engine, Outcome, Stopper};
+use crate::error::Result;
+use crate::sys;
+pub use datagram::{Datagram, Datagrams, NoRoom};
+pub use identities::{Addresses, parse_prefix};
+pub use shared::SOCKETS_MAX;
+pub use stack::NetStack;
+pub use udp::{SocketCounts, UdpSocket};
+
+use neighbours::Neighbours;
+use shared::{NetDevice, Parts, Shared};
+use transmit::Transmitter;
+use udp::Wake;
+
+/// What a socket may hold of packet memory when nobody says otherwise, in bytes: what the kernel's
+/// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
+pub const RMEM_DEFAULT: u32 = 3 * 212_992;
+
+/// The most that a socket may be given.
+pub const RMEM_MAX: u32 = 64 << 20;
+
+/// What sockets are laid over devices with.
+#[derive(Clone, Debug)]
+pub struct NetConfig {
+    /// Who this host is on each device, in their order. Those that are not named: as the kernel says.
+    pub addresses: Vec<Addresses>,
+    /// What a socket may hold at first, in bytes of packet memory.
+    pub rmem_default: u32,
+    /// The most that it may be given.
+    pub rmem_max: u32,
+    /// How the memory of datagrams is used and freed, at first.
+    pub policy: BufferPolicy,
+    /// Frames of each CPU's own for what sockets send.
+    pub send_frames: u32,
+    /// The memory of each CPU's copy cache is a part of this, in bytes: 1 % of the kernel's `udp_mem`
+    /// (UDP-5). None: what that is here.
+    pub copy_cache_bytes: Option<u64>,
+}
+
+impl Default for NetConfig {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            rmem_default: RMEM_DEFAULT,
+            rmem_max: RMEM_MAX,
+            policy: BufferPolicy::default(),
+            send_frames: 1024,
+            copy_cache_bytes: None,
+        }
+    }
+}
+
+/// Where sockets are bound. Cheap to clone.
+#[derive(Clone)]
+pub struct Net(Arc<Shared>);
+
+/// An engine whose packets go to sockets.
+pub struct NetEngine {
+    engine: Engine<NetStack>,
+    shared: Arc<Shared>,
+}
+
+impl Net {
+    /// Lays sockets over devices: an engine, and where to bind.
+    ///
+    /// # Errors
+    /// As [`Engine::over`]; and when the kernel cannot be asked for addresses, or a way out cannot be
+    /// opened.
+    pub fn over(
+        config: &Config,
+        net: &NetConfig,
+        devices: &mut [Device],
+    ) -> Result<(Self, NetEngine)> {
+        let cpus = config.cpus.cpus().to_vec();
+        let faces = identities::of_devices(devices, &net.addresses)?;
+        let ways = cpus.iter().map(|_| ways_out(devices, &faces)).collect::<Result<Vec<_>>>()?;
+        let config = Config {
+            devices: identities::queues_of(devices),
+            senders: u16::try_from(cpus.len()).unwrap_or(u16::MAX),
+            spare_frames: net.send_frames.max(config.spare_frames),
+            small_frames: net.send_frames.next_multiple_of(8),
+            ..config.clone()
+        };
+        let counters: Vec<Arc<NetworkCounters>> = cpus.iter().map(|_| Arc::default()).collect();
+        let shared = Arc::new(Shared::new(Parts {
+            cpus: cpus.clone(),
+            queues: identities::device_by_queue(devices),
+            devices: faces,
+            policy: SharedPolicy::new(net.policy),
+            rmem_default: net.rmem_default,
+            rmem_max: net.rmem_max,
+            seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
+            counters: counters.clone(),
+        }));
+        let caches = copy_caches(net, cpus.len());
+        let mut stacks = cpus.iter().zip(counters).zip(caches).enumerate().map(
+            |(index, ((&cpu, counters), cache))| {
+                let network = Network::new(NetworkConfig::default(), counters);
+                let relief = Relief::new(cache, None, Arc::default());
+                NetStack::new(index, Arc::clone(&shared), Stack::new(cpu, network, relief))
+            },
+        );
+        let mut engine = Engine::over(&config, devices, |_| {
+            stacks.next().unwrap_or_else(|| unreachable!("as many as CPUs"))
+        })?;
+        drop(stacks);
+        for (stack, small) in engine.take_small().into_iter().enumerate() {
+            engine.handler_mut(stack).set_small(small);
+        }
+        let mut senders = engine.take_senders();
+        let home = senders.first().map(mem::Pool::way_home);
+        let transmitters = senders.drain(..).zip(ways);
+        let transmitters = transmitters.map(|(pool, ways)| Transmitter::new(pool, ways)).collect();
+        if let Some(home) = home {
+            shared.complete(transmitters, engine.flows(), home);
+        }
+        Ok((Self(Arc::clone(&shared)), NetEngine { engine, shared }))
+    }
+
+    /// Binds a socket.
+    ///
+    /// # Errors
+    /// As [`SocketOptions::bind`].
+    pub fn bind(&self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        self.socket().bind(local)
+    }
+
+    /// A socket that is to be set up before it is bound.
+    #[must_use]
+    pub fn socket(&self) -> SocketOptions {
+        SocketOptions {
+            net: self.clone(),
+            reuse: Reuse::None,
+            cpu: None,
+            is_v6_only: false,
+            rcvbuf: self.0.rmem_default,
+            is_reserved: true,
+        }
+    }
+
+    /// How the memory of datagrams is used and freed, from now on.
+    pub fn set_policy(&self, policy: BufferPolicy) {
+        self.0.policy.store(policy);
+    }
+
+    /// What the network layer has counted, by CPU.
+    #[must_use]
+    pub fn counters(&self) -> &[Arc<NetworkCounters>] {
+        &self.0.counters
+    }
+
+    /// Becomes who the kernel says this host is, where the kernel has the device too: its addresses
+    /// may have changed.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn refresh_addresses(&self) -> Result<()> {
+        identities::refresh(&self.0.devices)
+    }
+}
+
+/// A socket to be.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SocketOptions {
+    net: Net,
+    reuse: Reuse,
+    cpu: Option<CpuId>,
+    is_v6_only: bool,
+    rcvbuf: u32,
+    is_reserved: bool,
+}
+
+impl SocketOptions {
+    /// Shares its address with others of the same kind (`SO_REUSEPORT`): each flow goes to one of
+    /// them, by its hash.
+    pub fn reuse_port(mut self) -> Self {
+        self.reuse = Reuse::Hash;
+        self
+    }
+
+    /// Shares its address with others of the same kind, one for each CPU: this one gets what is
+    /// delivered on `cpu`. What is delivered where none of them is goes to one by its hash.
+    pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
+        (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
+        self
+    }
+
+    /// Whether an IPv6 socket leaves IPv4 alone (`IPV6_V6ONLY`).
+    pub fn v6_only(mut self, is_v6_only: bool) -> Self {
+        self.is_v6_only = is_v6_only;
+        self
+    }
+
+    /// The most bytes of packet memory that it may hold, within `rmem_max` (`SO_RCVBUF`).
+    pub fn recv_buffer_size(mut self, bytes: u32) -> Self {
+        self.rcvbuf = bytes.min(self.net.0.rmem_max);
+        self
+    }
+
+    /// Whether the port is kept from the kernel's programs, where the kernel has a device too.
+    pub fn reserve(mut self, is_reserved: bool) -> Self {
+        self.is_reserved = is_reserved;
+        self
+    }
+
+    /// Binds it.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` when another socket, or a program of the kernel's, has the address;
+    /// `EADDRNOTAVAIL` when it is not this host's; when no descriptors are left.
+    pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        let Self { net: Net(shared), reuse, cpu, is_v6_only, rcvbuf, is_reserved } = self;
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to bind to");
+        let mut local = local.to_socket_addrs()?.next().ok_or_else(none)?;
+        let is_shared = reuse != Reuse::None;
+        let is_kernels = shared.devices.iter().any(|device| device.kernels.is_some());
+        let reserved = if is_reserved && is_kernels {
+            Some(sys::udp_reserve::reserve(local, is_shared, is_v6_only)?)
+        } else {
+            None
+        };
+        if let Some(reserved) = &reserved {
+            local.set_port(reserved.local_addr()?.port());
+        }
+        let wake = Arc::new(Wake::new()?);
+        let waker: Waker = {
+            let wake = Arc::clone(&wake);
+            Arc::new(move || wake.wake())
+        };
+        let binding = Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), local) };
+        let bound = shared.bind(binding, rcvbuf, &waker)?;
+        Ok(UdpSocket::new(shared, bound, wake, reserved))
+    }
+}
+
+impl NetEngine {
+    /// What changes the engine while it runs, and tells how it stands.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.engine.control()
+    }
+
+    /// What asks it to stop.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.engine.stopper()
+    }
+
+    /// Runs on threads of its own until every source is exhausted. Then readers get what they have
+    /// not read, and `BrokenPipe` behind it.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    pub fn run(self) -> Result<Outcome<NetStack>> {
+        self.run_with(CpuThread::turn_to_the_end)
+    }
+
+    /// The same, with every CPU's thread in the hands of `application`: see [`Engine::run_with`].
+    ///
+    /// # Errors
+    /// As [`Engine::run_with`].
+    pub fn run_with(
+        self,
+        application: impl Fn(&mut CpuThread<NetStack>) + Send + Sync + 'static,
+    ) -> Result<Outcome<NetStack>> {
+        let Self { engine, shared } = self;
+        let outcome = engine.run_with(application);
+        shared.end();
+        outcome
+    }
+}
+
+/// A way out of each device for one CPU.
+fn ways_out(
+    devices: &[Device],
+    faces: &[NetDevice],
+) -> Result<Vec<(Box<dyn crate::device::sink::Sink>, Neighbours)>> {
+    devices
+        .iter()
+        .zip(faces)
+        .map(|(device, face)| {
+            let neighbours = match (face.kernels, device.via) {
+                (Some(interface), _) => Neighbours::of_kernel(interface),
+                (None, Via::Tun) => Neighbours::None,
+                (None, _) => Neighbours::Own(Arc::clone(&face.learned)),
+            };
+            Ok((device.sink()?, neighbours))
+        })
+        .collect()
+}
+
+/// A copy cache for each CPU, if there is memory for them.
+fn copy_caches(net: &NetConfig, cpus: usize) -> Vec<Option<CopyCache>> {
+    let budget_bytes = net.copy_cache_bytes.unwrap_or_else(|| {
+        sys::udp_mem_low_pages().map_or(0, copy_cache::budget_bytes)
+    });
+    let count = u32::try_from(cpus).unwrap_or(u32::MAX);
+    let buffers = copy_cache::buffers_per_cpu(budget_bytes, count).ok();
+    (0..cpus)
+        .map(|cpu| {
+            let bytes = CopyCache::region_bytes(buffers?);
+            let owner = u16::try_from(cpu).unwrap_or(u16::MAX);
+            // Without memory there is no cache, and all else works (UDP-5).
+            sys::map_packet_memory(bytes).ok().map(|region| CopyCache::new(region, owner))
+        })
+        .collect()
+}
+
+impl fmt::Debug for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for NetEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NetEngine({:?})", self.shared)
+    }
+}

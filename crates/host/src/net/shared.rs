@@ -1,0 +1,297 @@
+//! What sockets, and the stacks of all CPUs, share.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use arc_swap::ArcSwap;
+use mem::Pool;
+use path::{CpuId, RxQueue};
+use path::arrive::Waker;
+use path::network::neighbours::Neighbours as Learned;
+use path::network::{Identity, NetworkCounters};
+use path::socket::policy::SharedPolicy;
+use path::socket::queue::{Outlet, QueueConfig, queue};
+use path::socket::table::{Binding, SocketTable};
+use path::socket::SocketId;
+use path::stack::Seat;
+use rustix::io::Errno;
+
+use super::transmit::Transmitter;
+use crate::engine::Flows;
+use crate::engine::mailbox::Mailbox;
+use crate::sys;
+use crate::sys::interface::InterfaceIndex;
+
+/// The most sockets that there are at once.
+pub const SOCKETS_MAX: usize = 1 << 15;
+
+/// Slots that each CPU's ring to a socket begins with.
+const SLOTS: u32 = 256;
+
+/// One device, as the stack sees it.
+pub(super) struct NetDevice {
+    pub(super) name: String,
+    /// Who this host is on it.
+    pub(super) identity: ArcSwap<Identity>,
+    /// None where the kernel does not have it too.
+    pub(super) kernels: Option<InterfaceIndex>,
+    /// Stations that were learned, where the kernel does not know them.
+    pub(super) learned: Arc<Mutex<Learned>>,
+}
+
+/// All that is shared.
+pub(super) struct Shared {
+    cpus: Box<[CpuId]>,
+    /// New sockets on their way to each CPU's stack.
+    mail: Box<[Mailbox<Seat>]>,
+    pub(super) table: Arc<ArcSwap<SocketTable>>,
+    sockets: Mutex<Sockets>,
+    pub(super) devices: Box<[NetDevice]>,
+    /// By rx queue: its device.
+    queues: Box<[usize]>,
+    late: OnceLock<Late>,
+    pub(super) policy: SharedPolicy,
+    pub(super) rmem_default: u32,
+    pub(super) rmem_max: u32,
+    seed: u64,
+    has_ended: AtomicBool,
+    pub(super) counters: Box<[Arc<NetworkCounters>]>,
+}
+
+/// What there is once the engine is built, which is before anything comes.
+pub(super) struct Late {
+    /// By CPU, in their order.
+    transmitters: Box<[Mutex<Transmitter>]>,
+    flows: Flows,
+    /// For readers: what [`Pool::way_home`] is asked of.
+    home: Mutex<Pool>,
+}
+
+/// The sockets that there are.
+#[derive(Default)]
+struct Sockets {
+    bindings: Vec<Binding>,
+    wakers: Vec<(SocketId, Waker)>,
+    /// Ids go round, so that none is used again soon after its socket is closed.
+    next_id: u16,
+    next_port: u16,
+}
+
+/// What a `Shared` is made of.
+pub(super) struct Parts {
+    pub(super) cpus: Vec<CpuId>,
+    pub(super) devices: Vec<NetDevice>,
+    pub(super) queues: Vec<usize>,
+    pub(super) policy: SharedPolicy,
+    pub(super) rmem_default: u32,
+    pub(super) rmem_max: u32,
+    pub(super) seed: u64,
+    pub(super) counters: Vec<Arc<NetworkCounters>>,
+}
+
+/// A socket's place.
+pub(super) struct Bound {
+    pub(super) id: SocketId,
+    pub(super) local: SocketAddr,
+    pub(super) outlet: Outlet,
+    pub(super) home: Pool,
+}
+
+impl Shared {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self {
+            mail: parts.cpus.iter().map(|_| Mailbox::default()).collect(),
+            cpus: parts.cpus.into(),
+            table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
+            sockets: Mutex::default(),
+            devices: parts.devices.into(),
+            queues: parts.queues.into(),
+            late: OnceLock::new(),
+            policy: parts.policy,
+            rmem_default: parts.rmem_default,
+            rmem_max: parts.rmem_max,
+            seed: parts.seed,
+            has_ended: AtomicBool::new(false),
+            counters: parts.counters.into(),
+        }
+    }
+
+    /// Completes it, once.
+    pub(super) fn complete(&self, transmitters: Vec<Transmitter>, flows: Flows, home: Pool) {
+        let transmitters = transmitters.into_iter().map(Mutex::new).collect();
+        let set = self.late.set(Late { transmitters, flows, home: Mutex::new(home) });
+        debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    fn late(&self) -> &Late {
+        self.late.get().unwrap_or_else(|| unreachable!("a Net is handed out when it is complete"))
+    }
+
+    /// Where readers record where they run.
+    pub(super) fn flows(&self) -> &Flows {
+        &self.late().flows
+    }
+
+    /// The device of a queue.
+    pub(super) fn device_of(&self, queue: RxQueue) -> usize {
+        self.queues.get(usize::from(queue.0)).copied().unwrap_or(0)
+    }
+
+    /// Binds a socket. A port of 0 is an ephemeral one.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL` as of the kernel; `EMFILE` when there are as many as may be.
+    pub(super) fn bind(
+        &self,
+        mut binding: Binding,
+        rcvbuf: u32,
+        wake: &Waker,
+    ) -> io::Result<Bound> {
+        let ip = binding.local.ip();
+        if !ip.is_unspecified() && !self.is_receivable(ip) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        let mut sockets = self.sockets();
+        binding.id = sockets.free_id()?;
+        if binding.local.port() == 0 {
+            sockets.choose_port(&mut binding)?;
+        } else if sockets.table(self.seed).conflict(&binding).is_some() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
+        let (inlets, outlet) = queue(QueueConfig { id, rcvbuf, slots: SLOTS, cpus });
+        // The stacks have the seat before they see the table.
+        for (mail, inlet) in self.mail.iter().zip(inlets) {
+            mail.put(Seat { inlet, wake: Arc::clone(wake) });
+        }
+        sockets.bindings.push(binding);
+        sockets.wakers.push((id, Arc::clone(wake)));
+        self.publish(&sockets);
+        let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).way_home();
+        Ok(Bound { id, local, outlet, home })
+    }
+
+    /// Changes a socket's binding.
+    pub(super) fn rebind(&self, id: SocketId, change: impl FnOnce(&mut Binding)) {
+        let mut sockets = self.sockets();
+        if let Some(binding) = sockets.bindings.iter_mut().find(|binding| binding.id == id) {
+            change(binding);
+            self.publish(&sockets);
+        }
+    }
+
+    /// Forgets a socket.
+    pub(super) fn close(&self, id: SocketId) {
+        let mut sockets = self.sockets();
+        sockets.bindings.retain(|binding| binding.id != id);
+        sockets.wakers.retain(|(of, _)| *of != id);
+        self.publish(&sockets);
+    }
+
+    fn publish(&self, sockets: &Sockets) {
+        self.table.store(Arc::new(sockets.table(self.seed)));
+    }
+
+    /// New sockets of a CPU, by its place.
+    pub(super) fn new_seats(&self, index: usize) -> Vec<Seat> {
+        self.mail[index].take()
+    }
+
+    /// The ways out of the calling thread's CPU, or of some CPU.
+    pub(super) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
+        let cpu = sys::current_cpu();
+        let index = self.cpus.iter().position(|&own| own == cpu);
+        self.transmitter_of(index.unwrap_or(cpu.index() % self.cpus.len()))
+    }
+
+    /// Those of a CPU, by its place.
+    pub(super) fn transmitter_of(&self, index: usize) -> MutexGuard<'_, Transmitter> {
+        self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// By which device a datagram leaves, and from which address unless the socket has one.
+    pub(super) fn route(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
+        let mut by_default = None;
+        for (index, device) in self.devices.iter().enumerate() {
+            let identity = device.identity.load();
+            let same_family =
+                |address: &IpAddr| address.is_ipv4() == destination.is_ipv4();
+            let mut own = identity.addresses.iter().filter(|own| same_family(&own.address));
+            if let Some(near) = own.clone().find(|own| own.contains(destination)) {
+                return Some((index, Some(near.address)));
+            }
+            // Of IPv6, the address for far destinations is not the link's own.
+            let far = own
+                .clone()
+                .find(|own| matches!(own.address, IpAddr::V6(own) if !own.is_unicast_link_local()))
+                .or_else(|| own.next());
+            if by_default.is_none() && far.is_some() {
+                by_default = Some((index, far.map(|own| own.address)));
+            }
+        }
+        by_default
+    }
+
+    fn is_receivable(&self, address: IpAddr) -> bool {
+        address.is_multicast()
+            || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
+    }
+
+    /// Says that no packets will come any more, and wakes all readers.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        self.sockets().wakers.iter().for_each(|(_, wake)| wake());
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, Sockets> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sockets {
+    fn table(&self, seed: u64) -> SocketTable {
+        SocketTable::new(self.bindings.clone(), seed)
+    }
+
+    fn free_id(&mut self) -> io::Result<SocketId> {
+        if self.bindings.len() >= SOCKETS_MAX {
+            return Err(Errno::MFILE.into());
+        }
+        loop {
+            let id = SocketId(self.next_id);
+            self.next_id = self.next_id.wrapping_add(1);
+            if self.bindings.iter().all(|binding| binding.id != id) {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// `ip_local_port_range`.
+    fn choose_port(&mut self, binding: &mut Binding) -> io::Result<()> {
+        const PORTS: std::ops::Range<u16> = 32_768..61_000;
+        let table = self.table(0);
+        for _ in PORTS {
+            self.next_port = if PORTS.contains(&self.next_port) { self.next_port } else { PORTS.start };
+            binding.local.set_port(self.next_port);
+            self.next_port += 1;
+            if table.conflict(binding).is_none() {
+                return Ok(());
+            }
+        }
+        Err(Errno::ADDRINUSE.into())
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices: Vec<_> = self.devices.iter().map(|device| &device.name).collect();
+        write!(f, "Net({devices:?}, {} CPUs)", self.cpus.len())
+    }
+}

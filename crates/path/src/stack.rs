@@ -1,0 +1,248 @@
+//! Stack: the third spine. It runs where packets are delivered, and brings those that are for this
+//! host from a delivery's batch to the sockets of their readers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use mem::Pool;
+
+use crate::arrive::Waker;
+use crate::cpu::CpuId;
+use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received};
+use crate::packet::Packet;
+use crate::parse::Network;
+use crate::socket::SocketId;
+use crate::socket::policy::{BufferPolicy, Relief};
+use crate::socket::queue::{Inlet, Put};
+use crate::socket::table::{Found, SocketTable, Wanted};
+
+/// One socket, as one CPU sees it.
+pub struct Seat {
+    /// Where packets for it are put.
+    pub inlet: Inlet,
+    /// Wakes its reader.
+    pub wake: Waker,
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Seat({:?})", self.inlet.id())
+    }
+}
+
+/// What packets are taken through the stack with.
+#[derive(Debug)]
+pub struct Around<'a> {
+    /// Who this host is on the device that they came from.
+    pub identity: &'a Identity,
+    /// The time.
+    pub now_ns: u64,
+    /// This CPU's packet memory.
+    pub pool: &'a mut Pool,
+    /// What is done for readers that are slow.
+    pub policy: BufferPolicy,
+    /// Gets packets that are to be sent out by the same device, as they are.
+    pub answers: &'a mut Vec<Packet>,
+}
+
+/// The stack of one CPU.
+#[derive(Debug)]
+pub struct Stack {
+    cpu: CpuId,
+    network: NetworkLayer,
+    table: Arc<SocketTable>,
+    /// By [`SocketId::index`].
+    seats: Vec<Option<Seat>>,
+    relief: Relief,
+    /// Datagrams for one socket, one behind the other; empty between turns.
+    run: Vec<Packet>,
+    /// The socket that they are for.
+    run_for: SocketId,
+    /// Datagrams that a socket had no room for; empty between turns.
+    refused: Vec<Packet>,
+    /// The sockets that one datagram is for; empty between packets.
+    found: Vec<SocketId>,
+    /// Sockets whose readers are to be woken at the end of the turn.
+    sleepers: Vec<SocketId>,
+    /// What reassembly gave up; empty between turns.
+    expired: Vec<(Packet, NetworkDrop)>,
+}
+
+impl Stack {
+    /// The stack of a CPU that has no sockets yet.
+    #[must_use]
+    pub fn new(cpu: CpuId, network: NetworkLayer, relief: Relief) -> Self {
+        Self {
+            cpu,
+            network,
+            table: Arc::default(),
+            seats: Vec::new(),
+            relief,
+            run: Vec::new(),
+            run_for: SocketId(0),
+            refused: Vec::new(),
+            found: Vec::new(),
+            sleepers: Vec::new(),
+            expired: Vec::new(),
+        }
+    }
+
+    /// Gives this CPU small frames, that datagrams of slow readers are moved to.
+    pub fn set_small(&mut self, small: Pool) {
+        self.relief.set_small(small);
+    }
+
+    /// Makes room for a socket, in place of a closed one that had the same id. Before the table that
+    /// has it.
+    pub fn seat(&mut self, seat: Seat) {
+        let index = seat.inlet.id().index();
+        if self.seats.len() <= index {
+            self.seats.resize_with(index + 1, || None);
+        }
+        self.seats[index] = Some(seat);
+    }
+
+    /// Goes by this table from now on, and lets go of sockets that were closed.
+    pub fn set_table(&mut self, table: Arc<SocketTable>) {
+        self.table = table;
+        for seat in &mut self.seats {
+            seat.take_if(|seat| seat.inlet.is_closed());
+        }
+    }
+
+    /// The spine: takes all packets of a batch to their sockets. Their frames go there, or home.
+    pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut Around<'_>) {
+        for packet in packets.drain(..) {
+            let received =
+                self.network.receive(packet, around.identity, around.now_ns, around.pool);
+            self.dispose(received, around);
+        }
+        self.end_run(around);
+        for socket in self.sleepers.drain(..) {
+            if let Some(Some(seat)) = self.seats.get(socket.index()) {
+                (seat.wake)();
+            }
+        }
+    }
+
+    /// Gives up what has waited too long. Call it now and then.
+    pub fn expire(&mut self, now_ns: u64, pool: &mut Pool) {
+        self.network.expire(now_ns, &mut self.expired);
+        self.expired.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
+    }
+
+    fn dispose(&mut self, received: Received, around: &mut Around<'_>) {
+        match received {
+            Received::Datagram(packet) => self.deliver(packet, around),
+            Received::Answer(packet) => around.answers.push(packet),
+            Received::Taken(packet) | Received::Dropped(packet, _) => {
+                around.pool.put(packet.frame);
+            }
+            Received::Kept => {}
+        }
+    }
+
+    /// Finds the socket of a datagram.
+    fn deliver(&mut self, packet: Packet, around: &mut Around<'_>) {
+        let Some(wanted) = Wanted::of(&packet, self.cpu) else {
+            return self.drop_datagram(packet, NetworkDrop::PktTooSmall, around.pool);
+        };
+        if !around.identity.is_own(wanted.destination.ip()) {
+            return self.deliver_to_all(packet, &wanted, around);
+        }
+        match self.table.find(&wanted) {
+            Found::One(socket) => self.put(socket, packet, around),
+            Found::None => self.answer_unreachable(packet, around),
+        }
+    }
+
+    fn answer_unreachable(&mut self, packet: Packet, around: &mut Around<'_>) {
+        let answer =
+            self.network.unreachable(packet, around.identity, around.now_ns, around.pool);
+        // There is no datagram in it any more.
+        self.dispose(answer, around);
+    }
+
+    /// A datagram to a group, or to everybody, is for every socket that it suits: each gets a copy,
+    /// the last one the datagram itself.
+    fn deliver_to_all(&mut self, packet: Packet, wanted: &Wanted, around: &mut Around<'_>) {
+        let mut found = std::mem::take(&mut self.found);
+        self.table.find_all(wanted, &mut found);
+        match found.split_last() {
+            None => self.drop_datagram(packet, NetworkDrop::NoSocket, around.pool),
+            Some((&last, others)) => {
+                for &socket in others {
+                    match packet.copied(around.pool) {
+                        Some(copy) => self.put(socket, copy, around),
+                        None => self.network.counters().drops.add(NetworkDrop::Nomem, 1),
+                    }
+                }
+                self.put(last, packet, around);
+            }
+        }
+        found.clear();
+        self.found = found;
+    }
+
+    /// Adds a datagram to the run of its socket.
+    fn put(&mut self, socket: SocketId, packet: Packet, around: &mut Around<'_>) {
+        if socket != self.run_for {
+            self.end_run(around);
+            self.run_for = socket;
+        }
+        self.run.push(packet);
+    }
+
+    /// Hands a run over.
+    fn end_run(&mut self, around: &mut Around<'_>) {
+        if self.run.is_empty() {
+            return;
+        }
+        let before = Families::of(&self.run);
+        let seat = self.seats.get_mut(self.run_for.index()).and_then(Option::as_mut);
+        let put = seat.map_or(Put::Closed, |Seat { inlet, .. }| {
+            self.relief.relieve(around.policy, inlet.account(), &mut self.run, around.pool);
+            inlet.put(&mut self.run, &mut self.refused)
+        });
+        if put == Put::WakeReader {
+            self.sleepers.push(self.run_for);
+        }
+        // Some are left in the run only if the socket was closed meanwhile.
+        let (refused, left) = (Families::of(&self.refused), Families::of(&self.run));
+        self.network.delivered(Network::Ipv4, before.v4 - refused.v4 - left.v4);
+        self.network.delivered(Network::Ipv6, before.v6 - refused.v6 - left.v6);
+        for packet in self.refused.drain(..) {
+            self.network.drop_datagram(&packet, NetworkDrop::SocketRcvbuff);
+            around.pool.put(packet.frame);
+        }
+        for packet in self.run.drain(..) {
+            self.network.drop_datagram(&packet, NetworkDrop::SocketClose);
+            around.pool.put(packet.frame);
+        }
+    }
+
+    fn drop_datagram(&mut self, packet: Packet, reason: NetworkDrop, pool: &mut Pool) {
+        self.network.drop_datagram(&packet, reason);
+        pool.put(packet.frame);
+    }
+
+    /// The network layer.
+    #[must_use]
+    pub fn network(&self) -> &NetworkLayer {
+        &self.network
+    }
+}
+
+/// How many datagrams came over each.
+struct Families {
+    v4: u64,
+    v6: u64,
+}
+
+impl Families {
+    fn of(packets: &[Packet]) -> Self {
+        let is_v6 = |packet: &&Packet| packet.headers.network == Network::Ipv6;
+        let v6 = packets.iter().filter(is_v6).count() as u64;
+        Self { v4: packets.len() as u64 - v6, v6 }
+    }
+}
