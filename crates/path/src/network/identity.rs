@@ -74,6 +74,18 @@ impl Identity {
         self.is_own(address) || is_broadcast(address) || self.is_joined(address)
     }
 
+    /// Whether a packet to this address may be for several sockets: a group's, everybody's, or (from
+    /// somebody without an address) nobody's.
+    #[must_use]
+    pub fn is_to_many(&self, destination: IpAddr) -> bool {
+        match destination {
+            IpAddr::V4(address) => {
+                address.is_multicast() || address.is_unspecified() || self.is_broadcast(address)
+            }
+            IpAddr::V6(address) => address.is_multicast(),
+        }
+    }
+
     /// Whether the device has an IPv6 address at all.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {

@@ -1,9 +1,23 @@
 //! Network: IP as a host receives it. What comes out is what Linux 6.18 would hand to a UDP socket
 //! with its default settings (RFC 1122, RFC 8200), and every other packet has a reason.
+//!
+//! ```text
+//! link ─► ipv4 ─► ipv4_options ─┬─► (reassembly) ─┬─► udp ─► Datagram
+//!      └► ipv6 ─► extensions ───┘                 └─► icmp ─► Answer
+//! ```
 // Bytes from outside are taken by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 pub mod compose;
+mod link; //         whom a frame is addressed to
+mod wire; //         how much of a packet there is
+mod ipv4; //         header, addresses, routes
+mod ipv4_options;
+mod ipv6; //         header, addresses
+mod extensions; //   IPv6's extension headers and their options
+mod udp; //          lengths and checksums
+mod icmp; //         echo, and errors that come in
+
 pub mod counters;
 pub mod drop;
 pub mod identity;
@@ -13,9 +27,15 @@ use std::sync::Arc;
 use mem::Pool;
 
 use crate::packet::Packet;
+use crate::parse::checksum::Sum;
+use crate::parse::{Checksum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Transport};
 pub use counters::NetworkCounters;
 pub use drop::NetworkDrop;
+use extensions::{Progress, Walked};
 pub use identity::{Identity, Prefix};
+use ipv6::Ipv6;
+use link::PacketType;
+use wire::{Extent, Wire};
 
 /// How a CPU's network layer is set up: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,8 +59,8 @@ impl Default for NetworkConfig {
 #[must_use]
 #[derive(Debug)]
 pub enum Received {
-    /// A whole, valid UDP datagram for this host: `headers` describe it, its frame ends where it
-    /// does, and begins with the link header still.
+    /// A whole, valid UDP datagram for this host: `headers` describe it, its frame ends where its IP
+    /// packet does, and begins with the link header still.
     Datagram(Packet),
     /// A packet to be sent out by the device that the received one came from, as it is: an answer.
     Answer(Packet),
@@ -67,17 +87,23 @@ impl Network {
     }
 
     /// Judges a packet that [`parse`](crate::parse) has walked over, and that came in on a device on
-    /// which we are `on`.
+    /// which we are `on`. What is dropped has been counted.
     pub fn receive(
         &mut self,
-        packet: Packet,
+        mut packet: Packet,
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
     ) -> Received {
-        let _ = (on, now_ns, pool);
-        self.counters.drops.add(NetworkDrop::UnhandledProto, 1);
-        Received::Dropped(packet, NetworkDrop::UnhandledProto)
+        let packet_type = match link::packet_type(&mut packet, on) {
+            Ok(packet_type) => packet_type,
+            Err(reason) => return self.dropped(packet, reason),
+        };
+        match ethertype(&packet) {
+            Some(ETHERTYPE_IPV4) => self.ipv4(packet, packet_type, on, now_ns, pool),
+            Some(ETHERTYPE_IPV6) => self.ipv6(packet, packet_type, on, now_ns, pool),
+            _ => self.dropped(packet, NetworkDrop::UnhandledProto),
+        }
     }
 
     /// Answers a datagram for whose port there is no socket: port unreachable, as often as the
@@ -90,8 +116,7 @@ impl Network {
         pool: &mut Pool,
     ) -> Received {
         let _ = (on, now_ns, pool, self.config);
-        self.counters.drops.add(NetworkDrop::NoSocket, 1);
-        Received::Dropped(packet, NetworkDrop::NoSocket)
+        self.dropped(packet, NetworkDrop::NoSocket)
     }
 
     /// Gives up datagrams that were not complete in time. Their frames go to `dropped`.
@@ -129,5 +154,207 @@ impl Network {
     #[must_use]
     pub fn counters(&self) -> &Arc<NetworkCounters> {
         &self.counters
+    }
+
+    fn ipv4(
+        &mut self,
+        mut packet: Packet,
+        packet_type: PacketType,
+        on: &Identity,
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Received {
+        let ipv4 = match ipv4::receive(&Wire::of(&packet), on, &self.counters.ip) {
+            Ok(ipv4) => ipv4,
+            Err(reason) => return self.dropped(packet, reason),
+        };
+        trim(&mut packet, ipv4.total_len);
+        if ipv4.is_fragment {
+            let _ = (now_ns, pool);
+            return self.dropped(packet, NetworkDrop::FragNomem);
+        }
+        self.ipv4_protocol(packet, packet_type, on)
+    }
+
+    /// `ip_protocol_deliver_rcu`: a packet whose header was judged, and that is whole.
+    fn ipv4_protocol(
+        &mut self,
+        packet: Packet,
+        packet_type: PacketType,
+        on: &Identity,
+    ) -> Received {
+        let header = Wire::of(&packet).bytes;
+        let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
+            header.first_chunk::<{ ipv4::FIXED_BYTES }>()
+        else {
+            return self.dropped(packet, NetworkDrop::IpInhdr);
+        };
+        let place = Place {
+            protocol,
+            offset: usize::from(packet.headers.network_offset) + usize::from(first & 0x0f) * 4,
+            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
+            is_ipv6: false,
+        };
+        self.protocol(packet, packet_type, &place, on)
+    }
+
+    fn ipv6(
+        &mut self,
+        mut packet: Packet,
+        packet_type: PacketType,
+        on: &Identity,
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Received {
+        let ipv6 = match ipv6::receive(&Wire::of(&packet), on, &self.counters.ip6) {
+            Ok(ipv6) => ipv6,
+            Err(reason) => return self.dropped(packet, reason),
+        };
+        trim(&mut packet, ipv6.total_len);
+        let _ = (now_ns, pool);
+        self.ipv6_protocol(packet, &ipv6, Progress { packet_type, was_fragment: false }, on)
+    }
+
+    /// `ip6_protocol_deliver_rcu`: a packet whose fixed header was judged.
+    fn ipv6_protocol(
+        &mut self,
+        packet: Packet,
+        ipv6: &Ipv6,
+        progress: Progress,
+        on: &Identity,
+    ) -> Received {
+        let bytes = Wire::of(&packet).bytes;
+        let (protocol, offset) = match extensions::walk(bytes, ipv6, progress, &self.counters.ip6) {
+            Ok(Walked::Protocol { protocol, offset }) => (protocol, offset),
+            Ok(Walked::Fragment { .. }) => return self.dropped(packet, NetworkDrop::FragNomem),
+            Err(reason) => return self.dropped(packet, reason),
+        };
+        let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
+        let place = Place {
+            protocol,
+            offset: usize::from(packet.headers.network_offset) + offset,
+            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
+            is_ipv6: true,
+        };
+        self.protocol(packet, progress.packet_type, &place, on)
+    }
+
+    fn protocol(
+        &mut self,
+        packet: Packet,
+        packet_type: PacketType,
+        place: &Place,
+        on: &Identity,
+    ) -> Received {
+        let counters = if place.is_ipv6 { &self.counters.ip6 } else { &self.counters.ip };
+        match (place.protocol, place.is_ipv6) {
+            (udp::UDP, _) => {
+                counters.in_delivers.add(1);
+                self.udp(packet, place, on)
+            }
+            (icmp::ICMP, false) | (icmp::ICMPV6, true) => {
+                counters.in_delivers.add(1);
+                let _ = packet_type;
+                Received::Taken(packet)
+            }
+            _ => {
+                counters.in_unknown_protos.add(1);
+                self.dropped(packet, NetworkDrop::IpNoproto)
+            }
+        }
+    }
+
+    fn udp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
+        let counters = if place.is_ipv6 { &self.counters.udp6 } else { &self.counters.udp };
+        let is_to_many =
+            packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
+        let len = if packet.is_merged() {
+            // Its checksum was judged over all its frames, and its lengths then.
+            usize::from(packet.headers.payload_len) + udp::HEADER_BYTES
+        } else {
+            let segment = udp::Segment {
+                bytes: packet.frame.data().get(place.offset..).unwrap_or_default(),
+                pseudo_sum: place.pseudo_sum,
+                checksum: place.known_checksum(&packet.headers),
+                is_ipv6: place.is_ipv6,
+                is_to_many,
+            };
+            match udp::receive(&segment, counters) {
+                Ok(len) => len,
+                Err(reason) => return self.dropped(packet, reason),
+            }
+        };
+        place.describe(&mut packet.headers, len);
+        Received::Datagram(packet)
+    }
+
+    fn dropped(&self, packet: Packet, reason: NetworkDrop) -> Received {
+        self.counters.drops.add(reason, u64::from(packet.segment_count()));
+        Received::Dropped(packet, reason)
+    }
+}
+
+/// Where a transport header is, and what it is summed up with.
+struct Place {
+    protocol: u8,
+    /// From the frame's first byte on.
+    offset: usize,
+    /// Of the addresses and the protocol.
+    pseudo_sum: Sum,
+    is_ipv6: bool,
+}
+
+impl Place {
+    /// What parsing found out about the checksum, if it walked to the same place.
+    fn known_checksum(&self, headers: &Headers) -> Checksum {
+        if headers.transport == Transport::Udp
+            && usize::from(headers.transport_offset) == self.offset
+        {
+            headers.l4_checksum
+        } else {
+            Checksum::Unknown
+        }
+    }
+
+    /// Notes a good datagram of `len` bytes, whatever parsing thought of it.
+    fn describe(&self, headers: &mut Headers, len: usize) {
+        let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+        headers.transport = Transport::Udp;
+        headers.protocol = self.protocol;
+        headers.flaw = None;
+        headers.l4_checksum = Checksum::Good;
+        headers.transport_offset = offset(self.offset);
+        headers.payload_offset = offset(self.offset + udp::HEADER_BYTES);
+        headers.payload_len = offset(len - udp::HEADER_BYTES);
+        if !headers.fragment.is_whole() {
+            headers.fragment = Fragment::Atomic;
+        }
+    }
+}
+
+/// The innermost EtherType. Of a frame without link header, by the IP version.
+fn ethertype(packet: &Packet) -> Option<u16> {
+    use crate::parse::Network as Parsed;
+    match packet.headers.network {
+        Parsed::Ipv4 => Some(ETHERTYPE_IPV4),
+        Parsed::Ipv6 => Some(ETHERTYPE_IPV6),
+        Parsed::Other => {
+            let at = usize::from(packet.headers.network_offset).checked_sub(2)?;
+            let field = packet.frame.data().get(at..)?.first_chunk()?;
+            Some(u16::from_be_bytes(*field))
+        }
+    }
+}
+
+/// Takes off what stands behind an IP packet of `total_len` bytes. One that was merged has nothing
+/// there.
+fn trim(packet: &mut Packet, total_len: usize) {
+    let end = usize::from(packet.headers.network_offset) + total_len;
+    match u32::try_from(end) {
+        Ok(end) if end < packet.frame.len_bytes() && !packet.is_merged() => {
+            packet.frame.set_len(end);
+            packet.wire_len = end;
+        }
+        _ => {}
     }
 }

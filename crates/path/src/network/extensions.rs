@@ -1,0 +1,227 @@
+//! IPv6 extension headers and their options, as the kernel's `exthdrs.c` takes them.
+
+use super::counters::IpCounters;
+use super::drop::NetworkDrop;
+use super::ipv6::{FIXED_BYTES, Ipv6};
+use super::link::PacketType;
+
+pub(super) const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+pub(super) const FRAGMENT: u8 = 44;
+const NO_NEXT_HEADER: u8 = 59;
+const DESTINATION_OPTIONS: u8 = 60;
+
+/// Extension headers come in units of this.
+const UNIT_BYTES: usize = 8;
+/// A fragment header's size.
+pub(super) const FRAGMENT_BYTES: usize = 8;
+/// Options with a meaning in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
+const OPTIONS_MAX: u32 = 8;
+/// Bytes of padding in a row: more would align nothing.
+const PADDING_MAX: usize = 7;
+
+/// Where the walk ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Walked {
+    /// At the header of a protocol.
+    Protocol { protocol: u8, offset: usize },
+    /// At the header of a fragment.
+    Fragment { offset: usize },
+}
+
+/// How far a packet has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Progress {
+    pub(super) packet_type: PacketType,
+    /// Whether it had a fragment header already: a second one cannot be.
+    pub(super) was_fragment: bool,
+}
+
+/// Walks from the header that [`Ipv6`] found to that of the protocol. `packet` begins with the fixed
+/// header, and ends where the payload does.
+pub(super) fn walk(
+    packet: &[u8],
+    ipv6: &Ipv6,
+    mut progress: Progress,
+    counters: &IpCounters,
+) -> Result<Walked, NetworkDrop> {
+    let (mut next, mut offset) = (ipv6.next, ipv6.offset);
+    let wrong = |reason| {
+        counters.in_hdr_errors.add(1);
+        Err(reason)
+    };
+    loop {
+        let header = packet.get(offset..).unwrap_or_default();
+        match next {
+            DESTINATION_OPTIONS => {
+                let Some((first, header)) = extension(header) else {
+                    return wrong(NetworkDrop::Ipv6BadExthdr);
+                };
+                if let Err(reason) = options(packet, offset, header, Options::Destination) {
+                    return wrong(reason);
+                }
+                (next, offset) = (first, offset + header.len());
+            }
+            ROUTING => match routing(packet, header, progress.packet_type, counters) {
+                Ok((first, len)) => (next, offset) = (first, offset + len),
+                Err(reason) => return Err(reason),
+            },
+            FRAGMENT => {
+                let (false, false, Some(&[first, _, _, field, ..])) = (
+                    progress.was_fragment,
+                    ipv6.has_no_len,
+                    header.first_chunk::<FRAGMENT_BYTES>(),
+                ) else {
+                    return wrong(NetworkDrop::Ipv6BadExthdr);
+                };
+                counters.reasm_reqds.add(1);
+                let &[_, _, high, ..] = header else { return wrong(NetworkDrop::Ipv6BadExthdr) };
+                if high != 0 || field & 0xf9 != 0 {
+                    return Ok(Walked::Fragment { offset });
+                }
+                counters.reasm_oks.add(1);
+                progress.was_fragment = true;
+                (next, offset) = (first, offset + FRAGMENT_BYTES);
+            }
+            // Nothing follows, on purpose.
+            NO_NEXT_HEADER => {
+                counters.in_delivers.add(1);
+                return Err(NetworkDrop::IpNoproto);
+            }
+            protocol => return Ok(Walked::Protocol { protocol, offset }),
+        }
+    }
+}
+
+/// The hop-by-hop options behind the fixed header: what follows them, and where.
+pub(super) fn hop_by_hop(packet: &[u8], ipv6: &Ipv6) -> Result<(u8, usize), NetworkDrop> {
+    let behind = packet.get(FIXED_BYTES..ipv6.total_len).unwrap_or_default();
+    let (next, header) = extension(behind).ok_or(NetworkDrop::IpInhdr)?;
+    options(packet, FIXED_BYTES, header, Options::HopByHop { ipv6 })?;
+    Ok((next, FIXED_BYTES + header.len()))
+}
+
+/// An extension header that is there as a whole, and the number of the next.
+fn extension(bytes: &[u8]) -> Option<(u8, &[u8])> {
+    let &[next, units, ..] = bytes else { return None };
+    Some((next, bytes.get(..(usize::from(units) + 1) * UNIT_BYTES)?))
+}
+
+/// Whose options.
+#[derive(Clone, Copy)]
+enum Options<'a> {
+    HopByHop { ipv6: &'a Ipv6 },
+    Destination,
+}
+
+/// Judges the options of a header at `offset` in the packet (`ip6_parse_tlv`).
+fn options(
+    packet: &[u8],
+    offset: usize,
+    header: &[u8],
+    whose: Options<'_>,
+) -> Result<(), NetworkDrop> {
+    const PAD_1: u8 = 0;
+    const PAD_N: u8 = 1;
+    let mut rest = header.get(2..).unwrap_or_default();
+    let (mut padding, mut count) = (0, 0);
+    loop {
+        let at = offset + header.len() - rest.len();
+        let option = match *rest {
+            [] => return Ok(()),
+            [PAD_1, ..] => rest.get(..1),
+            [_] => None,
+            [_, len, ..] => rest.get(..usize::from(len) + 2),
+        };
+        let option = option.ok_or(NetworkDrop::IpInhdr)?;
+        match *option {
+            [PAD_1] => padding += 1,
+            [PAD_N, _, ref zeros @ ..] => {
+                padding += option.len();
+                if zeros.iter().any(|byte| *byte != 0) {
+                    return Err(NetworkDrop::IpInhdr);
+                }
+            }
+            _ => {
+                count += 1;
+                if count > OPTIONS_MAX {
+                    return Err(NetworkDrop::IpInhdr);
+                }
+                match whose {
+                    Options::HopByHop { ipv6 } => hop_by_hop_option(packet, at, option, ipv6)?,
+                    Options::Destination => unknown_option(option)?,
+                }
+                padding = 0;
+            }
+        }
+        if padding > PADDING_MAX {
+            return Err(NetworkDrop::IpInhdr);
+        }
+        rest = rest.get(option.len()..).unwrap_or_default();
+    }
+}
+
+/// An option at `at` that every router looks at.
+fn hop_by_hop_option(
+    packet: &[u8],
+    at: usize,
+    option: &[u8],
+    ipv6: &Ipv6,
+) -> Result<(), NetworkDrop> {
+    const ROUTER_ALERT: u8 = 5;
+    const CALIPSO: u8 = 7;
+    const IOAM: u8 = 49;
+    const JUMBO: u8 = 194;
+    match *option {
+        [ROUTER_ALERT, 2, ..] => Ok(()),
+        // Of a domain that nobody has configured.
+        [ROUTER_ALERT | CALIPSO, ..] => Err(NetworkDrop::IpInhdr),
+        [IOAM, ..] if !at.is_multiple_of(4) => Err(NetworkDrop::IpInhdr),
+        [JUMBO, 4, a, b, c, d] if at % 4 == 2 && ipv6.has_no_len => {
+            let len = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+            // What is longer than any packet here is so than this one.
+            let is_needed = len > usize::from(u16::MAX);
+            let is_short = len > packet.len().saturating_sub(FIXED_BYTES);
+            Err(if is_needed && is_short { NetworkDrop::PktTooSmall } else { NetworkDrop::IpInhdr })
+        }
+        [JUMBO, ..] => Err(NetworkDrop::IpInhdr),
+        _ => unknown_option(option),
+    }
+}
+
+/// The upper bits of an option's type say what becomes of a packet when nobody knows it.
+fn unknown_option(option: &[u8]) -> Result<(), NetworkDrop> {
+    match option.first() {
+        Some(0..=0x3f) => Ok(()),
+        _ => Err(NetworkDrop::UnhandledProto),
+    }
+}
+
+/// A routing header is taken where it has led to (`ipv6_rthdr_rcv`); RPL's and segment routing's
+/// are not enabled. Returns what follows, and how far on.
+fn routing(
+    packet: &[u8],
+    header: &[u8],
+    packet_type: PacketType,
+    counters: &IpCounters,
+) -> Result<(u8, usize), NetworkDrop> {
+    const RPL: u8 = 3;
+    const SEGMENT_ROUTING: u8 = 4;
+    const MULTICAST: u8 = 0xff;
+    let Some((next, header)) = extension(header) else {
+        counters.in_hdr_errors.add(1);
+        return Err(NetworkDrop::Ipv6BadExthdr);
+    };
+    if packet.get(24) == Some(&MULTICAST) || packet_type != PacketType::Host {
+        counters.in_addr_errors.add(1);
+        return Err(NetworkDrop::Ipv6BadExthdr);
+    }
+    match *header {
+        [_, _, RPL | SEGMENT_ROUTING, ..] => Err(NetworkDrop::Ipv6BadExthdr),
+        [_, _, _, 0, ..] => Ok((next, header.len())),
+        _ => {
+            counters.in_hdr_errors.add(1);
+            Err(NetworkDrop::Ipv6BadExthdr)
+        }
+    }
+}

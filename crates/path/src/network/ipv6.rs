@@ -1,0 +1,116 @@
+//! IPv6 as `ip6_rcv` judges it, up to the extension headers.
+
+use std::net::Ipv6Addr;
+
+use super::counters::IpCounters;
+use super::drop::NetworkDrop;
+use super::extensions::{self, HOP_BY_HOP};
+use super::identity::Identity;
+use super::{Extent, Wire};
+
+pub(super) const FIXED_BYTES: usize = 40;
+
+/// What a good header says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Ipv6 {
+    /// Where the packet ends, from its header on.
+    pub(super) total_len: usize,
+    /// The header behind the fixed one and the hop-by-hop options.
+    pub(super) next: u8,
+    /// Where that begins, from the fixed header on.
+    pub(super) offset: usize,
+    /// Whether the length field is 0: it holds no length, and no fragment can be told from it.
+    pub(super) has_no_len: bool,
+}
+
+/// Judges a packet that begins with its IPv6 header.
+pub(super) fn receive(
+    wire: &Wire<'_>,
+    on: &Identity,
+    counters: &IpCounters,
+) -> Result<Ipv6, NetworkDrop> {
+    counters.in_receives.add(1);
+    if !on.has_ipv6() {
+        counters.in_discards.add(1);
+        return Err(NetworkDrop::Ipv6disabled);
+    }
+    let ipv6 = header(wire, counters)?;
+    let (_, destination) = addresses(wire.bytes).ok_or(NetworkDrop::IpInhdr)?;
+    if destination.is_multicast() {
+        return if on.is_joined(destination.into()) {
+            Ok(ipv6)
+        } else {
+            Err(NetworkDrop::NotJoined)
+        };
+    }
+    if on.is_own(destination.into()) {
+        return Ok(ipv6);
+    }
+    counters.in_addr_errors.add(1);
+    Err(NetworkDrop::IpInaddrerrors)
+}
+
+/// `ip6_rcv_core`.
+fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv6, NetworkDrop> {
+    let wrong = |reason| {
+        counters.in_hdr_errors.add(1);
+        Err(reason)
+    };
+    let Some(fixed) = wire.bytes.first_chunk::<FIXED_BYTES>() else {
+        return wrong(wire.missing(FIXED_BYTES, NetworkDrop::IpInhdr));
+    };
+    if fixed[0] >> 4 != 6 {
+        return wrong(NetworkDrop::UnhandledProto);
+    }
+    if let Err(reason) = judge_addresses(fixed) {
+        return wrong(reason);
+    }
+    let payload_len = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
+    let next = fixed[6];
+    // Without a length it is a jumbogram, or it goes to the end of the frame.
+    let has_no_len = payload_len == 0;
+    let mut ipv6 =
+        Ipv6 { total_len: FIXED_BYTES + payload_len, next, offset: FIXED_BYTES, has_no_len };
+    if has_no_len && next == HOP_BY_HOP {
+        ipv6.total_len = wire.len;
+    }
+    match wire.holds(ipv6.total_len) {
+        Extent::Short => {
+            counters.in_truncated_pkts.add(1);
+            return Err(NetworkDrop::PktTooSmall);
+        }
+        Extent::Snapped => return Err(NetworkDrop::Snapped),
+        Extent::Whole => {}
+    }
+    if next == HOP_BY_HOP {
+        match extensions::hop_by_hop(wire.bytes, &ipv6) {
+            Ok((next, offset)) => (ipv6.next, ipv6.offset) = (next, offset),
+            Err(reason) => return wrong(reason),
+        }
+    }
+    Ok(ipv6)
+}
+
+/// Source and destination.
+pub(super) fn addresses(header: &[u8]) -> Option<(Ipv6Addr, Ipv6Addr)> {
+    let source = header.get(8..)?.first_chunk::<16>()?;
+    let destination = header.get(24..)?.first_chunk::<16>()?;
+    Some((Ipv6Addr::from(*source), Ipv6Addr::from(*destination)))
+}
+
+/// RFC 4291: what must not be on a link.
+fn judge_addresses(header: &[u8; FIXED_BYTES]) -> Result<(), NetworkDrop> {
+    let (source, destination) = addresses(header).ok_or(NetworkDrop::IpInhdr)?;
+    let is_reserved_scope = |group: Ipv6Addr| matches!(group.octets()[1] & 0x0f, 0 | 1);
+    if source.is_loopback() || destination.is_loopback() {
+        return Err(NetworkDrop::IpLocalnet);
+    }
+    if destination.is_multicast() && is_reserved_scope(destination) {
+        return Err(NetworkDrop::IpInvalidDest);
+    }
+    // The dual stack would take a mapped source for an IPv4 one.
+    if source.is_multicast() || source.to_ipv4_mapped().is_some() {
+        return Err(NetworkDrop::IpInvalidSource);
+    }
+    Ok(())
+}
