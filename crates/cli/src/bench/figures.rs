@@ -37,6 +37,10 @@ impl Spread {
         let median = f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2]);
         Self { median, min, max, n }
     }
+
+    pub(super) fn median(&self) -> f64 {
+        self.median
+    }
 }
 
 impl Figures {

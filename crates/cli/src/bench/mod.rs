@@ -16,6 +16,7 @@ mod pool;
 mod ring;
 mod solo;
 mod steer;
+mod udp;
 
 use std::path::PathBuf;
 use std::thread;
@@ -45,7 +46,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     secs: u64,
 
-    /// Objects or packets handed over at once (ring, pool, steer)
+    /// Objects or packets handed over at once (ring, pool, steer, udp)
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=64))]
     bulk: u32,
 
@@ -83,6 +84,19 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     rfs: bool,
 
+    /// udp: threads that put datagrams into the socket, in one measurement after the other
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2, 4, 8],
+          value_parser = clap::value_parser!(u8).range(1..=64))]
+    producers: Vec<u8>,
+
+    /// udp: what a slow reader does for each datagram, in nanoseconds
+    #[arg(long, value_name = "NS", default_value_t = 100)]
+    work_ns: u32,
+
+    /// udp: what the socket may hold, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 212_992)]
+    rcvbuf: u32,
+
     /// pool: write and read packet bytes too
     #[arg(long)]
     touch: bool,
@@ -107,6 +121,8 @@ enum What {
     Lro,
     /// Frame in, parse, hash, steer, hand over, read on the other CPU, return
     Steer,
+    /// A flood of small datagrams to one socket, with each buffer policy in turn: repeats are 7 at most
+    Udp,
     /// All of them that need no capture, one line each
     All,
 }
@@ -125,8 +141,16 @@ pub(crate) enum BenchHash {
 
 /// Measures and prints.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let all =
-        [What::Parse, What::Checksum, What::Hash, What::Knob, What::Ring, What::Pool, What::Steer];
+    let all = [
+        What::Parse,
+        What::Checksum,
+        What::Hash,
+        What::Knob,
+        What::Ring,
+        What::Pool,
+        What::Steer,
+        What::Udp,
+    ];
     let stages = if args.what == What::All { all.as_slice() } else { &[args.what] };
     let cpus = sys::allowed_cpus();
     for stage in stages {
@@ -152,6 +176,7 @@ fn measure(what: What, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Fail
         What::Lro => lro::run(args),
         What::Ring => ring::run(args, pair::two_of(cpus)?),
         What::Pool => pool::run(args, pair::two_of(cpus)?),
+        What::Udp => udp::run(args, cpus),
         What::Steer | What::All => steer::run(args, pair::two_of(cpus)?),
     }
 }

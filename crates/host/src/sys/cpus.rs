@@ -6,6 +6,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use path::CpuId;
 use rustix::process;
 use rustix::thread::{self, CpuSet};
+use rustix::time::{ClockId, clock_gettime};
 
 /// The CPUs that this process may run on.
 #[must_use]
@@ -94,7 +95,17 @@ pub(crate) fn preemptions() -> u64 {
 /// CPU time that this process has used so far, in nanoseconds.
 #[must_use]
 pub fn process_cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    clock_ns(ClockId::ProcessCPUTime)
+}
+
+/// CPU time that the calling thread has used so far, in nanoseconds.
+#[must_use]
+pub fn thread_cpu_ns() -> u64 {
+    clock_ns(ClockId::ThreadCPUTime)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
     seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0)
 }
@@ -119,7 +130,9 @@ mod tests {
 
     #[test]
     fn cpu_time_advances() {
-        let before = process_cpu_ns();
-        while process_cpu_ns() == before {}
+        for cpu_ns in [process_cpu_ns, thread_cpu_ns] {
+            let before = cpu_ns();
+            while cpu_ns() == before {}
+        }
     }
 }

@@ -25,7 +25,7 @@ use std::path::Path;
 
 use rustix::mount::{self, UnmountFlags};
 
-pub use cpus::{allowed_cpus, current_cpu, pin_to, process_cpu_ns};
+pub use cpus::{allowed_cpus, current_cpu, pin_to, process_cpu_ns, thread_cpu_ns};
 pub(crate) use cpus::{ask_to_be_woken_promptly, make_timers_precise, preemptions};
 pub(crate) use event::Event;
 pub use memory::{available_memory_bytes, map_packet_memory};

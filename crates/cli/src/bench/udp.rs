@@ -1,0 +1,165 @@
+//! `bench udp`: a flood of small datagrams to one socket, with each buffer policy in turn.
+//!
+//! Producers stand for the CPUs that receive: each takes frames of its own, fills and parses them,
+//! and puts them into the socket's queue. One reader takes them out, looks at each payload, works,
+//! and gives the memory back. The reader has a CPU of its own; the producers share the others.
+//!
+//! Policies are compared within a round, in which each has its turn; figures are the medians of the
+//! rounds. The *knee* is what a policy delivers when no more is offered than it takes.
+
+mod flood;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use path::CpuId;
+use path::socket::policy::BufferPolicy;
+use serde_json::{Value, json};
+
+use self::flood::{Flood, Load, Outcome, Work};
+use super::BenchArgs;
+use super::figures::{Figures, Spread};
+use super::input::{self, Sample};
+use super::pair;
+use crate::failure::Failure;
+
+/// The most rounds.
+const ROUNDS: u32 = 7;
+
+/// What is offered, in multiples of the knee.
+const RATES: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
+
+pub(super) fn run(args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
+    pair::two_of(cpus)?;
+    let bench = Bench {
+        args,
+        samples: input::packets(args.file.as_deref())?,
+        end: Instant::now() + Duration::from_secs(args.secs),
+    };
+    let (slow, fast) = (Work::of_ns(args.work_ns), Work::of_ns(0));
+    let (mut runs, mut away, mut main) = (Vec::new(), 0, Spread::default());
+    for &producers in &args.producers {
+        let mut flood = Flood::new(producers, args.rcvbuf, args.bulk as usize, cpus)?;
+        for (reader, work) in [("slow", slow), ("fast", fast)] {
+            let rounds =
+                bench.rounds(&mut flood, |policy| Load { policy, work, offered_pps: None });
+            if runs.is_empty() {
+                main = rounds.spread(BufferPolicy::Owner, |outcome| outcome.kpps);
+            }
+            runs.push(rounds.described(producers, reader));
+        }
+        away += flood.away();
+    }
+    let producers = args.producers.first().copied().unwrap_or(1);
+    let mut flood = Flood::new(producers, args.rcvbuf, args.bulk as usize, cpus)?;
+    let rates = bench.rates(&mut flood, slow);
+    away += flood.away();
+    Ok(Figures::new("udp", "Kpps", main)
+        .with("input", input::name(args.file.as_deref()))
+        .with("bulk", args.bulk)
+        .with("work_ns", args.work_ns)
+        .with("rcvbuf", args.rcvbuf)
+        .with("cpus", cpus.len())
+        .with("runs", runs)
+        .with("rates", rates)
+        .with("frames_away", away))
+}
+
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    samples: Vec<Sample>,
+    /// No round begins after that.
+    end: Instant,
+}
+
+impl Bench<'_> {
+    /// Has each policy its turn in each round; `load` says what is measured.
+    fn rounds(&self, flood: &mut Flood, load: impl Fn(BufferPolicy) -> Load) -> Rounds {
+        let mut rounds = Rounds::default();
+        // The first one warms up.
+        for round in 0..=self.args.reps.min(ROUNDS) {
+            let outcomes =
+                BufferPolicy::ALL.map(|policy| flood.repeat(load(policy), &self.samples));
+            if round > 0 || self.is_late() {
+                rounds.0.push(outcomes);
+            }
+            if self.is_late() {
+                break;
+            }
+        }
+        rounds
+    }
+
+    fn is_late(&self) -> bool {
+        Instant::now() > self.end
+    }
+
+    /// What each policy delivers of multiples of its knee.
+    fn rates(&self, flood: &mut Flood, work: Work) -> Value {
+        let most = self.rounds(flood, |policy| Load { policy, work, offered_pps: None });
+        let knees =
+            BufferPolicy::ALL.map(|policy| most.spread(policy, |outcome| outcome.kpps).median());
+        let at = |flood: &mut Flood, rate: f64| {
+            self.rounds(flood, |policy| {
+                let offered_pps = Some(knees[policy.index()] * 1e3 * rate);
+                Load { policy, work, offered_pps }
+            })
+        };
+        let by_rate: Vec<_> = RATES.into_iter().map(|rate| (rate, at(flood, rate))).collect();
+        let of_policy = |policy: BufferPolicy| {
+            let rates = by_rate.iter().map(|(rate, rounds)| {
+                json!({
+                    "rate": rate,
+                    "offered_kpps": rounds.spread(policy, |outcome| outcome.offered_kpps),
+                    "kpps": rounds.spread(policy, |outcome| outcome.kpps),
+                })
+            });
+            let rates: Vec<_> = rates.collect();
+            json!({ "knee_kpps": knees[policy.index()], "rates": rates })
+        };
+        BufferPolicy::ALL.into_iter().map(|policy| (policy.name(), of_policy(policy))).collect()
+    }
+}
+
+/// The outcomes of some rounds, by [`BufferPolicy::index`].
+#[derive(Default)]
+struct Rounds(Vec<[Outcome; BufferPolicy::ALL.len()]>);
+
+impl Rounds {
+    fn spread(&self, policy: BufferPolicy, figure: impl Fn(&Outcome) -> f64) -> Spread {
+        let figures = self.0.iter().map(|round| figure(&round[policy.index()]));
+        Spread::of(&figures.collect::<Vec<_>>())
+    }
+
+    /// How one policy's delivery relates to another's, round by round.
+    fn ratio(&self, policy: BufferPolicy, to: BufferPolicy) -> Spread {
+        let ratio = |round: &[Outcome; 4]| round[policy.index()].kpps / round[to.index()].kpps;
+        Spread::of(&self.0.iter().map(ratio).collect::<Vec<_>>())
+    }
+
+    fn described(&self, producers: u8, reader: &str) -> Value {
+        let policies: BTreeMap<_, _> = BufferPolicy::ALL
+            .into_iter()
+            .map(|policy| {
+                let spread = |figure: fn(&Outcome) -> f64| self.spread(policy, figure);
+                let described = json!({
+                    "kpps": spread(|outcome| outcome.kpps),
+                    "offered_kpps": spread(|outcome| outcome.offered_kpps),
+                    "reader_ns": spread(|outcome| outcome.reader_ns),
+                    "producer_ns": spread(|outcome| outcome.producer_ns),
+                    "reader_cpu_s": spread(|outcome| outcome.reader_cpu_s),
+                    "producers_cpu_s": spread(|outcome| outcome.producers_cpu_s),
+                    "dropped": spread(|outcome| super::solo::as_f64(outcome.dropped)),
+                });
+                (policy.name(), described)
+            })
+            .collect();
+        json!({
+            "producers": producers,
+            "reader": reader,
+            "policies": policies,
+            "owner_to_none": self.ratio(BufferPolicy::Owner, BufferPolicy::None),
+            "owner_to_copy_cache": self.ratio(BufferPolicy::Owner, BufferPolicy::CopyCache),
+        })
+    }
+}

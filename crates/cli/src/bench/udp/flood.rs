@@ -1,0 +1,327 @@
+//! A flood of datagrams to one socket: threads that put them in, and one that reads.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay::sys;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{Pool, Region};
+use path::packet::Arrival;
+use path::parse::{self, Verify};
+use path::socket::SocketId;
+use path::socket::copy_cache::{BUFFERS_MAX, CopyCache};
+use path::socket::policy::{BufferPolicy, Relief, ReliefCounters, WayBack};
+use path::socket::queue::{Inlet, Outlet, Put, QueueConfig, queue};
+use path::{CpuId, Packet};
+
+use super::super::input::Sample;
+use super::super::solo::{as_f64, nanoseconds};
+use crate::failure::Failure;
+
+/// How long a repeat takes.
+const REPEAT: Duration = Duration::from_millis(50);
+
+/// What a device's frames are: room for an Ethernet frame, and for more than a socket holds.
+const DEVICE_ROOM_BYTES: u32 = 1514;
+const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 2047 };
+const SMALL_CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 1023 };
+
+/// Datagrams that the reader takes at once.
+const READ_MAX: usize = 64;
+
+/// What is measured in one repeat.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    pub(super) policy: BufferPolicy,
+    /// Work of the reader on each datagram.
+    pub(super) work: Work,
+    /// Datagrams a second from all producers together. `None`: as many as they can.
+    pub(super) offered_pps: Option<f64>,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Outcome {
+    /// Datagrams that were read, in thousands a second.
+    pub(super) kpps: f64,
+    /// Those that were put in or dropped, likewise.
+    pub(super) offered_kpps: f64,
+    /// CPU time of the reader for each that was read, without the time in which there was none.
+    pub(super) reader_ns: f64,
+    /// CPU time of the producers for each that they offered.
+    pub(super) producer_ns: f64,
+    /// CPU time in all.
+    pub(super) reader_cpu_s: f64,
+    pub(super) producers_cpu_s: f64,
+    /// Datagrams that the socket had no room for.
+    pub(super) dropped: usize,
+}
+
+/// Work that takes so many nanoseconds: arithmetic in which each step waits for the one before.
+#[derive(Clone, Copy)]
+pub(super) struct Work {
+    steps: u32,
+}
+
+impl Work {
+    /// Finds out how many steps take `ns`.
+    pub(super) fn of_ns(ns: u32) -> Self {
+        const STEPS: u32 = 100_000;
+        let fastest = (0..50).map(|_| {
+            let started = Instant::now();
+            Self { steps: STEPS }.work();
+            started.elapsed()
+        });
+        let step_ns = nanoseconds(fastest.min().unwrap_or_default()) / f64::from(STEPS);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "as near as steps are long"
+        )]
+        let steps = (f64::from(ns) / step_ns) as u32;
+        Self { steps }
+    }
+
+    fn work(self) {
+        let mut x = black_box(1u64);
+        for _ in 0..self.steps {
+            x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1;
+        }
+        black_box(x);
+    }
+}
+
+/// A socket, its reader, and the producers.
+pub(super) struct Flood {
+    producers: Vec<Producer>,
+    reader: Reader,
+}
+
+impl Flood {
+    /// `producers` of them, on the CPUs but the last, which is the reader's.
+    pub(super) fn new(
+        producers: u8,
+        rcvbuf: u32,
+        bulk: usize,
+        cpus: &[CpuId],
+    ) -> Result<Self, Failure> {
+        let (&reader_cpu, others) = cpus.split_last().unwrap_or((&CpuId(0), &[]));
+        let shares = vec![vec![SMALL_CHUNKS, CHUNKS]; producers.into()];
+        let region = sys::map_packet_memory(region_bytes(&shares))?;
+        let pools = carve(region, &shares)
+            .map_err(|error| Failure::usage(error.to_string(), "this is a bug: report it"))?;
+        let slots = u32::try_from(READ_MAX).unwrap_or(u32::MAX);
+        let config = QueueConfig { id: SocketId(0), rcvbuf, slots, cpus: producers.into() };
+        let (inlets, outlet) = queue(config);
+        let way_back = WayBack::new(pools[0].way_home());
+        let producers = (0..).zip(pools).zip(inlets).map(|((slot, pool), inlet)| {
+            let cache = Region::allocate(CopyCache::region_bytes(BUFFERS_MAX));
+            let counters = Arc::<ReliefCounters>::default();
+            Producer {
+                cpu: others.iter().copied().cycle().nth(slot.into()),
+                pool,
+                inlet,
+                relief: Relief::new(Some(CopyCache::new(cache, slot)), counters),
+                bulk,
+                next: 0,
+            }
+        });
+        let reader = Reader { cpu: reader_cpu, outlet, way_back, seen: 0 };
+        Ok(Self { producers: producers.collect(), reader })
+    }
+
+    /// Runs for a while.
+    pub(super) fn repeat(&mut self, load: Load, samples: &[Sample]) -> Outcome {
+        let dropped_before = self.reader.outlet.account().dropped();
+        let run = Run {
+            load,
+            pps_each: load.offered_pps.map(|pps| pps / as_f64(self.producers.len())),
+            start: Barrier::new(self.producers.len() + 2),
+            end: AtomicBool::new(false),
+            samples,
+        };
+        let Self { producers, reader } = self;
+        let (read, sent) = thread::scope(|scope| {
+            let run = &run;
+            let senders: Vec<_> = producers
+                .iter_mut()
+                .map(|producer| scope.spawn(move || producer.produce(run)))
+                .collect();
+            let reading = scope.spawn(move || reader.read(run));
+            run.start.wait();
+            thread::sleep(REPEAT);
+            run.end.store(true, Ordering::Release);
+            // They have nothing to panic about.
+            let read = reading.join().unwrap_or_default();
+            let sent: Vec<_> =
+                senders.into_iter().map(|sender| sender.join().unwrap_or_default()).collect();
+            (read, sent)
+        });
+        self.reader.empty();
+        let sent_count = sent.iter().map(|side| side.count).sum::<usize>();
+        let sent_cpu_ns = sent.iter().map(|side| side.cpu_ns).sum::<f64>();
+        let dropped = self.reader.outlet.account().dropped() - dropped_before;
+        Outcome {
+            kpps: as_f64(read.count) * 1e6 / read.wall_ns,
+            offered_kpps: sent.iter().map(|side| as_f64(side.count) * 1e6 / side.wall_ns).sum(),
+            reader_ns: (read.cpu_ns - read.idle_ns).max(0.0) / as_f64(read.count.max(1)),
+            producer_ns: sent_cpu_ns / as_f64(sent_count.max(1)),
+            reader_cpu_s: read.cpu_ns / 1e9,
+            producers_cpu_s: sent_cpu_ns / 1e9,
+            dropped: usize::try_from(dropped).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Frames that are not with their owners.
+    pub(super) fn away(&mut self) -> usize {
+        let away = |producer: &mut Producer| {
+            producer.pool.away() + producer.relief.cache().map_or(0, CopyCache::away)
+        };
+        self.producers.iter_mut().map(away).sum()
+    }
+}
+
+/// What the threads of one repeat know.
+struct Run<'a> {
+    load: Load,
+    pps_each: Option<f64>,
+    start: Barrier,
+    end: AtomicBool,
+    samples: &'a [Sample],
+}
+
+impl Run<'_> {
+    fn is_over(&self) -> bool {
+        self.end.load(Ordering::Acquire)
+    }
+}
+
+/// What one thread did.
+#[derive(Clone, Copy, Default)]
+struct Side {
+    count: usize,
+    wall_ns: f64,
+    cpu_ns: f64,
+    /// In which it had nothing to do.
+    idle_ns: f64,
+}
+
+/// When a thread began.
+struct Began {
+    wall: Instant,
+    cpu_ns: u64,
+}
+
+impl Began {
+    fn now() -> Self {
+        Self { wall: Instant::now(), cpu_ns: sys::thread_cpu_ns() }
+    }
+
+    fn side(&self, count: usize, idle_ns: f64) -> Side {
+        let cpu_ns = sys::thread_cpu_ns() - self.cpu_ns;
+        let cpu_ns = nanoseconds(Duration::from_nanos(cpu_ns));
+        Side { count, wall_ns: nanoseconds(self.wall.elapsed()), cpu_ns, idle_ns }
+    }
+}
+
+/// A CPU that receives.
+struct Producer {
+    cpu: Option<CpuId>,
+    pool: Pool,
+    inlet: Inlet,
+    relief: Relief,
+    bulk: usize,
+    next: usize,
+}
+
+impl Producer {
+    fn produce(&mut self, run: &Run<'_>) -> Side {
+        // Unpinned figures are still figures.
+        let _ = self.cpu.map(sys::pin_to);
+        let (mut packets, mut dropped) = (Vec::new(), Vec::new());
+        run.start.wait();
+        let began = Began::now();
+        let mut sent = 0;
+        while !run.is_over() {
+            if run
+                .pps_each
+                .is_some_and(|pps| as_f64(sent) > began.wall.elapsed().as_secs_f64() * pps)
+            {
+                thread::yield_now();
+                continue;
+            }
+            self.pool.collect();
+            self.receive(run.samples, &mut packets);
+            sent += packets.len();
+            let Self { pool, inlet, relief, .. } = self;
+            relief.relieve(run.load.policy, inlet.account(), &mut packets, pool);
+            // The reader does not sleep, and stays.
+            let (Put::Done | Put::WakeReader | Put::Closed) = inlet.put(&mut packets, &mut dropped);
+            dropped.drain(..).for_each(|packet: Packet| pool.put(packet.frame));
+        }
+        began.side(sent, 0.0)
+    }
+
+    /// Fills a burst, as a device would.
+    fn receive(&mut self, samples: &[Sample], packets: &mut Vec<Packet>) {
+        while packets.len() < self.bulk {
+            let Some(frame) = self.pool.allocate(DEVICE_ROOM_BYTES) else { break };
+            let Sample { bytes, wire_len, link } = &samples[self.next];
+            packets.push(Packet::received(frame, Arrival(0), *wire_len, *link));
+            if let Some(Packet { frame, headers, .. }) = packets.last_mut() {
+                frame.copy_from(bytes);
+                parse::parse_into(headers, frame.data(), *wire_len, None, Verify::Nothing);
+            }
+            self.next = if self.next + 1 < samples.len() { self.next + 1 } else { 0 };
+        }
+    }
+}
+
+/// The application's thread.
+struct Reader {
+    cpu: CpuId,
+    outlet: Outlet,
+    way_back: WayBack,
+    seen: u64,
+}
+
+impl Reader {
+    fn read(&mut self, run: &Run<'_>) -> Side {
+        let _ = sys::pin_to(self.cpu);
+        let mut taken = Vec::with_capacity(READ_MAX);
+        run.start.wait();
+        let began = Began::now();
+        let (mut count, mut idle_ns, mut idle_since) = (0, 0.0, None);
+        while !run.is_over() {
+            if self.outlet.take(READ_MAX, &mut taken) == 0 {
+                idle_since.get_or_insert_with(Instant::now);
+                std::hint::spin_loop();
+                continue;
+            }
+            if let Some(since) = idle_since.take() {
+                idle_ns += nanoseconds(Instant::elapsed(&since));
+            }
+            count += taken.len();
+            taken.iter().for_each(|packet| packet.frame.prefetch());
+            for packet in &taken {
+                let word = packet.view().payload().first_chunk().copied();
+                self.seen = self.seen.wrapping_add(word.map_or(0, u64::from_ne_bytes));
+                run.load.work.work();
+            }
+            self.way_back.give_back(&mut taken, &mut self.outlet, run.load.policy);
+        }
+        black_box(self.seen);
+        began.side(count, idle_ns)
+    }
+
+    /// Reads what is left.
+    fn empty(&mut self) {
+        let mut taken = Vec::new();
+        while self.outlet.take(READ_MAX, &mut taken) > 0 {
+            self.way_back.give_back(&mut taken, &mut self.outlet, BufferPolicy::Owner);
+        }
+    }
+}
