@@ -70,6 +70,7 @@
 pub mod device; //  where frames come from
 pub mod engine; //  one pinned thread for each CPU, or one seeded scheduler
 pub mod control; // what can be set, in the kernel's words
+pub mod net; //     UDP sockets
 pub mod run; //     live devices through it, and on to where packets go
 pub mod replay; //  a capture through the whole path, every packet checked
 

@@ -157,8 +157,7 @@ impl Stack {
     }
 
     fn answer_unreachable(&mut self, packet: Packet, around: &mut Around<'_>) {
-        let answer =
-            self.network.unreachable(packet, around.identity, around.now_ns, around.pool);
+        let answer = self.network.unreachable(packet, around.identity, around.now_ns, around.pool);
         // There is no datagram in it any more.
         self.dispose(answer, around);
     }

@@ -328,9 +328,9 @@ fn ways_out(
 
 /// A copy cache for each CPU, if there is memory for them.
 fn copy_caches(net: &NetConfig, cpus: usize) -> Vec<Option<CopyCache>> {
-    let budget_bytes = net.copy_cache_bytes.unwrap_or_else(|| {
-        sys::udp_mem_low_pages().map_or(0, copy_cache::budget_bytes)
-    });
+    let budget_bytes = net
+        .copy_cache_bytes
+        .unwrap_or_else(|| sys::udp_mem_low_pages().map_or(0, copy_cache::budget_bytes));
     let count = u32::try_from(cpus).unwrap_or(u32::MAX);
     let buffers = copy_cache::buffers_per_cpu(budget_bytes, count).ok();
     (0..cpus)

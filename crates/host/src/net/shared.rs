@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use mem::Pool;
-use path::{CpuId, RxQueue};
 use path::arrive::Waker;
 use path::network::neighbours::Neighbours as Learned;
 use path::network::{Identity, NetworkCounters};
+use path::socket::SocketId;
 use path::socket::policy::SharedPolicy;
 use path::socket::queue::{Outlet, QueueConfig, queue};
 use path::socket::table::{Binding, SocketTable};
-use path::socket::SocketId;
 use path::stack::Seat;
+use path::{CpuId, RxQueue};
 use rustix::io::Errno;
 
 use super::transmit::Transmitter;
@@ -217,8 +217,7 @@ impl Shared {
         let mut by_default = None;
         for (index, device) in self.devices.iter().enumerate() {
             let identity = device.identity.load();
-            let same_family =
-                |address: &IpAddr| address.is_ipv4() == destination.is_ipv4();
+            let same_family = |address: &IpAddr| address.is_ipv4() == destination.is_ipv4();
             let mut own = identity.addresses.iter().filter(|own| same_family(&own.address));
             if let Some(near) = own.clone().find(|own| own.contains(destination)) {
                 return Some((index, Some(near.address)));
@@ -278,7 +277,8 @@ impl Sockets {
         const PORTS: std::ops::Range<u16> = 32_768..61_000;
         let table = self.table(0);
         for _ in PORTS {
-            self.next_port = if PORTS.contains(&self.next_port) { self.next_port } else { PORTS.start };
+            self.next_port =
+                if PORTS.contains(&self.next_port) { self.next_port } else { PORTS.start };
             binding.local.set_port(self.next_port);
             self.next_port += 1;
             if table.conflict(binding).is_none() {

@@ -85,8 +85,7 @@ impl Handler for NetStack {
         }
         if !self.answers.is_empty() {
             // A device that is gone ends its source.
-            let _ =
-                self.shared.transmitter_of(self.index).send_as_is(device, &mut self.answers);
+            let _ = self.shared.transmitter_of(self.index).send_as_is(device, &mut self.answers);
         }
     }
 }

@@ -181,8 +181,7 @@ impl Transmitter {
         self.now_ns = self.clock.now_ns();
         let Self { pool, ways, .. } = self;
         let way = &mut ways[device];
-        let sent =
-            if way.gathered.is_empty() { Ok(()) } else { way.sink.send(&mut way.gathered) };
+        let sent = if way.gathered.is_empty() { Ok(()) } else { way.sink.send(&mut way.gathered) };
         way.gathered.drain(..).for_each(|packet| pool.put(packet.frame));
         pool.flush();
         sent

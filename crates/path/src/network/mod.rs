@@ -21,6 +21,7 @@ mod icmp; //         echo, and errors that come in
 pub mod counters;
 pub mod drop;
 pub mod identity;
+pub mod neighbours;
 
 use std::sync::Arc;
 

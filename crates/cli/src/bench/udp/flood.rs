@@ -109,26 +109,29 @@ impl Flood {
         cpus: &[CpuId],
     ) -> Result<Self, Failure> {
         let (&reader_cpu, others) = cpus.split_last().unwrap_or((&CpuId(0), &[]));
-        let shares = vec![vec![SMALL_CHUNKS, CHUNKS]; producers.into()];
+        let mut shares = vec![vec![CHUNKS]; producers.into()];
+        shares.resize(2 * usize::from(producers), vec![SMALL_CHUNKS]);
         let region = sys::map_packet_memory(region_bytes(&shares))?;
-        let pools = carve(region, &shares)
+        let mut pools = carve(region, &shares)
             .map_err(|error| Failure::usage(error.to_string(), "this is a bug: report it"))?;
+        let small = pools.split_off(producers.into());
         let slots = u32::try_from(READ_MAX).unwrap_or(u32::MAX);
         let config = QueueConfig { id: SocketId(0), rcvbuf, slots, cpus: producers.into() };
         let (inlets, outlet) = queue(config);
         let way_back = WayBack::new(pools[0].way_home());
-        let producers = (0..).zip(pools).zip(inlets).map(|((slot, pool), inlet)| {
-            let cache = Region::allocate(CopyCache::region_bytes(BUFFERS_MAX));
-            let counters = Arc::<ReliefCounters>::default();
-            Producer {
-                cpu: others.iter().copied().cycle().nth(slot.into()),
-                pool,
-                inlet,
-                relief: Relief::new(Some(CopyCache::new(cache, slot)), counters),
-                bulk,
-                next: 0,
-            }
-        });
+        let producers =
+            (0..).zip(pools).zip(small).zip(inlets).map(|(((slot, pool), small), inlet)| {
+                let cache = Region::allocate(CopyCache::region_bytes(BUFFERS_MAX));
+                let counters = Arc::<ReliefCounters>::default();
+                Producer {
+                    cpu: others.iter().copied().cycle().nth(slot.into()),
+                    pool,
+                    inlet,
+                    relief: Relief::new(Some(CopyCache::new(cache, slot)), Some(small), counters),
+                    bulk,
+                    next: 0,
+                }
+            });
         let reader = Reader { cpu: reader_cpu, outlet, way_back, seen: 0 };
         Ok(Self { producers: producers.collect(), reader })
     }
