@@ -39,7 +39,8 @@ impl Packet {
     }
 
     /// The bytes of the packet as one: its headers with the first segment's payload, then the other
-    /// payloads, without what was behind them.
+    /// payloads, without what was behind them. Of a datagram that was
+    /// [reassembled](crate::network::reassembly) in several frames (with a `gso_size` of 0), those.
     pub fn fragments(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(self.view().bytes())
             .chain(self.segments().skip(1).map(|segment| segment.payload))
@@ -76,7 +77,9 @@ impl<'a> Iterator for Segments<'a> {
             let (arrival, timestamp_ns) = read_tag(frame);
             let left = u32::from(packet.headers.payload_len).saturating_sub(offset);
             let len = left.min(packet.gso_size.into()) as usize;
-            let payload = frame.data().get(..len).unwrap_or_default();
+            let is_reassembled = packet.gso_size == 0;
+            let payload = if is_reassembled { Some(frame.data()) } else { frame.data().get(..len) };
+            let payload = payload.unwrap_or_default();
             Segment { arrival, timestamp_ns, offset, payload }
         };
         self.next += 1;
