@@ -22,6 +22,7 @@ pub mod counters;
 pub mod drop;
 pub mod identity;
 pub mod neighbours;
+pub mod reassembly;
 
 use std::sync::Arc;
 

@@ -1,0 +1,232 @@
+//! A bounded store: things found by their keys' hashes, each in a few lists.
+//!
+//! Nothing moves when something is added or removed, and every operation but finding is of a few
+//! steps, whatever is stored: a flood costs each of its packets the same as the first one. Finding
+//! walks over what shares a bucket; the hashes are keyed, so nobody can arrange for that.
+
+#![allow(clippy::indexing_slicing, reason = "places are ours, not the wire's")]
+
+use std::ops::{Index, IndexMut};
+
+/// Where something is stored, until it is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place(u32);
+
+/// Things of one kind, each in at most one list of each of `LISTS` kinds.
+#[derive(Debug)]
+pub(crate) struct Slots<T, const LISTS: usize> {
+    /// The first of those whose hashes share their lower bits. As many as a power of two.
+    buckets: Box<[Option<Place>]>,
+    slots: Vec<Slot<T, LISTS>>,
+    /// The first free slot; the others follow it as those of a bucket do.
+    free: Option<Place>,
+}
+
+#[derive(Debug)]
+struct Slot<T, const LISTS: usize> {
+    hash: u64,
+    /// The next one in the bucket, or the next free one.
+    next: Option<Place>,
+    links: [Links; LISTS],
+    /// None where the slot is free.
+    value: Option<T>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Links {
+    before: Option<Place>,
+    behind: Option<Place>,
+}
+
+/// Both ends of a list.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct List {
+    first: Option<Place>,
+    last: Option<Place>,
+}
+
+impl List {
+    /// What has been in it for longest.
+    pub(crate) fn first(&self) -> Option<Place> {
+        self.first
+    }
+
+    /// Whether there is nothing in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+}
+
+impl<T, const LISTS: usize> Slots<T, LISTS> {
+    /// A store that finds best among up to `expected` things; it takes more.
+    pub(crate) fn new(expected: usize) -> Self {
+        let buckets = expected.clamp(1, 1 << 20).next_power_of_two();
+        Self { buckets: vec![None; buckets].into(), slots: Vec::new(), free: None }
+    }
+
+    /// Stores something under `hash`.
+    pub(crate) fn insert(&mut self, hash: u64, value: T) -> Place {
+        let bucket = self.bucket(hash);
+        let slot = Slot {
+            hash,
+            next: self.buckets[bucket],
+            links: [Links::default(); LISTS],
+            value: Some(value),
+        };
+        let place = if let Some(place) = self.free {
+            self.free = self.slot(place).next;
+            *self.slot_mut(place) = slot;
+            place
+        } else {
+            // What is stored here takes packet memory, so there are far fewer than 2^32.
+            let place = Place(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
+            self.slots.push(slot);
+            place
+        };
+        self.buckets[bucket] = Some(place);
+        place
+    }
+
+    /// Finds what was stored under `hash` and `is` the one.
+    pub(crate) fn find(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<Place> {
+        let mut next = self.buckets[self.bucket(hash)];
+        while let Some(place) = next {
+            let slot = self.slot(place);
+            if slot.hash == hash && slot.value.as_ref().is_some_and(&is) {
+                return Some(place);
+            }
+            next = slot.next;
+        }
+        None
+    }
+
+    /// Takes something out that is in no list any more. `None` if nothing is stored there.
+    pub(crate) fn remove(&mut self, place: Place) -> Option<T> {
+        let value = self.slot_mut(place).value.take()?;
+        let bucket = self.bucket(self.slot(place).hash);
+        let behind = self.slot(place).next;
+        if self.buckets[bucket] == Some(place) {
+            self.buckets[bucket] = behind;
+        } else {
+            let mut at = self.buckets[bucket];
+            while let Some(before) = at {
+                at = self.slot(before).next;
+                if at == Some(place) {
+                    self.slot_mut(before).next = behind;
+                }
+            }
+        }
+        self.slot_mut(place).next = self.free;
+        self.free = Some(place);
+        Some(value)
+    }
+
+    /// Puts something at the end of `list`, which is of the kind `kind`.
+    pub(crate) fn push_last(&mut self, kind: usize, list: &mut List, place: Place) {
+        self.slot_mut(place).links[kind] = Links { before: list.last, behind: None };
+        match list.last {
+            Some(last) => self.slot_mut(last).links[kind].behind = Some(place),
+            None => list.first = Some(place),
+        }
+        list.last = Some(place);
+    }
+
+    /// Takes something out of `list`, in which it is.
+    pub(crate) fn unlink(&mut self, kind: usize, list: &mut List, place: Place) {
+        let Links { before, behind } = std::mem::take(&mut self.slot_mut(place).links[kind]);
+        match before {
+            Some(before) => self.slot_mut(before).links[kind].behind = behind,
+            None => list.first = behind,
+        }
+        match behind {
+            Some(behind) => self.slot_mut(behind).links[kind].before = before,
+            None => list.last = before,
+        }
+    }
+
+    /// What comes behind `place` in its list of the kind `kind`.
+    pub(crate) fn behind(&self, kind: usize, place: Place) -> Option<Place> {
+        self.slot(place).links[kind].behind
+    }
+
+    fn bucket(&self, hash: u64) -> usize {
+        // Lossless: fewer buckets than 2^20.
+        usize::try_from(hash & (self.buckets.len() as u64 - 1)).unwrap_or(0)
+    }
+
+    fn slot(&self, place: Place) -> &Slot<T, LISTS> {
+        &self.slots[place.0 as usize]
+    }
+
+    fn slot_mut(&mut self, place: Place) -> &mut Slot<T, LISTS> {
+        &mut self.slots[place.0 as usize]
+    }
+}
+
+impl<T, const LISTS: usize> Index<Place> for Slots<T, LISTS> {
+    type Output = T;
+
+    fn index(&self, place: Place) -> &T {
+        self.slot(place).value.as_ref().expect("a place is forgotten when it is free")
+    }
+}
+
+impl<T, const LISTS: usize> IndexMut<Place> for Slots<T, LISTS> {
+    fn index_mut(&mut self, place: Place) -> &mut T {
+        self.slot_mut(place).value.as_mut().expect("a place is forgotten when it is free")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against a queue: few hashes, so that buckets are shared.
+        #[test]
+        fn what_is_stored_is_found_and_lists_keep_their_order(
+            steps in proptest::collection::vec((0u8..4, any::<u8>()), 0..200),
+        ) {
+            let mut slots = Slots::<u8, 1>::new(4);
+            let mut list = List::default();
+            let mut twin = VecDeque::new();
+            for (step, value) in steps {
+                let hash = u64::from(value % 8);
+                let found = slots.find(hash, |&stored| stored == value);
+                prop_assert_eq!(found.is_some(), twin.contains(&value));
+                match (step, found) {
+                    (0 | 1, None) => {
+                        let place = slots.insert(hash, value);
+                        slots.push_last(0, &mut list, place);
+                        twin.push_back(value);
+                    }
+                    (2, Some(place)) => {
+                        slots.unlink(0, &mut list, place);
+                        prop_assert_eq!(slots.remove(place), Some(value));
+                        prop_assert_eq!(slots.remove(place), None);
+                        twin.retain(|&stored| stored != value);
+                    }
+                    (3, Some(place)) => {
+                        slots.unlink(0, &mut list, place);
+                        slots.push_last(0, &mut list, place);
+                        twin.retain(|&stored| stored != value);
+                        twin.push_back(value);
+                    }
+                    _ => {}
+                }
+                let mut at = list.first();
+                let mut stored = Vec::new();
+                while let Some(place) = at {
+                    stored.push(slots[place]);
+                    at = slots.behind(0, place);
+                }
+                prop_assert_eq!(list.is_empty(), twin.is_empty());
+                prop_assert_eq!(stored, Vec::from(twin.clone()));
+            }
+        }
+    }
+}
