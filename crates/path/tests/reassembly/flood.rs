@@ -1,0 +1,86 @@
+//! A flood of fragments that will never be whole, a hundred times as many as are good: memory stays in
+//! its bound, and good datagrams get through.
+
+use crate::frames::{Datagram, Version, pool};
+use crate::{FragmentsConfig, Limits, Rig};
+
+/// Fragments of the flood for each good one.
+const FLOOD: u32 = 100;
+
+const GOOD_DATAGRAMS: u32 = 60;
+
+/// A quarter of the kernel's default: the flood is some ten times as much.
+const LIMITS: Limits = Limits { high_thresh: 1 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
+
+/// Who sends the flood.
+#[derive(Clone, Copy, Debug)]
+enum Flooder {
+    /// One host.
+    One,
+    /// A few.
+    Some(u16),
+    /// Another address each time.
+    Everybody,
+}
+
+impl Flooder {
+    fn source(self, number: u32) -> u16 {
+        let number = u16::try_from(number % 65_000).unwrap();
+        match self {
+            Self::One => 500,
+            Self::Some(hosts) => 500 + number % hosts,
+            Self::Everybody => 500 + number,
+        }
+    }
+}
+
+/// Good datagrams of `pieces` fragments, `at_once` of them in turns: how many of them get through. The
+/// flood begins with the first one, or, where several hosts take turns, when each has sent one.
+fn good_under(flooder: Flooder, version: Version, pieces: usize, at_once: u32) -> u32 {
+    let config = FragmentsConfig { ipv4: LIMITS, ipv6: LIMITS, seed: [5; 16] };
+    let mut rig = Rig::new(config, pool(700, 2));
+    let (mut number, mut through) = (0, 0);
+    let calm = if at_once > 1 { 0 } else { FLOOD };
+    for first in (0..GOOD_DATAGRAMS).step_by(at_once.try_into().unwrap()) {
+        let good = (first..first + at_once)
+            .map(|id| Datagram::new(version, u16::try_from(id - first).unwrap(), id, pieces * 400));
+        let good: Vec<_> = good.map(|datagram| (datagram.pieces(408), datagram)).collect();
+        for piece in 0..good[0].0.len() {
+            for (pieces, datagram) in &good {
+                for out in rig.add_all([&pieces[piece]]) {
+                    assert!(out == datagram.whole);
+                    through += 1;
+                }
+                for _ in 0..if first == 0 { calm } else { FLOOD } {
+                    let bad = Datagram::new(version, flooder.source(number), number, 100);
+                    number += 1;
+                    assert!(rig.add_all([&bad.cut(0, 56)]).is_empty());
+                    let bytes = rig.fragments.held_bytes();
+                    assert!(bytes.iter().all(|&bytes| bytes <= LIMITS.high_thresh), "{bytes:?}");
+                }
+                rig.reasons();
+            }
+        }
+    }
+    rig.all_are_accounted_for();
+    through
+}
+
+#[test]
+fn a_flood_from_any_number_of_sources_does_not_stop_good_datagrams() {
+    for version in [Version::V4, Version::V6] {
+        for flooder in [Flooder::One, Flooder::Some(3), Flooder::Some(200), Flooder::Everybody] {
+            let through = good_under(flooder, version, 3, 1);
+            assert_eq!(through, GOOD_DATAGRAMS, "{version:?} under {flooder:?}");
+        }
+    }
+}
+
+/// Each fragment of a good datagram waits while 600 of the flood come, more than there is room for.
+#[test]
+fn sources_that_completed_datagrams_before_are_not_in_the_floods_way() {
+    for flooder in [Flooder::One, Flooder::Some(200), Flooder::Everybody] {
+        let through = good_under(flooder, Version::V4, 3, 6);
+        assert_eq!(through, GOOD_DATAGRAMS, "under {flooder:?}");
+    }
+}
