@@ -1,0 +1,67 @@
+//! Datagrams to and fro.
+
+use std::thread;
+
+use forebay::net::{Datagrams, NetConfig};
+
+use crate::Trial;
+use crate::rig::{OURS, OURS_V6, Running, client, over_tap};
+
+pub(crate) const TRIALS: &[Trial] = &[
+    ("datagrams_are_answered_where_they_lie", answered),
+    ("datagrams_are_answered_by_the_thread_that_turns_its_cpu", answered_inline),
+];
+
+/// Sends datagrams of many lengths to an echo, one after the other, and sees them come back.
+fn exchange(to: &str) {
+    let client = client(to.parse().unwrap());
+    let mut buffer = [0; 2000];
+    for len in (0..1452).step_by(61).chain([1452]) {
+        let sent: Vec<u8> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        client.send(&sent).unwrap();
+        let received = client.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..received], sent);
+    }
+}
+
+fn answered() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let socket = net.bind("[::]:7").unwrap();
+    let running = Running::begin(engine);
+    let reader = thread::spawn(move || {
+        let mut batch = Datagrams::new();
+        let mut count = 0;
+        while let Ok(some) = socket.recv_batch(&mut batch, 64) {
+            for datagram in &mut batch {
+                let payload = datagram.payload().to_vec();
+                datagram.reply(&payload).unwrap();
+            }
+            assert_eq!(socket.send_replies(&mut batch).unwrap(), some);
+            count += some;
+        }
+        count
+    });
+    exchange(&format!("{OURS}:7"));
+    exchange(&format!("[{OURS_V6}]:7"));
+    running.end();
+    assert_eq!(reader.join().unwrap(), 2 * 25);
+}
+
+fn answered_inline() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let running = Running::begin_with(engine, move |cpu| {
+        let socket = net.socket().reuse_port_on(cpu.cpu()).bind("[::]:7").unwrap();
+        let mut batch = Datagrams::new();
+        while socket.recv_batch_on(cpu, &mut batch, 64) > 0 {
+            for datagram in &mut batch {
+                let payload = datagram.payload().to_vec();
+                datagram.reply(&payload).unwrap();
+            }
+            socket.send_replies(&mut batch).unwrap();
+        }
+    });
+    exchange(&format!("{OURS}:7"));
+    exchange(&format!("[{OURS_V6}]:7"));
+    let outcome = running.end();
+    assert_eq!(outcome.frames_away, 0);
+}

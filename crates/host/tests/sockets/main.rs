@@ -1,0 +1,21 @@
+//! UDP sockets against the kernel's, through a TAP or a veth in a network namespace of each test's.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod exchange; // datagrams to and fro
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
+mod rig; //      a network, sockets over it, and the kernel at the other end
+
+use libtest_mimic::Arguments;
+use namespaces::trial_inside;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let missing = namespaces::missing(&["ip"]).or_else(rig::missing);
+    let trials = [exchange::TRIALS].concat();
+    let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
+    libtest_mimic::run(&arguments, trials.collect()).exit();
+}
+
+/// A test and its name.
+type Trial = (&'static str, fn());

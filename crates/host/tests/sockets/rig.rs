@@ -1,0 +1,76 @@
+//! A TAP with sockets of ours at its device's end, and the kernel at the other.
+
+use std::fs::OpenOptions;
+use std::net::{SocketAddr, UdpSocket};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use forebay::engine::{CpuThread, Outcome};
+use forebay::net::{Addresses, Net, NetConfig, NetEngine, NetStack, parse_prefix};
+use forebay::{Config, Device, DeviceConfig, Stopper, Via};
+
+use crate::namespaces::ip;
+
+pub(crate) const OURS: &str = "10.9.0.2";
+pub(crate) const OURS_V6: &str = "fd09::2";
+
+/// Why there can be no such tests here.
+pub(crate) fn missing() -> Option<String> {
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))
+}
+
+/// A TAP that is up, the kernel's end of it with addresses, and sockets to be.
+pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
+    let mut devices = [Device::open(&DeviceConfig::new("skt", Via::Tap)).unwrap()];
+    ip("addr add 10.9.0.1/24 dev skt");
+    ip("addr add fd09::1/64 dev skt nodad");
+    ip("link set skt up");
+    let own = [OURS, OURS_V6].map(|address| {
+        let bits = if address == OURS { 24 } else { 64 };
+        parse_prefix(&format!("{address}/{bits}")).unwrap()
+    });
+    let own = Addresses::Own { mac: Some([2, 0, 0, 0, 0, 2]), addresses: own.to_vec() };
+    for address in [OURS, OURS_V6] {
+        ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:02 dev skt nud permanent"));
+    }
+    let net = NetConfig { addresses: vec![own], ..config.clone() };
+    Net::over(&Config::live(), &net, &mut devices).unwrap()
+}
+
+/// An engine at work, until it is stopped.
+pub(crate) struct Running {
+    stopper: Stopper,
+    thread: JoinHandle<forebay::Result<Outcome<NetStack>>>,
+}
+
+impl Running {
+    pub(crate) fn begin(engine: NetEngine) -> Self {
+        Self::begin_with(engine, CpuThread::turn_to_the_end)
+    }
+
+    pub(crate) fn begin_with(
+        engine: NetEngine,
+        application: impl Fn(&mut CpuThread<NetStack>) + Send + Sync + 'static,
+    ) -> Self {
+        let stopper = engine.stopper();
+        Self { stopper, thread: thread::spawn(move || engine.run_with(application)) }
+    }
+
+    /// Ends it. No frame may be missing.
+    pub(crate) fn end(self) -> Outcome<NetStack> {
+        self.stopper.stop();
+        let outcome = self.thread.join().unwrap().unwrap();
+        assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
+        outcome
+    }
+}
+
+/// A socket of the kernel's that talks to one of ours.
+pub(crate) fn client(to: SocketAddr) -> UdpSocket {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let client = UdpSocket::bind(any).unwrap();
+    client.connect(to).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client
+}
