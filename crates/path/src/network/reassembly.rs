@@ -70,6 +70,15 @@ pub enum Reassembly {
     Dropped(Packet, NetworkDrop),
 }
 
+/// Datagrams that did not become whole, counted as the kernel counts them: not by fragments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Failures {
+    /// `ReasmFails`: those that were wrong, too late, or had to go.
+    pub fails: u64,
+    /// `ReasmTimeout`: those of them that were too late.
+    pub timeouts: u64,
+}
+
 /// Fragments that wait, of one CPU.
 #[derive(Debug)]
 pub struct Fragments {
@@ -123,6 +132,8 @@ impl Fragments {
                 Reassembly::Complete(packet)
             }
             Err(no_datagram) => {
+                let held = if is_ipv6 { &mut self.ipv6 } else { &mut self.ipv4 };
+                held.failures.fails += 1;
                 let mut packets = no_datagram.pieces.into_packets();
                 let latest = packets.pop();
                 dropped.extend(packets.into_iter().map(|packet| (packet, no_datagram.why)));
@@ -157,6 +168,12 @@ impl Fragments {
     #[must_use]
     pub fn joined(&self) -> u64 {
         self.joined
+    }
+
+    /// What failed so far, by IP version.
+    #[must_use]
+    pub fn failures(&self) -> [Failures; 2] {
+        [self.ipv4.failures, self.ipv6.failures]
     }
 
     /// What waiting fragments occupy, by IP version: never more than its `high_thresh`.

@@ -8,7 +8,7 @@ use frames::{Datagram, IP, IPV4_DATA, IPV6_DATA, Version, packet, pool, resum};
 use mem::Pool;
 use path::Packet;
 use path::network::NetworkDrop;
-use path::network::reassembly::{Fragments, FragmentsConfig, Limits, Reassembly};
+use path::network::reassembly::{Failures, Fragments, FragmentsConfig, Limits, Reassembly};
 use path::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -191,6 +191,9 @@ fn a_duplicate_is_left_out_and_an_overlap_ends_the_datagram() {
             let out = rig.add_all(&frames);
             assert_eq!(out, whole[..complete], "{version:?} {name}");
             assert_eq!(rig.reasons(), reasons, "{version:?} {name}");
+            let fails = u64::from(!reasons.is_empty() && reasons[0] != NetworkDrop::DupFrag);
+            let failures = rig.fragments.failures().map(|failures| failures.fails);
+            assert_eq!(failures.iter().sum::<u64>(), fails, "{version:?} {name}");
             rig.all_are_accounted_for();
         }
     }
@@ -355,6 +358,8 @@ fn a_datagram_has_its_time_from_the_first_fragment_on() {
             assert_eq!(out.is_some(), !late);
             let dropped = if late { 2 } else { 0 };
             assert_eq!(rig.reasons(), vec![NetworkDrop::FragReasmTimeout; dropped]);
+            let failed = Failures { fails: u64::from(late), timeouts: u64::from(late) };
+            assert!(rig.fragments.failures().contains(&failed));
             let waiting = if late { 1 } else { 0 };
             assert_eq!(rig.fragments.frames(), waiting);
             rig.fragments.expire(u64::MAX, &mut rig.dropped);

@@ -19,10 +19,10 @@
 
 use siphasher::sip::SipHasher13;
 
-use super::Limits;
 use super::fragment::{Fragment, Key};
 use super::pieces::{Fit, Pieces};
 use super::slots::{List, Place, Slots};
+use super::{Failures, Limits};
 use crate::network::NetworkDrop;
 use crate::packet::Packet;
 use crate::parse::Network;
@@ -72,6 +72,7 @@ pub(super) struct Held {
     idle: List,
     idle_count: u32,
     frames: u32,
+    pub(super) failures: Failures,
 }
 
 #[derive(Debug)]
@@ -123,6 +124,7 @@ impl Held {
             idle: List::default(),
             idle_count: 0,
             frames: 0,
+            failures: Failures::default(),
         }
     }
 
@@ -168,6 +170,7 @@ impl Held {
             if self.datagrams[oldest].deadline_ns > now_ns {
                 return;
             }
+            self.failures.timeouts += 1;
             self.lose(oldest, NetworkDrop::FragReasmTimeout, dropped);
         }
     }
@@ -228,6 +231,7 @@ impl Held {
         if max == 0 || distance <= max || datagram.pieces.is_empty() {
             return;
         }
+        self.failures.fails += 1;
         datagram.deadline_ns = now_ns.saturating_add(self.limits.timeout_ns);
         let before = datagram.pieces.restart();
         let bytes: u32 = before.iter().map(|packet| packet.frame.truesize()).sum();
@@ -301,6 +305,7 @@ impl Held {
         why: NetworkDrop,
         dropped: &mut Vec<(Packet, NetworkDrop)>,
     ) {
+        self.failures.fails += 1;
         let packets = self.take(at).into_packets();
         dropped.extend(packets.into_iter().map(|packet| (packet, why)));
     }
