@@ -15,7 +15,7 @@ usage: ./ci.sh VERB...
   fmt    is everything formatted?
   lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist
   test   documentation, unit and integration tests
-  loom   every interleaving of the models of memory and of the drain rule
+  loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   bench  every stage measured, one JSON line each
@@ -70,6 +70,7 @@ loom() {
     local -x RUSTFLAGS="--cfg loom"
     cargo test -p mem --release --lib --locked --target-dir target/loom
     cargo test -p path --release --test drain_rule --locked --target-dir target/loom
+    cargo test -p path --release --lib socket::queue::models --locked --target-dir target/loom
 }
 
 miri() {

@@ -147,11 +147,10 @@ impl Inlet {
         self.ring.publish();
         let is_waiting = &self.hub.is_waiting.0;
         // AcqRel: a reader that is woken sees what was published.
-        if is_waiting.load(Ordering::Relaxed) && is_waiting.swap(false, Ordering::AcqRel) {
-            Put::WakeReader
-        } else {
-            Put::Done
-        }
+        let clear = || {
+            is_waiting.compare_exchange(true, false, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        if is_waiting.load(Ordering::Relaxed) && clear() { Put::WakeReader } else { Put::Done }
     }
 
     /// How many packets the ring takes; it grows for `count` if it may.
@@ -363,3 +362,10 @@ impl Drop for Outlet {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(loom)]
+mod models;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
