@@ -134,7 +134,9 @@ impl Rounds {
     /// How one policy's delivery relates to another's, round by round.
     fn ratio(&self, policy: BufferPolicy, to: BufferPolicy) -> Spread {
         let ratio = |round: &[Outcome; 4]| round[policy.index()].kpps / round[to.index()].kpps;
-        Spread::of(&self.0.iter().map(ratio).collect::<Vec<_>>())
+        // A round in which somebody else had the CPU says nothing.
+        let ratios = self.0.iter().map(ratio).filter(|ratio| ratio.is_finite());
+        Spread::of(&ratios.collect::<Vec<_>>())
     }
 
     fn described(&self, producers: u8, reader: &str) -> Value {

@@ -72,7 +72,7 @@ impl Work {
         const STEPS: u32 = 100_000;
         let fastest = (0..50).map(|_| {
             let started = Instant::now();
-            Self { steps: STEPS }.work();
+            black_box(Self { steps: STEPS }.work(black_box(1)));
             started.elapsed()
         });
         let step_ns = nanoseconds(fastest.min().unwrap_or_default()) / f64::from(STEPS);
@@ -85,12 +85,9 @@ impl Work {
         Self { steps }
     }
 
-    fn work(self) {
-        let mut x = black_box(1u64);
-        for _ in 0..self.steps {
-            x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1;
-        }
-        black_box(x);
+    /// Begins with `x`, so that no CPU begins before it has that.
+    fn work(self, x: u64) -> u64 {
+        (0..self.steps).fold(x, |x, _| black_box(x.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1))
     }
 }
 
@@ -138,10 +135,14 @@ impl Flood {
 
     /// Runs for a while.
     pub(super) fn repeat(&mut self, load: Load, samples: &[Sample]) -> Outcome {
+        let bulk = self.producers.first().map_or(1, |producer| producer.bulk);
         let dropped_before = self.reader.outlet.account().dropped();
         let run = Run {
             load,
-            pps_each: load.offered_pps.map(|pps| pps / as_f64(self.producers.len())),
+            burst_every: load.offered_pps.map(|pps| {
+                let bursts_per_s = pps / as_f64(self.producers.len() * bulk);
+                Duration::from_secs_f64(1.0 / bursts_per_s.max(1.0))
+            }),
             start: Barrier::new(self.producers.len() + 2),
             end: AtomicBool::new(false),
             samples,
@@ -190,7 +191,8 @@ impl Flood {
 /// What the threads of one repeat know.
 struct Run<'a> {
     load: Load,
-    pps_each: Option<f64>,
+    /// Of each producer.
+    burst_every: Option<Duration>,
     start: Barrier,
     end: AtomicBool,
     samples: &'a [Sample],
@@ -199,6 +201,26 @@ struct Run<'a> {
 impl Run<'_> {
     fn is_over(&self) -> bool {
         self.end.load(Ordering::Acquire)
+    }
+}
+
+/// When a burst is due.
+struct Pace {
+    every: Duration,
+    due: Instant,
+}
+
+impl Pace {
+    /// Whether it is now; then the next one is due a while later. What a thread has missed while
+    /// others had its CPU is not made up for: it would be a burst that nobody asked for.
+    fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = now >= self.due;
+        if is_due {
+            let is_late = now - self.due > self.every;
+            self.due = if is_late { now } else { self.due } + self.every;
+        }
+        is_due
     }
 }
 
@@ -223,9 +245,9 @@ impl Began {
         Self { wall: Instant::now(), cpu_ns: sys::thread_cpu_ns() }
     }
 
-    fn side(&self, count: usize, idle_ns: f64) -> Side {
-        let cpu_ns = sys::thread_cpu_ns() - self.cpu_ns;
-        let cpu_ns = nanoseconds(Duration::from_nanos(cpu_ns));
+    fn side(&self, count: usize, idle_ns: u64) -> Side {
+        let [cpu_ns, idle_ns] = [sys::thread_cpu_ns() - self.cpu_ns, idle_ns]
+            .map(|ns| nanoseconds(Duration::from_nanos(ns)));
         Side { count, wall_ns: nanoseconds(self.wall.elapsed()), cpu_ns, idle_ns }
     }
 }
@@ -248,12 +270,10 @@ impl Producer {
         run.start.wait();
         let began = Began::now();
         let mut sent = 0;
+        let mut pace = run.burst_every.map(|every| Pace { every, due: began.wall });
         while !run.is_over() {
-            if run
-                .pps_each
-                .is_some_and(|pps| as_f64(sent) > began.wall.elapsed().as_secs_f64() * pps)
-            {
-                thread::yield_now();
+            if pace.as_mut().is_some_and(|pace| !pace.is_due()) {
+                std::hint::spin_loop();
                 continue;
             }
             self.pool.collect();
@@ -265,7 +285,7 @@ impl Producer {
             let (Put::Done | Put::WakeReader | Put::Closed) = inlet.put(&mut packets, &mut dropped);
             dropped.drain(..).for_each(|packet: Packet| pool.put(packet.frame));
         }
-        began.side(sent, 0.0)
+        began.side(sent, 0)
     }
 
     /// Fills a burst, as a device would.
@@ -297,26 +317,27 @@ impl Reader {
         let mut taken = Vec::with_capacity(READ_MAX);
         run.start.wait();
         let began = Began::now();
-        let (mut count, mut idle_ns, mut idle_since) = (0, 0.0, None);
+        let (mut count, mut idle_ns, mut idle_since) = (0, 0, None);
         while !run.is_over() {
             if self.outlet.take(READ_MAX, &mut taken) == 0 {
-                idle_since.get_or_insert_with(Instant::now);
+                idle_since.get_or_insert_with(sys::thread_cpu_ns);
                 std::hint::spin_loop();
                 continue;
             }
             if let Some(since) = idle_since.take() {
-                idle_ns += nanoseconds(Instant::elapsed(&since));
+                idle_ns += sys::thread_cpu_ns() - since;
             }
             count += taken.len();
             taken.iter().for_each(|packet| packet.frame.prefetch());
             for packet in &taken {
                 let word = packet.view().payload().first_chunk().copied();
-                self.seen = self.seen.wrapping_add(word.map_or(0, u64::from_ne_bytes));
-                run.load.work.work();
+                self.seen ^= word.map_or(0, u64::from_ne_bytes);
+                self.seen = run.load.work.work(self.seen);
             }
             self.way_back.give_back(&mut taken, &mut self.outlet, run.load.policy);
         }
         black_box(self.seen);
+        idle_ns += idle_since.map_or(0, |since| sys::thread_cpu_ns() - since);
         began.side(count, idle_ns)
     }
 
