@@ -87,6 +87,13 @@ impl Stack {
         }
     }
 
+    /// Frames of this CPU's own, cached and small ones, that have not come home. First it lets go of
+    /// sockets that were closed.
+    pub fn frames_away(&mut self) -> usize {
+        self.drop_closed();
+        self.relief.frames_away()
+    }
+
     /// Gives this CPU small frames, that datagrams of slow readers are moved to.
     pub fn set_small(&mut self, small: Pool) {
         self.relief.set_small(small);
@@ -105,6 +112,10 @@ impl Stack {
     /// Goes by this table from now on, and lets go of sockets that were closed.
     pub fn set_table(&mut self, table: Arc<SocketTable>) {
         self.table = table;
+        self.drop_closed();
+    }
+
+    fn drop_closed(&mut self) {
         for seat in &mut self.seats {
             seat.take_if(|seat| seat.inlet.is_closed());
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mem::Pool;
 use path::counters::{DeliveryCounters, IntakeCounters};
 use path::{CpuId, Handler};
 
@@ -25,12 +26,15 @@ pub struct Outcome<H> {
     pub elapsed_ns: u64,
     /// Packets still queued or held: none after a run that ended.
     pub queued: u64,
-    /// Frames that did not come home to their owners: none, or something leaks.
+    /// Frames that had not come home to their owners when the run ended: what sockets still held, or
+    /// something leaks. See [`frames_still_away`](Self::frames_still_away).
     pub frames_away: usize,
     /// For each flow that was to be [explained](super::Config::explain), what each queue knows.
     pub explained: Vec<Vec<Explained>>,
     /// What went wrong with sources, in the order of the queues, and with the script.
     pub errors: Vec<Error>,
+    /// All packet memory of the run.
+    pools: Vec<Pool>,
 }
 
 /// What one CPU did.
@@ -69,24 +73,37 @@ impl<H: Handler> Outcome<H> {
             let queues = queues.iter_mut();
             queues.map(|queue| queue.explain(flow, at_ns)).collect()
         });
+        let explained = explained.collect();
+        let queued = queues.iter_mut().map(Queue::queued).sum();
+        let errors = queues.iter_mut().filter_map(Queue::take_error);
+        let errors = errors.chain(shared.take_refused()).collect();
+        let counted = queues.iter().map(|queue| Arc::clone(queue.counters())).collect();
+        let cpus = workers.iter_mut().map(|worker| CpuOutcome::of(worker, shared)).collect();
+        let (handlers, returns): (Vec<H>, Vec<Pool>) =
+            workers.into_iter().map(|worker| (worker.handler, worker.returns)).unzip();
+        let mut pools: Vec<_> = queues.into_iter().map(|queue| queue.pool).collect();
+        pools.extend(returns);
+        let frames_away = pools.iter_mut().map(Pool::away).sum();
         Self {
-            explained: explained.collect(),
-            queued: queues.iter_mut().map(Queue::queued).sum(),
-            frames_away: queues.iter_mut().map(Queue::frames_away).sum::<usize>()
-                + workers.iter_mut().map(|worker| worker.returns.away()).sum::<usize>(),
-            errors: {
-                let errors = queues.iter_mut().filter_map(Queue::take_error);
-                errors.chain(shared.take_refused()).collect()
-            },
-            queues: queues.iter().map(|queue| Arc::clone(queue.counters())).collect(),
-            cpus: workers.iter_mut().map(|worker| CpuOutcome::of(worker, shared)).collect(),
-            handlers: workers.into_iter().map(|worker| worker.handler).collect(),
+            handlers,
+            queues: counted,
+            cpus,
             elapsed_ns,
+            queued,
+            frames_away,
+            explained,
+            errors,
+            pools,
         }
     }
 }
 
 impl<H> Outcome<H> {
+    /// Frames that have not come home by now: once all that sockets held was read, none.
+    pub fn frames_still_away(&mut self) -> usize {
+        self.pools.iter_mut().map(Pool::away).sum()
+    }
+
     /// One more than the highest CPU.
     #[must_use]
     pub fn cpu_count(&self) -> usize {

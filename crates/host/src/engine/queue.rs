@@ -372,11 +372,6 @@ impl Queue {
         u64::from(self.intake.queued()) + held as u64
     }
 
-    /// Frames of its memory that did not come home.
-    pub(super) fn frames_away(&mut self) -> usize {
-        self.pool.away()
-    }
-
     pub(super) fn number(&self) -> RxQueue {
         self.intake.queue()
     }

@@ -174,6 +174,12 @@ impl Net {
         }
     }
 
+    /// The CPUs that datagrams are delivered on.
+    #[must_use]
+    pub fn cpus(&self) -> &[CpuId] {
+        self.0.cpus()
+    }
+
     /// How the memory of datagrams is used and freed, from now on.
     pub fn set_policy(&self, policy: BufferPolicy) {
         self.0.policy.store(policy);
@@ -183,6 +189,13 @@ impl Net {
     #[must_use]
     pub fn counters(&self) -> &[Arc<NetworkCounters>] {
         &self.0.counters
+    }
+
+    /// Frames that have not come home after a run: none once the sockets are closed, or all that they
+    /// held is read and given back.
+    pub fn frames_away(&self, outcome: &mut Outcome<NetStack>) -> usize {
+        let stacks = outcome.handlers.iter_mut().map(NetStack::frames_away).sum::<usize>();
+        outcome.frames_still_away() + stacks + self.0.send_frames_away()
     }
 
     /// Becomes who the kernel says this host is, where the kernel has the device too: its addresses

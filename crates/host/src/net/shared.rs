@@ -195,6 +195,10 @@ impl Shared {
         self.table.store(Arc::new(sockets.table(self.seed)));
     }
 
+    pub(super) fn cpus(&self) -> &[CpuId] {
+        &self.cpus
+    }
+
     /// New sockets of a CPU, by its place.
     pub(super) fn new_seats(&self, index: usize) -> Vec<Seat> {
         self.mail[index].take()
@@ -232,6 +236,11 @@ impl Shared {
             }
         }
         by_default
+    }
+
+    /// Frames for what is sent that have not come home.
+    pub(super) fn send_frames_away(&self) -> usize {
+        (0..self.cpus.len()).map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
     fn is_receivable(&self, address: IpAddr) -> bool {

@@ -46,6 +46,11 @@ impl NetStack {
         self.stack.network().counters()
     }
 
+    /// Frames of this CPU's own that have not come home.
+    pub(super) fn frames_away(&mut self) -> usize {
+        self.stack.frames_away()
+    }
+
     /// Gives this CPU small frames, that datagrams of slow readers are moved to.
     pub(super) fn set_small(&mut self, small: Pool) {
         self.stack.set_small(small);

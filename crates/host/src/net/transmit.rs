@@ -168,6 +168,11 @@ impl Transmitter {
         Ok(())
     }
 
+    /// Frames of its own that have not come home.
+    pub(super) fn frames_away(&mut self) -> usize {
+        self.pool.away()
+    }
+
     /// Takes back a frame that is not sent.
     pub(super) fn put(&mut self, packet: Packet) {
         self.pool.put(packet.frame);

@@ -19,7 +19,7 @@ use path::coalesce::{CoalesceConfig, Coalescer};
 use path::hash::Hasher;
 use path::parse::Link;
 
-use crate::namespace::{Cable, Namespace};
+use crate::namespaces::cable::{Cable, Namespace};
 use crate::namespaces::command;
 use crate::taker::Taker;
 

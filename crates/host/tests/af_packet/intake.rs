@@ -12,7 +12,7 @@ use path::arrive::Polled;
 use path::parse::{Checksum, Transport, link_layer};
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 
-use crate::namespace::{Cable, Namespace};
+use crate::namespaces::cable::{Cable, Namespace};
 use crate::namespaces::command;
 use crate::taker::{Taker, options};
 

@@ -3,7 +3,6 @@
 
 mod forward; //   from one interface to another
 mod intake; //    what comes in
-mod namespace; // those that others can be laid cables to
 #[path = "../namespaces/mod.rs"]
 mod namespaces;
 mod taker; //     a source that is polled

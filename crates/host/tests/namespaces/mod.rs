@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod cable; // two of them, and a veth between
+
 use std::process::Command;
 use std::thread;
 

@@ -4,6 +4,7 @@
 mod exchange; // datagrams to and fro
 #[path = "../namespaces/mod.rs"]
 mod namespaces;
+mod shared; //   on an interface that the kernel has too
 mod rig; //      a network, sockets over it, and the kernel at the other end
 
 use libtest_mimic::Arguments;
@@ -12,7 +13,7 @@ use namespaces::trial_inside;
 fn main() {
     let arguments = Arguments::from_args();
     let missing = namespaces::missing(&["ip"]).or_else(rig::missing);
-    let trials = [exchange::TRIALS].concat();
+    let trials = [exchange::TRIALS, shared::TRIALS].concat();
     let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }

@@ -158,6 +158,12 @@ impl Relief {
         self.small = Some(small);
     }
 
+    /// Frames that were moved to and have not come home.
+    pub fn frames_away(&mut self) -> usize {
+        let cached = self.cache.as_ref().map_or(0, CopyCache::away);
+        cached + self.small.as_mut().map_or(0, Pool::away)
+    }
+
     /// The copy cache, if there is one.
     #[must_use]
     pub fn cache(&self) -> Option<&CopyCache> {

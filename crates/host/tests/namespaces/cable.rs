@@ -6,7 +6,7 @@ use std::thread;
 
 use nix::sched::{CloneFlags, setns};
 
-use crate::namespaces::{command, enter_new};
+use super::{command, enter_new};
 
 /// A network namespace. It goes, with all that is in it, when this does.
 pub(crate) struct Namespace(File);

@@ -1,0 +1,138 @@
+//! Sockets on an interface that the kernel has too: its addresses, its neighbours, its ports.
+
+use std::io::ErrorKind;
+use std::net::UdpSocket as KernelSocket;
+use std::time::Duration;
+
+use forebay::engine::CpuThread;
+use forebay::net::{Datagrams, Net, NetConfig, NetEngine, NetStack, UdpSocket};
+use forebay::{Config, CpuId, Device, DeviceConfig, Via};
+
+use crate::Trial;
+use crate::namespaces::cable::{Cable, Namespace};
+use crate::namespaces::command;
+use crate::rig::Running;
+
+pub(crate) const TRIALS: &[Trial] = &[
+    ("an_af_xdp_queue_has_sockets_beside_the_kernels", over_af_xdp),
+    ("an_af_packet_socket_has_sockets_and_the_kernel_keeps_silent", over_af_packet),
+    ("a_first_datagram_waits_for_its_neighbour_with_the_kernel", first_goes_by_kernel),
+    ("a_port_that_is_ours_is_not_the_kernels_and_the_other_way_round", ports),
+];
+
+/// Two hosts at a cable: ours is at the near end.
+struct Hosts {
+    near: Namespace,
+    far: Namespace,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        let hosts = Self { near: Namespace::new(), far: Namespace::new() };
+        Cable { near: (&hosts.near, "ska"), far: (&hosts.far, "skb") }.lay();
+        hosts.near.command("ip addr add 10.9.0.1/24 dev ska");
+        hosts.far.command("ip addr add 10.9.0.2/24 dev skb");
+        hosts
+    }
+
+    fn over(&self, via: Via) -> (Net, NetEngine) {
+        self.near.run(|| {
+            let mut config = DeviceConfig::new("ska", via);
+            config.take = "udp:53".parse().unwrap();
+            let mut devices = [Device::open(&config).unwrap()];
+            Net::over(&Config::live(), &NetConfig::default(), &mut devices).unwrap()
+        })
+    }
+
+    /// Asks from the far end, and returns what comes back.
+    fn ask(&self, question: &[u8]) -> std::io::Result<Vec<u8>> {
+        self.far.run(|| {
+            let client = KernelSocket::bind("10.9.0.2:0")?;
+            client.connect("10.9.0.1:53")?;
+            client.set_read_timeout(Some(Duration::from_secs(20)))?;
+            client.send(question)?;
+            let mut buffer = [0; 2000];
+            let len = client.recv(&mut buffer)?;
+            Ok(buffer[..len].to_vec())
+        })
+    }
+}
+
+/// Answers with what was asked, backwards.
+fn answer_on(cpu: &mut CpuThread<NetStack>, sockets: &[(CpuId, UdpSocket)]) {
+    let (_, socket) = sockets.iter().find(|(of, _)| *of == cpu.cpu()).unwrap();
+    let mut batch = Datagrams::new();
+    while socket.recv_batch_on(cpu, &mut batch, 64) > 0 {
+        for datagram in &mut batch {
+            let mut payload = datagram.payload().to_vec();
+            payload.reverse();
+            datagram.reply(&payload).unwrap();
+        }
+        socket.send_replies(&mut batch).unwrap();
+    }
+}
+
+fn beside_the_kernel(via: Via) {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.over(via);
+    let bind = |&cpu: &CpuId| (cpu, net.socket().reuse_port_on(cpu).bind("0.0.0.0:53").unwrap());
+    let sockets: Vec<_> = hosts.near.run(|| net.cpus().iter().map(bind).collect());
+    let answer = move |cpu: &mut CpuThread<NetStack>| answer_on(cpu, &sockets);
+    let running = hosts.near.run(|| Running::begin_with(engine, answer));
+    // ARP is the kernel's.
+    for question in 0..200u32 {
+        let question = question.to_be_bytes();
+        let mut answer = question.to_vec();
+        answer.reverse();
+        assert_eq!(hosts.ask(&question).unwrap(), answer);
+    }
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+fn over_af_xdp() {
+    beside_the_kernel(Via::AfXdp);
+}
+
+/// It sees each question too, and would say that nobody is there.
+fn over_af_packet() {
+    beside_the_kernel(Via::AfPacket);
+}
+
+fn first_goes_by_kernel() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+    far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let to = far.local_addr().unwrap();
+    let mut buffer = [0; 100];
+    for number in 0..100u32 {
+        hosts.near.run(|| socket.send_to(&number.to_be_bytes(), to).unwrap());
+        let (len, from) = far.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..len], from.port()), (&number.to_be_bytes()[..], 53));
+    }
+    hosts.near.run(|| command("ip neigh flush dev ska"));
+    drop(socket);
+    running.end();
+}
+
+fn ports() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.over(Via::AfXdp);
+    hosts.near.run(|| {
+        let kernels = KernelSocket::bind("0.0.0.0:5353").unwrap();
+        let refused = net.bind("0.0.0.0:5353").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        drop(kernels);
+        let ours = net.bind("0.0.0.0:5353").unwrap();
+        let refused = KernelSocket::bind("0.0.0.0:5353").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        drop(ours);
+        KernelSocket::bind("0.0.0.0:5353").unwrap();
+        let refused = net.bind("192.0.2.1:53").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrNotAvailable);
+    });
+    drop(engine);
+}
