@@ -1,0 +1,38 @@
+//! IP and UDP against the kernel's own stack: the same hostile frames go into a TAP and into
+//! [`path::network`], and what sockets get is compared frame by frame. Each test has a network
+//! namespace that its thread makes for itself.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+use std::fs::OpenOptions;
+
+use libtest_mimic::Arguments;
+use namespaces::trial_inside;
+
+mod extensions;
+mod frames;
+mod kernel;
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
+mod options;
+mod oracle;
+mod us;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let missing = missing();
+    let trials =
+        oracle::TESTS.iter().map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
+    libtest_mimic::run(&arguments, trials.collect()).exit();
+}
+
+/// A test and its name.
+type Test = (&'static str, fn());
+
+/// Why there can be no such test here.
+fn missing() -> Option<String> {
+    let opened = || OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    let refused = || opened().err();
+    namespaces::missing(&["ip"])
+        .or_else(|| refused().map(|error| format!("/dev/net/tun cannot be opened: {error}")))
+}

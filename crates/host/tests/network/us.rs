@@ -1,0 +1,129 @@
+//! Our own network layer, given the same frames.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{Pool, Region};
+use path::Packet;
+use path::network::{Identity, Network, NetworkConfig, NetworkCounters, Prefix, Received};
+use path::packet::Arrival;
+use path::parse::{Link, Verify, parse_into};
+
+use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PORTS};
+use crate::kernel::Delivered;
+
+/// What becomes of frames here.
+pub(crate) struct Us {
+    network: Network,
+    identity: Identity,
+    pool: Pool,
+    pub(crate) fates: Fates,
+}
+
+/// How many frames had which fate.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Fates {
+    pub(crate) datagrams: u64,
+    pub(crate) no_socket: u64,
+    pub(crate) answers: u64,
+    pub(crate) taken: u64,
+    pub(crate) kept: u64,
+    pub(crate) dropped: u64,
+}
+
+impl Us {
+    pub(crate) fn new(verify_nothing: bool) -> Self {
+        let _ = verify_nothing;
+        let counters = Arc::new(NetworkCounters::default());
+        let v4 = OWN_V4.map(|(address, bits)| Prefix { address: address.into(), bits });
+        let v6 = OWN_V6.map(|(address, bits)| Prefix { address: address.into(), bits });
+        let identity = Identity {
+            mac: Some(MAC),
+            addresses: [v4.as_slice(), &v6].concat(),
+            groups: vec![JOINED_V4.into(), JOINED_V6.into()],
+            mtu: 1500,
+            is_whole_host: true,
+        };
+        let network = Network::new(NetworkConfig::default(), counters);
+        Self { network, identity, pool: pool(), fates: Fates::default() }
+    }
+
+    /// What sockets on [`PORTS`] would get of one frame, and what became of it else.
+    pub(crate) fn offer(&mut self, frame: &[u8], verify: Verify) -> (Vec<Delivered>, String) {
+        let mut packet = packet(frame, &mut self.pool);
+        let wire_len = packet.wire_len;
+        parse_into(&mut packet.headers, packet.frame.data(), wire_len, None, verify);
+        match self.network.receive(packet, &self.identity, 0, &mut self.pool) {
+            Received::Datagram(packet) => {
+                self.fates.datagrams += 1;
+                let delivered = delivered(&packet);
+                if PORTS.contains(&delivered.port) {
+                    self.pool.put(packet.frame);
+                    return (vec![delivered], "datagram".into());
+                }
+                self.fates.no_socket += 1;
+                match self.network.unreachable(packet, &self.identity, 0, &mut self.pool) {
+                    Received::Answer(packet) | Received::Dropped(packet, _) => {
+                        self.pool.put(packet.frame);
+                    }
+                    other => panic!("{other:?}"),
+                }
+                (Vec::new(), "no socket".into())
+            }
+            Received::Answer(packet) => {
+                self.fates.answers += 1;
+                self.pool.put(packet.frame);
+                (Vec::new(), "answer".into())
+            }
+            Received::Taken(packet) => {
+                self.fates.taken += 1;
+                self.pool.put(packet.frame);
+                (Vec::new(), "taken".into())
+            }
+            Received::Kept => {
+                self.fates.kept += 1;
+                (Vec::new(), "kept".into())
+            }
+            Received::Dropped(packet, reason) => {
+                self.fates.dropped += 1;
+                self.pool.put(packet.frame);
+                (Vec::new(), reason.name().into())
+            }
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &NetworkCounters {
+        self.network.counters()
+    }
+
+    /// Frames that are not back.
+    pub(crate) fn away(&mut self) -> usize {
+        self.pool.away()
+    }
+}
+
+fn delivered(packet: &Packet) -> Delivered {
+    let view = packet.view();
+    let (source_port, port) = view.ports().unwrap();
+    let source = SocketAddr::new(view.source().unwrap(), source_port);
+    Delivered { port, source, payload: view.payload().to_vec() }
+}
+
+/// A frame as a source would give it, not parsed yet.
+pub(crate) fn packet(bytes: &[u8], pool: &mut Pool) -> Packet {
+    let len = u32::try_from(bytes.len()).unwrap();
+    let mut frame = pool.allocate(len).unwrap();
+    frame.copy_from(bytes);
+    Packet::received(frame, Arrival(0), len, Link::Ethernet)
+}
+
+/// Packet memory.
+pub(crate) fn pool() -> Pool {
+    let share = vec![
+        ChunkClass { chunk_bytes: 2048, chunks: 4096 },
+        ChunkClass { chunk_bytes: 1 << 17, chunks: 16 },
+    ];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    carve(region, &[share]).unwrap().remove(0)
+}
