@@ -1,45 +1,63 @@
-//! Which socket a datagram is for.
+//! Which socket a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup` and
+//! their `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
+//!
+//! 1. Of the sockets that are bound to the datagram's own address, the one connected to its sender;
+//!    else one that is not connected.
+//! 2. The same of the sockets bound to no address. One that is bound to `[::]` takes IPv4 datagrams,
+//!    unless it is IPv6 only, or a socket of IPv4 takes them.
+//! 3. Where several share an address and port (`SO_REUSEPORT`), one of them by the flow's hash; or the
+//!    one that says that it is on this CPU (`SO_INCOMING_CPU`).
+//!
+//! A table is one moment's sockets. Another one is made when a socket is bound, connected or closed.
 
-use std::net::{IpAddr, SocketAddr};
+use std::hash::Hasher;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
+
+use siphasher::sip::SipHasher13;
 
 use super::SocketId;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
-use crate::packet::Packet;
 
-/// How a socket shares its address.
+/// How a socket shares its address and port with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reuse {
-    /// With nobody.
+    /// It does not.
     #[default]
     None,
-    /// Each flow goes to one of the group, by its hash.
+    /// Each flow goes to one of them: `SO_REUSEPORT`.
     Hash,
-    /// To the one of this CPU.
+    /// What comes on its [CPU](Binding::cpu) goes to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
     ThisCpu,
 }
 
-/// A bound socket.
+/// What a socket receives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
-    /// Which.
+    /// The socket.
     pub id: SocketId,
-    /// Its address.
+    /// Its own address, or the unspecified one, and its port. An IPv6 address that stands for an
+    /// IPv4 one (`::ffff:a.b.c.d`) is that one.
     pub local: SocketAddr,
-    /// Whom it is connected to.
+    /// Whom it is connected to. It receives from nobody else. The kernel gives a socket an address
+    /// of its own as it is connected.
     pub remote: Option<SocketAddr>,
-    /// Whether an IPv6 socket leaves IPv4 alone.
+    /// It is bound to `[::]` for IPv6 alone: `IPV6_V6ONLY`.
     pub is_v6_only: bool,
-    /// How it shares its address.
+    /// Whether it shares its address and port.
     pub reuse: Reuse,
-    /// The CPU whose datagrams it gets of its group.
+    /// Where it is read, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
-    /// Groups that it has joined.
+    /// Multicast groups that it has joined.
     pub groups: Vec<IpAddr>,
+    /// It receives the groups that others on this host have joined, too: `IP_MULTICAST_ALL`, as the
+    /// kernel has it unless told otherwise.
+    pub is_multicast_all: bool,
 }
 
 impl Binding {
-    /// One that is not connected and shares nothing.
+    /// A socket that is bound to `local` and nothing else.
     #[must_use]
     pub fn new(id: SocketId, local: SocketAddr) -> Self {
         Self {
@@ -50,92 +68,351 @@ impl Binding {
             reuse: Reuse::None,
             cpu: None,
             groups: Vec::new(),
+            is_multicast_all: true,
         }
+    }
+
+    /// Whether it is a socket of IPv6 that shares its port: those are looked at last.
+    fn is_last(&self) -> bool {
+        self.local.is_ipv6() && self.reuse != Reuse::None
+    }
+
+    /// Whether both would receive datagrams for some address (`inet_rcv_saddr_equal`).
+    fn overlaps(&self, other: &Self) -> bool {
+        let meets = |one: IpAddr, two: IpAddr| {
+            one == two
+                || one.is_ipv4() == two.is_ipv4() && (one.is_unspecified() || two.is_unspecified())
+        };
+        self.local.port() == other.local.port()
+            && self.addresses().any(|one| other.addresses().any(|two| meets(one, two)))
+    }
+
+    /// The addresses that it is bound to: one, but `[::]` may be both families' unspecified ones.
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let local = self.local.ip().to_canonical();
+        let is_dual = local == Ipv6Addr::UNSPECIFIED && !self.is_v6_only;
+        std::iter::once(local).chain(is_dual.then_some(Ipv4Addr::UNSPECIFIED.into()))
+    }
+
+    /// Whether they are members of one group, each of which may receive what the others may
+    /// (`udp_reuseport_add_sock`). Connected ones receive only what is theirs.
+    fn is_grouped_with(&self, other: &Self) -> bool {
+        let key = |binding: &Self| {
+            let Self { local, is_v6_only, .. } = binding;
+            (*local, local.ip().is_unspecified() && *is_v6_only)
+        };
+        let may = |binding: &Self| binding.reuse != Reuse::None && binding.remote.is_none();
+        may(self) && may(other) && key(self) == key(other)
+    }
+
+    /// Whether it receives what is for everyone in a group, or on a network
+    /// (`__udp_is_mcast_sock`, `__udp_v6_is_mcast_sock`).
+    fn receives_many(&self, of: &Flow4Tuple) -> bool {
+        let (to, from) = (of.destination.ip(), endpoint(of.source));
+        let wants_group = || self.is_multicast_all || self.groups.contains(&to);
+        self.local.port() == of.destination.port()
+            && self.addresses().any(|own| own == to || own == unspecified(to))
+            && self.remote.is_none_or(|remote| endpoint(remote) == from)
+            && (!to.is_multicast() || wants_group())
     }
 }
 
-/// What is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
+/// What a datagram says of where it is from and for, and where it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow4Tuple {
     /// Who sent it.
     pub source: SocketAddr,
-    /// Whom to.
+    /// Whom it is for.
     pub destination: SocketAddr,
-    /// The flow's hash.
+    /// Its flow's hash; [`FlowHash::NONE`] has the table compute one where one is needed.
     pub hash: FlowHash,
-    /// Where it is delivered.
+    /// The CPU that asks.
     pub cpu: CpuId,
 }
 
-impl Wanted {
-    /// What a datagram asks for.
-    #[must_use]
-    pub fn of(packet: &Packet, cpu: CpuId) -> Option<Self> {
-        let view = packet.view();
-        let (from, to) = view.ports()?;
-        Some(Self {
-            source: SocketAddr::new(view.source()?, from),
-            destination: SocketAddr::new(view.destination()?, to),
-            hash: packet.hash,
-            cpu,
-        })
-    }
-}
-
-/// What was found.
+/// Whom a datagram is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
 pub enum Found {
-    /// Nobody.
+    /// No socket.
     None,
     /// This one.
     One(SocketId),
 }
 
-/// All sockets.
-#[derive(Clone, Debug, Default)]
+/// All sockets, to be found.
+#[derive(Debug)]
 pub struct SocketTable {
+    /// In the order in which they were bound.
     bindings: Vec<Binding>,
+    connected: Connected,
+    ports: Ports,
+    /// What is bound, by port and address.
+    listeners: Vec<Listener>,
+    /// Sockets of listeners.
+    members: Vec<Member>,
+    key: SipHasher13,
+}
+
+/// Those that are not connected, at one address and port.
+#[derive(Debug)]
+struct Listener {
+    /// [`addresses`](Binding::addresses) has it.
+    address: IpAddr,
+    port: u16,
+    /// Among the table's.
+    members: Range<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    id: SocketId,
+    /// If it is to have what comes on this CPU.
+    cpu: Option<CpuId>,
 }
 
 impl SocketTable {
-    /// Of these.
+    /// The table of `bindings`, in the order in which they were bound. `seed` is secret: it keeps
+    /// strangers from choosing addresses that are slow to find.
     #[must_use]
-    pub fn new(bindings: Vec<Binding>, _seed: u64) -> Self {
-        Self { bindings }
+    pub fn new(bindings: Vec<Binding>, seed: u64) -> Self {
+        let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
+        let chain = chain(&bindings);
+        let connected = Connected::new(&chain, &key);
+        let mut firsts: Vec<_> = chain
+            .iter()
+            .filter(|binding| binding.remote.is_none())
+            .flat_map(|binding| binding.addresses().map(move |address| (address, *binding)))
+            .collect();
+        // A stable sort: of those at one place, the one looked at first comes first. A socket of IPv4
+        // comes before one that takes IPv4 beside its IPv6.
+        firsts.sort_by_key(|(address, of)| (of.local.port(), *address, of.local.is_ipv6()));
+        firsts.dedup_by_key(|(address, of)| (of.local.port(), *address));
+        let mut members = Vec::new();
+        let listeners: Vec<_> = firsts
+            .into_iter()
+            .map(|(address, first)| {
+                let start = members.len();
+                let is_member = |of: &&Binding| of.id == first.id || of.is_grouped_with(first);
+                members.extend(bindings.iter().filter(is_member).map(Member::of));
+                Listener { address, port: first.local.port(), members: start..members.len() }
+            })
+            .collect();
+        let ports = Ports::new(&listeners);
+        Self { bindings, connected, ports, listeners, members, key }
     }
 
-    /// The socket that a datagram is for.
-    #[must_use]
-    pub fn find(&self, wanted: &Wanted) -> Found {
-        let matches = |binding: &&Binding| {
-            binding.local.port() == wanted.destination.port()
-                && (binding.local.ip().is_unspecified()
-                    || binding.local.ip() == wanted.destination.ip())
-                && binding.remote.is_none_or(|remote| remote == wanted.source)
-        };
-        let score = |binding: &&Binding| {
-            (
-                binding.remote.is_some(),
-                !binding.local.ip().is_unspecified(),
-                binding.cpu == Some(wanted.cpu),
-            )
-        };
-        let best = self.bindings.iter().filter(matches).max_by_key(score);
-        best.map_or(Found::None, |binding| Found::One(binding.id))
+    /// The socket that a datagram for one host is for.
+    pub fn find(&self, of: &Flow4Tuple) -> Found {
+        let to = of.destination.ip();
+        let listeners = &self.listeners[self.ports.find(of.destination.port())];
+        for (address, connected) in
+            [(to, self.connected.bound), (unspecified(to), self.connected.unbound)]
+        {
+            if connected > 0
+                && let Some(id) = self.connected.find(&Tuple::of(address, of), &self.key)
+            {
+                return Found::One(id);
+            }
+            if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
+                return Found::One(self.choose(&listeners[at], of));
+            }
+        }
+        Found::None
     }
 
-    /// All that a datagram to a group is for.
-    pub fn find_all(&self, wanted: &Wanted, out: &mut Vec<SocketId>) {
-        let port = wanted.destination.port();
-        out.extend(self.bindings.iter().filter(|b| b.local.port() == port).map(|b| b.id));
+    /// All sockets that a datagram for many hosts is for, to the end of `out`: each has a copy. Whether
+    /// it is for many, a broadcast or multicast address, is known to who knows our addresses.
+    pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
+        let receivers = self.bindings.iter().filter(|binding| binding.receives_many(of));
+        out.extend(receivers.map(|binding| binding.id));
     }
 
-    /// Who has the address.
+    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of
+    /// those that have an address in common with it the one looked at first decides.
     #[must_use]
     pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
-        let same = |b: &&Binding| {
-            b.local == new.local && (b.reuse == Reuse::None || new.reuse == Reuse::None)
+        let first = chain(&self.bindings).into_iter().find(|binding| binding.overlaps(new))?;
+        let is_shared = first.reuse != Reuse::None && new.reuse != Reuse::None;
+        (!is_shared).then_some(first.id)
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn bindings(&self) -> &[Binding] {
+        &self.bindings
+    }
+
+    /// The member for a datagram (`reuseport_select_sock_by_hash`): from the hash's on, the first
+    /// that is on this CPU, if any is on one; else the hash's.
+    fn choose(&self, listener: &Listener, of: &Flow4Tuple) -> SocketId {
+        let members = &self.members[listener.members.clone()];
+        if let [only] = members {
+            return only.id;
+        }
+        let hash = if of.hash.is_some() {
+            of.hash.0
+        } else {
+            folded(Tuple::of(of.destination.ip(), of).hash(&self.key))
         };
-        self.bindings.iter().find(same).map(|b| b.id)
+        let (before, from) = members.split_at(reciprocal_scale(hash, members.len()));
+        let here = from.iter().chain(before).find(|member| member.cpu == Some(of.cpu));
+        here.unwrap_or(&from[0]).id
     }
 }
+
+impl Member {
+    fn of(binding: &Binding) -> Self {
+        let cpu = binding.cpu.filter(|_| binding.reuse == Reuse::ThisCpu);
+        Self { id: binding.id, cpu }
+    }
+}
+
+/// The order in which the kernel looks at sockets (`udp_lib_get_port`): the last one
+/// bound first, but those of IPv6 that share a port last, in the order in which they were bound.
+fn chain(bindings: &[Binding]) -> Vec<&Binding> {
+    let first = bindings.iter().rev().filter(|binding| !binding.is_last());
+    first.chain(bindings.iter().filter(|binding| binding.is_last())).collect()
+}
+
+/// No address in particular, of the same family.
+fn unspecified(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// What of a peer's address counts.
+fn endpoint(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip().to_canonical(), address.port())
+}
+
+/// `hash` as an index below `count`: the kernel's `reciprocal_scale`.
+fn reciprocal_scale(hash: u32, count: usize) -> usize {
+    let scaled = (u64::from(hash) * count as u64) >> 32;
+    usize::try_from(scaled).unwrap_or(0)
+}
+
+/// Both halves of a 64-bit hash in one.
+fn folded(hash: u64) -> u32 {
+    let (high, low) = (hash >> 32, hash & u64::from(u32::MAX));
+    u32::try_from(high ^ low).unwrap_or(0)
+}
+
+/// A socket's address and its peer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Tuple {
+    local: (IpAddr, u16),
+    remote: (IpAddr, u16),
+}
+
+impl Tuple {
+    /// Of a socket at `address` that this datagram could be for.
+    fn of(address: IpAddr, datagram: &Flow4Tuple) -> Self {
+        Self { local: (address, datagram.destination.port()), remote: endpoint(datagram.source) }
+    }
+
+    fn hash(&self, key: &SipHasher13) -> u64 {
+        let mut hasher = *key;
+        for (address, port) in [self.local, self.remote] {
+            match address {
+                IpAddr::V4(address) => hasher.write_u32(address.to_bits()),
+                IpAddr::V6(address) => hasher.write(&address.octets()),
+            }
+            hasher.write_u16(port);
+        }
+        hasher.finish()
+    }
+}
+
+/// Connected sockets, by both addresses and ports. Open addressing, at most half full.
+#[derive(Debug)]
+struct Connected {
+    slots: Vec<Option<(Tuple, SocketId)>>,
+    /// How many have an address of their own.
+    bound: usize,
+    /// How many have not.
+    unbound: usize,
+}
+
+impl Connected {
+    fn new(chain: &[&Binding], key: &SipHasher13) -> Self {
+        let tuples = |binding: &Binding| -> Vec<_> {
+            let Some(remote) = binding.remote.map(endpoint) else { return Vec::new() };
+            let port = binding.local.port();
+            let local = binding.addresses().filter(|own| own.is_ipv4() == remote.0.is_ipv4());
+            local.map(|address| Tuple { local: (address, port), remote }).collect()
+        };
+        let mut chain = chain.to_vec();
+        // Stable, see `SocketTable::new`.
+        chain.sort_by_key(|binding| binding.local.is_ipv6());
+        let all: Vec<_> = chain
+            .iter()
+            .flat_map(|binding| tuples(binding).into_iter().map(|tuple| (tuple, binding.id)))
+            .collect();
+        let unbound = all.iter().filter(|(tuple, _)| tuple.local.0.is_unspecified()).count();
+        let slots = vec![None; (all.len() * 2).next_power_of_two()];
+        let mut connected = Self { slots, bound: all.len() - unbound, unbound };
+        for (tuple, id) in all {
+            // Of several that are connected alike, the first one receives.
+            let at = connected.place(&tuple, key);
+            connected.slots[at].get_or_insert((tuple, id));
+        }
+        connected
+    }
+
+    fn find(&self, tuple: &Tuple, key: &SipHasher13) -> Option<SocketId> {
+        self.slots[self.place(tuple, key)].map(|(_, id)| id)
+    }
+
+    /// Where `tuple` is, or would be. There is always an empty slot.
+    fn place(&self, tuple: &Tuple, key: &SipHasher13) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut at = folded(tuple.hash(key)) as usize & mask;
+        while self.slots[at].is_some_and(|(there, _)| there != *tuple) {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+}
+
+/// Where the listeners of a port stand. Open addressing, at most half full; ports are our own choice.
+#[derive(Debug)]
+struct Ports {
+    slots: Vec<Option<(u16, Range<usize>)>>,
+}
+
+impl Ports {
+    /// Of listeners in the order of their ports.
+    fn new(listeners: &[Listener]) -> Self {
+        let by_port = || listeners.chunk_by(|one, next| one.port == next.port);
+        let mut ports = Self { slots: vec![None; (by_port().count() * 2).next_power_of_two()] };
+        let mut start = 0;
+        for of_port in by_port() {
+            let (port, end) = (of_port[0].port, start + of_port.len());
+            let at = ports.place(port);
+            ports.slots[at] = Some((port, start..end));
+            start = end;
+        }
+        ports
+    }
+
+    fn find(&self, port: u16) -> Range<usize> {
+        let found = self.slots[self.place(port)].as_ref();
+        found.map_or(0..0, |(_, listeners)| listeners.clone())
+    }
+
+    /// Where `port` is, or would be. There is always an empty slot.
+    fn place(&self, port: u16) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut at = usize::from(port) & mask;
+        while self.slots[at].as_ref().is_some_and(|(there, _)| *there != port) {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests;

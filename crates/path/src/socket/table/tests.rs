@@ -1,0 +1,276 @@
+//! The table against the kernel's rules, written down as they are: a walk over all sockets.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const ADDRESSES: [&str; 8] =
+    ["0.0.0.0", "10.0.0.1", "10.0.0.2", "::", "fd00::1", "fd00::2", "::ffff:10.0.0.1", "224.1.1.1"];
+const PEERS: [&str; 4] = ["10.0.0.9:9", "10.0.0.9:10", "[fd00::9]:9", "[::ffff:10.0.0.9]:9"];
+
+fn local() -> impl Strategy<Value = SocketAddr> {
+    let address = proptest::sample::select(&ADDRESSES).prop_map(|text| text.parse().unwrap());
+    (address, 53u16..55).prop_map(|(ip, port)| SocketAddr::new(ip, port))
+}
+
+fn peer() -> impl Strategy<Value = SocketAddr> {
+    proptest::sample::select(&PEERS).prop_map(|text| text.parse().unwrap())
+}
+
+fn binding() -> impl Strategy<Value = Binding> {
+    let remote = proptest::option::weighted(0.3, peer());
+    let reuse = prop_oneof![Just(Reuse::None), Just(Reuse::Hash), Just(Reuse::ThisCpu)];
+    let cpu = proptest::option::of((0u16..3).prop_map(CpuId));
+    let group = proptest::option::of(Just("224.1.1.1".parse::<IpAddr>().unwrap()));
+    (local(), remote, any::<bool>(), reuse, cpu, group, any::<bool>()).prop_map(
+        |(local, remote, is_v6_only, reuse, cpu, group, is_multicast_all)| {
+            let remote = remote.filter(|remote| {
+                let local = local.ip().to_canonical();
+                local.is_unspecified() || local.is_ipv4() == remote.ip().to_canonical().is_ipv4()
+            });
+            Binding {
+                remote,
+                is_v6_only: is_v6_only && local.ip().to_canonical().is_ipv6(),
+                reuse,
+                cpu,
+                groups: group.into_iter().collect(),
+                is_multicast_all,
+                ..Binding::new(SocketId(0), local)
+            }
+        },
+    )
+}
+
+fn bindings() -> impl Strategy<Value = Vec<Binding>> {
+    proptest::collection::vec(binding(), 0..12).prop_map(|mut bindings| {
+        (0..).zip(&mut bindings).for_each(|(number, binding)| binding.id = SocketId(number));
+        bindings
+    })
+}
+
+fn tuple() -> impl Strategy<Value = Flow4Tuple> {
+    (peer(), local(), 1u32.., 0u16..4).prop_map(|(source, destination, hash, cpu)| Flow4Tuple {
+        source: SocketAddr::new(source.ip().to_canonical(), source.port()),
+        // Of the sender's family.
+        destination: if source.ip().to_canonical().is_ipv4() == destination.is_ipv4() {
+            destination
+        } else if destination.is_ipv4() {
+            SocketAddr::new("fd00::1".parse().unwrap(), destination.port())
+        } else {
+            SocketAddr::new("10.0.0.1".parse().unwrap(), destination.port())
+        },
+        hash: FlowHash(hash),
+        cpu: CpuId(cpu),
+    })
+}
+
+/// The slow twin: the lists of the kernel, and its scores.
+struct Twin<'a> {
+    bound: &'a [Binding],
+    chain: VecDeque<&'a Binding>,
+}
+
+impl<'a> Twin<'a> {
+    fn new(bound: &'a [Binding]) -> Self {
+        let mut chain = VecDeque::new();
+        for binding in bound {
+            if binding.local.is_ipv6() && binding.reuse != Reuse::None {
+                chain.push_back(binding);
+            } else {
+                chain.push_front(binding);
+            }
+        }
+        Self { bound, chain }
+    }
+
+    fn find(&self, of: &Flow4Tuple) -> Option<SocketId> {
+        let to = of.destination.ip();
+        let found = self.find_at(to, of).or_else(|| self.find_at(unspecified(to), of))?;
+        Some(if found.remote.is_none() && found.reuse != Reuse::None {
+            self.of_group(found, of)
+        } else {
+            found.id
+        })
+    }
+
+    fn find_at(&self, address: IpAddr, of: &Flow4Tuple) -> Option<&'a Binding> {
+        let (mut best, mut found) = (-1, None);
+        for &binding in &self.chain {
+            let score = score(binding, address, of);
+            if score > best {
+                (best, found) = (score, Some(binding));
+            }
+        }
+        found
+    }
+
+    fn of_group(&self, found: &Binding, of: &Flow4Tuple) -> SocketId {
+        let v6_only = |of: &Binding| of.is_v6_only && of.local.ip().is_unspecified();
+        let group: Vec<_> = self
+            .bound
+            .iter()
+            .filter(|other| other.local == found.local && v6_only(other) == v6_only(found))
+            .filter(|other| other.reuse != Reuse::None && other.remote.is_none())
+            .collect();
+        let start = reciprocal_scale(of.hash.0, group.len());
+        for step in 0..group.len() {
+            let member = group[(start + step) % group.len()];
+            if member.reuse == Reuse::ThisCpu && member.cpu == Some(of.cpu) {
+                return member.id;
+            }
+        }
+        group[start].id
+    }
+}
+
+/// `compute_score` of either family.
+fn score(binding: &Binding, address: IpAddr, of: &Flow4Tuple) -> i32 {
+    let own = binding.local.ip();
+    let is_at = match address {
+        IpAddr::V4(_) => {
+            let takes_all = own == Ipv6Addr::UNSPECIFIED && !binding.is_v6_only;
+            own.to_canonical() == address || takes_all && address.is_unspecified()
+        }
+        IpAddr::V6(_) => own.to_canonical() == address,
+    };
+    if binding.local.port() != of.destination.port() || !is_at {
+        return -1;
+    }
+    let family = if own.is_ipv4() { 2 } else { 1 };
+    match binding.remote {
+        None => family,
+        Some(remote) if remote.ip().to_canonical() != of.source.ip() => -1,
+        Some(remote) if remote.port() != of.source.port() => -1,
+        Some(_) => family + 8,
+    }
+}
+
+/// `ipv6_rcv_saddr_equal` and `ipv4_rcv_saddr_equal`, by their cases.
+fn has_address_in_common(one: &Binding, two: &Binding) -> bool {
+    let (a, b) = (one.local.ip().to_canonical(), two.local.ip().to_canonical());
+    match (a, b) {
+        (IpAddr::V4(_), IpAddr::V4(_)) | (IpAddr::V6(_), IpAddr::V6(_)) => {
+            a == b || a.is_unspecified() || b.is_unspecified()
+        }
+        (IpAddr::V6(_), IpAddr::V4(_)) => a.is_unspecified() && !one.is_v6_only,
+        (IpAddr::V4(_), IpAddr::V6(_)) => b.is_unspecified() && !two.is_v6_only,
+    }
+}
+
+proptest! {
+    /// Whatever is bound and connected, also what could not be bound at once: a datagram goes where
+    /// the kernel's walk over all sockets ends.
+    #[test]
+    fn a_datagram_is_for_the_socket_that_the_kernel_s_scores_name(
+        bindings in bindings(),
+        tuples in proptest::collection::vec(tuple(), 1..20),
+        seed: u64,
+    ) {
+        let table = SocketTable::new(bindings.clone(), seed);
+        let twin = Twin::new(&bindings);
+        for tuple in tuples {
+            let expected = twin.find(&tuple).map_or(Found::None, Found::One);
+            prop_assert_eq!(table.find(&tuple), expected, "{:?}", tuple);
+        }
+    }
+
+    /// A socket may be bound if the first one that it has an address in common with shares its port
+    /// as it does.
+    #[test]
+    fn a_socket_is_refused_its_address_as_the_kernel_refuses_it(
+        bindings in bindings(),
+        new in binding(),
+    ) {
+        let table = SocketTable::new(bindings.clone(), 0);
+        let twin = Twin::new(&bindings);
+        let in_use = twin.chain.iter().find(|bound| {
+            bound.local.port() == new.local.port() && has_address_in_common(bound, &new)
+        });
+        let expected = in_use.filter(|bound| {
+            bound.reuse == Reuse::None || new.reuse == Reuse::None
+        });
+        prop_assert_eq!(table.conflict(&new), expected.map(|bound| bound.id));
+    }
+
+    /// Every flow of a group has one member, all members have some, and a group's flows without a
+    /// hash go by one of the table's own.
+    #[test]
+    fn flows_are_spread_over_a_group_and_stay(count in 1u16..9, seed: u64, has_hash: bool) {
+        let local = "10.0.0.1:53".parse().unwrap();
+        let bindings = (0..count).map(|number| Binding {
+            reuse: Reuse::Hash,
+            ..Binding::new(SocketId(number), local)
+        });
+        let table = SocketTable::new(bindings.collect(), seed);
+        let mut found = [0; 9];
+        for port in 1..=400u32 {
+            let of = Flow4Tuple {
+                source: SocketAddr::from(([10, 0, 0, 9], u16::try_from(port).unwrap())),
+                destination: local,
+                hash: FlowHash(if has_hash { port.wrapping_mul(0x9e37_79b1) | 1 } else { 0 }),
+                cpu: CpuId(0),
+            };
+            let Found::One(id) = table.find(&of) else { panic!("none") };
+            prop_assert_eq!(table.find(&of), Found::One(id));
+            found[id.index()] += 1;
+        }
+        let fair = 400 / i32::from(count);
+        let members = &found[..count.into()];
+        prop_assert!(members.iter().all(|flows| (fair / 4..=fair * 2).contains(flows)), "{found:?}");
+    }
+
+    /// What is for many goes to every socket that the kernel's rule names, to each once.
+    #[test]
+    fn what_is_for_many_is_for_all_that_want_it(bindings in bindings(), of in tuple()) {
+        let to = of.destination.ip();
+        let expected: Vec<_> = bindings
+            .iter()
+            .filter(|binding| {
+                let at = [to, unspecified(to)].map(|address| score(binding, address, &of));
+                let wants = binding.is_multicast_all || binding.groups.contains(&to);
+                at.into_iter().max() > Some(-1) && (!to.is_multicast() || wants)
+            })
+            .map(|binding| binding.id)
+            .collect();
+        let mut found = Vec::new();
+        SocketTable::new(bindings, 0).find_all(&of, &mut found);
+        prop_assert_eq!(found, expected);
+    }
+}
+
+/// The promises of the interface, one by one.
+#[test]
+fn the_better_bound_socket_has_the_datagram() {
+    let local = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let bound = |number, text| Binding::new(SocketId(number), local(text));
+    let of = |source, destination| Flow4Tuple {
+        source: local(source),
+        destination: local(destination),
+        hash: FlowHash(1),
+        cpu: CpuId(1),
+    };
+    let bindings = vec![
+        bound(0, "[::]:53"),
+        bound(1, "10.0.0.1:53"),
+        Binding { remote: Some(local("10.0.0.9:9")), ..bound(2, "10.0.0.1:53") },
+        Binding { is_v6_only: true, ..bound(3, "[::]:54") },
+        Binding { reuse: Reuse::ThisCpu, cpu: Some(CpuId(0)), ..bound(4, "0.0.0.0:55") },
+        Binding { reuse: Reuse::ThisCpu, cpu: Some(CpuId(1)), ..bound(5, "0.0.0.0:55") },
+    ];
+    let table = SocketTable::new(bindings, 1);
+    for (source, destination, expected) in [
+        ("10.0.0.9:9", "10.0.0.1:53", Some(2)),
+        ("10.0.0.9:10", "10.0.0.1:53", Some(1)),
+        ("10.0.0.9:9", "10.0.0.2:53", Some(0)),
+        ("[fd00::9]:9", "[fd00::1]:53", Some(0)),
+        ("[fd00::9]:9", "[fd00::1]:54", Some(3)),
+        ("10.0.0.9:9", "10.0.0.1:54", None),
+        ("10.0.0.9:9", "10.0.0.1:55", Some(5)),
+        ("10.0.0.9:9", "10.0.0.1:56", None),
+    ] {
+        let expected = expected.map_or(Found::None, |number| Found::One(SocketId(number)));
+        assert_eq!(table.find(&of(source, destination)), expected, "{source} to {destination}");
+    }
+}
