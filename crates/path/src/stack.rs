@@ -14,7 +14,7 @@ use crate::parse::Network;
 use crate::socket::SocketId;
 use crate::socket::policy::{BufferPolicy, Relief};
 use crate::socket::queue::{Inlet, Put};
-use crate::socket::table::{Found, SocketTable, Wanted};
+use crate::socket::table::{Flow4Tuple, Found, SocketTable};
 
 /// One socket, as one CPU sees it.
 pub struct Seat {
@@ -75,7 +75,7 @@ impl Stack {
         Self {
             cpu,
             network,
-            table: Arc::default(),
+            table: Arc::new(SocketTable::new(Vec::new(), 0)),
             seats: Vec::new(),
             relief,
             run: Vec::new(),
@@ -155,7 +155,7 @@ impl Stack {
 
     /// Finds the socket of a datagram.
     fn deliver(&mut self, packet: Packet, around: &mut Around<'_>) {
-        let Some(wanted) = Wanted::of(&packet, self.cpu) else {
+        let Some(wanted) = Flow4Tuple::of(&packet, self.cpu) else {
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, around.pool);
         };
         if !around.identity.is_own(wanted.destination.ip()) {
@@ -175,7 +175,7 @@ impl Stack {
 
     /// A datagram to a group, or to everybody, is for every socket that it suits: each gets a copy,
     /// the last one the datagram itself.
-    fn deliver_to_all(&mut self, packet: Packet, wanted: &Wanted, around: &mut Around<'_>) {
+    fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut Around<'_>) {
         let mut found = std::mem::take(&mut self.found);
         self.table.find_all(wanted, &mut found);
         match found.split_last() {

@@ -277,7 +277,8 @@ impl SocketOptions {
             let wake = Arc::clone(&wake);
             Arc::new(move || wake.wake())
         };
-        let binding = Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), local) };
+        let binding =
+            Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), udp::plain(local)) };
         let bound = shared.bind(binding, rcvbuf, &waker)?;
         Ok(UdpSocket::new(shared, bound, wake, reserved))
     }

@@ -117,14 +117,24 @@ impl UdpSocket {
     /// there.
     ///
     /// # Errors
-    /// When the address cannot be resolved, or is of another family.
+    /// When the address cannot be resolved, or is of another family; `ENETUNREACH` when there is no way.
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         let to = first(to)?;
         if to.is_ipv6() != self.0.local.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
+        let (to_plain, local) = (plain(to), plain(self.0.local));
+        let (_, own) = self.0.shared.route(to_plain.ip()).ok_or(Errno::NETUNREACH)?;
         *self.0.remote() = Some(to);
-        self.0.shared.rebind(self.0.id, |binding| binding.remote = Some(plain(to)));
+        self.0.shared.rebind(self.0.id, |binding| {
+            binding.remote = Some(to_plain);
+            // As the kernel does: from now on it has an address of its own.
+            if local.ip().is_unspecified()
+                && let Some(own) = own
+            {
+                binding.local = SocketAddr::new(own, local.port());
+            }
+        });
         Ok(())
     }
 
@@ -549,7 +559,7 @@ fn first(of: impl ToSocketAddrs) -> io::Result<SocketAddr> {
 }
 
 /// An address as it stands in packets: IPv4's own, not as IPv6 sockets show it.
-fn plain(address: SocketAddr) -> SocketAddr {
+pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V6(ip) => match ip.to_ipv4_mapped() {
             Some(v4) => SocketAddr::new(v4.into(), address.port()),

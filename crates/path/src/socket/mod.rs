@@ -8,7 +8,6 @@
 //! A socket holds at most `rcvbuf` bytes of packet memory, in its queue and in its reader's hands:
 //! what a slow reader keeps from others has that limit.
 
-pub mod table; //   which socket
 pub mod table; //   which socket: the kernel's rules
 pub mod queue; //   many CPUs to one reader, in order, without a lock
 pub mod account; // how much a socket holds, and the kernel's rule what it may

@@ -19,6 +19,7 @@ use siphasher::sip::SipHasher13;
 use super::SocketId;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
+use crate::packet::Packet;
 
 /// How a socket shares its address and port with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -128,6 +129,21 @@ pub struct Flow4Tuple {
     pub hash: FlowHash,
     /// The CPU that asks.
     pub cpu: CpuId,
+}
+
+impl Flow4Tuple {
+    /// What a datagram says, on the CPU where it is delivered. `None`: it says nothing.
+    #[must_use]
+    pub fn of(packet: &Packet, cpu: CpuId) -> Option<Self> {
+        let view = packet.view();
+        let (from, to) = view.ports()?;
+        Some(Self {
+            source: SocketAddr::new(view.source()?, from),
+            destination: SocketAddr::new(view.destination()?, to),
+            hash: packet.hash,
+            cpu,
+        })
+    }
 }
 
 /// Whom a datagram is for.
