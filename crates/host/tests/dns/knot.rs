@@ -1,0 +1,197 @@
+//! Knot DNS in a namespace, and its answers beside ours.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::Message;
+use hickory_proto::rr::Record;
+use tempfile::TempDir;
+
+use crate::answer::answer;
+use crate::namespaces::ip;
+use crate::prepared::Zone;
+use crate::queries::{ANY, clients, names, query, unusual};
+use crate::{KNOT, ZONE, queries, zone_of};
+
+/// Where Knot DNS listens.
+const ADDRESS: &str = "127.0.0.1:53";
+
+/// How long we wait for what always comes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long it is left alone while it starts.
+const PAUSE: Duration = Duration::from_millis(30);
+
+/// The id of the query behind the one that matters.
+const THEN: [u8; 2] = *b"ok";
+
+pub(crate) fn all_that_is_in_the_zone() {
+    let both = Both::serving(ZONE);
+    let mut differences = Vec::new();
+    for name in names() {
+        for rtype in queries::TYPES {
+            for client in clients() {
+                let query = query(&name, rtype, client.as_deref());
+                let what = || format!("{name} type {rtype}, client {client:?}");
+                differences.extend(both.differ(&query).map(|how| format!("{}\n{how}", what())));
+            }
+        }
+    }
+    tell(&differences);
+}
+
+pub(crate) fn all_that_is_wrong() {
+    let both = Both::serving(ZONE);
+    let differ = |(what, query): (String, Vec<u8>)| {
+        both.differ(&query).map(|how| format!("{what}\n{how}"))
+    };
+    tell(&unusual().into_iter().filter_map(differ).collect::<Vec<_>>());
+}
+
+/// The zone of the benchmark.
+pub(crate) fn large_zone() {
+    let mut text = String::from(
+        "$ORIGIN example.test.\n$TTL 3600\n@ SOA ns hostmaster 1 3600 600 86400 300\n@ NS ns\n\
+         ns A 10.77.0.2\n",
+    );
+    for host in 0..1000 {
+        text.push_str(&format!("h{host} A 192.0.2.{}\n", host % 250 + 1));
+    }
+    let both = Both::serving(&text);
+    let mut differences = Vec::new();
+    for host in 0..1010 {
+        for rtype in [queries::A, queries::TXT, ANY] {
+            let name = format!("H{host}.example.test");
+            let how = both.differ(&query(&name, rtype, None));
+            differences.extend(how.map(|how| format!("{name} type {rtype}\n{how}")));
+        }
+    }
+    tell(&differences);
+}
+
+fn tell(differences: &[String]) {
+    let some = differences.iter().take(10).cloned().collect::<Vec<_>>().join("\n\n");
+    assert!(differences.is_empty(), "{} answers differ:\n{some}", differences.len());
+}
+
+/// Knot DNS and ourselves over the same zone.
+struct Both {
+    ours: Zone,
+    child: Child,
+    to_knot: UdpSocket,
+    /// Goes with this.
+    _files: TempDir,
+}
+
+impl Both {
+    fn serving(zone: &str) -> Self {
+        ip("link set lo up");
+        let files = TempDir::new().unwrap();
+        let folder = files.path().display().to_string();
+        fs::write(files.path().join("example.test.zone"), zone).unwrap();
+        let config = files.path().join("knot.conf");
+        fs::write(&config, config_in(&folder)).unwrap();
+        let mut command = Command::new(KNOT);
+        command.arg("-c").arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let to_knot = UdpSocket::bind("127.0.0.1:0").unwrap();
+        to_knot.connect(ADDRESS).unwrap();
+        let both = Self { ours: zone_of(zone), child, to_knot, _files: files };
+        let began = Instant::now();
+        let top = query("example.test", 6, None);
+        // While it starts it answers nothing, then SERVFAIL, until it has the zone.
+        while both.told(&top, PAUSE).0.is_none_or(|answer| answer[3] & 0xf != 0) {
+            assert!(began.elapsed() < PATIENCE, "Knot DNS does not start");
+            sleep(PAUSE);
+        }
+        both
+    }
+
+    /// What Knot DNS answers, and whether it was still there when it should have: it takes queries in
+    /// turn, so with the answer to a second one it is certain that the first gets none.
+    fn told(&self, query: &[u8], patience: Duration) -> (Option<Vec<u8>>, bool) {
+        let mut then = queries::query("", queries::A, None);
+        then[..2].copy_from_slice(&THEN);
+        self.to_knot.set_read_timeout(Some(patience)).unwrap();
+        let (mut room, mut answer) = ([0; 65535], None);
+        for query in [query, &then] {
+            // None is there yet.
+            if self.to_knot.send(query).is_err() {
+                return (None, false);
+            }
+        }
+        while let Ok(len) = self.to_knot.recv(&mut room) {
+            if room[..2] == THEN {
+                return (answer, true);
+            }
+            answer = Some(room[..len].to_vec());
+        }
+        (answer, false)
+    }
+
+    /// How the two answers differ, if they do.
+    fn differ(&self, query: &[u8]) -> Option<String> {
+        let mut room = [0; 65535];
+        let ours = answer(&self.ours, query, &mut room).map(|len| &room[..len]);
+        let (theirs, is_there) = self.told(query, PATIENCE);
+        assert!(is_there, "Knot DNS does not answer any more");
+        let (ours, theirs) = (ours.map(Read::new), theirs.as_deref().map(Read::new));
+        let differ = ours != theirs;
+        differ.then(|| format!("ours:   {ours:?}\ntheirs: {theirs:?}"))
+    }
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a resolver has of an answer: the order of records means nothing.
+#[derive(Debug, PartialEq, Eq)]
+struct Read {
+    /// Flags and code are compared by the bit, and the question by the octet.
+    begin: Vec<u8>,
+    sections: [Vec<String>; 3],
+    edns: Option<String>,
+}
+
+impl Read {
+    fn new(answer: &[u8]) -> Self {
+        let message = Message::from_vec(answer).unwrap();
+        let question = message.queries.first().map_or(0, |asked| asked.name().len() + 4);
+        let sections = [&message.answers, &message.authorities, &message.additionals];
+        let mut sections = sections.map(|records| {
+            let line = |record: &Record| record.to_string().to_lowercase();
+            let mut lines: Vec<String> = records.iter().map(line).collect();
+            lines.sort_unstable();
+            lines
+        });
+        let mut counts = answer[4..12].to_vec();
+        if message.metadata.truncation {
+            // Who gets this asks again; Knot DNS sends what it can of the addresses that do not fit.
+            sections[2].clear();
+            counts.truncate(6);
+        }
+        let edns = message.edns.as_ref().map(|edns| format!("{edns:?}"));
+        let begin = [&answer[..4], &counts, &answer[12..12 + question]].concat();
+        Self { begin, sections, edns }
+    }
+}
+
+fn config_in(folder: &str) -> String {
+    format!(
+        "server:\n  rundir: {folder}\n  listen: 127.0.0.1@53\n  udp-workers: 1\n  tcp-workers: 1\n\
+         \x20 background-workers: 1\n\
+         log:\n  - target: stderr\n    any: error\n\
+         database:\n  storage: {folder}/db\n\
+         template:\n  - id: default\n    storage: {folder}\n    journal-content: none\n\
+         \x20   zonefile-sync: -1\n    zonefile-load: whole\n\
+         zone:\n  - domain: example.test\n    file: example.test.zone\n"
+    )
+}

@@ -1,0 +1,51 @@
+//! The answers of the example `dns`: held against those of Knot DNS to the same queries over the
+//! same zone, both read by a resolver's library; and laws for queries of any octets.
+
+mod knot; //       Knot DNS in a namespace, and its answers
+mod laws; //       what holds for any octets
+mod queries; //    what is asked
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
+
+#[path = "../../examples/dns/answer.rs"]
+mod answer;
+#[path = "../../examples/dns/body.rs"]
+mod body;
+#[path = "../../examples/dns/prepared.rs"]
+mod prepared;
+#[path = "../../examples/dns/zone.rs"]
+mod zone;
+
+use domain::zonefile::inplace::Zonefile;
+use libtest_mimic::Arguments;
+
+use crate::namespaces::{trial, trial_inside};
+use crate::prepared::Zone;
+use crate::zone::Contents;
+
+/// A zone with something of everything.
+const ZONE: &str = include_str!("example.test.zone");
+
+/// Where Knot DNS comes from: also the tool that says whether there is one.
+const KNOT: &str = "knotd";
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let missing = namespaces::missing(&[KNOT, "ip"]);
+    let missing = missing.as_ref();
+    let trials = vec![
+        trial_inside("dns_answers_are_those_of_knot", missing, knot::all_that_is_in_the_zone),
+        trial_inside("dns_errors_are_those_of_knot", missing, knot::all_that_is_wrong),
+        trial_inside("dns_answers_of_a_large_zone_are_those_of_knot", missing, knot::large_zone),
+        trial("promise_5_no_octets_break_the_name_server", None, laws::any_octets),
+        trial("promise_5_damaged_queries_are_answered_or_not", None, laws::damaged_queries),
+        trial("dns_answers_fit_and_say_what_they_left_out", None, laws::sizes),
+        trial("dns_aliases_end", None, laws::aliases),
+        trial("dns_zones_that_cannot_be_served_are_told_why", None, laws::zones_refused),
+    ];
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn zone_of(text: &str) -> Zone {
+    Zone::new(&Contents::scan(Zonefile::from(text)).unwrap())
+}
