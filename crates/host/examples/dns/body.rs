@@ -206,7 +206,8 @@ impl Composer {
                 return self.put_pointer(from_end);
             }
             let at = QUESTION_TAIL_LEN_BYTES + self.body.len();
-            if let Some(at) = u16::try_from(at).ok().filter(|at| usize::from(*at) < FARTHEST_POINTER)
+            if let Some(at) =
+                u16::try_from(at).ok().filter(|at| usize::from(*at) < FARTHEST_POINTER)
             {
                 self.known.push((suffix.into(), at));
             }

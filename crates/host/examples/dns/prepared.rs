@@ -104,9 +104,8 @@ impl<'a> Preparing<'a> {
             return self.delegation(name, sets);
         }
         let wildcard = self.contents.wildcard(name);
-        let wildcard = wildcard.map(|(wildcard, sets)| {
-            Box::new(self.answers(wildcard, sets, Question::Under(name)))
-        });
+        let wildcard = wildcard
+            .map(|(wildcard, sets)| Box::new(self.answers(wildcard, sets, Question::Under(name))));
         Node { wildcard, ..self.answers(name, sets, Question::Exactly(name)) }
     }
 

@@ -45,9 +45,8 @@ pub(crate) fn all_that_is_in_the_zone() {
 
 pub(crate) fn all_that_is_wrong() {
     let both = Both::serving(ZONE);
-    let differ = |(what, query): (String, Vec<u8>)| {
-        both.differ(&query).map(|how| format!("{what}\n{how}"))
-    };
+    let differ =
+        |(what, query): (String, Vec<u8>)| both.differ(&query).map(|how| format!("{what}\n{how}"));
     tell(&unusual().into_iter().filter_map(differ).collect::<Vec<_>>());
 }
 

@@ -69,7 +69,8 @@ pub(crate) fn sizes() {
                 let part = Message::from_vec(&room[..len]).unwrap();
                 let lacks = part.answers.len() < whole.answers.len()
                     || part.authorities.len() < whole.authorities.len();
-                let cut = whole.authorities.iter().find(|record| record.record_type() == RecordType::NS);
+                let cut =
+                    whole.authorities.iter().find(|record| record.record_type() == RecordType::NS);
                 let is_glue = |host: &Record| cut.is_some_and(|cut| cut.name.zone_of(&host.name));
                 let left_out = &whole.additionals[part.additionals.len()..];
                 let lacks_glue = left_out.iter().any(is_glue);

@@ -53,13 +53,13 @@ pub(crate) fn names() -> Vec<String> {
     let owners = owners.filter(|owner| !owner.starts_with(['$', ';', '@']));
     let mut owners: Vec<&str> = owners.collect();
     owners.dedup();
-    let mut names: Vec<String> = ["example.test", "test", "com", "", "notexample.test", "x.com"]
-        .map(String::from)
-        .into();
+    let mut names: Vec<String> =
+        ["example.test", "test", "com", "", "notexample.test", "x.com"].map(String::from).into();
     for owner in owners.into_iter().chain(["", "a.b", "b", "_udp", "nothing"]) {
         let name = format!("{owner}.example.test");
         let name = name.trim_start_matches('.');
-        names.extend(["", "none.", "*.", "Deep.er.", "host."].map(|front| format!("{front}{name}")));
+        names
+            .extend(["", "none.", "*.", "Deep.er.", "host."].map(|front| format!("{front}{name}")));
         names.push(name.to_uppercase());
     }
     names
@@ -92,7 +92,8 @@ fn headers() -> Vec<(String, Vec<u8>)> {
         }
     }
     for class in [0, 2, 3, 4, 254, 255, 256] {
-        for (name, opt) in [("h0.example.test", None), ("x.com", None), ("", Some(opt(9, 0, &[])))] {
+        for (name, opt) in [("h0.example.test", None), ("x.com", None), ("", Some(opt(9, 0, &[])))]
+        {
             let header = header(STANDARD, [1, 0, 0, u16::from(opt.is_some())]);
             let query = [header, question(name, A, class), opt.unwrap_or_default()].concat();
             all.push((format!("{name} of class {class}"), query));
@@ -103,7 +104,8 @@ fn headers() -> Vec<(String, Vec<u8>)> {
 
 fn counts() -> Vec<(String, Vec<u8>)> {
     let asked = question("h0.example.test", A, 1);
-    let address = [&name("h0.example.test")[..], &[0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 1, 2, 3, 4]].concat();
+    let address =
+        [&name("h0.example.test")[..], &[0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 1, 2, 3, 4]].concat();
     let edns = opt(1232, 0, &[]);
     let tails: [(&str, Vec<u8>); 9] = [
         ("nothing", vec![]),
@@ -153,7 +155,10 @@ fn options() -> Vec<(String, Vec<u8>)> {
     }
     for ttl in (0..32).map(|bit| 1 << bit) {
         for asked in ["h0.example.test", "x.com", "none.example.test"] {
-            all.push((format!("{asked}, EDNS {ttl:08x}"), query(asked, A, Some(&opt(1232, ttl, &[])))));
+            all.push((
+                format!("{asked}, EDNS {ttl:08x}"),
+                query(asked, A, Some(&opt(1232, ttl, &[]))),
+            ));
         }
     }
     all

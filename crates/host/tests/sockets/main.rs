@@ -1,6 +1,7 @@
 //! UDP sockets against the kernel's, through a TAP or a veth in a network namespace of each test's.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod calls; //    what the calls of `std` do
 mod exchange; // datagrams to and fro
 #[path = "../namespaces/mod.rs"]
 mod namespaces;
@@ -13,7 +14,7 @@ use namespaces::trial_inside;
 fn main() {
     let arguments = Arguments::from_args();
     let missing = namespaces::missing(&["ip"]).or_else(rig::missing);
-    let trials = [exchange::TRIALS, shared::TRIALS].concat();
+    let trials = [exchange::TRIALS, calls::TRIALS, shared::TRIALS].concat();
     let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
