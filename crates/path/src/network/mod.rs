@@ -21,7 +21,6 @@ mod icmp; //         echo, and errors that come in
 pub mod counters;
 pub mod drop;
 pub mod identity;
-pub mod neighbours;
 pub mod reassembly;
 
 use std::sync::Arc;
