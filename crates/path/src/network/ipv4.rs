@@ -117,7 +117,7 @@ fn route(
         if source.is_loopback() {
             return Err(NetworkDrop::IpLocalnet);
         }
-        return match is_zeronet(source) {
+        return match source.is_unspecified() {
             true if is_local_multicast(destination) || protocol == IGMP => Ok(Route::Many),
             true => Err(NetworkDrop::IpInvalidSource),
             false => from_another(source, on, Route::Many),
@@ -129,15 +129,15 @@ fn route(
     // Who has no address yet may ask all.
     let is_anyone = source.is_unspecified() && destination.is_unspecified();
     if destination.is_broadcast() || is_anyone {
-        return match is_zeronet(source) {
+        return match source.is_unspecified() {
             true => Ok(Route::Many),
             false => from_another(source, on, Route::Many),
         };
     }
-    if is_zeronet(source) {
+    if source.is_unspecified() {
         return Err(NetworkDrop::IpInvalidSource);
     }
-    if is_zeronet(destination) {
+    if destination.is_unspecified() {
         return Err(NetworkDrop::IpInvalidDest);
     }
     if destination.is_loopback() || source.is_loopback() {
@@ -160,10 +160,6 @@ fn from_another(source: Ipv4Addr, on: &Identity, route: Route) -> Result<Route, 
     } else {
         Ok(route)
     }
-}
-
-fn is_zeronet(address: Ipv4Addr) -> bool {
-    address.octets()[0] == 0
 }
 
 /// 224.0.0.0/24: never forwarded.

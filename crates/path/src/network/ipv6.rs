@@ -108,8 +108,7 @@ fn judge_addresses(header: &[u8; FIXED_BYTES]) -> Result<(), NetworkDrop> {
     if destination.is_multicast() && is_reserved_scope(destination) {
         return Err(NetworkDrop::IpInvalidDest);
     }
-    // The dual stack would take a mapped source for an IPv4 one.
-    if source.is_multicast() || source.to_ipv4_mapped().is_some() {
+    if source.is_multicast() {
         return Err(NetworkDrop::IpInvalidSource);
     }
     Ok(())
