@@ -133,6 +133,7 @@ impl DropCounters {
         self.counter(reason).add(frames);
     }
 
+    #[expect(clippy::indexing_slicing, reason = "there is one for each reason")]
     fn counter(&self, reason: NetworkDrop) -> &Counter {
         &self.0[reason.index()]
     }

@@ -7,14 +7,14 @@ use super::link::PacketType;
 
 pub(super) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
-pub(super) const FRAGMENT: u8 = 44;
+const FRAGMENT: u8 = 44;
 const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 
 /// Extension headers come in units of this.
 const UNIT_BYTES: usize = 8;
 /// A fragment header's size.
-pub(super) const FRAGMENT_BYTES: usize = 8;
+const FRAGMENT_BYTES: usize = 8;
 /// Options with a meaning in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
 const OPTIONS_MAX: u32 = 8;
 /// Bytes of padding in a row: more would align nothing.
@@ -26,7 +26,7 @@ pub(super) enum Walked {
     /// At the header of a protocol.
     Protocol { protocol: u8, offset: usize },
     /// At the header of a fragment.
-    Fragment { offset: usize },
+    Fragment,
 }
 
 /// How far a packet has come.
@@ -77,7 +77,7 @@ pub(super) fn walk(
                 counters.reasm_reqds.add(1);
                 let &[_, _, high, ..] = header else { return wrong(NetworkDrop::Ipv6BadExthdr) };
                 if high != 0 || field & 0xf9 != 0 {
-                    return Ok(Walked::Fragment { offset });
+                    return Ok(Walked::Fragment);
                 }
                 counters.reasm_oks.add(1);
                 progress.was_fragment = true;

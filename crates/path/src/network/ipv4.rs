@@ -93,6 +93,17 @@ fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv4, NetworkDrop> {
     Ok(Ipv4 { header_len, total_len, protocol: fixed[9], is_fragment: fragment != 0 })
 }
 
+/// Writes the checksum of a header without options.
+pub(super) fn sum_up(header: &mut [u8; FIXED_BYTES]) {
+    let set = |header: &mut [u8; FIXED_BYTES], sum: u16| {
+        let [.., high, low, _, _, _, _, _, _, _, _] = header;
+        [*high, *low] = sum.to_be_bytes();
+    };
+    set(header, 0);
+    let sum = !Sum::of(header).fold();
+    set(header, sum);
+}
+
 /// Source and destination.
 pub(super) fn addresses(header: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     let &[.., a, b, c, d, e, f, g, h] = header.first_chunk::<FIXED_BYTES>()?;

@@ -91,6 +91,17 @@ fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv6, NetworkDrop> {
     Ok(ipv6)
 }
 
+/// What stands in a header that was judged before, of a packet that is `bytes` as a whole.
+pub(super) fn again(bytes: &[u8]) -> Result<Ipv6, NetworkDrop> {
+    let &[_, _, _, _, _, _, next, ..] =
+        bytes.first_chunk::<FIXED_BYTES>().ok_or(NetworkDrop::IpInhdr)?;
+    let mut ipv6 = Ipv6 { total_len: bytes.len(), next, offset: FIXED_BYTES, has_no_len: false };
+    if next == HOP_BY_HOP {
+        (ipv6.next, ipv6.offset) = extensions::hop_by_hop(bytes, &ipv6)?;
+    }
+    Ok(ipv6)
+}
+
 /// Source and destination.
 pub(super) fn addresses(header: &[u8]) -> Option<(Ipv6Addr, Ipv6Addr)> {
     let source = header.get(8..)?.first_chunk::<16>()?;

@@ -7,9 +7,9 @@ use crate::packet::Packet;
 use crate::parse::{Headers, Link, Network, Verify, parse_into};
 
 /// The addresses of an Ethernet header.
-pub(super) const MACS_BYTES: usize = 12;
+const MACS_BYTES: usize = 12;
 /// An Ethernet header without tags.
-pub(super) const ETHERNET_BYTES: usize = 14;
+const ETHERNET_BYTES: usize = 14;
 const TAG_BYTES: usize = 4;
 const TAG_8021Q: [u8; 2] = [0x81, 0x00];
 const TAG_8021AD: [u8; 2] = [0x88, 0xa8];
@@ -48,6 +48,25 @@ pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketTy
         }
     }
     addressed_to(packet.frame.data(), on)
+}
+
+/// The same of a packet that was taken before.
+pub(super) fn addressed_to_host(packet: &Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {
+    match packet.headers.link {
+        Link::Ip => Ok(PacketType::Host),
+        Link::Ethernet => addressed_to(packet.frame.data(), on),
+    }
+}
+
+/// Has a frame go back to where it came from.
+pub(super) fn turn_round(bytes: &mut [u8], link: Link, on: &Identity) {
+    if let (Link::Ethernet, Some(stations)) = (link, bytes.first_chunk_mut::<MACS_BYTES>()) {
+        let (to, from) = stations.split_at_mut(6);
+        to.swap_with_slice(from);
+        if let Some(mac) = on.mac {
+            from.copy_from_slice(&mac); // it may have been to all
+        }
+    }
 }
 
 fn addressed_to(bytes: &[u8], on: &Identity) -> Result<PacketType, NetworkDrop> {

@@ -17,12 +17,15 @@ mod ipv6; //         header, addresses
 mod extensions; //   IPv6's extension headers and their options
 mod udp; //          lengths and checksums
 mod icmp; //         echo, and errors that come in
+mod icmp_error; //   port unreachable
+mod rate_limit; //   how often
 
 pub mod counters;
 pub mod drop;
 pub mod identity;
 pub mod reassembly;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use mem::Pool;
@@ -31,11 +34,15 @@ use crate::packet::Packet;
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Transport};
 pub use counters::NetworkCounters;
+use counters::{IcmpCounters, IpCounters};
 pub use drop::NetworkDrop;
 use extensions::{Progress, Walked};
+use icmp::Asked;
 pub use identity::{Identity, Prefix};
 use ipv6::Ipv6;
 use link::PacketType;
+use rate_limit::{Allowed, RateLimit};
+use reassembly::{Fragments, FragmentsConfig, Reassembly};
 use wire::{Extent, Wire};
 
 /// How a CPU's network layer is set up: the kernel's sysctls, with its defaults.
@@ -48,11 +55,18 @@ pub struct NetworkConfig {
     pub icmp_msgs_per_sec: u32,
     /// `icmp_msgs_burst`: errors told of at once.
     pub icmp_msgs_burst: u32,
+    /// How many fragments wait for others, and for how long.
+    pub fragments: FragmentsConfig,
 }
 
 impl Default for NetworkConfig {
     fn default() -> Self {
-        Self { icmp_ratelimit_ns: 1_000_000_000, icmp_msgs_per_sec: 1000, icmp_msgs_burst: 50 }
+        Self {
+            icmp_ratelimit_ns: 1_000_000_000,
+            icmp_msgs_per_sec: 1000,
+            icmp_msgs_burst: 50,
+            fragments: FragmentsConfig::default(),
+        }
     }
 }
 
@@ -76,7 +90,10 @@ pub enum Received {
 /// The network layer of one CPU.
 #[derive(Debug)]
 pub struct Network {
-    config: NetworkConfig,
+    fragments: Fragments,
+    /// What a fragment took with it, on its way to the pool; empty in between.
+    spoiled: Vec<(Packet, NetworkDrop)>,
+    limit: RateLimit,
     counters: Arc<NetworkCounters>,
 }
 
@@ -84,7 +101,8 @@ impl Network {
     /// One that counts here.
     #[must_use]
     pub fn new(config: NetworkConfig, counters: Arc<NetworkCounters>) -> Self {
-        Self { config, counters }
+        let fragments = Fragments::new(config.fragments);
+        Self { fragments, spoiled: Vec::new(), limit: RateLimit::new(config), counters }
     }
 
     /// Judges a packet that [`parse`](crate::parse) has walked over, and that came in on a device on
@@ -101,14 +119,14 @@ impl Network {
             Err(reason) => return self.dropped(packet, reason),
         };
         match ethertype(&packet) {
-            Some(ETHERTYPE_IPV4) => self.ipv4(packet, packet_type, on, now_ns, pool),
+            Some(ETHERTYPE_IPV4) => self.ipv4(packet, on, now_ns, pool),
             Some(ETHERTYPE_IPV6) => self.ipv6(packet, packet_type, on, now_ns, pool),
             _ => self.dropped(packet, NetworkDrop::UnhandledProto),
         }
     }
 
     /// Answers a datagram for whose port there is no socket: port unreachable, as often as the
-    /// kernel would.
+    /// kernel would. The datagram is dropped, and counted so; the answer is another packet.
     pub fn unreachable(
         &mut self,
         packet: Packet,
@@ -116,13 +134,49 @@ impl Network {
         now_ns: u64,
         pool: &mut Pool,
     ) -> Received {
-        let _ = (on, now_ns, pool, self.config);
+        let is_ipv6 = packet.headers.network == crate::parse::Network::Ipv6;
+        self.udp_counters(packet.headers.network).no_ports.add(1);
+        if let Some(host) = icmp_error::whom_to_tell(&packet, on)
+            && self.may_tell(host, now_ns)
+            && let Some(error) = icmp_error::port_unreachable(&packet, on, pool)
+        {
+            let (ip, icmp) = self.ip_and_icmp(is_ipv6);
+            ip.out_requests.add(1);
+            icmp.out_msgs.add(1);
+            icmp.out_dest_unreachs.add(1);
+            self.counters.drops.add(NetworkDrop::NoSocket, u64::from(packet.segment_count()));
+            pool.put(packet.frame);
+            return Received::Answer(error);
+        }
         self.dropped(packet, NetworkDrop::NoSocket)
+    }
+
+    /// Whether the limits let us tell a host of an error now.
+    fn may_tell(&mut self, host: IpAddr, now_ns: u64) -> bool {
+        let allowed = self.limit.take(host, now_ns);
+        let (_, icmp) = self.ip_and_icmp(host.is_ipv6());
+        match allowed {
+            Allowed::Yes => return true,
+            Allowed::NotHost => icmp.out_rate_limit_host.add(1),
+            Allowed::NotAny => icmp.out_rate_limit_global.add(1),
+        }
+        false
     }
 
     /// Gives up datagrams that were not complete in time. Their frames go to `dropped`.
     pub fn expire(&mut self, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
-        let _ = (now_ns, dropped);
+        let before = dropped.len();
+        self.fragments.expire(now_ns, dropped);
+        for (packet, reason) in dropped.iter().skip(before) {
+            self.counters.drops.add(*reason, u64::from(packet.segment_count()));
+        }
+        self.count_failures();
+    }
+
+    /// The fragments that wait.
+    #[must_use]
+    pub fn fragments(&self) -> &Fragments {
+        &self.fragments
     }
 
     /// Counts a datagram that no socket gets, for this reason.
@@ -160,7 +214,6 @@ impl Network {
     fn ipv4(
         &mut self,
         mut packet: Packet,
-        packet_type: PacketType,
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
@@ -171,19 +224,17 @@ impl Network {
         };
         trim(&mut packet, ipv4.total_len);
         if ipv4.is_fragment {
-            let _ = (now_ns, pool);
-            return self.dropped(packet, NetworkDrop::FragNomem);
+            self.counters.ip.reasm_reqds.add(1);
+            packet = match self.reassemble(packet, now_ns, pool) {
+                Ok(whole) => whole,
+                Err(received) => return received,
+            };
         }
-        self.ipv4_protocol(packet, packet_type, on)
+        self.ipv4_protocol(packet, on)
     }
 
     /// `ip_protocol_deliver_rcu`: a packet whose header was judged, and that is whole.
-    fn ipv4_protocol(
-        &mut self,
-        packet: Packet,
-        packet_type: PacketType,
-        on: &Identity,
-    ) -> Received {
+    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity) -> Received {
         let header = Wire::of(&packet).bytes;
         let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
             header.first_chunk::<{ ipv4::FIXED_BYTES }>()
@@ -196,7 +247,7 @@ impl Network {
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
             is_ipv6: false,
         };
-        self.protocol(packet, packet_type, &place, on)
+        self.protocol(packet, &place, on)
     }
 
     fn ipv6(
@@ -212,24 +263,44 @@ impl Network {
             Err(reason) => return self.dropped(packet, reason),
         };
         trim(&mut packet, ipv6.total_len);
-        let _ = (now_ns, pool);
-        self.ipv6_protocol(packet, &ipv6, Progress { packet_type, was_fragment: false }, on)
+        let mut progress = Progress { packet_type, was_fragment: false };
+        let mut walked = self.walk(&packet, &ipv6, progress);
+        if walked == Ok(Walked::Fragment) {
+            packet = match self.reassemble(packet, now_ns, pool) {
+                Ok(whole) => whole,
+                Err(received) => return received,
+            };
+            progress.was_fragment = true;
+            let again = ipv6::again(Wire::of(&packet).bytes);
+            walked = again.and_then(|ipv6| self.walk(&packet, &ipv6, progress));
+        }
+        match walked {
+            Ok(Walked::Protocol { protocol, offset }) => {
+                self.ipv6_protocol(packet, protocol, offset, on)
+            }
+            Ok(Walked::Fragment) => self.dropped(packet, NetworkDrop::Ipv6BadExthdr),
+            Err(reason) => self.dropped(packet, reason),
+        }
     }
 
-    /// `ip6_protocol_deliver_rcu`: a packet whose fixed header was judged.
+    fn walk(
+        &self,
+        packet: &Packet,
+        ipv6: &Ipv6,
+        progress: Progress,
+    ) -> Result<Walked, NetworkDrop> {
+        extensions::walk(Wire::of(packet).bytes, ipv6, progress, &self.counters.ip6)
+    }
+
+    /// `ip6_protocol_deliver_rcu`, behind the extension headers.
     fn ipv6_protocol(
         &mut self,
         packet: Packet,
-        ipv6: &Ipv6,
-        progress: Progress,
+        protocol: u8,
+        offset: usize,
         on: &Identity,
     ) -> Received {
         let bytes = Wire::of(&packet).bytes;
-        let (protocol, offset) = match extensions::walk(bytes, ipv6, progress, &self.counters.ip6) {
-            Ok(Walked::Protocol { protocol, offset }) => (protocol, offset),
-            Ok(Walked::Fragment { .. }) => return self.dropped(packet, NetworkDrop::FragNomem),
-            Err(reason) => return self.dropped(packet, reason),
-        };
         let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
         let place = Place {
             protocol,
@@ -237,16 +308,47 @@ impl Network {
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
             is_ipv6: true,
         };
-        self.protocol(packet, progress.packet_type, &place, on)
+        self.protocol(packet, &place, on)
     }
 
-    fn protocol(
+    /// Puts a fragment to the others. What it spoils goes home.
+    fn reassemble(
         &mut self,
         packet: Packet,
-        packet_type: PacketType,
-        place: &Place,
-        on: &Identity,
-    ) -> Received {
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Result<Packet, Received> {
+        let is_ipv6 = packet.headers.network == crate::parse::Network::Ipv6;
+        let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.spoiled);
+        for (packet, reason) in self.spoiled.drain(..) {
+            self.counters.drops.add(reason, u64::from(packet.segment_count()));
+            pool.put(packet.frame);
+        }
+        self.count_failures();
+        match reassembly {
+            Reassembly::Waits => Err(Received::Kept),
+            Reassembly::Dropped(packet, reason) => Err(self.dropped(packet, reason)),
+            Reassembly::Complete(packet) => {
+                self.ip_and_icmp(is_ipv6).0.reasm_oks.add(1);
+                Ok(packet)
+            }
+        }
+    }
+
+    fn count_failures(&self) {
+        let [ipv4, ipv6] = self.fragments.failures();
+        for (ip, failures) in [(&self.counters.ip, ipv4), (&self.counters.ip6, ipv6)] {
+            ip.reasm_fails.raise_to(failures.fails);
+            ip.reasm_timeout.raise_to(failures.timeouts);
+        }
+    }
+
+    fn ip_and_icmp(&self, is_ipv6: bool) -> (&IpCounters, &IcmpCounters) {
+        let counters = &self.counters;
+        if is_ipv6 { (&counters.ip6, &counters.icmp6) } else { (&counters.ip, &counters.icmp) }
+    }
+
+    fn protocol(&mut self, packet: Packet, place: &Place, on: &Identity) -> Received {
         let counters = if place.is_ipv6 { &self.counters.ip6 } else { &self.counters.ip };
         match (place.protocol, place.is_ipv6) {
             (udp::UDP, _) => {
@@ -255,8 +357,7 @@ impl Network {
             }
             (icmp::ICMP, false) | (icmp::ICMPV6, true) => {
                 counters.in_delivers.add(1);
-                let _ = packet_type;
-                Received::Taken(packet)
+                self.icmp(packet, place, on)
             }
             _ => {
                 counters.in_unknown_protos.add(1);
@@ -270,8 +371,11 @@ impl Network {
         let is_to_many =
             packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
         let len = if packet.is_merged() {
-            // Its checksum was judged over all its frames, and its lengths then.
-            usize::from(packet.headers.payload_len) + udp::HEADER_BYTES
+            // It was judged over all its frames when they were joined.
+            match udp::judged_before(&packet.headers, counters) {
+                Ok(len) => len,
+                Err(reason) => return self.dropped(packet, reason),
+            }
         } else {
             let segment = udp::Segment {
                 bytes: packet.frame.data().get(place.offset..).unwrap_or_default(),
@@ -287,6 +391,38 @@ impl Network {
         };
         place.describe(&mut packet.headers, len);
         Received::Datagram(packet)
+    }
+
+    fn icmp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
+        let (ip, icmp) = self.ip_and_icmp(place.is_ipv6);
+        if packet.is_merged() {
+            return Received::Taken(packet); // too large to be answered from one frame
+        }
+        let bytes = packet.frame.data().get(place.offset..).unwrap_or_default();
+        let destination = packet.view().destination();
+        let message = icmp::Message {
+            bytes,
+            pseudo_sum: place.pseudo_sum.plus_len(bytes.len()),
+            is_to_many: destination.is_some_and(|destination| on.is_to_many(destination)),
+        };
+        let asked = if place.is_ipv6 {
+            icmp::receive_v6(&message, icmp)
+        } else {
+            icmp::receive(&icmp::Message { pseudo_sum: Sum::default(), ..message }, icmp)
+        };
+        let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
+        match asked {
+            Err(reason) => self.dropped(packet, reason),
+            Ok(Asked::Echo)
+                if on.is_whole_host && fits && icmp::echo(&mut packet, place.offset, on) =>
+            {
+                ip.out_requests.add(1);
+                icmp.out_msgs.add(1);
+                icmp.out_echo_reps.add(1);
+                Received::Answer(packet)
+            }
+            Ok(Asked::Echo | Asked::Nothing) => Received::Taken(packet),
+        }
     }
 
     fn dropped(&self, packet: Packet, reason: NetworkDrop) -> Received {

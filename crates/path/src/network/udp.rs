@@ -2,8 +2,8 @@
 
 use super::counters::UdpCounters;
 use super::drop::NetworkDrop;
-use crate::parse::Checksum;
 use crate::parse::checksum::{Sum, judge};
+use crate::parse::{Checksum, Headers, Transport};
 
 pub(super) const UDP: u8 = 17;
 pub(super) const HEADER_BYTES: usize = 8;
@@ -63,4 +63,24 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
         return wrong(NetworkDrop::UdpCsum);
     }
     Ok(len)
+}
+
+/// The same of a datagram in several frames, by what was found out when they were joined.
+pub(super) fn judged_before(
+    headers: &Headers,
+    counters: &UdpCounters,
+) -> Result<usize, NetworkDrop> {
+    let is_udp = headers.transport == Transport::Udp && headers.flaw.is_none();
+    let reason = match headers.l4_checksum {
+        Checksum::Good | Checksum::Unknown if is_udp => {
+            return Ok(usize::from(headers.payload_len) + HEADER_BYTES);
+        }
+        Checksum::Bad if is_udp => {
+            counters.in_csum_errors.add(1);
+            NetworkDrop::UdpCsum
+        }
+        _ => NetworkDrop::PktTooSmall,
+    };
+    counters.in_errors.add(1);
+    Err(reason)
 }
