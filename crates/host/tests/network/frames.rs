@@ -10,7 +10,7 @@ use crate::extensions;
 use crate::options;
 
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub(crate) const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 pub(crate) const OWN_V4: [(Ipv4Addr, u8); 2] =
     [(Ipv4Addr::new(10, 9, 0, 1), 24), (Ipv4Addr::new(10, 10, 0, 5), 31)];
 pub(crate) const OWN_V6: [(Ipv6Addr, u8); 2] = [
@@ -22,7 +22,7 @@ pub(crate) const JOINED_V6: Ipv6Addr = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0
 /// Ports with sockets.
 pub(crate) const PORTS: [u16; 3] = [53, 4433, 65_535];
 
-const UDP: u8 = 17;
+pub(crate) const UDP: u8 = 17;
 const ETHERNET_BYTES: usize = 14;
 
 /// One more of the frames that a seed makes.
@@ -197,7 +197,7 @@ fn udp(random: &mut Random, number: u64, source: IpAddr, destination: IpAddr) ->
 }
 
 /// The checksum of a datagram that is `len` bytes long, as its header says: 0 says all of it.
-fn udp_checksum(bytes: &[u8], len: u16, source: IpAddr, destination: IpAddr) -> u16 {
+pub(crate) fn udp_checksum(bytes: &[u8], len: u16, source: IpAddr, destination: IpAddr) -> u16 {
     let covered = match usize::from(len) {
         0 => bytes,
         len => &bytes[..len.min(bytes.len())],

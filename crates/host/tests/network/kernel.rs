@@ -13,6 +13,9 @@ use crate::us;
 /// The interface, in the namespace of the test's thread.
 const NAME: &str = "net-oracle";
 
+/// What fragments may occupy that wait for others.
+pub(crate) const FRAGMENTS_BYTES: u32 = 64 << 20;
+
 /// A datagram as an application gets it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Delivered {
@@ -32,6 +35,9 @@ impl Kernel {
     /// In the namespace of the calling thread, which is new.
     pub(crate) fn new() -> Self {
         command("sysctl -qw net.ipv6.bindv6only=1 net.ipv6.conf.default.accept_dad=0");
+        // Much is never complete; who goes when memory is full is another matter.
+        command(&format!("sysctl -qw net.ipv4.ipfrag_high_thresh={FRAGMENTS_BYTES}"));
+        command(&format!("sysctl -qw net.ipv6.ip6frag_high_thresh={FRAGMENTS_BYTES}"));
         ip("link set lo up");
         let device = TunDevice::open(NAME, TunKind::Tap, 1).unwrap();
         ip(&format!("link set {NAME} address {}", MAC.map(|byte| format!("{byte:02x}")).join(":")));
@@ -88,9 +94,11 @@ impl Kernel {
     }
 }
 
-/// An address by what stands in the packet: no scope.
+/// An address by what stands in the packet: no scope. What is from nobody's port 0 to nobody, the
+/// kernel takes for the wildcard socket's own connection, and the first one's that it finds: that may
+/// be the IPv6 socket, though it is for IPv6 only (`__udp4_lib_demux_lookup`).
 fn plain(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip(), address.port())
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// The rows of `/proc/net/snmp` and `snmp6` in the namespace of the calling thread, by name: `Ip6` and

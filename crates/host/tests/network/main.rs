@@ -9,6 +9,7 @@ use libtest_mimic::Arguments;
 use namespaces::trial_inside;
 
 mod extensions;
+mod fragments;
 mod frames;
 mod kernel;
 #[path = "../namespaces/mod.rs"]

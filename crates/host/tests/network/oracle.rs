@@ -5,43 +5,109 @@ use std::collections::BTreeMap;
 use forebay::random::Random;
 use path::parse::Verify;
 
-use crate::Test;
-use crate::frames::frame;
-use crate::kernel::Kernel;
+use crate::kernel::{Delivered, Kernel};
 use crate::us::Us;
+use crate::{Test, fragments, frames};
 
-pub(crate) const TESTS: &[Test] = &[(
-    "of_ten_thousand_hostile_frames_those_are_delivered_that_the_kernel_delivers",
-    hostile_frames,
-)];
+pub(crate) const TESTS: &[Test] = &[
+    ("of_ten_thousand_hostile_frames_those_are_delivered_that_the_kernel_delivers", hostile_frames),
+    ("of_hostile_fragments_those_datagrams_are_made_that_the_kernel_makes", hostile_fragments),
+];
 
 /// Frames of a seed.
 const FRAMES: u64 = 10_000;
 /// Differences that are printed in full.
 const SHOWN: usize = 10;
+/// Frames before a difference that are printed, where they may be why.
+const BEFORE: usize = 40;
 
-fn hostile_frames() {
-    let seed = std::env::var("FOREBAY_SEED").map_or(6, |seed| seed.parse().unwrap());
-    let mut random = Random::new(seed);
-    let (mut kernel, mut us) = (Kernel::new(), Us::new(false));
-    kernel.join();
-    let mut fates: BTreeMap<String, u64> = BTreeMap::new();
-    let mut differences = Vec::new();
-    for number in 0..FRAMES {
-        let frame = frame(&mut random, number);
-        let expected = kernel.offer(&frame);
+/// A kernel and us, frame by frame.
+struct Both {
+    kernel: Kernel,
+    us: Us,
+    frames: u64,
+    fates: BTreeMap<String, u64>,
+    differences: Vec<Difference>,
+}
+
+/// A frame of which something else came.
+struct Difference {
+    frame: Vec<u8>,
+    number: u64,
+    kernel: Vec<Delivered>,
+    us: Vec<Delivered>,
+    fate: String,
+}
+
+impl Both {
+    fn new() -> Self {
+        let (kernel, us) = (Kernel::new(), Us::new());
+        kernel.join();
+        Self { kernel, us, frames: 0, fates: BTreeMap::new(), differences: Vec::new() }
+    }
+
+    fn offer(&mut self, frame: &[u8]) {
+        let number = self.frames;
+        self.frames += 1;
+        let kernel = self.kernel.offer(frame);
         let verify = if number % 2 == 0 { Verify::Checksums } else { Verify::Nothing };
-        let (delivered, fate) = us.offer(&frame, verify);
-        *fates.entry(fate.clone()).or_default() += 1;
-        if delivered != expected {
-            differences.push((number, frame, expected, delivered, fate));
+        let (us, fate) = self.us.offer(frame, verify);
+        *self.fates.entry(fate.clone()).or_default() += 1;
+        if us != kernel {
+            self.differences.push(Difference { frame: frame.to_vec(), number, kernel, us, fate });
         }
     }
-    eprintln!("seed {seed}: {fates:#?}");
-    for (number, frame, expected, delivered, fate) in differences.iter().take(SHOWN) {
-        eprintln!("frame {number}: {}", hex::encode(frame));
-        eprintln!("  the kernel: {expected:?}\n  we: {fate} {delivered:?}");
+
+    /// Prints what is different, and sees that nothing is, nor anything lost.
+    fn end(self, seed: u64) {
+        eprintln!("seed {seed}: {:#?}", self.fates);
+        for difference in self.differences.iter().take(SHOWN) {
+            let Difference { frame, number, kernel, us, fate } = difference;
+            eprintln!("frame {number}: {}", hex::encode(frame));
+            eprintln!("  the kernel: {}\n  we: {fate}, {}", shown(kernel), shown(us));
+        }
+        assert!(self.differences.is_empty(), "{} differences", self.differences.len());
+        self.us.end(self.frames);
     }
-    assert!(differences.is_empty(), "{} differences of seed {seed}", differences.len());
-    assert_eq!(us.away(), 0);
+}
+
+fn shown(delivered: &[Delivered]) -> String {
+    let shown = |Delivered { port, source, payload }: &Delivered| {
+        format!("{} bytes from {source} to port {port}: {}", payload.len(), hex::encode(payload))
+    };
+    if delivered.is_empty() { "nothing".into() } else { delivered.iter().map(shown).collect() }
+}
+
+/// The same for everybody, or as asked for.
+fn seed() -> u64 {
+    std::env::var("FOREBAY_SEED").map_or(6, |seed| seed.parse().unwrap())
+}
+
+fn hostile_frames() {
+    let (seed, mut both) = (seed(), Both::new());
+    let mut random = Random::new(seed);
+    for number in 0..FRAMES {
+        both.offer(&frames::frame(&mut random, number));
+    }
+    both.end(seed);
+}
+
+fn hostile_fragments() {
+    let (seed, mut both) = (seed(), Both::new());
+    let mut random = Random::new(seed);
+    let (mut number, mut shown) = (0, 0);
+    while both.frames < FRAMES {
+        let frames = fragments::frames(&mut random, number);
+        number += 4;
+        let before = both.differences.len();
+        frames.iter().for_each(|frame| both.offer(frame));
+        if both.differences.len() > before && shown < 3 && frames.len() < BEFORE {
+            shown += 1;
+            eprintln!("a difference among these frames:");
+            frames
+                .iter()
+                .for_each(|frame| eprintln!("  {}", hex::encode(&frame[..frame.len().min(90)])));
+        }
+    }
+    both.end(seed);
 }

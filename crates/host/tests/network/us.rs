@@ -11,7 +11,7 @@ use path::packet::Arrival;
 use path::parse::{Link, Verify, parse_into};
 
 use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PORTS};
-use crate::kernel::Delivered;
+use crate::kernel::{Delivered, FRAGMENTS_BYTES};
 
 /// What becomes of frames here.
 pub(crate) struct Us {
@@ -33,8 +33,7 @@ pub(crate) struct Fates {
 }
 
 impl Us {
-    pub(crate) fn new(verify_nothing: bool) -> Self {
-        let _ = verify_nothing;
+    pub(crate) fn new() -> Self {
         let counters = Arc::new(NetworkCounters::default());
         let v4 = OWN_V4.map(|(address, bits)| Prefix { address: address.into(), bits });
         let v6 = OWN_V6.map(|(address, bits)| Prefix { address: address.into(), bits });
@@ -45,7 +44,10 @@ impl Us {
             mtu: 1500,
             is_whole_host: true,
         };
-        let network = Network::new(NetworkConfig::default(), counters);
+        let mut config = NetworkConfig::default();
+        config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
+        config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
+        let network = Network::new(config, counters);
         Self { network, identity, pool: pool(), fates: Fates::default() }
     }
 
@@ -93,20 +95,29 @@ impl Us {
         }
     }
 
-    pub(crate) fn counters(&self) -> &NetworkCounters {
-        self.network.counters()
+    /// Gives up what waits, and sees that every frame is back and had one fate.
+    pub(crate) fn end(mut self, frames: u64) {
+        let joined = self.network.fragments().joined();
+        let waiting = u64::from(self.network.fragments().frames());
+        let mut dropped = Vec::new();
+        self.network.expire(u64::MAX, &mut dropped);
+        assert_eq!(dropped.len() as u64, waiting);
+        dropped.into_iter().for_each(|(packet, _)| self.pool.put(packet.frame));
+        assert_eq!(self.pool.away(), 0);
+        let Fates { datagrams, answers, taken, dropped, kept, .. } = self.fates;
+        assert_eq!(datagrams + answers + taken + dropped + kept, frames);
+        let _ = joined;
     }
 
-    /// Frames that are not back.
-    pub(crate) fn away(&mut self) -> usize {
-        self.pool.away()
+    pub(crate) fn counters(&self) -> &NetworkCounters {
+        self.network.counters()
     }
 }
 
 fn delivered(packet: &Packet) -> Delivered {
     let view = packet.view();
     let (source_port, port) = view.ports().unwrap();
-    let source = SocketAddr::new(view.source().unwrap(), source_port);
+    let source = SocketAddr::new(view.source().unwrap().to_canonical(), source_port);
     Delivered { port, source, payload: view.payload().to_vec() }
 }
 
@@ -121,7 +132,7 @@ pub(crate) fn packet(bytes: &[u8], pool: &mut Pool) -> Packet {
 /// Packet memory.
 pub(crate) fn pool() -> Pool {
     let share = vec![
-        ChunkClass { chunk_bytes: 2048, chunks: 4096 },
+        ChunkClass { chunk_bytes: 2048, chunks: 16_384 },
         ChunkClass { chunk_bytes: 1 << 17, chunks: 16 },
     ];
     let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
