@@ -79,6 +79,10 @@ impl Neighbours {
                 let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
                 match learned.resolve(destination, on, now_ns, pool) {
                     Resolved::Mac(station) => Hop::Known(stations(station, on)),
+                    Resolved::Probe(station, packet) => {
+                        asks.push(packet);
+                        Hop::Known(stations(station, on))
+                    }
                     Resolved::Ask(packet) => {
                         asks.push(packet);
                         Hop::Unknown

@@ -86,6 +86,16 @@ impl Identity {
         }
     }
 
+    /// The address of ours that a neighbour knows us by: one in the same subnet, else any of the same
+    /// family.
+    #[must_use]
+    pub fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
+        let own =
+            || self.addresses.iter().filter(|own| own.address.is_ipv4() == neighbour.is_ipv4());
+        let near = own().find(|own| own.contains(neighbour));
+        near.or_else(|| own().next()).map(|own| own.address)
+    }
+
     /// Whether the device has an IPv6 address at all.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {

@@ -10,6 +10,7 @@
 
 pub mod compose;
 mod link; //         whom a frame is addressed to
+mod slots; //        what is found by its hash, in lists
 mod wire; //         how much of a packet there is
 mod ipv4; //         header, addresses, routes
 mod ipv4_options;
@@ -20,9 +21,12 @@ mod icmp; //         echo, and errors that come in
 mod icmp_error; //   port unreachable
 mod rate_limit; //   how often
 
+pub mod arp;
 pub mod counters;
 pub mod drop;
 pub mod identity;
+pub mod ndisc;
+pub mod neighbours;
 pub mod reassembly;
 
 use std::net::IpAddr;

@@ -12,7 +12,6 @@ mod fragment;
 mod held;
 mod join;
 mod pieces;
-mod slots;
 
 use mem::Pool;
 

@@ -21,9 +21,9 @@ use siphasher::sip::SipHasher13;
 
 use super::fragment::{Fragment, Key};
 use super::pieces::{Fit, Pieces};
-use super::slots::{List, Place, Slots};
 use super::{Failures, Limits};
 use crate::network::NetworkDrop;
+use crate::network::slots::{List, Place, Slots};
 use crate::packet::Packet;
 use crate::parse::Network;
 
