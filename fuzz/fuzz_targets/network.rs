@@ -1,0 +1,191 @@
+//! Any frames through the network layer: what it delivers is a whole, valid datagram for us, what it
+//! answers is in order, it keeps no more than it may, and every frame is accounted for (promises 2, 3
+//! and 5).
+//!
+//! Input: a byte whose lowest bit says whether frames have no Ethernet header, and the next one that
+//! somebody else is the host too; then frames, each behind a byte that says what is done with it and
+//! its length (u16, little-endian).
+#![no_main]
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{Pool, Region};
+use path::network::{
+    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
+};
+use path::packet::{Arrival, Packet};
+use path::parse::checksum::Sum;
+use path::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse_into};
+
+/// A datagram of 64 KiB fits in one chunk; of those there are few.
+const CHUNKS: [ChunkClass; 3] = [
+    ChunkClass { chunk_bytes: 512, chunks: 256 },
+    ChunkClass { chunk_bytes: 4096, chunks: 64 },
+    ChunkClass { chunk_bytes: 1 << 17, chunks: 2 },
+];
+
+const MTU: u32 = 1500;
+
+/// Of the first byte.
+const HAS_NO_LINK: u8 = 1;
+const IS_SHARED_HOST: u8 = 2;
+
+/// Of a frame's byte: checksums are made right, the port is one that nobody listens on, and time goes
+/// on before it.
+const FIX_IP: u8 = 1;
+const FIX_TRANSPORT: u8 = 2;
+const NO_SOCKET: u8 = 4;
+const LATER: [(u8, u64); 2] = [(8, 1_000_000), (16, 20_000_000_000)];
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&[kind], mut rest)) = input.split_first_chunk() else { return };
+    let mut rig = Rig::new(kind);
+    while let Some((&[kind, low, high], behind)) = rest.split_first_chunk() {
+        let len = usize::from(u16::from_le_bytes([low, high])).min(behind.len());
+        let (frame, behind) = behind.split_at(len);
+        rig.receive(kind, frame);
+        rest = behind;
+    }
+    rig.end();
+});
+
+struct Rig {
+    network: Network,
+    counters: Arc<NetworkCounters>,
+    identity: Identity,
+    link: Link,
+    pool: Pool,
+    now_ns: u64,
+}
+
+impl Rig {
+    fn new(kind: u8) -> Self {
+        let shares = [CHUNKS.to_vec()];
+        let pools = carve(Region::allocate(region_bytes(&shares)), &shares).expect("large enough");
+        let counters = Arc::new(NetworkCounters::default());
+        let prefix = |address: [u16; 8], bits| Prefix { address: IpAddr::from(address), bits };
+        let own_v4 = Prefix { address: IpAddr::from([10, 9, 0, 1]), bits: 24 };
+        let has_no_link = kind & HAS_NO_LINK > 0;
+        Self {
+            network: Network::new(NetworkConfig::default(), Arc::clone(&counters)),
+            counters,
+            identity: Identity {
+                mac: (!has_no_link).then_some([2, 0, 0, 0, 0, 9]),
+                addresses: vec![own_v4, prefix([0xfd00, 0, 0, 0, 0, 0, 0, 1], 64)],
+                groups: vec![IpAddr::from([239, 1, 2, 3])],
+                mtu: MTU,
+                is_whole_host: kind & IS_SHARED_HOST == 0,
+            },
+            link: if has_no_link { Link::Ip } else { Link::Ethernet },
+            pool: pools.into_iter().next().expect("one share"),
+            now_ns: 1,
+        }
+    }
+
+    fn receive(&mut self, kind: u8, bytes: &[u8]) {
+        let ways = LATER.into_iter().filter(|(bit, _)| kind & bit > 0);
+        self.now_ns += ways.map(|(_, later_ns)| later_ns).sum::<u64>();
+        let Ok(len_bytes) = u32::try_from(bytes.len()) else { return };
+        // Fragments may hold all frames of a size; others get none then, as on a device.
+        let Some(frame) = self.pool.allocate(len_bytes) else { return };
+        let mut packet = Packet::received(frame, Arrival(7), len_bytes, self.link);
+        packet.frame.copy_from(bytes);
+        fix(kind, packet.frame.data_mut(), self.link);
+        let Packet { frame, headers, .. } = &mut packet;
+        parse_into(headers, frame.data(), len_bytes, None, Verify::Checksums);
+        let (away, dropped) = (self.pool.away(), self.counters.drops.total());
+        let Self { network, identity, now_ns, pool, .. } = self;
+        match network.receive(packet, identity, *now_ns, pool) {
+            Received::Datagram(packet) if kind & NO_SOCKET > 0 => {
+                self.is_good(&packet);
+                let Self { network, identity, now_ns, pool, .. } = self;
+                match network.unreachable(packet, identity, *now_ns, pool) {
+                    Received::Answer(packet) => self.is_answer(packet),
+                    Received::Dropped(packet, _) => self.pool.put(packet.frame),
+                    other => panic!("an unreachable port made {other:?}"),
+                }
+            }
+            Received::Datagram(packet) => {
+                self.is_good(&packet);
+                self.pool.put(packet.frame);
+            }
+            Received::Answer(packet) => self.is_answer(packet),
+            Received::Taken(packet) => self.pool.put(packet.frame),
+            Received::Kept => assert!(self.pool.away() <= away, "one waits, and others may go"),
+            Received::Dropped(packet, _) => {
+                assert!(self.counters.drops.total() > dropped, "what is dropped is counted");
+                self.pool.put(packet.frame);
+            }
+        }
+    }
+
+    fn is_good(&self, packet: &Packet) {
+        let Headers { transport, fragment, flaw, l4_checksum, .. } = packet.headers;
+        assert_eq!((transport, flaw), (Transport::Udp, None));
+        assert!(fragment.is_whole() && l4_checksum != Checksum::Bad);
+        let view = packet.view();
+        let destination = view.destination().expect("an IP packet");
+        assert!(self.identity.is_for_us(destination), "{destination} is not ours");
+        assert!(view.source().is_some() && view.ports().is_some());
+        let payload_offset = usize::from(packet.headers.payload_offset);
+        let bytes: usize = packet.fragments().map(<[u8]>::len).sum();
+        assert!(bytes >= payload_offset + usize::from(packet.headers.payload_len));
+        assert!(packet.is_merged() || view.payload().len() == packet.headers.payload_len.into());
+    }
+
+    fn is_answer(&mut self, packet: Packet) {
+        assert!(self.identity.is_whole_host || packet.headers.transport == Transport::Icmp);
+        let Packet { frame, headers, .. } = packet;
+        let again = parse(frame.data(), frame.len_bytes(), headers.link, Verify::Checksums);
+        assert_eq!((again.flaw, again.fragment.is_whole()), (None, true));
+        assert_ne!(again.ip_checksum, Checksum::Bad);
+        self.pool.put(frame);
+    }
+
+    fn end(mut self) {
+        let mut dropped: Vec<(Packet, NetworkDrop)> = Vec::new();
+        self.network.expire(u64::MAX, &mut dropped);
+        dropped.drain(..).for_each(|(packet, _)| self.pool.put(packet.frame));
+        assert_eq!(self.pool.away(), 0, "all frames are home");
+    }
+}
+
+/// Makes checksums right, where there are headers that have them.
+fn fix(kind: u8, bytes: &mut [u8], link: Link) {
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let headers = parse(bytes, len, link, Verify::Nothing);
+    let at = usize::from(headers.network_offset);
+    if kind & FIX_IP > 0 && headers.network == parse::Network::Ipv4 {
+        let header_len = bytes.get(at).map_or(0, |first| usize::from(first & 15) * 4);
+        put_sum(bytes.get_mut(at..at + header_len), 10, Sum::default());
+    }
+    let sum_at = match (headers.protocol, headers.transport) {
+        (_, Transport::Udp) => 6,
+        (1 | 58, Transport::Icmp) => 2,
+        _ => return,
+    };
+    if kind & FIX_TRANSPORT > 0 {
+        let start = usize::from(headers.transport_offset);
+        let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
+        let view = parse::View::new(bytes, &headers);
+        let addresses = view.address_bytes().filter(|_| headers.protocol != 1).unwrap_or_default();
+        let pseudo = match addresses {
+            [] => Sum::default(),
+            _ => Sum::of(addresses).plus_word(headers.protocol.into()).plus_len(end - start),
+        };
+        put_sum(bytes.get_mut(start..end), sum_at, pseudo);
+    }
+}
+
+fn put_sum(bytes: Option<&mut [u8]>, at: usize, pseudo: Sum) {
+    let Some(bytes) = bytes else { return };
+    let Some(field) = bytes.get_mut(at..at + 2) else { return };
+    field.fill(0);
+    let sum = !pseudo.plus(Sum::of(bytes)).fold();
+    if let Some(field) = bytes.get_mut(at..at + 2) {
+        field.copy_from_slice(&sum.to_be_bytes());
+    }
+}
