@@ -95,15 +95,11 @@ impl Binding {
         std::iter::once(local).chain(is_dual.then_some(Ipv4Addr::UNSPECIFIED.into()))
     }
 
-    /// Whether they are members of one group, each of which may receive what the others may
+    /// The group that it is a member of: each may receive what the others may
     /// (`udp_reuseport_add_sock`). Connected ones receive only what is theirs.
-    fn is_grouped_with(&self, other: &Self) -> bool {
-        let key = |binding: &Self| {
-            let Self { local, is_v6_only, .. } = binding;
-            (*local, local.ip().is_unspecified() && *is_v6_only)
-        };
-        let may = |binding: &Self| binding.reuse != Reuse::None && binding.remote.is_none();
-        may(self) && may(other) && key(self) == key(other)
+    fn group(&self) -> Option<(SocketAddr, bool)> {
+        let is_member = self.reuse != Reuse::None && self.remote.is_none();
+        is_member.then_some((self.local, self.local.ip().is_unspecified() && self.is_v6_only))
     }
 
     /// Whether it receives what is for everyone in a group, or on a network
@@ -161,10 +157,15 @@ pub enum Found {
 pub struct SocketTable {
     /// In the order in which they were bound.
     bindings: Vec<Binding>,
+    /// Their places there, by port.
+    by_port: Vec<usize>,
+    /// Where those of a port stand in `by_port`.
+    bound_ports: Ports,
     connected: Connected,
-    ports: Ports,
-    /// What is bound, by port and address.
+    /// Those that are not connected, by port and address.
     listeners: Vec<Listener>,
+    /// Where those of a port stand in `listeners`.
+    ports: Ports,
     /// Sockets of listeners.
     members: Vec<Member>,
     key: SipHasher13,
@@ -193,29 +194,38 @@ impl SocketTable {
     #[must_use]
     pub fn new(bindings: Vec<Binding>, seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
-        let chain = chain(&bindings);
-        let connected = Connected::new(&chain, &key);
-        let mut firsts: Vec<_> = chain
-            .iter()
+        let connected = Connected::new(&bindings, &key);
+        let mut firsts: Vec<_> = chain(&bindings)
             .filter(|binding| binding.remote.is_none())
-            .flat_map(|binding| binding.addresses().map(move |address| (address, *binding)))
+            .flat_map(|binding| binding.addresses().map(move |address| (address, binding)))
             .collect();
         // A stable sort: of those at one place, the one looked at first comes first. A socket of IPv4
         // comes before one that takes IPv4 beside its IPv6.
         firsts.sort_by_key(|(address, of)| (of.local.port(), *address, of.local.is_ipv6()));
         firsts.dedup_by_key(|(address, of)| (of.local.port(), *address));
+        let mut grouped: Vec<_> = bindings.iter().filter(|of| of.group().is_some()).collect();
+        grouped.sort_by_key(|binding| binding.group());
         let mut members = Vec::new();
         let listeners: Vec<_> = firsts
             .into_iter()
             .map(|(address, first)| {
-                let start = members.len();
-                let is_member = |of: &&Binding| of.id == first.id || of.is_grouped_with(first);
-                members.extend(bindings.iter().filter(is_member).map(Member::of));
+                let (start, group) = (members.len(), first.group());
+                if group.is_none() {
+                    members.push(Member::of(first));
+                } else {
+                    let at = grouped.partition_point(|other| other.group() < group);
+                    let all = grouped[at..].iter().take_while(|other| other.group() == group);
+                    members.extend(all.map(|other| Member::of(other)));
+                }
                 Listener { address, port: first.local.port(), members: start..members.len() }
             })
             .collect();
-        let ports = Ports::new(&listeners);
-        Self { bindings, connected, ports, listeners, members, key }
+        let ports = Ports::new(listeners.iter().map(|listener| listener.port));
+        let port_of = |at: &usize| bindings[*at].local.port();
+        let mut by_port: Vec<_> = (0..bindings.len()).collect();
+        by_port.sort_by_key(port_of);
+        let bound_ports = Ports::new(by_port.iter().map(port_of));
+        Self { bindings, by_port, bound_ports, connected, ports, listeners, members, key }
     }
 
     /// The socket that a datagram for one host is for.
@@ -240,15 +250,16 @@ impl SocketTable {
     /// All sockets that a datagram for many hosts is for, to the end of `out`: each has a copy. Whether
     /// it is for many, a broadcast or multicast address, is known to who knows our addresses.
     pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
-        let receivers = self.bindings.iter().filter(|binding| binding.receives_many(of));
-        out.extend(receivers.map(|binding| binding.id));
+        let of_port = &self.by_port[self.bound_ports.find(of.destination.port())];
+        let bound = of_port.iter().map(|&at| &self.bindings[at]);
+        out.extend(bound.filter(|one| one.receives_many(of)).map(|one| one.id));
     }
 
     /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of
     /// those that have an address in common with it the one looked at first decides.
     #[must_use]
     pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
-        let first = chain(&self.bindings).into_iter().find(|binding| binding.overlaps(new))?;
+        let first = chain(&self.bindings).find(|binding| binding.overlaps(new))?;
         let is_shared = first.reuse != Reuse::None && new.reuse != Reuse::None;
         (!is_shared).then_some(first.id)
     }
@@ -286,9 +297,9 @@ impl Member {
 
 /// The order in which the kernel looks at sockets (`udp_lib_get_port`): the last one
 /// bound first, but those of IPv6 that share a port last, in the order in which they were bound.
-fn chain(bindings: &[Binding]) -> Vec<&Binding> {
+fn chain(bindings: &[Binding]) -> impl Iterator<Item = &Binding> {
     let first = bindings.iter().rev().filter(|binding| !binding.is_last());
-    first.chain(bindings.iter().filter(|binding| binding.is_last())).collect()
+    first.chain(bindings.iter().filter(|binding| binding.is_last()))
 }
 
 /// No address in particular, of the same family.
@@ -353,27 +364,25 @@ struct Connected {
 }
 
 impl Connected {
-    fn new(chain: &[&Binding], key: &SipHasher13) -> Self {
+    fn new(bindings: &[Binding], key: &SipHasher13) -> Self {
         let tuples = |binding: &Binding| -> Vec<_> {
             let Some(remote) = binding.remote.map(endpoint) else { return Vec::new() };
             let port = binding.local.port();
             let local = binding.addresses().filter(|own| own.is_ipv4() == remote.0.is_ipv4());
             local.map(|address| Tuple { local: (address, port), remote }).collect()
         };
-        let mut chain = chain.to_vec();
-        // Stable, see `SocketTable::new`.
-        chain.sort_by_key(|binding| binding.local.is_ipv6());
-        let all: Vec<_> = chain
-            .iter()
-            .flat_map(|binding| tuples(binding).into_iter().map(|tuple| (tuple, binding.id)))
+        let mut all: Vec<_> = chain(bindings)
+            .flat_map(|binding| tuples(binding).into_iter().map(move |tuple| (tuple, binding)))
             .collect();
+        // Stable, see `SocketTable::new`.
+        all.sort_by_key(|(_, binding)| binding.local.is_ipv6());
         let unbound = all.iter().filter(|(tuple, _)| tuple.local.0.is_unspecified()).count();
         let slots = vec![None; (all.len() * 2).next_power_of_two()];
         let mut connected = Self { slots, bound: all.len() - unbound, unbound };
-        for (tuple, id) in all {
+        for (tuple, binding) in all {
             // Of several that are connected alike, the first one receives.
             let at = connected.place(&tuple, key);
-            connected.slots[at].get_or_insert((tuple, id));
+            connected.slots[at].get_or_insert((tuple, binding.id));
         }
         connected
     }
@@ -393,22 +402,23 @@ impl Connected {
     }
 }
 
-/// Where the listeners of a port stand. Open addressing, at most half full; ports are our own choice.
+/// Where those of a port stand in a list. Open addressing, at most half full; ports are our own
+/// choice.
 #[derive(Debug)]
 struct Ports {
     slots: Vec<Option<(u16, Range<usize>)>>,
 }
 
 impl Ports {
-    /// Of listeners in the order of their ports.
-    fn new(listeners: &[Listener]) -> Self {
-        let by_port = || listeners.chunk_by(|one, next| one.port == next.port);
+    /// Of a list in the order of its ports.
+    fn new(list: impl Iterator<Item = u16>) -> Self {
+        let list: Vec<_> = list.collect();
+        let by_port = || list.chunk_by(u16::eq);
         let mut ports = Self { slots: vec![None; (by_port().count() * 2).next_power_of_two()] };
         let mut start = 0;
         for of_port in by_port() {
-            let (port, end) = (of_port[0].port, start + of_port.len());
-            let at = ports.place(port);
-            ports.slots[at] = Some((port, start..end));
+            let (at, end) = (ports.place(of_port[0]), start + of_port.len());
+            ports.slots[at] = Some((of_port[0], start..end));
             start = end;
         }
         ports
@@ -416,7 +426,7 @@ impl Ports {
 
     fn find(&self, port: u16) -> Range<usize> {
         let found = self.slots[self.place(port)].as_ref();
-        found.map_or(0..0, |(_, listeners)| listeners.clone())
+        found.map_or(0..0, |(_, places)| places.clone())
     }
 
     /// Where `port` is, or would be. There is always an empty slot.
