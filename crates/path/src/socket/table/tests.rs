@@ -6,12 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The first two are nobody's.
 const ADDRESSES: [&str; 8] =
-    ["0.0.0.0", "10.0.0.1", "10.0.0.2", "::", "fd00::1", "fd00::2", "::ffff:10.0.0.1", "224.1.1.1"];
+    ["0.0.0.0", "::", "10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "::ffff:10.0.0.1", "224.1.1.1"];
 const PEERS: [&str; 4] = ["10.0.0.9:9", "10.0.0.9:10", "[fd00::9]:9", "[::ffff:10.0.0.9]:9"];
 
-fn local() -> impl Strategy<Value = SocketAddr> {
-    let address = proptest::sample::select(&ADDRESSES).prop_map(|text| text.parse().unwrap());
+fn local(addresses: &'static [&str]) -> impl Strategy<Value = SocketAddr> {
+    let address = proptest::sample::select(addresses).prop_map(|text| text.parse().unwrap());
     (address, 53u16..55).prop_map(|(ip, port)| SocketAddr::new(ip, port))
 }
 
@@ -24,7 +25,7 @@ fn binding() -> impl Strategy<Value = Binding> {
     let reuse = prop_oneof![Just(Reuse::None), Just(Reuse::Hash), Just(Reuse::ThisCpu)];
     let cpu = proptest::option::of((0u16..3).prop_map(CpuId));
     let group = proptest::option::of(Just("224.1.1.1".parse::<IpAddr>().unwrap()));
-    (local(), remote, any::<bool>(), reuse, cpu, group, any::<bool>()).prop_map(
+    (local(&ADDRESSES), remote, any::<bool>(), reuse, cpu, group, any::<bool>()).prop_map(
         |(local, remote, is_v6_only, reuse, cpu, group, is_multicast_all)| {
             let remote = remote.filter(|remote| {
                 let local = local.ip().to_canonical();
@@ -51,19 +52,21 @@ fn bindings() -> impl Strategy<Value = Vec<Binding>> {
 }
 
 fn tuple() -> impl Strategy<Value = Flow4Tuple> {
-    (peer(), local(), 1u32.., 0u16..4).prop_map(|(source, destination, hash, cpu)| Flow4Tuple {
-        source: SocketAddr::new(source.ip().to_canonical(), source.port()),
-        // Of the sender's family.
-        destination: if source.ip().to_canonical().is_ipv4() == destination.is_ipv4() {
-            destination
-        } else if destination.is_ipv4() {
-            SocketAddr::new("fd00::1".parse().unwrap(), destination.port())
-        } else {
-            SocketAddr::new("10.0.0.1".parse().unwrap(), destination.port())
+    (peer(), local(&ADDRESSES[2..]), 1u32.., 0u16..4).prop_map(
+        |(source, destination, hash, cpu)| Flow4Tuple {
+            source: SocketAddr::new(source.ip().to_canonical(), source.port()),
+            // Of the sender's family.
+            destination: if source.ip().to_canonical().is_ipv4() == destination.is_ipv4() {
+                destination
+            } else if destination.is_ipv4() {
+                SocketAddr::new("fd00::1".parse().unwrap(), destination.port())
+            } else {
+                SocketAddr::new("10.0.0.1".parse().unwrap(), destination.port())
+            },
+            hash: FlowHash(hash),
+            cpu: CpuId(cpu),
         },
-        hash: FlowHash(hash),
-        cpu: CpuId(cpu),
-    })
+    )
 }
 
 /// The slow twin: the lists of the kernel, and its scores.
