@@ -126,3 +126,27 @@ fn a_benchmark_of_steering_takes_packets_that_can_be_steered_whatever_their_size
     assert!(figures["median"].as_f64().unwrap() > 0.0, "{figures}");
     assert_eq!([&figures["packets"], &figures["dropped"]], [1, 0], "{figures}");
 }
+
+#[test]
+fn a_benchmark_of_sockets_gives_each_policy_its_turn_and_all_frames_come_home() {
+    let run = Desk::new().run("bench udp --reps 1 --secs 1 --producers 2 --work-ns 20");
+    if run.told.contains("needs two CPUs") {
+        return;
+    }
+    assert_eq!(run.code, Some(0), "{}", run.told);
+    let figures: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(figures["frames_away"], 0, "{figures}");
+    for policy in ["owner", "copy-cache", "condense", "none"] {
+        for run in figures["runs"].as_array().unwrap() {
+            let policy = &run["policies"][policy];
+            for figure in ["kpps", "offered_kpps", "reader_ns", "producer_ns", "dropped"] {
+                assert!(policy[figure]["median"].is_number(), "{figure}: {figures}");
+            }
+        }
+        let rates = figures["rates"][policy]["rates"].as_array().unwrap();
+        let rates = rates.iter().map(|rate| rate["rate"].as_f64().unwrap());
+        assert!(rates.eq([0.5, 1.0, 2.0, 4.0]), "{figures}");
+    }
+    let readers = figures["runs"].as_array().unwrap().iter().map(|run| &run["reader"]);
+    assert!(readers.eq(["slow", "fast"]), "{figures}");
+}
