@@ -275,7 +275,9 @@ fn parsed(query: &[u8]) -> Option<Option<Edns>> {
                 edns = Some(Edns { payload_max_bytes, version, wants_dnssec: flags & 0x80 != 0 });
                 record.into_record::<Opt<_>>().ok()??;
             }
-            _ => drop(record.into_any_record::<AllRecordData<_, _>>().ok()?),
+            _ => {
+                record.into_any_record::<AllRecordData<_, _>>().ok()?;
+            }
         }
     }
     (additional.pos() == query.len()).then_some(edns)

@@ -54,11 +54,6 @@ impl Zone {
         }
     }
 
-    /// How many names there are.
-    pub(crate) fn names_len(&self) -> usize {
-        self.nodes.len()
-    }
-
     fn at<'a>(&'a self, node: &'a Node, rtype: u16) -> &'a Body {
         let own = node.answers.iter().find(|(own, _)| *own == rtype).map(|(_, body)| body);
         own.or(node.others.as_ref()).unwrap_or(&self.nodata)

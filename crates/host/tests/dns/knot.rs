@@ -14,7 +14,8 @@ use crate::answer::answer;
 use crate::namespaces::ip;
 use crate::prepared::Zone;
 use crate::queries::{ANY, clients, names, query, unusual};
-use crate::{KNOT, ZONE, queries, zone_of};
+use crate::zone::Contents;
+use crate::{KNOT, ZONE, queries};
 
 /// Where Knot DNS listens.
 const ADDRESS: &str = "127.0.0.1:53";
@@ -90,7 +91,8 @@ impl Both {
         ip("link set lo up");
         let files = TempDir::new().unwrap();
         let folder = files.path().display().to_string();
-        fs::write(files.path().join("example.test.zone"), zone).unwrap();
+        let file = files.path().join("example.test.zone");
+        fs::write(&file, zone).unwrap();
         let config = files.path().join("knot.conf");
         fs::write(&config, config_in(&folder)).unwrap();
         let mut command = Command::new(KNOT);
@@ -98,7 +100,8 @@ impl Both {
         let child = command.stderr(Stdio::null()).spawn().unwrap();
         let to_knot = UdpSocket::bind("127.0.0.1:0").unwrap();
         to_knot.connect(ADDRESS).unwrap();
-        let both = Self { ours: zone_of(zone), child, to_knot, _files: files };
+        let ours = Zone::new(&Contents::read(&file).unwrap());
+        let both = Self { ours, child, to_knot, _files: files };
         let began = Instant::now();
         let top = query("example.test", 6, None);
         // While it starts it answers nothing, then SERVFAIL, until it has the zone.

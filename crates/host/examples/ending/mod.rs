@@ -1,0 +1,92 @@
+//! What examples with sockets have in common: how they are begun, and what they tell in the end.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::thread;
+
+use clap::Args;
+use forebay::control::CpuList;
+use forebay::net::{Addresses, NetConfig, NetStack, parse_prefix};
+use forebay::{Config, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
+use path::network::NetworkDrop;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// Where packets come from.
+#[derive(Debug, Args)]
+pub(crate) struct From {
+    /// The interface; a TAP or TUN that does not exist is made
+    #[arg(value_name = "DEV")]
+    device: String,
+
+    /// How it is opened: af_xdp, af_packet, tap or tun
+    #[arg(long, default_value = "af_xdp")]
+    via: Via,
+
+    /// Who we are behind a TAP or TUN, as in 10.0.0.2/24; repeatable
+    #[arg(long = "address", value_name = "PREFIX", value_parser = parse_prefix)]
+    addresses: Vec<(IpAddr, u8)>,
+
+    /// CPUs that take part, a thread each: the first ones that this process may use [default: all]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+impl From {
+    /// The device, of which only what is sent to these UDP ports is taken: all else stays with the
+    /// kernel, where the kernel has the interface too.
+    pub(crate) fn open(&self, ports: &[u16]) -> Result<Device, Box<dyn std::error::Error>> {
+        let mut config = DeviceConfig::new(&*self.device, self.via);
+        if matches!(self.via, Via::AfXdp | Via::AfPacket) {
+            let ports = ports.iter().map(|port| format!("udp:{port}")).collect::<Vec<_>>();
+            config.take = ports.join(",").parse()?;
+        }
+        Ok(Device::open(&config)?)
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        let config = Config::live();
+        let threads = self.threads.unwrap_or(usize::MAX).max(1);
+        let cpus = CpuList::new(config.cpus.cpus().iter().take(threads).copied());
+        Config { rps_cpus: cpus.clone(), cpus, ..config }
+    }
+
+    pub(crate) fn net(&self) -> NetConfig {
+        let addresses = self.addresses.clone();
+        let own = (!addresses.is_empty()).then_some(Addresses::Own { mac: None, addresses });
+        NetConfig { addresses: own.into_iter().collect(), ..NetConfig::default() }
+    }
+}
+
+/// Ctrl-C ends the run in order, and again the program.
+pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::spawn(move || {
+        let mut signals = signals.forever();
+        signals.next();
+        stopper.stop();
+        if let Some(signal) = signals.next() {
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+/// Why frames did not come to a socket, and how many.
+pub(crate) fn dropped(outcome: &Outcome<NetStack>) -> BTreeMap<&'static str, u64> {
+    let mut dropped = BTreeMap::new();
+    let mut count = |name, count: u64| *dropped.entry(name).or_default() += count;
+    for queue in &outcome.queues {
+        count("kernel", queue.kernel_dropped.get());
+        for reason in DropReason::ALL {
+            count(reason.name(), queue.drops[reason.index()].get());
+        }
+    }
+    for stack in &outcome.handlers {
+        for reason in NetworkDrop::ALL {
+            count(reason.name(), stack.counters().drops.get(reason));
+        }
+    }
+    dropped.retain(|_, count| *count > 0);
+    dropped
+}

@@ -1,0 +1,116 @@
+//! Receives what is sent to sockets and counts it: `sink eth1 --bind 0.0.0.0:9000 [::]:9001`.
+//!
+//! All sockets are read by one thread of their own each, as an application that knows nothing of
+//! CPUs would.
+
+#[path = "ending/mod.rs"]
+mod ending;
+
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::thread;
+
+use clap::Parser;
+use forebay::net::{Datagrams, Net, SocketCounts, UdpSocket};
+use serde::Serialize;
+
+use crate::ending::From;
+
+/// Datagrams that are read at once.
+const BATCH_MAX: usize = 64;
+
+/// Receives what is sent to sockets and counts it
+#[derive(Debug, Parser)]
+struct Options {
+    /// Where to receive; repeatable
+    #[arg(long, value_name = "ADDR", num_args = 1.., required = true)]
+    bind: Vec<SocketAddr>,
+
+    /// Print one JSON document at the end and nothing else on standard output
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    from: From,
+}
+
+/// What one socket came to.
+#[derive(Debug, Serialize)]
+struct Received {
+    socket: SocketAddr,
+    packets: u64,
+    bytes: u64,
+    /// Those that came merged with others count one each.
+    datagrams: u64,
+    rcvbuf_errors: u64,
+}
+
+/// What the run came to.
+#[derive(Debug, Serialize)]
+struct Report {
+    sockets: Vec<Received>,
+    /// Frames that came to no socket, by reason.
+    dropped: std::collections::BTreeMap<&'static str, u64>,
+    frames_away: usize,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse();
+    let ports: Vec<u16> = options.bind.iter().map(SocketAddr::port).collect();
+    let mut devices = [options.from.open(&ports)?];
+    let (net, engine) = Net::over(&options.from.config(), &options.from.net(), &mut devices)?;
+    let sockets = options.bind.iter().map(|address| net.bind(address));
+    let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
+    ending::stop_on_signals(engine.stopper())?;
+    let readers = sockets.into_iter().map(|socket| thread::spawn(move || receive(&socket)));
+    let readers: Vec<_> = readers.collect();
+    let outcome = engine.run()?;
+    let received = readers.into_iter().filter_map(|reader| reader.join().ok());
+    let report = Report {
+        sockets: received.collect(),
+        dropped: ending::dropped(&outcome),
+        frames_away: outcome.frames_away,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        report.print();
+    }
+    match outcome.errors.into_iter().next() {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
+}
+
+/// Reads until the engine has ended and all is read.
+fn receive(socket: &UdpSocket) -> Received {
+    let mut batch = Datagrams::new();
+    let (mut packets, mut bytes, mut datagrams) = (0, 0, 0);
+    socket.set_gro(true);
+    while let Ok(count) = socket.recv_batch(&mut batch, BATCH_MAX) {
+        packets += count as u64;
+        for segment in batch.iter().flat_map(|datagram| datagram.segments()) {
+            datagrams += 1;
+            bytes += segment.len() as u64;
+        }
+    }
+    batch.clear();
+    let SocketCounts { rcvbuf_errors, .. } = socket.counts();
+    Received { socket: socket.local_addr(), packets, bytes, datagrams, rcvbuf_errors }
+}
+
+impl Report {
+    fn print(&self) {
+        for Received { socket, packets, bytes, datagrams, rcvbuf_errors } in &self.sockets {
+            println!(
+                "{socket}: {packets} packets, {datagrams} datagrams, {bytes} bytes; \
+                 {rcvbuf_errors} had no room"
+            );
+        }
+        for (reason, frames) in &self.dropped {
+            println!("{frames} frames dropped: {reason}");
+        }
+        println!("{} frames not home", self.frames_away);
+    }
+}
