@@ -5,6 +5,7 @@
 mod knot; //       Knot DNS in a namespace, and its answers
 mod laws; //       what holds for any octets
 mod queries; //    what is asked
+mod served; //     the service over a device
 #[path = "../namespaces/mod.rs"]
 mod namespaces;
 
@@ -14,8 +15,12 @@ mod answer;
 mod body;
 #[path = "../../examples/dns/prepared.rs"]
 mod prepared;
+#[path = "../../examples/dns/serve.rs"]
+mod serve;
 #[path = "../../examples/dns/zone.rs"]
 mod zone;
+
+use std::fs::OpenOptions;
 
 use domain::zonefile::inplace::Zonefile;
 use libtest_mimic::Arguments;
@@ -34,10 +39,15 @@ fn main() {
     let arguments = Arguments::from_args();
     let missing = namespaces::missing(&[KNOT, "ip"]);
     let missing = missing.as_ref();
+    let no_tap = namespaces::missing(&["ip"]).or_else(|| {
+        let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+        opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))
+    });
     let trials = vec![
         trial_inside("dns_answers_are_those_of_knot", missing, knot::all_that_is_in_the_zone),
         trial_inside("dns_errors_are_those_of_knot", missing, knot::all_that_is_wrong),
         trial_inside("dns_answers_of_a_large_zone_are_those_of_knot", missing, knot::large_zone),
+        trial_inside("dns_is_served_whole_and_in_order", no_tap.as_ref(), served::over_a_tap),
         trial("promise_5_no_octets_break_the_name_server", None, laws::any_octets),
         trial("promise_5_damaged_queries_are_answered_or_not", None, laws::damaged_queries),
         trial("dns_answers_fit_and_say_what_they_left_out", None, laws::sizes),

@@ -1,0 +1,76 @@
+//! The service: one thread for each CPU, which does all that a query needs.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay::CpuId;
+use forebay::engine::CpuThread;
+use forebay::net::{Datagrams, Net, NetStack, UdpSocket};
+
+use crate::answer::{PAYLOAD_MAX_BYTES, answer};
+use crate::prepared::Zone;
+
+/// Queries that are read at once.
+const BATCH_MAX: usize = 64;
+
+/// What one thread did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) queries: u64,
+    pub(crate) answers: u64,
+    pub(crate) batches: u64,
+}
+
+/// A zone, served.
+pub(crate) struct Server {
+    zone: Arc<Zone>,
+    /// One for each CPU: each gets what is delivered on its CPU.
+    sockets: Vec<(CpuId, UdpSocket)>,
+    served: Mutex<Vec<(CpuId, Served)>>,
+}
+
+impl Server {
+    /// Binds a socket for each CPU.
+    pub(crate) fn bind(
+        zone: Arc<Zone>,
+        net: &Net,
+        cpus: &[CpuId],
+        listen: SocketAddr,
+    ) -> io::Result<Self> {
+        let bind = |&cpu: &CpuId| Ok((cpu, net.socket().reuse_port_on(cpu).bind(listen)?));
+        let sockets = cpus.iter().map(bind).collect::<io::Result<_>>()?;
+        Ok(Self { zone, sockets, served: Mutex::default() })
+    }
+
+    /// Answers what comes to one CPU, until the run ends.
+    pub(crate) fn serve(&self, cpu: &mut CpuThread<NetStack>) {
+        let here = cpu.cpu();
+        let Some((_, socket)) = self.sockets.iter().find(|(cpu, _)| *cpu == here) else { return };
+        let (mut batch, mut room) = (Datagrams::new(), [0; PAYLOAD_MAX_BYTES as usize]);
+        let mut served = Served::default();
+        while socket.recv_batch_on(cpu, &mut batch, BATCH_MAX) > 0 {
+            served.batches += 1;
+            for query in &mut batch {
+                served.queries += 1;
+                let Some(len) = answer(&self.zone, query.payload(), &mut room) else { continue };
+                // There is room in a frame for more than we ever say.
+                served.answers += u64::from(query.reply(&room[..len]).is_ok());
+            }
+            if let Err(error) = socket.send_replies(&mut batch) {
+                eprintln!("CPU {here}: {error}");
+                break;
+            }
+        }
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).push((here, served));
+    }
+
+    /// What each thread did, and how many queries its socket had no room for.
+    pub(crate) fn served(&self) -> Vec<(CpuId, Served, u64)> {
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        served.sort_by_key(|(cpu, _)| *cpu);
+        let full = |cpu: CpuId| self.sockets.iter().find(|(of, _)| *of == cpu);
+        let full = |cpu| full(cpu).map_or(0, |(_, socket)| socket.counts().rcvbuf_errors);
+        served.into_iter().map(|(cpu, served)| (cpu, served, full(cpu))).collect()
+    }
+}
