@@ -8,6 +8,7 @@ use mem::Pool;
 
 use crate::arrive::Waker;
 use crate::cpu::CpuId;
+use crate::network::neighbours::Sighting;
 use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received};
 use crate::packet::Packet;
 use crate::parse::Network;
@@ -43,6 +44,8 @@ pub struct Around<'a> {
     pub policy: BufferPolicy,
     /// Gets packets that are to be sent out by the same device, as they are.
     pub answers: &'a mut Vec<Packet>,
+    /// Gets what was said of neighbours.
+    pub sightings: &'a mut Vec<Sighting>,
 }
 
 /// The stack of one CPU.
@@ -148,6 +151,14 @@ impl Stack {
             Received::Answer(packet) => around.answers.push(packet),
             Received::Taken(packet) | Received::Dropped(packet, _) => {
                 around.pool.put(packet.frame);
+            }
+            Received::Heard(packet, heard) => {
+                around.sightings.extend(heard.sighting);
+                if heard.is_answer {
+                    around.answers.push(packet);
+                } else {
+                    around.pool.put(packet.frame);
+                }
             }
             Received::Kept => {}
         }

@@ -11,6 +11,7 @@ use super::shared::NetDevice;
 use crate::device::{Device, Via};
 use crate::engine::DeviceQueues;
 use crate::error::{Error, Result};
+use crate::sys;
 use crate::sys::interface::{Interface, MacAddress};
 use crate::sys::neighbour;
 
@@ -91,7 +92,7 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
             name: device.name.clone(),
             identity: ArcSwap::from_pointee(identity),
             kernels,
-            learned: Arc::new(Mutex::new(Learned::default())),
+            learned: Arc::new(Mutex::new(Learned::new(sys::random_key()))),
         })
     };
     devices.iter().enumerate().map(of).collect()

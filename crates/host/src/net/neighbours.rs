@@ -44,7 +44,9 @@ pub(super) enum Neighbours {
 pub(super) enum Hop {
     /// There; None where there is no link layer.
     Known(Option<Stations>),
-    /// Nobody knows yet.
+    /// It has been asked for: the packet is to be held until it is known.
+    Sought,
+    /// Nobody here knows, or asks: the kernel does.
     Unknown,
 }
 
@@ -85,11 +87,28 @@ impl Neighbours {
                     }
                     Resolved::Ask(packet) => {
                         asks.push(packet);
-                        Hop::Unknown
+                        Hop::Sought
                     }
-                    Resolved::Wait => Hop::Unknown,
+                    Resolved::Wait => Hop::Sought,
                 }
             }
+        }
+    }
+
+    /// Holds a packet whose station is sought. What it takes the place of goes to `dropped`.
+    pub(super) fn hold(
+        &mut self,
+        destination: IpAddr,
+        packet: Packet,
+        now_ns: u64,
+        dropped: &mut Vec<Packet>,
+    ) {
+        match self {
+            Self::Own(learned) => {
+                let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+                learned.hold(destination, packet, now_ns, dropped);
+            }
+            Self::None | Self::Kernels(_) => dropped.push(packet),
         }
     }
 

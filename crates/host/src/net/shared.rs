@@ -42,6 +42,13 @@ pub(super) struct NetDevice {
     pub(super) learned: Arc<Mutex<Learned>>,
 }
 
+impl NetDevice {
+    /// Stations that were learned. Locked for a look, or for what was said of one.
+    pub(super) fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// All that is shared.
 pub(super) struct Shared {
     cpus: Box<[CpuId]>,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use arc_swap::Cache;
 use mem::Pool;
 use path::delivery::Batch;
-use path::network::NetworkCounters;
+use path::network::neighbours::Sighting;
+use path::network::{Identity, NetworkCounters};
 use path::socket::table::SocketTable;
 use path::stack::{Around, Stack};
 use path::{Handler, Packet};
@@ -29,6 +30,7 @@ pub struct NetStack {
     clock: Clock,
     expired_ns: u64,
     answers: Vec<Packet>,
+    sightings: Vec<Sighting>,
 }
 
 impl NetStack {
@@ -37,7 +39,17 @@ impl NetStack {
         let seen = shared.table.load_full();
         let clock = Clock::machine();
         let expired_ns = clock.now_ns();
-        Self { index, shared, stack, table, seen, clock, expired_ns, answers: Vec::new() }
+        Self {
+            index,
+            shared,
+            stack,
+            table,
+            seen,
+            clock,
+            expired_ns,
+            answers: Vec::new(),
+            sightings: Vec::new(),
+        }
     }
 
     /// What the network layer of this CPU has counted.
@@ -54,6 +66,14 @@ impl NetStack {
     /// Gives this CPU small frames, that datagrams of slow readers are moved to.
     pub(super) fn set_small(&mut self, small: Pool) {
         self.stack.set_small(small);
+    }
+
+    /// Asks for neighbours again that packets wait for, and gives up those that waited in vain.
+    fn tend(&mut self, device: usize, on: &Identity, now_ns: u64, pool: &mut Pool) {
+        let mut learned = self.shared.devices[device].learned();
+        let mut given_up = Vec::new();
+        learned.tick(on, now_ns, (pool, &mut self.answers), &mut given_up);
+        given_up.drain(..).for_each(|packet| pool.put(packet.frame));
     }
 
     /// Learns of sockets that were bound or closed.
@@ -82,11 +102,19 @@ impl Handler for NetStack {
             pool: batch.pool,
             policy: self.shared.policy.load(),
             answers: &mut self.answers,
+            sightings: &mut self.sightings,
         };
         self.stack.turn(batch.packets, &mut around);
         if now_ns.saturating_sub(self.expired_ns) >= EXPIRE_NS {
             self.expired_ns = now_ns;
             self.stack.expire(now_ns, batch.pool);
+            self.tend(device, &identity, now_ns, batch.pool);
+        }
+        if !self.sightings.is_empty() {
+            let mut learned = self.shared.devices[device].learned();
+            for sighting in self.sightings.drain(..) {
+                learned.hear(&sighting, now_ns, &mut self.answers);
+            }
         }
         if !self.answers.is_empty() {
             // A device that is gone ends its source.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use mem::Pool;
 use path::Packet;
@@ -102,7 +102,11 @@ impl Transmitter {
         let Way { neighbours, gathered, .. } = &mut ways[device];
         let destination = between.destination.ip();
         let hop = neighbours.hop_to(destination, on, *now_ns, (pool, gathered));
-        let Hop::Known(stations) = hop else { return Ok(Gathered::NextUnknown) };
+        let stations = match hop {
+            Hop::Known(stations) => stations,
+            Hop::Sought => on.mac.map(|from| Stations { to: [0; 6], from }),
+            Hop::Unknown => return Ok(Gathered::NextUnknown),
+        };
         let len_bytes = u32::try_from(payload.len()).map_err(|_| too_long())?;
         let Some(mut frame) = pool.allocate(len_bytes) else {
             // What has gone makes room for the next.
@@ -112,8 +116,20 @@ impl Transmitter {
         frame.copy_from(payload);
         let mut packet = Packet::received(frame, Arrival(0), 0, path::parse::Link::Ip);
         packet.gso_size = gso_size;
-        self.compose(device, packet, stations, (between, marks))?;
+        let packet = self.compose(packet, stations, (between, marks))?;
+        if hop == Hop::Sought {
+            self.hold(device, destination, packet);
+        } else {
+            self.add(device, packet);
+        }
         Ok(Gathered::Yes)
+    }
+
+    fn hold(&mut self, device: usize, destination: IpAddr, packet: Packet) {
+        let mut dropped = Vec::new();
+        let neighbours = &mut self.ways[device].neighbours;
+        neighbours.hold(destination, packet, self.now_ns, &mut dropped);
+        dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
     }
 
     /// Gathers the answer to a datagram that came from station `back`. Its payload is all that is in
@@ -134,16 +150,17 @@ impl Transmitter {
         }
         let neighbours = &mut self.ways[device].neighbours;
         let stations = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
-        self.compose(device, packet, stations, (between, marks))
+        let packet = self.compose(packet, stations, (between, marks))?;
+        self.add(device, packet);
+        Ok(())
     }
 
     fn compose(
         &mut self,
-        device: usize,
         mut packet: Packet,
         stations: Option<Stations>,
         (between, marks): (Between, Marks),
-    ) -> io::Result<()> {
+    ) -> io::Result<Packet> {
         let Between { source, destination } = between;
         let (Marks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size);
         let to = UdpHeaders { stations, source, destination, ttl, tos, gso_size };
@@ -159,13 +176,16 @@ impl Transmitter {
         }
         packet.wire_len = packet.frame.len_bytes();
         packet.device_sum = None;
+        Ok(packet)
+    }
+
+    fn add(&mut self, device: usize, packet: Packet) {
         let gathered = &mut self.ways[device].gathered;
         gathered.push(packet);
         if gathered.len() >= GATHER_MAX {
             // A device that is gone says so to whoever flushes next, too.
             let _ = self.flush(device);
         }
-        Ok(())
     }
 
     /// Frames of its own that have not come home.

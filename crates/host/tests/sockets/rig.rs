@@ -31,9 +31,6 @@ pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
         parse_prefix(&format!("{address}/{bits}")).unwrap()
     });
     let own = Addresses::Own { mac: Some([2, 0, 0, 0, 0, 2]), addresses: own.to_vec() };
-    for address in [OURS, OURS_V6] {
-        ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:02 dev skt nud permanent"));
-    }
     let net = NetConfig { addresses: vec![own], ..config.clone() };
     Net::over(&Config::live(), &net, &mut devices).unwrap()
 }

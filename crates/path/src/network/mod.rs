@@ -37,6 +37,7 @@ use mem::Pool;
 use crate::packet::Packet;
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Transport};
+use arp::ETHERTYPE_ARP;
 pub use counters::NetworkCounters;
 use counters::{IcmpCounters, IpCounters};
 pub use drop::NetworkDrop;
@@ -45,6 +46,7 @@ use icmp::Asked;
 pub use identity::{Identity, Prefix};
 use ipv6::Ipv6;
 use link::PacketType;
+pub use neighbours::Heard;
 use rate_limit::{Allowed, RateLimit};
 use reassembly::{Fragments, FragmentsConfig, Reassembly};
 use wire::{Extent, Wire};
@@ -85,6 +87,8 @@ pub enum Received {
     Answer(Packet),
     /// Its work is done; its frame is to go home.
     Taken(Packet),
+    /// It said where a neighbour is; if it asked, too, it now is the answer.
+    Heard(Packet, Heard),
     /// A fragment: its frame waits for the others.
     Kept,
     /// Nobody gets it.
@@ -125,6 +129,14 @@ impl Network {
         match ethertype(&packet) {
             Some(ETHERTYPE_IPV4) => self.ipv4(packet, on, now_ns, pool),
             Some(ETHERTYPE_IPV6) => self.ipv6(packet, packet_type, on, now_ns, pool),
+            Some(ETHERTYPE_ARP) if on.is_whole_host => {
+                match arp::receive(&mut packet, on, packet_type == PacketType::Host) {
+                    Ok(heard) => Received::Heard(packet, heard),
+                    Err(reason) => self.dropped(packet, reason),
+                }
+            }
+            // The kernel's.
+            Some(ETHERTYPE_ARP) => Received::Taken(packet),
             _ => self.dropped(packet, NetworkDrop::UnhandledProto),
         }
     }
@@ -414,6 +426,8 @@ impl Network {
         } else {
             icmp::receive(&icmp::Message { pseudo_sum: Sum::default(), ..message }, icmp)
         };
+        let of_neighbours =
+            matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
         let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
         match asked {
             Err(reason) => self.dropped(packet, reason),
@@ -424,6 +438,12 @@ impl Network {
                 icmp.out_msgs.add(1);
                 icmp.out_echo_reps.add(1);
                 Received::Answer(packet)
+            }
+            Ok(Asked::Nothing) if place.is_ipv6 && on.is_whole_host && of_neighbours => {
+                match ndisc::receive(&mut packet, place.offset, on) {
+                    Ok(heard) => Received::Heard(packet, heard),
+                    Err(reason) => self.dropped(packet, reason),
+                }
             }
             Ok(Asked::Echo | Asked::Nothing) => Received::Taken(packet),
         }
