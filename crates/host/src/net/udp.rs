@@ -66,10 +66,12 @@ impl Wake {
 }
 
 /// What a socket has counted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketCounts {
     /// Datagrams that were queued for its reader.
     pub queued: u64,
+    /// The same by the CPU that they were delivered on, in the order of the engine's.
+    pub by_cpu: Vec<u64>,
     /// Datagrams that it had no room for: `RcvbufErrors`.
     pub rcvbuf_errors: u64,
     /// Bytes of packet memory that it holds now.
@@ -313,6 +315,7 @@ impl UdpSocket {
         let account = reader.outlet.account();
         SocketCounts {
             queued: account.queued(),
+            by_cpu: account.lanes().map(|lane| lane.queued.get()).collect(),
             rcvbuf_errors: account.dropped(),
             rmem: account.rmem(),
             rcvbuf: account.rcvbuf(),

@@ -3,9 +3,11 @@
 
 mod calls; //    what the calls of `std` do
 mod exchange; // datagrams to and fro
+mod moving; //   readers that move
 #[path = "../namespaces/mod.rs"]
 mod namespaces;
 mod shared; //   on an interface that the kernel has too
+mod pressure; // readers that are slow
 mod rig; //      a network, sockets over it, and the kernel at the other end
 
 use libtest_mimic::Arguments;
@@ -14,7 +16,9 @@ use namespaces::trial_inside;
 fn main() {
     let arguments = Arguments::from_args();
     let missing = namespaces::missing(&["ip"]).or_else(rig::missing);
-    let trials = [exchange::TRIALS, calls::TRIALS, shared::TRIALS].concat();
+    let trials =
+        [exchange::TRIALS, calls::TRIALS, moving::TRIALS, pressure::TRIALS, shared::TRIALS]
+            .concat();
     let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }

@@ -1,0 +1,94 @@
+//! Readers that are slow, or do not read at all.
+
+use forebay::net::{Datagrams, NetConfig};
+use path::network::NetworkDrop;
+use path::socket::policy::BufferPolicy;
+
+use crate::Trial;
+use crate::rig::{OURS, Running, client, over_tap};
+
+pub(crate) const TRIALS: &[Trial] = &[
+    ("promise_4_a_socket_that_is_not_read_holds_its_rcvbuf_and_harms_nobody", not_read),
+    ("udp_1_policies_may_change_at_any_time_under_load", policies),
+    ("promise_2_a_socket_that_is_closed_under_load_leaves_nothing_behind", closed),
+];
+
+fn not_read() {
+    const RCVBUF: u32 = 64 << 10;
+    let (net, engine) = over_tap(&NetConfig::default());
+    let lazy = net.socket().recv_buffer_size(RCVBUF).bind(format!("{OURS}:8")).unwrap();
+    let good = net.bind(format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let (to_lazy, to_good) = (client(lazy.local_addr()), client(good.local_addr()));
+    let mut buffer = [0; 100];
+    for number in 0..20_000u32 {
+        to_lazy.send(&number.to_be_bytes()).unwrap();
+        if number % 10 == 0 {
+            // Whatever the other one does, each comes.
+            to_good.send(&number.to_be_bytes()).unwrap();
+            assert_eq!(good.recv(&mut buffer).unwrap(), 4);
+            assert_eq!(buffer[..4], number.to_be_bytes());
+        }
+        assert!(lazy.counts().rmem <= RCVBUF);
+    }
+    assert_eq!(good.counts().rcvbuf_errors, 0);
+    let mut outcome = running.end();
+    let counts = lazy.counts();
+    assert_eq!(counts.queued + counts.rcvbuf_errors, 20_000);
+    assert_eq!(counts.queued, u64::from(RCVBUF / 2048));
+    let dropped =
+        |counters: &path::network::NetworkCounters| counters.drops.get(NetworkDrop::SocketRcvbuff);
+    let in_all: u64 = net.counters().iter().map(|counters| dropped(counters)).sum();
+    assert_eq!(in_all, counts.rcvbuf_errors);
+    // What it holds it has still, until it is closed.
+    assert_eq!(net.frames_away(&mut outcome) as u64, counts.queued);
+    drop(lazy);
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+fn policies() {
+    let config = NetConfig { rmem_default: 64 << 10, ..NetConfig::default() };
+    let (net, engine) = over_tap(&config);
+    let socket = net.bind(format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let kernels = client(socket.local_addr());
+    let mut batch = Datagrams::new();
+    let (mut sent, mut last) = (0u64, None);
+    for round in 0..200 {
+        net.set_policy(BufferPolicy::ALL[round % 4]);
+        for _ in 0..100 {
+            kernels.send(&sent.to_be_bytes()).unwrap();
+            sent += 1;
+        }
+        // More than half of what it may hold is there, mostly.
+        while socket.try_recv_batch(&mut batch, 7) > 0 {
+            for datagram in &batch {
+                let number = u64::from_be_bytes(datagram.payload().try_into().unwrap());
+                assert!(last.is_none_or(|last| last < number), "in order, and as it was sent");
+                last = Some(number);
+            }
+        }
+    }
+    drop(batch);
+    let mut outcome = running.end();
+    assert!(last.is_some());
+    drop(socket);
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+fn closed() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let running = Running::begin(engine);
+    let kernels = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
+    for round in 0..50u32 {
+        let socket = net.bind(format!("{OURS}:7")).unwrap();
+        let mut buffer = [0; 100];
+        for _ in 0..20 {
+            kernels.send_to(&round.to_be_bytes(), socket.local_addr()).unwrap();
+        }
+        // Those of the sockets before may have gone to nobody, never to this one.
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
+    }
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
