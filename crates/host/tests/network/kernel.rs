@@ -38,6 +38,8 @@ impl Kernel {
         // Much is never complete; who goes when memory is full is another matter.
         command(&format!("sysctl -qw net.ipv4.ipfrag_high_thresh={FRAGMENTS_BYTES}"));
         command(&format!("sysctl -qw net.ipv6.ip6frag_high_thresh={FRAGMENTS_BYTES}"));
+        // The kernel would send errors to itself, where a frame has its own address, and count them.
+        command("sysctl -qw net.ipv4.icmp_msgs_per_sec=0 net.ipv4.icmp_msgs_burst=0");
         ip("link set lo up");
         let device = TunDevice::open(NAME, TunKind::Tap, 1).unwrap();
         ip(&format!("link set {NAME} address {}", MAC.map(|byte| format!("{byte:02x}")).join(":")));

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
 use path::Packet;
-use path::network::{Identity, Network, NetworkConfig, NetworkCounters, Prefix, Received};
+use path::network::{
+    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
+};
 use path::packet::Arrival;
 use path::parse::{Link, Verify, parse_into};
 
@@ -18,18 +20,17 @@ pub(crate) struct Us {
     network: Network,
     identity: Identity,
     pool: Pool,
-    pub(crate) fates: Fates,
+    fates: Fates,
 }
 
 /// How many frames had which fate.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Fates {
-    pub(crate) datagrams: u64,
-    pub(crate) no_socket: u64,
-    pub(crate) answers: u64,
-    pub(crate) taken: u64,
-    pub(crate) kept: u64,
-    pub(crate) dropped: u64,
+struct Fates {
+    datagrams: u64,
+    answers: u64,
+    taken: u64,
+    kept: u64,
+    dropped: u64,
 }
 
 impl Us {
@@ -61,10 +62,16 @@ impl Us {
                 self.fates.datagrams += 1;
                 let delivered = delivered(&packet);
                 if PORTS.contains(&delivered.port) {
+                    self.network.delivered(packet.headers.network, 1);
                     self.pool.put(packet.frame);
                     return (vec![delivered], "datagram".into());
                 }
-                self.fates.no_socket += 1;
+                let destination = packet.view().destination().unwrap();
+                if self.identity.is_to_many(destination) {
+                    self.network.drop_datagram(&packet, NetworkDrop::NoSocket);
+                    self.pool.put(packet.frame);
+                    return (Vec::new(), "no socket".into());
+                }
                 match self.network.unreachable(packet, &self.identity, 0, &mut self.pool) {
                     Received::Answer(packet) | Received::Dropped(packet, _) => {
                         self.pool.put(packet.frame);
@@ -97,7 +104,6 @@ impl Us {
 
     /// Gives up what waits, and sees that every frame is back and had one fate.
     pub(crate) fn end(mut self, frames: u64) {
-        let joined = self.network.fragments().joined();
         let waiting = u64::from(self.network.fragments().frames());
         let mut dropped = Vec::new();
         self.network.expire(u64::MAX, &mut dropped);
@@ -106,11 +112,50 @@ impl Us {
         assert_eq!(self.pool.away(), 0);
         let Fates { datagrams, answers, taken, dropped, kept, .. } = self.fates;
         assert_eq!(datagrams + answers + taken + dropped + kept, frames);
-        let _ = joined;
     }
 
-    pub(crate) fn counters(&self) -> &NetworkCounters {
-        self.network.counters()
+    /// What was counted, by the kernel's names.
+    pub(crate) fn counted(&self) -> Vec<(&'static str, u64)> {
+        let NetworkCounters { ip, ip6, udp, udp6, icmp, icmp6, .. } =
+            self.network.counters().as_ref();
+        let counters = [
+            ("IpInReceives", &ip.in_receives),
+            ("IpInHdrErrors", &ip.in_hdr_errors),
+            ("IpInAddrErrors", &ip.in_addr_errors),
+            ("IpInDiscards", &ip.in_discards),
+            ("IpInDelivers", &ip.in_delivers),
+            ("IpInUnknownProtos", &ip.in_unknown_protos),
+            ("IpReasmReqds", &ip.reasm_reqds),
+            ("IpReasmOKs", &ip.reasm_oks),
+            ("IpReasmFails", &ip.reasm_fails),
+            ("UdpInDatagrams", &udp.in_datagrams),
+            ("UdpNoPorts", &udp.no_ports),
+            ("UdpInErrors", &udp.in_errors),
+            ("UdpInCsumErrors", &udp.in_csum_errors),
+            ("UdpIgnoredMulti", &udp.ignored_multi),
+            ("IcmpInMsgs", &icmp.in_msgs),
+            ("IcmpInErrors", &icmp.in_errors),
+            ("IcmpInCsumErrors", &icmp.in_csum_errors),
+            ("Ip6InReceives", &ip6.in_receives),
+            ("Ip6InHdrErrors", &ip6.in_hdr_errors),
+            ("Ip6InAddrErrors", &ip6.in_addr_errors),
+            ("Ip6InTruncatedPkts", &ip6.in_truncated_pkts),
+            ("Ip6InDiscards", &ip6.in_discards),
+            ("Ip6InDelivers", &ip6.in_delivers),
+            ("Ip6InUnknownProtos", &ip6.in_unknown_protos),
+            ("Ip6ReasmReqds", &ip6.reasm_reqds),
+            ("Ip6ReasmOKs", &ip6.reasm_oks),
+            ("Ip6ReasmFails", &ip6.reasm_fails),
+            ("Udp6InDatagrams", &udp6.in_datagrams),
+            ("Udp6NoPorts", &udp6.no_ports),
+            ("Udp6InErrors", &udp6.in_errors),
+            ("Udp6IgnoredMulti", &udp6.ignored_multi),
+            ("Udp6InCsumErrors", &udp6.in_csum_errors),
+            ("Icmp6InMsgs", &icmp6.in_msgs),
+            ("Icmp6InErrors", &icmp6.in_errors),
+            ("Icmp6InCsumErrors", &icmp6.in_csum_errors),
+        ];
+        counters.into_iter().map(|(name, counter)| (name, counter.get())).collect()
     }
 }
 

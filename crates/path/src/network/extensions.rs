@@ -15,6 +15,8 @@ const DESTINATION_OPTIONS: u8 = 60;
 const UNIT_BYTES: usize = 8;
 /// A fragment header's size.
 const FRAGMENT_BYTES: usize = 8;
+/// Of a fragment header's offset field.
+const RESERVED_BITS: u8 = 0x06;
 /// Options with a meaning in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
 const OPTIONS_MAX: u32 = 8;
 /// Bytes of padding in a row: more would align nothing.
@@ -66,17 +68,15 @@ pub(super) fn walk(
                 Ok((first, len)) => (next, offset) = (first, offset + len),
                 Err(reason) => return Err(reason),
             },
+            FRAGMENT if progress.was_fragment => return wrong(NetworkDrop::Ipv6BadExthdr),
             FRAGMENT => {
-                let (false, false, Some(&[first, _, _, field, ..])) = (
-                    progress.was_fragment,
-                    ipv6.has_no_len,
-                    header.first_chunk::<FRAGMENT_BYTES>(),
-                ) else {
+                counters.reasm_reqds.add(1);
+                let (false, Some(&[first, _, high, low, ..])) =
+                    (ipv6.has_no_len, header.first_chunk::<FRAGMENT_BYTES>())
+                else {
                     return wrong(NetworkDrop::Ipv6BadExthdr);
                 };
-                counters.reasm_reqds.add(1);
-                let &[_, _, high, ..] = header else { return wrong(NetworkDrop::Ipv6BadExthdr) };
-                if high != 0 || field & 0xf9 != 0 {
+                if high != 0 || low & !RESERVED_BITS != 0 {
                     return Ok(Walked::Fragment);
                 }
                 counters.reasm_oks.add(1);

@@ -335,6 +335,7 @@ impl Network {
         pool: &mut Pool,
     ) -> Result<Packet, Received> {
         let is_ipv6 = packet.headers.network == crate::parse::Network::Ipv6;
+        let fails = self.counters.ip6.reasm_fails.get();
         let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.spoiled);
         for (packet, reason) in self.spoiled.drain(..) {
             self.counters.drops.add(reason, u64::from(packet.segment_count()));
@@ -343,7 +344,14 @@ impl Network {
         self.count_failures();
         match reassembly {
             Reassembly::Waits => Err(Received::Kept),
-            Reassembly::Dropped(packet, reason) => Err(self.dropped(packet, reason)),
+            Reassembly::Dropped(packet, reason) => {
+                // It was wrong in itself, and no datagram failed for it.
+                let is_wrong = reason != NetworkDrop::DupFrag && reason != NetworkDrop::FragNomem;
+                if is_ipv6 && is_wrong && fails == self.counters.ip6.reasm_fails.get() {
+                    self.counters.ip6.in_hdr_errors.add(1);
+                }
+                Err(self.dropped(packet, reason))
+            }
             Reassembly::Complete(packet) => {
                 self.ip_and_icmp(is_ipv6).0.reasm_oks.add(1);
                 Ok(packet)
