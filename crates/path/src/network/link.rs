@@ -92,6 +92,8 @@ fn priority_tags(bytes: &[u8]) -> Result<usize, NetworkDrop> {
                 }
                 tags += 1;
             }
+            // `skb_vlan_untag` looks at two bytes more.
+            [_, _] | [_, _, _] if tags > 0 => return Err(NetworkDrop::PktTooSmall),
             [high, low, ..] if u16::from_be_bytes([high, low]) < 0x0600 => {
                 return Err(NetworkDrop::UnhandledProto); // 802.2: nobody speaks IP over it
             }
