@@ -16,14 +16,15 @@ mod kernel;
 mod namespaces;
 mod options;
 mod oracle;
+mod reassembly;
 mod us;
 
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let missing = missing();
-    let trials =
-        oracle::TESTS.iter().map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
+    let tests = oracle::TESTS.iter().chain(reassembly::TESTS);
+    let trials = tests.map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 
