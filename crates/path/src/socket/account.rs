@@ -101,19 +101,16 @@ impl Account {
         refused: &mut Vec<Packet>,
     ) {
         let rcvbuf = self.rcvbuf();
-        let total = packets.iter().fold(0u32, |sum, packet| sum.saturating_add(size(packet)));
+        let total = packets.iter().map(|packet| u64::from(size(packet))).sum();
         let mut rmem = self.rmem();
         // Another CPU's charge in between, or the reader's relief, is another sum to begin with.
         let is_whole = loop {
             let mut rule = Rule { rmem, rcvbuf, slots };
-            let is_whole = packets.len() <= slots && rmem.saturating_add(total) <= rcvbuf;
-            if is_whole {
-                rule.rmem += total;
-            } else {
-                let admitted = packets.iter().filter(|packet| rule.admits(size(packet))).count();
-                if admitted == 0 {
-                    break false;
-                }
+            let whole = sum_within(rmem, total, rcvbuf).filter(|_| packets.len() <= slots);
+            if let Some(sum) = whole {
+                rule.rmem = sum;
+            } else if packets.iter().filter(|packet| rule.admits(size(packet))).count() == 0 {
+                break false;
             }
             // Acquire: pairs with the Release in `relieve`. Who sees room sees the memory at home.
             match self.rmem.0.compare_exchange_weak(
@@ -122,7 +119,7 @@ impl Account {
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => break is_whole,
+                Ok(_) => break whole.is_some(),
                 Err(now) => rmem = now,
             }
         };
@@ -156,11 +153,20 @@ struct Rule {
 
 impl Rule {
     fn admits(&mut self, size: u32) -> bool {
-        let sum = self.rmem.saturating_add(size);
-        let fits = self.slots > 0 && (sum <= self.rcvbuf || self.rmem == 0);
-        if fits {
-            (self.rmem, self.slots) = (sum, self.slots - 1);
+        let alone = Some(size).filter(|_| self.rmem == 0);
+        let sum = sum_within(self.rmem, size.into(), self.rcvbuf).or(alone);
+        match sum {
+            Some(sum) if self.slots > 0 => {
+                (self.rmem, self.slots) = (sum, self.slots - 1);
+                true
+            }
+            _ => false,
         }
-        fits
     }
+}
+
+/// What is held with `bytes` more, unless that is above `rcvbuf`.
+fn sum_within(rmem: u32, bytes: u64, rcvbuf: u32) -> Option<u32> {
+    let sum = u32::try_from(u64::from(rmem) + bytes).ok()?;
+    (sum <= rcvbuf).then_some(sum)
 }
