@@ -90,7 +90,7 @@ pub(crate) struct BenchArgs {
     producers: Vec<u8>,
 
     /// udp: what a slow reader does for each datagram, in nanoseconds
-    #[arg(long, value_name = "NS", default_value_t = 100)]
+    #[arg(long, value_name = "NS", default_value_t = 50)]
     work_ns: u32,
 
     /// udp: what the socket may hold, in bytes

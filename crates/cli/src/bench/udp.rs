@@ -131,15 +131,23 @@ impl Rounds {
         Spread::of(&figures.collect::<Vec<_>>())
     }
 
-    /// How one policy's delivery relates to another's, round by round.
-    fn ratio(&self, policy: BufferPolicy, to: BufferPolicy) -> Spread {
-        let ratio = |round: &[Outcome; 4]| round[policy.index()].kpps / round[to.index()].kpps;
+    /// How a figure with one policy relates to that with another, round by round.
+    fn ratio(
+        &self,
+        policy: BufferPolicy,
+        to: BufferPolicy,
+        figure: impl Fn(&Outcome) -> f64,
+    ) -> Spread {
+        let ratio = |round: &[Outcome; BufferPolicy::ALL.len()]| {
+            figure(&round[policy.index()]) / figure(&round[to.index()])
+        };
         // A round in which somebody else had the CPU says nothing.
         let ratios = self.0.iter().map(ratio).filter(|ratio| ratio.is_finite());
         Spread::of(&ratios.collect::<Vec<_>>())
     }
 
     fn described(&self, producers: u8, reader: &str) -> Value {
+        use BufferPolicy::{CopyCache, None, Owner};
         let policies: BTreeMap<_, _> = BufferPolicy::ALL
             .into_iter()
             .map(|policy| {
@@ -160,8 +168,12 @@ impl Rounds {
             "producers": producers,
             "reader": reader,
             "policies": policies,
-            "owner_to_none": self.ratio(BufferPolicy::Owner, BufferPolicy::None),
-            "owner_to_copy_cache": self.ratio(BufferPolicy::Owner, BufferPolicy::CopyCache),
+            "owner_to_none": self.ratio(Owner, None, |outcome| outcome.kpps),
+            "owner_to_copy_cache": self.ratio(Owner, CopyCache, |outcome| outcome.kpps),
+            // The same told by CPU time: what others do on these CPUs has less part in it.
+            "owner_to_none_by_reader_cpu": self.ratio(None, Owner, |outcome| outcome.reader_ns),
+            "owner_to_copy_cache_by_reader_cpu":
+                self.ratio(CopyCache, Owner, |outcome| outcome.reader_ns),
         })
     }
 }

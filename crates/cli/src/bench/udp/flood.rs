@@ -22,7 +22,7 @@ use super::super::solo::{as_f64, nanoseconds};
 use crate::failure::Failure;
 
 /// How long a repeat takes.
-const REPEAT: Duration = Duration::from_millis(50);
+const REPEAT: Duration = Duration::from_millis(30);
 
 /// What a device's frames are: room for an Ethernet frame, and for more than a socket holds.
 const DEVICE_ROOM_BYTES: u32 = 1514;
