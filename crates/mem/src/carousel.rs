@@ -277,7 +277,7 @@ mod tests {
 
     /// Two readers free what one owner fills, on their threads; bytes never change under them.
     #[test]
-    fn buffers_freed_on_other_threads_are_filled_again() {
+    fn udp_2_cpu_move_buffers_freed_on_other_threads_come_back_once() {
         let rounds: u32 = if cfg!(miri) { 60 } else { 50_000 };
         let mut carousel = carousel(8);
         let (senders, readers): (Vec<_>, Vec<_>) = (0..2)
