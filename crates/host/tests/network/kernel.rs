@@ -11,7 +11,7 @@ use crate::namespaces::{command, ip};
 use crate::us;
 
 /// The interface, in the namespace of the test's thread.
-const NAME: &str = "net-oracle";
+pub(crate) const NAME: &str = "net-oracle";
 
 /// What fragments may occupy that wait for others.
 pub(crate) const FRAGMENTS_BYTES: u32 = 64 << 20;

@@ -8,6 +8,7 @@ use std::fs::OpenOptions;
 use libtest_mimic::Arguments;
 use namespaces::trial_inside;
 
+mod answers;
 mod extensions;
 mod fragments;
 mod frames;
@@ -25,6 +26,8 @@ fn main() {
     let missing = missing();
     let tests = oracle::TESTS.iter().chain(reassembly::TESTS);
     let trials = tests.map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
+    let tests = [oracle::TESTS, answers::TESTS].concat();
+    let trials = tests.iter().map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 

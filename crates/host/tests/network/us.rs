@@ -21,6 +21,8 @@ pub(crate) struct Us {
     identity: Identity,
     pool: Pool,
     fates: Fates,
+    /// What we sent of our own accord.
+    pub(crate) answers: Vec<Vec<u8>>,
 }
 
 /// How many frames had which fate.
@@ -46,10 +48,11 @@ impl Us {
             is_whole_host: true,
         };
         let mut config = NetworkConfig::default();
+        config.icmp_ratelimit_ns = 0;
         config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
         let network = Network::new(config, counters);
-        Self { network, identity, pool: pool(), fates: Fates::default() }
+        Self { network, identity, pool: pool(), fates: Fates::default(), answers: Vec::new() }
     }
 
     /// What sockets on [`PORTS`] would get of one frame, and what became of it else.
@@ -73,16 +76,15 @@ impl Us {
                     return (Vec::new(), "no socket".into());
                 }
                 match self.network.unreachable(packet, &self.identity, 0, &mut self.pool) {
-                    Received::Answer(packet) | Received::Dropped(packet, _) => {
-                        self.pool.put(packet.frame);
-                    }
+                    Received::Answer(packet) => self.answer(packet),
+                    Received::Dropped(packet, _) => self.pool.put(packet.frame),
                     other => panic!("{other:?}"),
                 }
                 (Vec::new(), "no socket".into())
             }
             Received::Answer(packet) => {
                 self.fates.answers += 1;
-                self.pool.put(packet.frame);
+                self.answer(packet);
                 (Vec::new(), "answer".into())
             }
             Received::Taken(packet) => {
@@ -100,6 +102,11 @@ impl Us {
                 (Vec::new(), reason.name().into())
             }
         }
+    }
+
+    fn answer(&mut self, packet: Packet) {
+        self.answers.push(packet.frame.data().to_vec());
+        self.pool.put(packet.frame);
     }
 
     /// Gives up what waits, and sees that every frame is back and had one fate.
