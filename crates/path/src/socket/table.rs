@@ -1,5 +1,5 @@
-//! Which socket a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup` and
-//! their `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
+//! Which socket a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup`, and
+//! their `udp4_lib_lookup4` and `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
 //!
 //! 1. Of the sockets that are bound to the datagram's own address, the one connected to its sender;
 //!    else one that is not connected.
@@ -52,8 +52,8 @@ pub struct Binding {
     pub cpu: Option<CpuId>,
     /// Multicast groups that it has joined.
     pub groups: Vec<IpAddr>,
-    /// It receives the groups that others on this host have joined, too: `IP_MULTICAST_ALL`, as the
-    /// kernel has it unless told otherwise.
+    /// It receives the groups of its family that others on this host have joined, too:
+    /// `IP_MULTICAST_ALL`, as the kernel has it unless told otherwise.
     pub is_multicast_all: bool,
 }
 
@@ -106,7 +106,9 @@ impl Binding {
     /// (`__udp_is_mcast_sock`, `__udp_v6_is_mcast_sock`).
     fn receives_many(&self, of: &Flow4Tuple) -> bool {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
-        let wants_group = || self.is_multicast_all || self.groups.contains(&to);
+        // A socket of IPv6 that takes IPv4 datagrams begins without `IP_MULTICAST_ALL`.
+        let takes_all = self.is_multicast_all && self.local.is_ipv4() == to.is_ipv4();
+        let wants_group = || takes_all || self.groups.contains(&to);
         self.local.port() == of.destination.port()
             && self.addresses().any(|own| own == to || own == unspecified(to))
             && self.remote.is_none_or(|remote| endpoint(remote) == from)
@@ -371,18 +373,15 @@ impl Connected {
             let local = binding.addresses().filter(|own| own.is_ipv4() == remote.0.is_ipv4());
             local.map(|address| Tuple { local: (address, port), remote }).collect()
         };
-        let mut all: Vec<_> = chain(bindings)
-            .flat_map(|binding| tuples(binding).into_iter().map(move |tuple| (tuple, binding)))
-            .collect();
-        // Stable, see `SocketTable::new`.
-        all.sort_by_key(|(_, binding)| binding.local.is_ipv6());
+        // Of several that are connected alike, the last one receives (`udp_hash4`).
+        let with_id = |of: &Binding| tuples(of).into_iter().map(|tuple| (tuple, of.id)).collect();
+        let all: Vec<_> = bindings.iter().rev().flat_map::<Vec<_>, _>(with_id).collect();
         let unbound = all.iter().filter(|(tuple, _)| tuple.local.0.is_unspecified()).count();
         let slots = vec![None; (all.len() * 2).next_power_of_two()];
         let mut connected = Self { slots, bound: all.len() - unbound, unbound };
-        for (tuple, binding) in all {
-            // Of several that are connected alike, the first one receives.
+        for (tuple, id) in all {
             let at = connected.place(&tuple, key);
-            connected.slots[at].get_or_insert((tuple, binding.id));
+            connected.slots[at].get_or_insert((tuple, id));
         }
         connected
     }

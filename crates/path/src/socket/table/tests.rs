@@ -99,6 +99,11 @@ impl<'a> Twin<'a> {
     }
 
     fn find_at(&self, address: IpAddr, of: &Flow4Tuple) -> Option<&'a Binding> {
+        // `udp4_lib_lookup4`: connected ones are in a list of their own, the last one first.
+        let is_for = |one: &&Binding| one.remote.is_some() && score(one, address, of) > -1;
+        if let Some(connected) = self.bound.iter().rev().find(is_for) {
+            return Some(connected);
+        }
         let (mut best, mut found) = (-1, None);
         for &binding in &self.chain {
             let score = score(binding, address, of);
@@ -232,7 +237,8 @@ proptest! {
             .iter()
             .filter(|binding| {
                 let at = [to, unspecified(to)].map(|address| score(binding, address, &of));
-                let wants = binding.is_multicast_all || binding.groups.contains(&to);
+                let takes_all = binding.is_multicast_all && binding.local.is_ipv4() == to.is_ipv4();
+                let wants = takes_all || binding.groups.contains(&to);
                 at.into_iter().max() > Some(-1) && (!to.is_multicast() || wants)
             })
             .map(|binding| binding.id)
