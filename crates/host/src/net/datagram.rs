@@ -73,13 +73,15 @@ impl Datagram {
     /// Who sent it.
     #[must_use]
     pub fn source(&self) -> SocketAddr {
-        self.between().destination
+        let Between { destination: sender, .. } = self.way_back();
+        sender
     }
 
     /// To which of our addresses.
     #[must_use]
     pub fn destination(&self) -> SocketAddr {
-        self.between().source
+        let Between { source: receiver, .. } = self.way_back();
+        receiver
     }
 
     /// When it arrived, in nanoseconds since 1970; 0 if the device does not say.
@@ -123,7 +125,7 @@ impl Datagram {
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
         let answer = self
             .answer
-            .unwrap_or_else(|| Answer { between: self.between(), back: self.stations_back() });
+            .unwrap_or_else(|| Answer { between: self.way_back(), back: self.stations_back() });
         let frame = &mut self.packet.frame;
         if self.answer.is_none() {
             // The headers are written anew.
@@ -145,7 +147,7 @@ impl Datagram {
     }
 
     /// From us, to whoever sent it.
-    fn between(&self) -> Between {
+    fn way_back(&self) -> Between {
         if let Some(answer) = self.answer {
             return answer.between;
         }

@@ -162,7 +162,6 @@ impl Net {
     }
 
     /// A socket that is to be set up before it is bound.
-    #[must_use]
     pub fn socket(&self) -> SocketOptions {
         SocketOptions {
             net: self.clone(),

@@ -24,9 +24,7 @@ fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let missing = missing();
-    let tests = oracle::TESTS.iter().chain(reassembly::TESTS);
-    let trials = tests.map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
-    let tests = [oracle::TESTS, answers::TESTS].concat();
+    let tests = [oracle::TESTS, reassembly::TESTS, answers::TESTS].concat();
     let trials = tests.iter().map(|(name, test)| trial_inside(name, missing.as_ref(), *test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
