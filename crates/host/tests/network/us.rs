@@ -87,7 +87,12 @@ impl Us {
                 self.answer(packet);
                 (Vec::new(), "answer".into())
             }
-            Received::Taken(packet) => {
+            Received::Heard(packet, heard) if heard.is_answer => {
+                self.fates.answers += 1;
+                self.answer(packet);
+                (Vec::new(), "answer".into())
+            }
+            Received::Taken(packet) | Received::Heard(packet, _) => {
                 self.fates.taken += 1;
                 self.pool.put(packet.frame);
                 (Vec::new(), "taken".into())

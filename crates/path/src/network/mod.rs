@@ -8,6 +8,7 @@
 // Bytes from outside are taken by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
+#[expect(clippy::indexing_slicing, reason = "it writes headers into room that it made")]
 pub mod compose;
 mod link; //         whom a frame is addressed to
 mod slots; //        what is found by its hash, in lists
@@ -16,6 +17,8 @@ mod ipv4; //         header, addresses, routes
 mod ipv4_options;
 mod ipv6; //         header, addresses
 mod extensions; //   IPv6's extension headers and their options
+mod internet; //     all of them, and fragments
+mod transport; //    what is delivered, what is answered
 mod udp; //          lengths and checksums
 mod icmp; //         echo, and errors that come in
 mod icmp_error; //   port unreachable
@@ -35,20 +38,16 @@ use std::sync::Arc;
 use mem::Pool;
 
 use crate::packet::Packet;
-use crate::parse::checksum::Sum;
-use crate::parse::{Checksum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Transport};
+use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use arp::ETHERTYPE_ARP;
 pub use counters::NetworkCounters;
 use counters::{IcmpCounters, IpCounters};
 pub use drop::NetworkDrop;
-use extensions::{Progress, Walked};
-use icmp::Asked;
 pub use identity::{Identity, Prefix};
-use ipv6::Ipv6;
 use link::PacketType;
 pub use neighbours::Heard;
 use rate_limit::{Allowed, RateLimit};
-use reassembly::{Fragments, FragmentsConfig, Reassembly};
+use reassembly::{Fragments, FragmentsConfig};
 use wire::{Extent, Wire};
 
 /// How a CPU's network layer is set up: the kernel's sysctls, with its defaults.
@@ -227,277 +226,14 @@ impl Network {
         &self.counters
     }
 
-    fn ipv4(
-        &mut self,
-        mut packet: Packet,
-        on: &Identity,
-        now_ns: u64,
-        pool: &mut Pool,
-    ) -> Received {
-        let ipv4 = match ipv4::receive(&Wire::of(&packet), on, &self.counters.ip) {
-            Ok(ipv4) => ipv4,
-            Err(reason) => return self.dropped(packet, reason),
-        };
-        trim(&mut packet, ipv4.total_len);
-        if ipv4.is_fragment {
-            self.counters.ip.reasm_reqds.add(1);
-            packet = match self.reassemble(packet, now_ns, pool) {
-                Ok(whole) => whole,
-                Err(received) => return received,
-            };
-        }
-        self.ipv4_protocol(packet, on)
-    }
-
-    /// `ip_protocol_deliver_rcu`: a packet whose header was judged, and that is whole.
-    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity) -> Received {
-        let header = Wire::of(&packet).bytes;
-        let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
-            header.first_chunk::<{ ipv4::FIXED_BYTES }>()
-        else {
-            return self.dropped(packet, NetworkDrop::IpInhdr);
-        };
-        let place = Place {
-            protocol,
-            offset: usize::from(packet.headers.network_offset) + usize::from(first & 0x0f) * 4,
-            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
-            is_ipv6: false,
-        };
-        self.protocol(packet, &place, on)
-    }
-
-    fn ipv6(
-        &mut self,
-        mut packet: Packet,
-        packet_type: PacketType,
-        on: &Identity,
-        now_ns: u64,
-        pool: &mut Pool,
-    ) -> Received {
-        let ipv6 = match ipv6::receive(&Wire::of(&packet), on, &self.counters.ip6) {
-            Ok(ipv6) => ipv6,
-            Err(reason) => return self.dropped(packet, reason),
-        };
-        trim(&mut packet, ipv6.total_len);
-        let mut progress = Progress { packet_type, was_fragment: false };
-        let mut walked = self.walk(&packet, &ipv6, progress);
-        if walked == Ok(Walked::Fragment) {
-            packet = match self.reassemble(packet, now_ns, pool) {
-                Ok(whole) => whole,
-                Err(received) => return received,
-            };
-            progress.was_fragment = true;
-            let again = ipv6::again(Wire::of(&packet).bytes);
-            walked = again.and_then(|ipv6| self.walk(&packet, &ipv6, progress));
-        }
-        match walked {
-            Ok(Walked::Protocol { protocol, offset }) => {
-                self.ipv6_protocol(packet, protocol, offset, on)
-            }
-            Ok(Walked::Fragment) => self.dropped(packet, NetworkDrop::Ipv6BadExthdr),
-            Err(reason) => self.dropped(packet, reason),
-        }
-    }
-
-    fn walk(
-        &self,
-        packet: &Packet,
-        ipv6: &Ipv6,
-        progress: Progress,
-    ) -> Result<Walked, NetworkDrop> {
-        extensions::walk(Wire::of(packet).bytes, ipv6, progress, &self.counters.ip6)
-    }
-
-    /// `ip6_protocol_deliver_rcu`, behind the extension headers.
-    fn ipv6_protocol(
-        &mut self,
-        packet: Packet,
-        protocol: u8,
-        offset: usize,
-        on: &Identity,
-    ) -> Received {
-        let bytes = Wire::of(&packet).bytes;
-        let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
-        let place = Place {
-            protocol,
-            offset: usize::from(packet.headers.network_offset) + offset,
-            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
-            is_ipv6: true,
-        };
-        self.protocol(packet, &place, on)
-    }
-
-    /// Puts a fragment to the others. What it spoils goes home.
-    fn reassemble(
-        &mut self,
-        packet: Packet,
-        now_ns: u64,
-        pool: &mut Pool,
-    ) -> Result<Packet, Received> {
-        let is_ipv6 = packet.headers.network == crate::parse::Network::Ipv6;
-        let fails = self.counters.ip6.reasm_fails.get();
-        let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.spoiled);
-        for (packet, reason) in self.spoiled.drain(..) {
-            self.counters.drops.add(reason, u64::from(packet.segment_count()));
-            pool.put(packet.frame);
-        }
-        self.count_failures();
-        match reassembly {
-            Reassembly::Waits => Err(Received::Kept),
-            Reassembly::Dropped(packet, reason) => {
-                // It was wrong in itself, and no datagram failed for it.
-                let is_wrong = reason != NetworkDrop::DupFrag && reason != NetworkDrop::FragNomem;
-                if is_ipv6 && is_wrong && fails == self.counters.ip6.reasm_fails.get() {
-                    self.counters.ip6.in_hdr_errors.add(1);
-                }
-                Err(self.dropped(packet, reason))
-            }
-            Reassembly::Complete(packet) => {
-                self.ip_and_icmp(is_ipv6).0.reasm_oks.add(1);
-                Ok(packet)
-            }
-        }
-    }
-
-    fn count_failures(&self) {
-        let [ipv4, ipv6] = self.fragments.failures();
-        for (ip, failures) in [(&self.counters.ip, ipv4), (&self.counters.ip6, ipv6)] {
-            ip.reasm_fails.raise_to(failures.fails);
-            ip.reasm_timeout.raise_to(failures.timeouts);
-        }
-    }
-
     fn ip_and_icmp(&self, is_ipv6: bool) -> (&IpCounters, &IcmpCounters) {
         let counters = &self.counters;
         if is_ipv6 { (&counters.ip6, &counters.icmp6) } else { (&counters.ip, &counters.icmp) }
     }
 
-    fn protocol(&mut self, packet: Packet, place: &Place, on: &Identity) -> Received {
-        let counters = if place.is_ipv6 { &self.counters.ip6 } else { &self.counters.ip };
-        match (place.protocol, place.is_ipv6) {
-            (udp::UDP, _) => {
-                counters.in_delivers.add(1);
-                self.udp(packet, place, on)
-            }
-            (icmp::ICMP, false) | (icmp::ICMPV6, true) => {
-                counters.in_delivers.add(1);
-                self.icmp(packet, place, on)
-            }
-            _ => {
-                counters.in_unknown_protos.add(1);
-                self.dropped(packet, NetworkDrop::IpNoproto)
-            }
-        }
-    }
-
-    fn udp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
-        let counters = if place.is_ipv6 { &self.counters.udp6 } else { &self.counters.udp };
-        let is_to_many =
-            packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
-        let len = if packet.is_merged() {
-            // It was judged over all its frames when they were joined.
-            match udp::judged_before(&packet.headers, counters) {
-                Ok(len) => len,
-                Err(reason) => return self.dropped(packet, reason),
-            }
-        } else {
-            let segment = udp::Segment {
-                bytes: packet.frame.data().get(place.offset..).unwrap_or_default(),
-                pseudo_sum: place.pseudo_sum,
-                checksum: place.known_checksum(&packet.headers),
-                is_ipv6: place.is_ipv6,
-                is_to_many,
-            };
-            match udp::receive(&segment, counters) {
-                Ok(len) => len,
-                Err(reason) => return self.dropped(packet, reason),
-            }
-        };
-        place.describe(&mut packet.headers, len);
-        Received::Datagram(packet)
-    }
-
-    fn icmp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
-        let (ip, icmp) = self.ip_and_icmp(place.is_ipv6);
-        if packet.is_merged() {
-            return Received::Taken(packet); // too large to be answered from one frame
-        }
-        let bytes = packet.frame.data().get(place.offset..).unwrap_or_default();
-        let destination = packet.view().destination();
-        let message = icmp::Message {
-            bytes,
-            pseudo_sum: place.pseudo_sum.plus_len(bytes.len()),
-            is_to_many: destination.is_some_and(|destination| on.is_to_many(destination)),
-        };
-        let asked = if place.is_ipv6 {
-            icmp::receive_v6(&message, icmp)
-        } else {
-            icmp::receive(&icmp::Message { pseudo_sum: Sum::default(), ..message }, icmp)
-        };
-        let of_neighbours =
-            matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
-        let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
-        match asked {
-            Err(reason) => self.dropped(packet, reason),
-            Ok(Asked::Echo)
-                if on.is_whole_host && fits && icmp::echo(&mut packet, place.offset, on) =>
-            {
-                ip.out_requests.add(1);
-                icmp.out_msgs.add(1);
-                icmp.out_echo_reps.add(1);
-                Received::Answer(packet)
-            }
-            Ok(Asked::Nothing) if place.is_ipv6 && on.is_whole_host && of_neighbours => {
-                match ndisc::receive(&mut packet, place.offset, on) {
-                    Ok(heard) => Received::Heard(packet, heard),
-                    Err(reason) => self.dropped(packet, reason),
-                }
-            }
-            Ok(Asked::Echo | Asked::Nothing) => Received::Taken(packet),
-        }
-    }
-
     fn dropped(&self, packet: Packet, reason: NetworkDrop) -> Received {
         self.counters.drops.add(reason, u64::from(packet.segment_count()));
         Received::Dropped(packet, reason)
-    }
-}
-
-/// Where a transport header is, and what it is summed up with.
-struct Place {
-    protocol: u8,
-    /// From the frame's first byte on.
-    offset: usize,
-    /// Of the addresses and the protocol.
-    pseudo_sum: Sum,
-    is_ipv6: bool,
-}
-
-impl Place {
-    /// What parsing found out about the checksum, if it walked to the same place.
-    fn known_checksum(&self, headers: &Headers) -> Checksum {
-        if headers.transport == Transport::Udp
-            && usize::from(headers.transport_offset) == self.offset
-        {
-            headers.l4_checksum
-        } else {
-            Checksum::Unknown
-        }
-    }
-
-    /// Notes a good datagram of `len` bytes, whatever parsing thought of it.
-    fn describe(&self, headers: &mut Headers, len: usize) {
-        let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-        headers.transport = Transport::Udp;
-        headers.protocol = self.protocol;
-        headers.flaw = None;
-        headers.l4_checksum = Checksum::Good;
-        headers.transport_offset = offset(self.offset);
-        headers.payload_offset = offset(self.offset + udp::HEADER_BYTES);
-        headers.payload_len = offset(len - udp::HEADER_BYTES);
-        if !headers.fragment.is_whole() {
-            headers.fragment = Fragment::Atomic;
-        }
     }
 }
 
@@ -512,18 +248,5 @@ fn ethertype(packet: &Packet) -> Option<u16> {
             let field = packet.frame.data().get(at..)?.first_chunk()?;
             Some(u16::from_be_bytes(*field))
         }
-    }
-}
-
-/// Takes off what stands behind an IP packet of `total_len` bytes. One that was merged has nothing
-/// there.
-fn trim(packet: &mut Packet, total_len: usize) {
-    let end = usize::from(packet.headers.network_offset) + total_len;
-    match u32::try_from(end) {
-        Ok(end) if end < packet.frame.len_bytes() && !packet.is_merged() => {
-            packet.frame.set_len(end);
-            packet.wire_len = end;
-        }
-        _ => {}
     }
 }
