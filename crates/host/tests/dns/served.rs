@@ -23,8 +23,9 @@ pub(crate) fn over_a_tap() {
     let mut devices = [Device::open(&DeviceConfig::new("dns", Via::Tap)).unwrap()];
     ip("addr add 10.9.0.1/24 dev dns");
     ip("link set dns up");
+    ip("neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev dns nud permanent");
     let own = vec![parse_prefix("10.9.0.2/24").unwrap()];
-    let addresses = vec![Addresses::Own { mac: None, addresses: own }];
+    let addresses = vec![Addresses::Own { mac: Some([2, 0, 0, 0, 0, 2]), addresses: own }];
     let config = Config::live();
     let (net, engine) =
         Net::over(&config, &NetConfig { addresses, ..NetConfig::default() }, &mut devices).unwrap();
