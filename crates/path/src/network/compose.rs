@@ -1,5 +1,4 @@
 //! The way out: headers in front of a payload.
-#![expect(clippy::indexing_slicing, reason = "headers of a known size, which were just pushed")]
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
