@@ -181,11 +181,14 @@ impl Shared {
         Ok(Bound { id, local, outlet, home })
     }
 
-    /// Changes a socket's binding.
+    /// Changes a socket's binding. It is the one bound last from now on: of sockets that are connected
+    /// alike, the kernel takes the last.
     pub(super) fn rebind(&self, id: SocketId, change: impl FnOnce(&mut Binding)) {
         let mut sockets = self.sockets();
-        if let Some(binding) = sockets.bindings.iter_mut().find(|binding| binding.id == id) {
-            change(binding);
+        if let Some(place) = sockets.bindings.iter().position(|binding| binding.id == id) {
+            let mut binding = sockets.bindings.remove(place);
+            change(&mut binding);
+            sockets.bindings.push(binding);
             self.publish(&sockets);
         }
     }

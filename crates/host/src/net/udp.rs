@@ -249,9 +249,15 @@ impl UdpSocket {
         if self.0.wake.inline.load().is_none() {
             self.0.wake.inline.store(Some(Arc::new(cpu.waker())));
         }
-        // What is here is read first, so a flood cannot keep the reader from reading.
         let is_ready = || self.0.reader().is_ready_or_armed();
-        if cpu.turn_until(is_ready) || is_ready() { self.try_recv_batch(batch, max) } else { 0 }
+        loop {
+            let goes_on = cpu.turn_until(is_ready);
+            let count = self.0.take_batch(&mut self.0.reader(), batch, max).unwrap_or(0);
+            // Where another CPU delivers, the datagram may be a moment away.
+            if count > 0 || !(goes_on || is_ready()) {
+                return count;
+            }
+        }
     }
 
     fn begin(&self, batch: &mut Datagrams) {
@@ -352,7 +358,7 @@ impl Inner {
             self.wake.event.clear();
             if reader.is_ready_or_armed() {
                 drop(reader);
-                std::hint::spin_loop(); // it is a moment away
+                std::thread::yield_now(); // it is a moment away
                 continue;
             }
             drop(reader);
