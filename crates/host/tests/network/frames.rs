@@ -87,7 +87,7 @@ impl Base {
         let header_len = u8::try_from(20 + options.len()).unwrap();
         let total_len = header_len + 8 + 16;
         let [source, destination] = [[10, 9, 0, 2], OWN_V4[0].0.octets()];
-        let mut packet = vec![0x40 | header_len / 4, 0, 0, total_len, 1, 2, 0, 0, 64, UDP, 0, 0];
+        let mut packet = vec![0x40 + header_len / 4, 0, 0, total_len, 1, 2, 0, 0, 64, UDP, 0, 0];
         packet.extend([source, destination].concat());
         packet.extend(options);
         Self::new(&[tags, &[8, 0]].concat(), packet, false)

@@ -88,7 +88,7 @@ impl Both {
         let number = self.frames;
         self.frames += 1;
         let kernel = self.kernel.offer(frame);
-        let verify = if number % 2 == 0 { Verify::Checksums } else { Verify::Nothing };
+        let verify = if number.is_multiple_of(2) { Verify::Checksums } else { Verify::Nothing };
         let (us, fate) = self.us.offer(frame, verify);
         *self.fates.entry(fate.clone()).or_default() += 1;
         if us != kernel {

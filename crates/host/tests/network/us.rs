@@ -47,8 +47,8 @@ impl Us {
             mtu: 1500,
             is_whole_host: true,
         };
-        let mut config = NetworkConfig::default();
-        config.icmp_ratelimit_ns = 0;
+        // Limits have tests of their own.
+        let mut config = NetworkConfig { icmp_ratelimit_ns: 0, ..NetworkConfig::default() };
         config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
         let network = Network::new(config, counters);
