@@ -11,7 +11,7 @@
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use crate::cache::OwnLine;
+use crate::cache::{LINE_BYTES, OwnLine, prefetch_to_write};
 use crate::carousel::{Freed, Marks};
 use crate::region::Region;
 use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
@@ -198,6 +198,15 @@ impl Lot {
         // SAFETY: as above.
         unsafe { (*lot.as_ptr()).listed = 0 };
         lot
+    }
+
+    /// Asks for the lines that the list will fill: they are on the owner's CPU, and are here by the
+    /// time that they are written.
+    pub(crate) fn prefetch(lot: NonNull<Self>) {
+        let first_byte = lot.cast::<u8>().as_ptr();
+        for line in (0..size_of::<Self>()).step_by(LINE_BYTES) {
+            prefetch_to_write(first_byte.wrapping_add(line));
+        }
     }
 
     /// Adds a frame. Returns whether the lot is full now.

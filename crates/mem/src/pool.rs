@@ -234,6 +234,7 @@ impl Pool {
         let Some(bin) = slot else {
             // SAFETY: `put` took the chunk from a frame: free, and ours.
             let lot = unsafe { Lot::begin(chunk) };
+            Lot::prefetch(lot);
             *slot = Some(Bin { home, lot });
             self.open.push(id);
             return;
