@@ -15,6 +15,7 @@ mod neighbours; // the next station
 mod reader; //     the reader's end of a socket
 mod shared; //     what sockets and stacks share
 mod stack; //      the stack of one CPU, as a handler
+mod snmp; //       what was counted, as the kernel writes it
 mod transmit; //   the way out
 mod udp; //        sockets
 
@@ -188,6 +189,18 @@ impl Net {
     #[must_use]
     pub fn counters(&self) -> &[Arc<NetworkCounters>] {
         &self.0.counters
+    }
+
+    /// The same in the lines of `/proc/net/snmp`, all CPUs together.
+    #[must_use]
+    pub fn snmp(&self) -> String {
+        snmp::snmp(&self.0.counters)
+    }
+
+    /// The same in the lines of `/proc/net/snmp6`.
+    #[must_use]
+    pub fn snmp6(&self) -> String {
+        snmp::snmp6(&self.0.counters)
     }
 
     /// Frames that have not come home after a run: none once the sockets are closed, or all that they
