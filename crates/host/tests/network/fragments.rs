@@ -48,8 +48,11 @@ fn train(random: &mut Random, number: u32) -> Vec<Vec<u8>> {
     let is_ipv6 = chance(random, 50);
     let whole = datagram(random, number, is_ipv6);
     let (first, whole) = if is_ipv6 && chance(random, 20) {
-        // A header that is part of what is cut.
-        (DESTINATION_OPTIONS, [vec![UDP, 0, 1, 4, 0, 0, 0, 0], whole].concat())
+        // A header that is part of what is cut; one is of a fragment in a fragment.
+        let kind = pick(random, &[DESTINATION_OPTIONS, DESTINATION_OPTIONS, FRAGMENT]);
+        let header =
+            if kind == FRAGMENT { [UDP, 0, 0, 0, 0, 0, 0, 1] } else { [UDP, 0, 1, 4, 0, 0, 0, 0] };
+        (kind, [header.to_vec(), whole].concat())
     } else {
         (UDP, whole)
     };

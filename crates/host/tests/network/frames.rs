@@ -6,6 +6,7 @@ use etherparse::checksum::Sum16BitWords;
 use etherparse::{Ipv4Header, Ipv4Options, Ipv6FlowLabel, Ipv6Header};
 use forebay::random::Random;
 
+use crate::addresses::{DESTINATIONS_V4, DESTINATIONS_V6, SOURCES_V4, SOURCES_V6};
 use crate::extensions;
 use crate::options;
 
@@ -23,7 +24,7 @@ pub(crate) const JOINED_V6: Ipv6Addr = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0
 pub(crate) const PORTS: [u16; 3] = [53, 4433, 65_535];
 
 pub(crate) const UDP: u8 = 17;
-const ETHERNET_BYTES: usize = 14;
+pub(crate) const ETHERNET_BYTES: usize = 14;
 
 /// One more of the frames that a seed makes.
 pub(crate) fn frame(random: &mut Random, number: u64) -> Vec<u8> {
@@ -52,78 +53,6 @@ pub(crate) fn frame(random: &mut Random, number: u64) -> Vec<u8> {
     // A TAP does not take less.
     frame.resize(frame.len().max(ETHERNET_BYTES), 0);
     frame
-}
-
-/// A valid frame, of which any byte of the headers may be changed.
-pub(crate) struct Base {
-    pub(crate) frame: Vec<u8>,
-    /// Where its UDP payload begins.
-    pub(crate) header_len: usize,
-    network_offset: usize,
-    is_ipv6: bool,
-}
-
-/// Frames with much in their headers.
-pub(crate) fn bases() -> Vec<Base> {
-    let route_and_times =
-        [7, 7, 4, 0, 0, 0, 0, 68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 148, 4, 0, 0, 0];
-    let headers: [&[u8]; 4] = [
-        &[60, 0, 5, 2, 0, 0, 1, 0], // hop-by-hop options: router alert
-        &[43, 1, 0x1e, 3, 1, 2, 3, 4, 1, 4, 0, 0, 0, 0, 0, 0], // destination options
-        &[44, 0, 0, 0, 0, 0, 0, 0], // routing, where it has led to
-        &[17, 0, 0, 0, 1, 2, 3, 4], // an atomic fragment
-    ];
-    vec![
-        Base::ipv4(&[], &[]),
-        Base::ipv4(&[0x81, 0, 0xe0, 0], &[]),
-        Base::ipv4(&[], &route_and_times),
-        Base::ipv6(UDP, &[]),
-        Base::ipv6(0, &headers.concat()),
-    ]
-}
-
-impl Base {
-    fn ipv4(tags: &[u8], options: &[u8]) -> Self {
-        let header_len = u8::try_from(20 + options.len()).unwrap();
-        let total_len = header_len + 8 + 16;
-        let [source, destination] = [[10, 9, 0, 2], OWN_V4[0].0.octets()];
-        let mut packet = vec![0x40 + header_len / 4, 0, 0, total_len, 1, 2, 0, 0, 64, UDP, 0, 0];
-        packet.extend([source, destination].concat());
-        packet.extend(options);
-        Self::new(&[tags, &[8, 0]].concat(), packet, false)
-    }
-
-    fn ipv6(next: u8, headers: &[u8]) -> Self {
-        let payload_len = u8::try_from(headers.len() + 8 + 16).unwrap();
-        let mut packet = vec![0x60, 0, 0, 0, 0, payload_len, next, 64];
-        packet.extend([parsed("fd00:9::2").octets(), OWN_V6[0].0.octets()].concat());
-        packet.extend(headers);
-        Self::new(&[0x86, 0xdd], packet, true)
-    }
-
-    fn new(behind_macs: &[u8], mut headers: Vec<u8>, is_ipv6: bool) -> Self {
-        let link = [MAC.as_slice(), &PEER_MAC, behind_macs].concat();
-        let network_offset = link.len();
-        headers.extend([3, 232, 0, 53, 0, 24, 0, 0]);
-        let frame = [link.as_slice(), &headers, &[0x5a; 16]].concat();
-        Self { header_len: frame.len() - 16, frame, network_offset, is_ipv6 }
-    }
-
-    /// Makes checksums right that a change made wrong. Over IPv4, UDP has none.
-    pub(crate) fn sum_up(&self, frame: &mut [u8]) {
-        let packet = &mut frame[self.network_offset..];
-        if !self.is_ipv6 {
-            return sum_up_header(packet);
-        }
-        let address =
-            |at: usize| Ipv6Addr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap());
-        let (source, destination) = (address(8), address(24));
-        let udp = &mut frame[self.header_len - 8..];
-        udp[6..8].fill(0);
-        let len = u16::from_be_bytes([udp[4], udp[5]]);
-        let checksum = udp_checksum(udp, len, source.into(), destination.into());
-        udp[6..8].copy_from_slice(&checksum.to_be_bytes());
-    }
 }
 
 /// The link header.
@@ -312,125 +241,22 @@ fn protocol(random: &mut Random) -> u8 {
 }
 
 fn source_v4(random: &mut Random) -> Ipv4Addr {
-    let odd: [[u8; 4]; 22] = [
-        [10, 9, 0, 1],
-        [10, 10, 0, 5],
-        [0, 0, 0, 0],
-        [0, 0, 0, 1],
-        [0, 255, 1, 2],
-        [127, 0, 0, 1],
-        [127, 0, 0, 2],
-        [127, 255, 255, 255],
-        [224, 0, 0, 1],
-        [239, 1, 2, 3],
-        [239, 255, 255, 255],
-        [240, 0, 0, 1],
-        [255, 255, 255, 254],
-        [255, 255, 255, 255],
-        [10, 9, 0, 255],
-        [10, 9, 0, 0],
-        [10, 10, 0, 4],
-        [8, 8, 8, 8],
-        [169, 254, 1, 1],
-        [192, 0, 2, 1],
-        [1, 0, 0, 0],
-        [223, 255, 255, 255],
-    ];
-    if chance(random, 75) { [10, 9, 0, 2].into() } else { pick(random, &odd).into() }
+    if chance(random, 75) { [10, 9, 0, 2].into() } else { pick(random, SOURCES_V4).into() }
 }
 
 fn destination_v4(random: &mut Random) -> Ipv4Addr {
-    let odd: [[u8; 4]; 26] = [
-        [10, 10, 0, 5],
-        [10, 10, 0, 4],
-        [10, 10, 0, 7],
-        [10, 9, 0, 255],
-        [10, 9, 0, 0],
-        [10, 9, 0, 2],
-        [10, 9, 1, 255],
-        [10, 255, 255, 255],
-        [255, 255, 255, 255],
-        [255, 255, 255, 254],
-        [0, 0, 0, 0],
-        [0, 0, 0, 0],
-        [0, 0, 0, 1],
-        [127, 0, 0, 1],
-        [127, 1, 2, 3],
-        [127, 255, 255, 255],
-        [224, 0, 0, 1],
-        [224, 0, 0, 1],
-        [224, 0, 0, 2],
-        [224, 0, 0, 251],
-        [239, 1, 2, 3],
-        [239, 1, 2, 3],
-        [239, 1, 2, 4],
-        [240, 1, 2, 3],
-        [8, 8, 8, 8],
-        [169, 254, 0, 1],
-    ];
-    if chance(random, 70) { OWN_V4[0].0 } else { pick(random, &odd).into() }
+    if chance(random, 70) { OWN_V4[0].0 } else { pick(random, DESTINATIONS_V4).into() }
 }
 
 fn source_v6(random: &mut Random) -> Ipv6Addr {
-    let odd = [
-        "fd00:9::1",
-        "fe80::1",
-        "fe80::2",
-        "::",
-        "::1",
-        "::2",
-        "ff02::1",
-        "ff05::1234",
-        "ff00::1",
-        "::ffff:10.9.0.2",
-        "::ffff:127.0.0.1",
-        "::10.9.0.2",
-        "64:ff9b::1",
-        "2001:db8::1",
-        "fec0::1",
-        "fd00:9::",
-        "fd00:9::ffff:ffff:ffff:ffff",
-        "2002:7f00:1::1",
-        "100::1",
-        "::ffff:0:10.9.0.2",
-    ];
-    if chance(random, 75) { parsed("fd00:9::2") } else { parsed(pick(random, &odd)) }
+    if chance(random, 75) { parsed("fd00:9::2") } else { parsed(pick(random, SOURCES_V6)) }
 }
 
 fn destination_v6(random: &mut Random) -> Ipv6Addr {
-    let odd = [
-        "fe80::1",
-        "fe80::1",
-        "fe80::2",
-        "::",
-        "::1",
-        "fd00:9::",
-        "fd00:9::2",
-        "fd00:8::1",
-        "ff02::1",
-        "ff02::1",
-        "ff02::2",
-        "ff01::1",
-        "ff00::1",
-        "ff0f::1",
-        "ff11::1",
-        "ff12::1",
-        "ff02::1:ff00:1",
-        "ff02::1:ff00:2",
-        "ff05::1234",
-        "ff05::1234",
-        "ff05::1235",
-        "ff15::1234",
-        "ff02::1234",
-        "::ffff:10.9.0.1",
-        "::10.9.0.1",
-        "2001:db8::1",
-        "fec0::1",
-    ];
-    if chance(random, 70) { OWN_V6[0].0 } else { parsed(pick(random, &odd)) }
+    if chance(random, 70) { OWN_V6[0].0 } else { parsed(pick(random, DESTINATIONS_V6)) }
 }
 
-fn parsed(address: &str) -> Ipv6Addr {
+pub(crate) fn parsed(address: &str) -> Ipv6Addr {
     address.parse().unwrap()
 }
 

@@ -8,7 +8,9 @@ use std::fs::OpenOptions;
 use libtest_mimic::Arguments;
 use namespaces::trial_inside;
 
+mod addresses;
 mod answers;
+mod bases;
 mod extensions;
 mod fragments;
 mod frames;

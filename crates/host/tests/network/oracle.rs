@@ -7,11 +7,12 @@ use path::parse::Verify;
 
 use crate::kernel::{Delivered, Kernel, snmp};
 use crate::us::Us;
-use crate::{Test, fragments, frames};
+use crate::{Test, bases, fragments, frames};
 
 pub(crate) const TESTS: &[Test] = &[
     ("of_ten_thousand_hostile_frames_those_are_delivered_that_the_kernel_delivers", hostile_frames),
     ("every_byte_of_a_header_may_be_anything", every_byte),
+    ("any_address_may_send_to_any_and_options_come_in_any_number", address_pairs),
     ("of_hostile_fragments_those_datagrams_are_made_that_the_kernel_makes", hostile_fragments),
 ];
 
@@ -142,7 +143,10 @@ fn hostile_frames() {
 /// One field at a time, all that it can say, and all else in order.
 fn every_byte() {
     let mut both = Both::new();
-    for base in frames::bases() {
+    for base in bases::bases() {
+        for len in frames::ETHERNET_BYTES..base.frame.len() {
+            both.offer(&base.frame[..len]);
+        }
         for at in 0..base.header_len {
             for value in 0..=u8::MAX {
                 let mut frame = base.frame.clone();
@@ -152,6 +156,13 @@ fn every_byte() {
             }
         }
     }
+    both.end(0);
+}
+
+fn address_pairs() {
+    let mut both = Both::new();
+    bases::address_pairs().iter().for_each(|frame| both.offer(frame));
+    bases::options_in_a_row().iter().for_each(|frame| both.offer(frame));
     both.end(0);
 }
 
