@@ -2,5 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod messages;
+mod received;
 mod rig;
 mod table;
