@@ -94,7 +94,7 @@ pub(crate) struct BenchArgs {
     work_ns: u32,
 
     /// udp: what the socket may hold, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 212_992)]
+    #[arg(long, value_name = "BYTES", default_value_t = forebay::net::RMEM_DEFAULT)]
     rcvbuf: u32,
 
     /// pool: write and read packet bytes too

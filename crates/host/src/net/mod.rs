@@ -29,14 +29,14 @@ use path::arrive::Waker;
 use path::network::{Network, NetworkConfig, NetworkCounters};
 use path::socket::SocketId;
 use path::socket::copy_cache::{self, CopyCache};
-use path::socket::policy::{BufferPolicy, Relief, SharedPolicy};
+use path::socket::policy::{BufferPolicy, Relief, ReliefCounters, SharedPolicy};
 use path::socket::table::{Binding, Reuse};
 use path::stack::Stack;
 
 use crate::control::Control;
 use crate::device::{Device, Via};
 use crate::engine::{Config, CpuThread, Engine, Outcome, Stopper};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys;
 pub use datagram::{Datagram, Datagrams, NoRoom};
 pub use identities::{Addresses, parse_prefix};
@@ -119,21 +119,26 @@ impl Net {
             ..config.clone()
         };
         let counters: Vec<Arc<NetworkCounters>> = cpus.iter().map(|_| Arc::default()).collect();
+        let (caches, no_copy_cache) = match copy_caches(net, cpus.len()) {
+            Ok(caches) => (caches.into_iter().map(Some).collect(), None),
+            Err(why) => (cpus.iter().map(|_| None).collect::<Vec<_>>(), Some(why)),
+        };
         let shared = Arc::new(Shared::new(Parts {
             cpus: cpus.clone(),
             queues: identities::device_by_queue(devices),
             devices: faces,
-            policy: SharedPolicy::new(net.policy),
+            policy: SharedPolicy::default(),
+            no_copy_cache,
             rmem_default: net.rmem_default,
             rmem_max: net.rmem_max,
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
             counters: counters.clone(),
         }));
-        let caches = copy_caches(net, cpus.len());
-        let mut stacks = cpus.iter().zip(counters).zip(caches).enumerate().map(
-            |(index, ((&cpu, counters), cache))| {
-                let network = Network::new(NetworkConfig::default(), counters);
-                let relief = Relief::new(cache, None, Arc::default());
+        let relief = shared.relief.iter().map(Arc::clone);
+        let mut stacks = cpus.iter().zip(counters).zip(caches).zip(relief).enumerate().map(
+            |(index, (((&cpu, counters), cache), relief))| {
+                let network = Network::new(network_config(cpus.len()), counters);
+                let relief = Relief::new(cache, None, relief);
                 NetStack::new(index, Arc::clone(&shared), Stack::new(cpu, network, relief))
             },
         );
@@ -151,7 +156,9 @@ impl Net {
         if let Some(home) = home {
             shared.complete(transmitters, engine.flows(), home);
         }
-        Ok((Self(Arc::clone(&shared)), NetEngine { engine, shared }))
+        let this = Self(Arc::clone(&shared));
+        this.set_policy(net.policy)?;
+        Ok((this, NetEngine { engine, shared }))
     }
 
     /// Binds a socket.
@@ -181,8 +188,16 @@ impl Net {
     }
 
     /// How the memory of datagrams is used and freed, from now on.
-    pub fn set_policy(&self, policy: BufferPolicy) {
+    ///
+    /// # Errors
+    /// When there is no memory for a copy cache (UDP-5), and that is what is asked for.
+    pub fn set_policy(&self, policy: BufferPolicy) -> Result<()> {
+        if let (BufferPolicy::CopyCache, Some(why)) = (policy, &self.0.no_copy_cache) {
+            let (what, value) = ("buffers", policy.to_string());
+            return Err(Error::Setting { what, value, why: why.clone() });
+        }
         self.0.policy.store(policy);
+        Ok(())
     }
 
     /// What the network layer has counted, by CPU.
@@ -201,6 +216,12 @@ impl Net {
     #[must_use]
     pub fn snmp6(&self) -> String {
         snmp::snmp6(&self.0.counters)
+    }
+
+    /// Datagrams that were moved to other buffers for slow readers, by CPU.
+    #[must_use]
+    pub fn relief(&self) -> &[Arc<ReliefCounters>] {
+        &self.0.relief
     }
 
     /// Frames that have not come home after a run: none once the sockets are closed, or all that they
@@ -352,21 +373,32 @@ fn ways_out(
         .collect()
 }
 
-/// A copy cache for each CPU, if there is memory for them.
-fn copy_caches(net: &NetConfig, cpus: usize) -> Vec<Option<CopyCache>> {
+/// A copy cache for each CPU; if there is no memory for them, says so.
+fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
     let budget_bytes = net
         .copy_cache_bytes
-        .unwrap_or_else(|| sys::udp_mem_low_pages().map_or(0, copy_cache::budget_bytes));
+        .or_else(|| sys::udp_mem_low_pages().map(copy_cache::budget_bytes))
+        .unwrap_or(0);
     let count = u32::try_from(cpus).unwrap_or(u32::MAX);
-    let buffers = copy_cache::buffers_per_cpu(budget_bytes, count).ok();
-    (0..cpus)
-        .map(|cpu| {
-            let bytes = CopyCache::region_bytes(buffers?);
-            let owner = u16::try_from(cpu).unwrap_or(u16::MAX);
-            // Without memory there is no cache, and all else works (UDP-5).
-            sys::map_packet_memory(bytes).ok().map(|region| CopyCache::new(region, owner))
-        })
-        .collect()
+    let buffers = copy_cache::buffers_per_cpu(budget_bytes, count);
+    let bytes = CopyCache::region_bytes(buffers.map_err(|low| low.to_string())?);
+    let cache = |owner| {
+        let region = sys::map_packet_memory(bytes).map_err(|error| error.to_string())?;
+        Ok(CopyCache::new(region, owner))
+    };
+    (0..u16::try_from(cpus).unwrap_or(u16::MAX)).map(cache).collect()
+}
+
+/// The kernel's limits are the host's; each CPU has its share of them.
+fn network_config(cpus: usize) -> NetworkConfig {
+    let share = |limit: u32| (limit / u32::try_from(cpus).unwrap_or(u32::MAX)).max(1);
+    let mut config = NetworkConfig::default();
+    config.icmp_msgs_per_sec = share(config.icmp_msgs_per_sec);
+    config.icmp_msgs_burst = share(config.icmp_msgs_burst);
+    config.fragments.ipv4.high_thresh = share(config.fragments.ipv4.high_thresh);
+    config.fragments.ipv6.high_thresh = share(config.fragments.ipv6.high_thresh);
+    config.fragments.seed = sys::random_key();
+    config
 }
 
 impl fmt::Debug for Net {

@@ -12,7 +12,7 @@ use path::arrive::Waker;
 use path::network::neighbours::Neighbours as Learned;
 use path::network::{Identity, NetworkCounters};
 use path::socket::SocketId;
-use path::socket::policy::SharedPolicy;
+use path::socket::policy::{ReliefCounters, SharedPolicy};
 use path::socket::queue::{Outlet, QueueConfig, queue};
 use path::socket::table::{Binding, SocketTable};
 use path::stack::Seat;
@@ -61,11 +61,14 @@ pub(super) struct Shared {
     queues: Box<[usize]>,
     late: OnceLock<Late>,
     pub(super) policy: SharedPolicy,
+    /// Why there are no copy caches, if there are none.
+    pub(super) no_copy_cache: Option<String>,
     pub(super) rmem_default: u32,
     pub(super) rmem_max: u32,
     seed: u64,
     has_ended: AtomicBool,
     pub(super) counters: Box<[Arc<NetworkCounters>]>,
+    pub(super) relief: Box<[Arc<ReliefCounters>]>,
 }
 
 /// What there is once the engine is built, which is before anything comes.
@@ -93,6 +96,7 @@ pub(super) struct Parts {
     pub(super) devices: Vec<NetDevice>,
     pub(super) queues: Vec<usize>,
     pub(super) policy: SharedPolicy,
+    pub(super) no_copy_cache: Option<String>,
     pub(super) rmem_default: u32,
     pub(super) rmem_max: u32,
     pub(super) seed: u64,
@@ -110,6 +114,7 @@ pub(super) struct Bound {
 impl Shared {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
+            relief: parts.cpus.iter().map(|_| Arc::default()).collect(),
             mail: parts.cpus.iter().map(|_| Mailbox::default()).collect(),
             cpus: parts.cpus.into(),
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
@@ -118,6 +123,7 @@ impl Shared {
             queues: parts.queues.into(),
             late: OnceLock::new(),
             policy: parts.policy,
+            no_copy_cache: parts.no_copy_cache,
             rmem_default: parts.rmem_default,
             rmem_max: parts.rmem_max,
             seed: parts.seed,

@@ -10,6 +10,7 @@ use crate::rig::{OURS, Running, client, over_tap};
 pub(crate) const TRIALS: &[Trial] = &[
     ("promise_4_a_socket_that_is_not_read_holds_its_rcvbuf_and_harms_nobody", not_read),
     ("udp_1_policies_may_change_at_any_time_under_load", policies),
+    ("udp_5_without_memory_for_a_copy_cache_all_else_works", memory_low),
     ("promise_2_a_socket_that_is_closed_under_load_leaves_nothing_behind", closed),
 ];
 
@@ -47,7 +48,11 @@ fn not_read() {
 }
 
 fn policies() {
-    let config = NetConfig { rmem_default: 64 << 10, ..NetConfig::default() };
+    let config = NetConfig {
+        rmem_default: 64 << 10,
+        copy_cache_bytes: Some(8 << 20),
+        ..NetConfig::default()
+    };
     let (net, engine) = over_tap(&config);
     let socket = net.bind(format!("{OURS}:7")).unwrap();
     let running = Running::begin(engine);
@@ -55,7 +60,7 @@ fn policies() {
     let mut batch = Datagrams::new();
     let (mut sent, mut last) = (0u64, None);
     for round in 0..200 {
-        net.set_policy(BufferPolicy::ALL[round % 4]);
+        net.set_policy(BufferPolicy::ALL[round % 4]).unwrap();
         for _ in 0..100 {
             kernels.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
@@ -74,6 +79,15 @@ fn policies() {
     assert!(last.is_some());
     drop(socket);
     assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+fn memory_low() {
+    let few = NetConfig { copy_cache_bytes: Some(100_000), ..NetConfig::default() };
+    let (net, engine) = over_tap(&few);
+    let refused = net.set_policy(BufferPolicy::CopyCache).unwrap_err().to_string();
+    assert!(refused.contains("copy-cache") && refused.contains("256"), "{refused}");
+    net.set_policy(BufferPolicy::Condense).unwrap();
+    drop(engine);
 }
 
 fn closed() {

@@ -127,7 +127,7 @@ impl Ndisc {
         let [source, destination] = [self.source, self.destination].map(|ip| v6(ip).octets());
         let payload = [&v6(self.target).octets(), self.options.as_slice()].concat();
         let builder = PacketBuilder::ethernet2(THEIRS, OURS);
-        let builder = builder.ipv6(source, destination, self.hop_limit).icmpv6(self.kind.clone());
+        let builder = builder.ipv6(source, destination, self.hop_limit).icmpv6(self.kind);
         let mut bytes = Vec::new();
         builder.write(&mut bytes, &payload).unwrap();
         bytes
@@ -186,7 +186,7 @@ pub(crate) fn read_ndisc(packet: &Packet) -> Read {
         stations: stations(read.link),
         source: header.source.into(),
         destination: header.destination.into(),
-        kind: icmp.icmp_type.clone(),
+        kind: icmp.icmp_type,
         target: (*target).into(),
         options: options.to_vec(),
     }

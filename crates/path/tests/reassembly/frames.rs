@@ -93,7 +93,7 @@ impl Datagram {
             Version::V4 => {
                 let mut bytes = [&self.whole[..IPV4_DATA], data].concat();
                 let total_len = u16::try_from(20 + data.len()).unwrap();
-                let field = more << 13 | start / 8;
+                let field = (more << 13) | (start / 8);
                 bytes[IP + 2..IP + 4].copy_from_slice(&total_len.to_be_bytes());
                 bytes[IP + 6..IP + 8].copy_from_slice(&field.to_be_bytes());
                 resum(&mut bytes);

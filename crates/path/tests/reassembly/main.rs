@@ -1,4 +1,5 @@
 //! Fragments become datagrams again, byte for byte, or are dropped with a reason; in bounded memory.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod flood;
 mod frames;
