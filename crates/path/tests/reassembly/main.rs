@@ -147,7 +147,7 @@ fn a_duplicate_is_left_out_and_an_overlap_ends_the_datagram() {
     for version in versions() {
         let datagram = Datagram::new(version, 1, 3, 92);
         let cut = |start, end| datagram.cut(start, end);
-        let whole = vec![datagram.whole.clone()];
+        let whole = [datagram.whole.clone()];
         let cases = [
             ("again", vec![cut(0, 40), cut(0, 40), cut(40, 100)], 1, vec![NetworkDrop::DupFrag]),
             (
