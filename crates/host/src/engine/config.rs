@@ -65,6 +65,8 @@ pub struct Config {
     pub spin_max_ns: u64,
     /// Frames of each CPU's own, for packets that its handler makes.
     pub spare_frames: u32,
+    /// Frames of each queue that applications may keep, besides those that are under way.
+    pub kept_frames: u32,
     /// Threads beside the engine's that make packets: each gets as many spare frames.
     pub senders: u16,
     /// Frames of the smallest kind for each CPU, that datagrams of slow readers are moved to.
@@ -111,6 +113,7 @@ impl Config {
             when_full: WhenFull::default(),
             spin_max_ns: SPIN_MAX_NS,
             spare_frames: 0,
+            kept_frames: 0,
             senders: 0,
             small_frames: 0,
             trace: None,

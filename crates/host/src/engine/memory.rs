@@ -32,6 +32,7 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
     let cpus = config.cpus.cpus().len();
     let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
+    let per_queue = per_queue.saturating_add(config.kept_frames);
     let needs: Vec<_> = sources.iter().map(|source| source.needs()).collect();
     let small_bytes = small_chunk_bytes(&needs);
     let classes = |needs: &FrameNeeds| chunk_classes(per_queue, small_bytes, *needs);

@@ -67,6 +67,9 @@ pub struct NetConfig {
     pub rmem_max: u32,
     /// How the memory of datagrams is used and freed, at first.
     pub policy: BufferPolicy,
+    /// Frames of each queue for what waits in sockets: together they should not hold more, or
+    /// the device lacks some (`udp_mem`).
+    pub kept_frames: u32,
     /// Frames of each CPU's own for what sockets send.
     pub send_frames: u32,
     /// The memory of each CPU's copy cache is a part of this, in bytes: 1 % of the kernel's `udp_mem`
@@ -81,6 +84,7 @@ impl Default for NetConfig {
             rmem_default: RMEM_DEFAULT,
             rmem_max: RMEM_MAX,
             policy: BufferPolicy::default(),
+            kept_frames: 8192,
             send_frames: 1024,
             copy_cache_bytes: None,
         }
@@ -113,6 +117,7 @@ impl Net {
         let ways = cpus.iter().map(|_| ways_out(devices, &faces)).collect::<Result<Vec<_>>>()?;
         let config = Config {
             devices: identities::queues_of(devices),
+            kept_frames: net.kept_frames,
             senders: u16::try_from(cpus.len()).unwrap_or(u16::MAX),
             spare_frames: net.send_frames.max(config.spare_frames),
             small_frames: net.send_frames.next_multiple_of(8),

@@ -6,11 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use mem::Pool;
 use path::arrive::Waker;
 use path::network::neighbours::Neighbours as Learned;
-use path::network::{Identity, NetworkCounters};
+use path::network::{Identity, NetworkCounters, Prefix};
 use path::socket::SocketId;
 use path::socket::policy::{ReliefCounters, SharedPolicy};
 use path::socket::queue::{Outlet, QueueConfig, queue};
@@ -88,6 +88,38 @@ struct Sockets {
     /// Ids go round, so that none is used again soon after its socket is closed.
     next_id: u16,
     next_port: u16,
+}
+
+/// Who we are on each device at one moment, and so which of them leads where.
+pub(super) struct Routes(Vec<Guard<Arc<Identity>>>);
+
+impl Routes {
+    /// By which device a datagram leaves, and from which address unless the socket has one.
+    pub(super) fn find(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
+        let mut by_default = None;
+        for (index, identity) in self.0.iter().enumerate() {
+            let same_family = |own: &&Prefix| own.address.is_ipv4() == destination.is_ipv4();
+            let mut own = identity.addresses.iter().filter(same_family);
+            if let Some(near) = own.clone().find(|own| own.contains(destination)) {
+                return Some((index, Some(near.address)));
+            }
+            // Of IPv6, the address for far destinations is not the link's own.
+            let is_far = |own: &&Prefix| match own.address {
+                IpAddr::V6(own) => !own.is_unicast_link_local(),
+                IpAddr::V4(_) => false,
+            };
+            let far = own.clone().find(is_far).or_else(|| own.next());
+            if by_default.is_none() && far.is_some() {
+                by_default = Some((index, far.map(|own| own.address)));
+            }
+        }
+        by_default
+    }
+
+    /// Who we are on a device.
+    pub(super) fn identity(&self, device: usize) -> &Identity {
+        &self.0[device]
+    }
 }
 
 /// What a `Shared` is made of.
@@ -232,26 +264,9 @@ impl Shared {
         self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// By which device a datagram leaves, and from which address unless the socket has one.
-    pub(super) fn route(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
-        let mut by_default = None;
-        for (index, device) in self.devices.iter().enumerate() {
-            let identity = device.identity.load();
-            let same_family = |address: &IpAddr| address.is_ipv4() == destination.is_ipv4();
-            let mut own = identity.addresses.iter().filter(|own| same_family(&own.address));
-            if let Some(near) = own.clone().find(|own| own.contains(destination)) {
-                return Some((index, Some(near.address)));
-            }
-            // Of IPv6, the address for far destinations is not the link's own.
-            let far = own
-                .clone()
-                .find(|own| matches!(own.address, IpAddr::V6(own) if !own.is_unicast_link_local()))
-                .or_else(|| own.next());
-            if by_default.is_none() && far.is_some() {
-                by_default = Some((index, far.map(|own| own.address)));
-            }
-        }
-        by_default
+    /// Which device leads where, as of now.
+    pub(super) fn routes(&self) -> Routes {
+        Routes(self.devices.iter().map(|device| device.identity.load()).collect())
     }
 
     /// Frames for what is sent that have not come home.

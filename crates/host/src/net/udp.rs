@@ -126,7 +126,7 @@ impl UdpSocket {
             return Err(Errno::AFNOSUPPORT.into());
         }
         let (to_plain, local) = (plain(to), plain(self.0.local));
-        let (_, own) = self.0.shared.route(to_plain.ip()).ok_or(Errno::NETUNREACH)?;
+        let (_, own) = self.0.shared.routes().find(to_plain.ip()).ok_or(Errno::NETUNREACH)?;
         *self.0.remote() = Some(to);
         self.0.shared.rebind(self.0.id, |binding| {
             binding.remote = Some(to_plain);
@@ -446,13 +446,14 @@ impl Inner {
         if self.local.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
-        let (device, address) = self.shared.route(to.ip()).ok_or(Errno::NETUNREACH)?;
+        let routes = self.shared.routes();
+        let (device, address) = routes.find(to.ip()).ok_or(Errno::NETUNREACH)?;
         let bound = plain(self.local);
         let is_bound = !bound.ip().is_unspecified() && !bound.ip().is_multicast();
         let ip = if is_bound { Some(bound.ip()) } else { address };
         let source = SocketAddr::new(ip.ok_or(Errno::NETUNREACH)?, bound.port());
         let between = Between { source, destination: to };
-        let identity = self.shared.devices[device].identity.load();
+        let identity = routes.identity(device);
         let mut transmitter = self.shared.transmitter();
         let pieces = match gso_size {
             0 => payload.chunks(payload.len().max(1)),
@@ -461,7 +462,7 @@ impl Inner {
         let marks = self.marks(gso_size);
         let empty = payload.is_empty().then_some(&[][..]);
         for piece in pieces.chain(empty) {
-            match transmitter.gather(device, &identity, between, (piece, marks))? {
+            match transmitter.gather(device, identity, between, (piece, marks))? {
                 Gathered::Yes => {}
                 Gathered::NextUnknown => self.send_by_kernel(piece, to, gso_size)?,
             }
@@ -486,17 +487,18 @@ impl Inner {
 
     fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
         let mut transmitter = self.shared.transmitter();
+        let routes = self.shared.routes();
         let marks = self.marks(0);
         let mut sent = 0;
         for datagram in batch.datagrams.extract_if(.., |datagram| datagram.answer.is_some()) {
             let Datagram { packet, answer: Some(answer) } = datagram else { continue };
             batch.gone_bytes += packet.frame.truesize();
             let to = answer.between.destination.ip();
-            let Some((device, address)) = self.shared.route(to) else {
+            let Some((device, address)) = routes.find(to) else {
                 transmitter.put(packet);
                 continue;
             };
-            let identity = self.shared.devices[device].identity.load();
+            let identity = routes.identity(device);
             let mut between = answer.between;
             // Nobody answers in the name of a group, or of all.
             if !identity.is_own(between.source.ip())
@@ -505,7 +507,7 @@ impl Inner {
                 between.source.set_ip(address);
             }
             let (packet, to) = ((packet, answer.back), (between, marks));
-            if transmitter.gather_answer(device, &identity, packet, to).is_ok() {
+            if transmitter.gather_answer(device, identity, packet, to).is_ok() {
                 sent += 1;
             }
         }
