@@ -22,10 +22,13 @@ use path::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse
 
 /// A datagram of 64 KiB fits in one chunk; of those there are few.
 const CHUNKS: [ChunkClass; 3] = [
-    ChunkClass { chunk_bytes: 512, chunks: 256 },
-    ChunkClass { chunk_bytes: 4096, chunks: 64 },
-    ChunkClass { chunk_bytes: 1 << 17, chunks: 2 },
+    ChunkClass { chunk_bytes: 512, chunks: 128 },
+    ChunkClass { chunk_bytes: 4096, chunks: 16 },
+    ChunkClass { chunk_bytes: 1 << 17, chunks: 1 },
 ];
+
+/// So little memory for fragments that they have to go for each other.
+const FRAGMENTS_BYTES: u32 = 24 << 10;
 
 const MTU: u32 = 1500;
 
@@ -70,7 +73,7 @@ impl Rig {
         let own_v4 = Prefix { address: IpAddr::from([10, 9, 0, 1]), bits: 24 };
         let has_no_link = kind & HAS_NO_LINK > 0;
         Self {
-            network: Network::new(NetworkConfig::default(), Arc::clone(&counters)),
+            network: Network::new(config(), Arc::clone(&counters)),
             counters,
             identity: Identity {
                 mac: (!has_no_link).then_some([2, 0, 0, 0, 0, 9]),
@@ -113,6 +116,8 @@ impl Rig {
                 self.pool.put(packet.frame);
             }
             Received::Answer(packet) => self.is_answer(packet),
+            Received::Heard(packet, heard) if heard.is_answer => self.is_answer(packet),
+            Received::Heard(packet, _) => self.pool.put(packet.frame),
             Received::Taken(packet) => self.pool.put(packet.frame),
             Received::Kept => assert!(self.pool.away() <= away, "one waits, and others may go"),
             Received::Dropped(packet, _) => {
@@ -120,6 +125,8 @@ impl Rig {
                 self.pool.put(packet.frame);
             }
         }
+        let held = self.network.fragments().held_bytes();
+        assert!(held.into_iter().all(|bytes| bytes <= FRAGMENTS_BYTES), "{held:?} bytes wait");
     }
 
     fn is_good(&self, packet: &Packet) {
@@ -127,8 +134,11 @@ impl Rig {
         assert_eq!((transport, flaw), (Transport::Udp, None));
         assert!(fragment.is_whole() && l4_checksum != Checksum::Bad);
         let view = packet.view();
-        let destination = view.destination().expect("an IP packet");
-        assert!(self.identity.is_for_us(destination), "{destination} is not ours");
+        let [source, destination] = [view.source(), view.destination()];
+        let destination = destination.expect("an IP packet");
+        // From nobody to nobody is a broadcast to the kernel (`ip_route_input_slow`).
+        let is_nobodys = destination.is_unspecified() && source == Some(destination);
+        assert!(self.identity.is_for_us(destination) || is_nobodys, "{destination} is not ours");
         assert!(view.source().is_some() && view.ports().is_some());
         let payload_offset = usize::from(packet.headers.payload_offset);
         let bytes: usize = packet.fragments().map(<[u8]>::len).sum();
@@ -151,6 +161,13 @@ impl Rig {
         dropped.drain(..).for_each(|(packet, _)| self.pool.put(packet.frame));
         assert_eq!(self.pool.away(), 0, "all frames are home");
     }
+}
+
+fn config() -> NetworkConfig {
+    let mut config = NetworkConfig::default();
+    config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
+    config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
+    config
 }
 
 /// Makes checksums right, where there are headers that have them.
