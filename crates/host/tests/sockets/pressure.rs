@@ -1,7 +1,9 @@
 //! Readers that are slow, or do not read at all.
 
-use forebay::net::{Datagrams, NetConfig};
-use path::network::NetworkDrop;
+use std::time::Duration;
+
+use forebay::net::{Datagrams, NetConfig, SocketCounts, UdpSocket};
+use path::network::{NetworkCounters, NetworkDrop};
 use path::socket::policy::BufferPolicy;
 
 use crate::Trial;
@@ -21,30 +23,51 @@ fn not_read() {
     let good = net.bind(format!("{OURS}:7")).unwrap();
     let running = Running::begin(engine);
     let (to_lazy, to_good) = (client(lazy.local_addr()), client(good.local_addr()));
-    let mut buffer = [0; 100];
+    let mut sent = 0;
     for number in 0..20_000u32 {
         to_lazy.send(&number.to_be_bytes()).unwrap();
+        sent += 1;
         if number % 10 == 0 {
-            // Whatever the other one does, each comes.
-            to_good.send(&number.to_be_bytes()).unwrap();
-            assert_eq!(good.recv(&mut buffer).unwrap(), 4);
-            assert_eq!(buffer[..4], number.to_be_bytes());
+            sent += come_through(&good, &to_good, number);
         }
         assert!(lazy.counts().rmem <= RCVBUF);
     }
-    assert_eq!(good.counts().rcvbuf_errors, 0);
+    let goods = good.counts();
+    assert_eq!(goods.rcvbuf_errors, 0, "whatever the other one does");
+    assert!(goods.queued >= 2000);
     let mut outcome = running.end();
+    let before: u64 =
+        outcome.queues.iter().map(|queue| queue.dropped() + queue.kernel_dropped.get()).sum();
     let counts = lazy.counts();
-    assert_eq!(counts.queued + counts.rcvbuf_errors, 20_000);
+    let after = |counts: &SocketCounts| counts.queued + counts.rcvbuf_errors;
+    assert_eq!(before + after(&counts) + after(&good.counts()), sent);
     assert_eq!(counts.queued, u64::from(RCVBUF / 2048));
-    let dropped =
-        |counters: &path::network::NetworkCounters| counters.drops.get(NetworkDrop::SocketRcvbuff);
+    let dropped = |counters: &NetworkCounters| counters.drops.get(NetworkDrop::SocketRcvbuff);
     let in_all: u64 = net.counters().iter().map(|counters| dropped(counters)).sum();
     assert_eq!(in_all, counts.rcvbuf_errors);
     // What it holds it has still, until it is closed.
+    drop(good);
     assert_eq!(net.frames_away(&mut outcome) as u64, counts.queued);
     drop(lazy);
     assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// Sends a datagram until it is read: where a CPU is busy with something else, a device may drop it.
+/// Returns how many were sent.
+fn come_through(good: &UdpSocket, kernels: &std::net::UdpSocket, number: u32) -> u64 {
+    good.set_read_timeout(Some(Duration::from_millis(100)));
+    let mut buffer = [0; 4];
+    let mut sent = 0;
+    loop {
+        kernels.send(&number.to_be_bytes()).unwrap();
+        sent += 1;
+        // One that was sent twice may come late.
+        while good.recv(&mut buffer).is_ok() {
+            if buffer == number.to_be_bytes() {
+                return sent;
+            }
+        }
+    }
 }
 
 fn policies() {
