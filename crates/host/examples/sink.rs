@@ -65,12 +65,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     ending::stop_on_signals(engine.stopper())?;
     let readers = sockets.into_iter().map(|socket| thread::spawn(move || receive(&socket)));
     let readers: Vec<_> = readers.collect();
-    let outcome = engine.run()?;
+    let mut outcome = engine.run()?;
     let received = readers.into_iter().filter_map(|reader| reader.join().ok());
     let report = Report {
         sockets: received.collect(),
         dropped: ending::dropped(&outcome),
-        frames_away: outcome.frames_away,
+        frames_away: net.frames_away(&mut outcome),
     };
     if options.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     eprintln!("{} names, at {}; Ctrl-C ends it", contents.names.len(), options.listen);
     let server = Arc::new(server);
     let serving = Arc::clone(&server);
-    let outcome = engine.run_with(move |cpu| serving.serve(cpu))?;
+    let mut outcome = engine.run_with(move |cpu| serving.serve(cpu))?;
     for (cpu, Served { queries, answers, batches }, full) in server.served() {
         println!(
             "CPU {cpu}: {queries} queries in {batches} batches, {answers} answers; \
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (reason, frames) in ending::dropped(&outcome) {
         println!("{frames} frames dropped: {reason}");
     }
-    println!("{} frames not home", outcome.frames_away);
+    println!("{} frames not home", net.frames_away(&mut outcome));
     match outcome.errors.into_iter().next() {
         Some(error) => Err(error.into()),
         None => Ok(()),
