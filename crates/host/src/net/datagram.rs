@@ -9,8 +9,8 @@ use path::hash::FlowHash;
 use path::network::compose::Stations;
 use path::parse::{Link, Network};
 
+use super::endpoint::Inner;
 use super::transmit::Between;
-use super::udp::Inner;
 
 /// One datagram, or several of one sender that were merged (see [`gso_size`](Self::gso_size)).
 pub struct Datagram {

@@ -10,6 +10,7 @@
 //! programs. On a TAP or TUN, this host is whom [`Addresses::Own`] says.
 
 mod datagram; //   what a reader gets
+mod endpoint; //   a socket behind its face
 mod identities; // who we are on a device
 mod neighbours; // the next station
 mod reader; //     the reader's end of a socket
@@ -44,10 +45,10 @@ pub use shared::SOCKETS_MAX;
 pub use stack::NetStack;
 pub use udp::{SocketCounts, UdpSocket};
 
+use endpoint::Wake;
 use neighbours::Neighbours;
 use shared::{NetDevice, Parts, Shared};
 use transmit::Transmitter;
-use udp::Wake;
 
 /// What a socket may hold of packet memory when nobody says otherwise, in bytes: what the kernel's
 /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
@@ -316,7 +317,7 @@ impl SocketOptions {
             Arc::new(move || wake.wake())
         };
         let binding =
-            Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), udp::plain(local)) };
+            Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), endpoint::plain(local)) };
         let bound = shared.bind(binding, rcvbuf, &waker)?;
         Ok(UdpSocket::new(shared, bound, wake, reserved))
     }
