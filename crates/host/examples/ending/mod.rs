@@ -6,9 +6,9 @@ use std::thread;
 
 use clap::Args;
 use forebay::control::CpuList;
+use forebay::net::NetworkDrop;
 use forebay::net::{Addresses, NetConfig, NetStack, parse_prefix};
 use forebay::{Config, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
-use path::network::NetworkDrop;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 

@@ -31,6 +31,8 @@ pub(super) struct Inner {
     pub(super) is_nonblocking: AtomicBool,
     /// 0: for ever.
     pub(super) read_timeout_ns: AtomicU64,
+    /// Whether flows are to come to where they are read (RFS).
+    pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
     pub(super) tos: AtomicU8,
     /// Keeps the port from the kernel's other programs, and sends what only the kernel knows the way
@@ -73,7 +75,7 @@ impl Inner {
         wake: Arc<Wake>,
         reserved: Option<std::net::UdpSocket>,
     ) -> Self {
-        let Bound { id, local, outlet, home } = bound;
+        let Bound { id, local, outlet, home, is_followed } = bound;
         Self {
             shared,
             id,
@@ -83,6 +85,7 @@ impl Inner {
             wake,
             is_nonblocking: AtomicBool::new(false),
             read_timeout_ns: AtomicU64::new(0),
+            is_followed: AtomicBool::new(is_followed),
             ttl: AtomicU8::new(Marks::default().ttl),
             tos: AtomicU8::new(0),
             reserved,
@@ -142,7 +145,9 @@ impl Inner {
 
     /// Copies what fits, and records that the flow is read here.
     pub(super) fn read(&self, packet: &Packet, buffer: &mut [u8]) -> (usize, SocketAddr) {
-        self.shared.flows().touch(packet.hash);
+        if self.is_followed.load(Ordering::Relaxed) {
+            self.shared.flows().touch(packet.hash);
+        }
         let view = packet.view();
         let payload = view.payload();
         let len = payload.len().min(buffer.len());
@@ -173,8 +178,10 @@ impl Inner {
         if count == 0 {
             return None;
         }
-        let flows = datagrams.iter().map(|datagram| datagram.packet.hash);
-        self.shared.flows().touch_all(flows, sys::current_cpu());
+        if self.is_followed.load(Ordering::Relaxed) {
+            let flows = datagrams.iter().map(|datagram| datagram.packet.hash);
+            self.shared.flows().touch_all(flows, sys::current_cpu());
+        }
         Some(count)
     }
 

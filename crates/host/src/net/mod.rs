@@ -27,10 +27,10 @@ use std::sync::Arc;
 
 use path::CpuId;
 use path::arrive::Waker;
-use path::network::{Network, NetworkConfig, NetworkCounters};
+use path::network::{Network, NetworkConfig};
 use path::socket::SocketId;
 use path::socket::copy_cache::{self, CopyCache};
-use path::socket::policy::{BufferPolicy, Relief, ReliefCounters, SharedPolicy};
+use path::socket::policy::{Relief, ReliefCounters, SharedPolicy};
 use path::socket::table::{Binding, Reuse};
 use path::stack::Stack;
 
@@ -41,6 +41,8 @@ use crate::error::{Error, Result};
 use crate::sys;
 pub use datagram::{Datagram, Datagrams, NoRoom};
 pub use identities::{Addresses, parse_prefix};
+pub use path::network::{NetworkCounters, NetworkDrop};
+pub use path::socket::policy::BufferPolicy;
 pub use shared::SOCKETS_MAX;
 pub use stack::NetStack;
 pub use udp::{SocketCounts, UdpSocket};

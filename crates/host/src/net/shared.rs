@@ -14,7 +14,7 @@ use path::network::{Identity, NetworkCounters, Prefix};
 use path::socket::SocketId;
 use path::socket::policy::{ReliefCounters, SharedPolicy};
 use path::socket::queue::{Outlet, QueueConfig, queue};
-use path::socket::table::{Binding, SocketTable};
+use path::socket::table::{Binding, Reuse, SocketTable};
 use path::stack::Seat;
 use path::{CpuId, RxQueue};
 use rustix::io::Errno;
@@ -141,6 +141,9 @@ pub(super) struct Bound {
     pub(super) local: SocketAddr,
     pub(super) outlet: Outlet,
     pub(super) home: Pool,
+    /// Whether flows are to come to where they are read. What is read where it was delivered says
+    /// nothing, and would keep flows from being spread.
+    pub(super) is_followed: bool,
 }
 
 impl Shared {
@@ -207,6 +210,7 @@ impl Shared {
             return Err(Errno::ADDRINUSE.into());
         }
         let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
+        let is_followed = binding.reuse != Reuse::ThisCpu;
         let (inlets, outlet) = queue(QueueConfig { id, rcvbuf, slots: SLOTS, cpus });
         // The stacks have the seat before they see the table.
         for (mail, inlet) in self.mail.iter().zip(inlets) {
@@ -216,7 +220,7 @@ impl Shared {
         sockets.wakers.push((id, Arc::clone(wake)));
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).way_home();
-        Ok(Bound { id, local, outlet, home })
+        Ok(Bound { id, local, outlet, home, is_followed })
     }
 
     /// Changes a socket's binding. It is the one bound last from now on: of sockets that are connected

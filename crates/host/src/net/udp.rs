@@ -236,6 +236,12 @@ impl UdpSocket {
         self.0.reader().takes_merged = is_on;
     }
 
+    /// Whether flows are to come to the CPU that they are read on (RFS): they are, but for sockets that
+    /// are [one for each CPU](super::SocketOptions::reuse_port_on).
+    pub fn set_followed(&self, is_followed: bool) {
+        self.0.is_followed.store(is_followed, Ordering::Relaxed);
+    }
+
     /// Time to live, or hop limit, of what it sends.
     pub fn set_ttl(&self, ttl: u8) {
         self.0.ttl.store(ttl, Ordering::Relaxed);

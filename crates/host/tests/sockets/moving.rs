@@ -6,15 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use forebay::CpuId;
 use forebay::net::{Datagrams, NetConfig};
 use forebay::sys;
+use forebay::{Config, CpuId};
+use path::steer::SpreadPolicy;
 
 use crate::Trial;
-use crate::rig::{OURS, Running, client, over_tap};
+use crate::rig::{OURS, Running, client, over_tap, over_tap_by};
 
-pub(crate) const TRIALS: &[Trial] =
-    &[("rfs_1_flows_follow_a_reader_that_moves_and_promise_1_in_order", follow)];
+pub(crate) const TRIALS: &[Trial] = &[
+    ("rfs_1_flows_follow_a_reader_that_moves_and_promise_1_in_order", follow),
+    ("flows_to_sockets_of_which_each_cpu_has_one_are_spread", spread),
+];
 
 const FLOWS: u32 = 16;
 
@@ -74,6 +77,48 @@ fn follow() {
     is_over.store(true, Ordering::Relaxed);
     sender.join().unwrap();
     drop(socket);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+fn spread() {
+    let cpus = sys::allowed_cpus();
+    if cpus.len() < 2 {
+        eprintln!("there is one CPU only: nothing can be spread");
+        return;
+    }
+    let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
+    let (net, engine) = over_tap_by(&config, &NetConfig::default());
+    let bind = |&cpu: &CpuId| net.socket().reuse_port_on(cpu).bind(format!("{OURS}:7")).unwrap();
+    let sockets: Vec<_> = net.cpus().iter().map(bind).collect();
+    let (read, places) = (sockets.clone(), net.cpus().to_vec());
+    let running = Running::begin_with(engine, move |cpu| {
+        let place = places.iter().position(|&of| of == cpu.cpu()).unwrap();
+        let mut batch = Datagrams::new();
+        while read[place].recv_batch_on(cpu, &mut batch, 64) > 0 {
+            for datagram in &mut batch {
+                let payload = datagram.payload().to_vec();
+                datagram.reply(&payload).unwrap();
+            }
+            read[place].send_replies(&mut batch).unwrap();
+        }
+    });
+    let flows: Vec<_> = (0..64).map(|_| client(sockets[0].local_addr())).collect();
+    let mut buffer = [0; 8];
+    for number in 0..100u64 {
+        for flow in &flows {
+            flow.send(&number.to_be_bytes()).unwrap();
+            assert_eq!(flow.recv(&mut buffer).unwrap(), 8);
+            assert_eq!(buffer, number.to_be_bytes());
+        }
+    }
+    // Each socket has what was delivered on its CPU, and nothing else.
+    for (place, socket) in sockets.iter().enumerate() {
+        let counts = socket.counts();
+        assert!(counts.queued >= 6400 / 8, "{counts:?}");
+        assert_eq!(counts.by_cpu[place], counts.queued);
+    }
+    drop(sockets);
     let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);
 }

@@ -22,6 +22,11 @@ pub(crate) fn missing() -> Option<String> {
 
 /// A TAP that is up, the kernel's end of it with addresses, and sockets to be.
 pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
+    over_tap_by(&Config::live(), config)
+}
+
+/// The same by an engine like this.
+pub(crate) fn over_tap_by(engine: &Config, config: &NetConfig) -> (Net, NetEngine) {
     let mut devices = [Device::open(&DeviceConfig::new("skt", Via::Tap)).unwrap()];
     ip("addr add 10.9.0.1/24 dev skt");
     ip("addr add fd09::1/64 dev skt nodad");
@@ -32,7 +37,7 @@ pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
     });
     let own = Addresses::Own { mac: Some([2, 0, 0, 0, 0, 2]), addresses: own.to_vec() };
     let net = NetConfig { addresses: vec![own], ..config.clone() };
-    Net::over(&Config::live(), &net, &mut devices).unwrap()
+    Net::over(engine, &net, &mut devices).unwrap()
 }
 
 /// An engine at work, until it is stopped.
