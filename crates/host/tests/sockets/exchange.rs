@@ -2,10 +2,11 @@
 
 use std::thread;
 
+use forebay::Config;
 use forebay::net::{Datagrams, NetConfig};
 
 use crate::Trial;
-use crate::rig::{OURS, OURS_V6, Running, client, over_tap};
+use crate::rig::{OURS, OURS_V6, Running, client, over_strange_tap};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("datagrams_are_answered_where_they_lie", answered),
@@ -25,7 +26,7 @@ fn exchange(to: &str) {
 }
 
 fn answered() {
-    let (net, engine) = over_tap(&NetConfig::default());
+    let (net, engine) = over_strange_tap(&Config::live(), &NetConfig::default());
     let socket = net.bind("[::]:7").unwrap();
     let running = Running::begin(engine);
     let reader = thread::spawn(move || {
@@ -48,7 +49,7 @@ fn answered() {
 }
 
 fn answered_inline() {
-    let (net, engine) = over_tap(&NetConfig::default());
+    let (net, engine) = over_strange_tap(&Config::live(), &NetConfig::default());
     let running = Running::begin_with(engine, move |cpu| {
         let socket = net.socket().reuse_port_on(cpu.cpu()).bind("[::]:7").unwrap();
         let mut batch = Datagrams::new();
