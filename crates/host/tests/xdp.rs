@@ -28,7 +28,9 @@ fn main() {
     if let Ok(name) = std::env::var(KILLED) {
         return be_killed(&name);
     }
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // A tool that one test starts has the descriptors of all others for a moment, and so their links.
+    arguments.test_threads = Some(1);
     let missing = missing();
     let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
     let trials = vec![
