@@ -9,6 +9,36 @@
 //! it is, its neighbours are the kernel's, and a port that is bound here is kept from the kernel's
 //! programs. On a TAP or TUN, this host is whom [`Addresses::Own`] says.
 
+//!
+//! An echo on every CPU, each question answered by the thread that took it in:
+//!
+//! ```no_run
+//! use forebay::net::{Datagrams, Net, NetConfig};
+//! use forebay::{Config, Device, DeviceConfig, Via};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut config = DeviceConfig::new("eth1", Via::AfXdp);
+//! config.take = "udp:7".parse()?;
+//! let device = Device::open(&config)?;
+//! let (net, engine) = Net::over(&Config::live(), &NetConfig::default(), &mut [device])?;
+//! let bind = |&cpu| Ok((cpu, net.socket().reuse_port_on(cpu).bind("0.0.0.0:7")?));
+//! let sockets = net.cpus().iter().map(bind).collect::<std::io::Result<Vec<_>>>()?;
+//! engine.run_with(move |cpu| {
+//!     let here = cpu.cpu();
+//!     let Some((_, socket)) = sockets.iter().find(|(of, _)| *of == here) else { return };
+//!     let mut batch = Datagrams::new();
+//!     while socket.recv_batch_on(cpu, &mut batch, 64) > 0 {
+//!         for datagram in &mut batch {
+//!             let heard = datagram.payload().to_vec();
+//!             datagram.reply(&heard).ok();
+//!         }
+//!         socket.send_replies(&mut batch).ok();
+//!     }
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+
 mod datagram; //   what a reader gets
 mod endpoint; //   a socket behind its face
 mod identities; // who we are on a device
