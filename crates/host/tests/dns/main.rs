@@ -20,8 +20,6 @@ mod serve;
 #[path = "../../examples/dns/zone.rs"]
 mod zone;
 
-use std::fs::OpenOptions;
-
 use domain::zonefile::inplace::Zonefile;
 use libtest_mimic::Arguments;
 
@@ -39,10 +37,7 @@ fn main() {
     let arguments = Arguments::from_args();
     let missing = namespaces::missing(&[KNOT, "ip"]);
     let missing = missing.as_ref();
-    let no_tap = namespaces::missing(&["ip"]).or_else(|| {
-        let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
-        opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))
-    });
+    let no_tap = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
     let trials = vec![
         trial_inside("dns_answers_are_those_of_knot", missing, knot::all_that_is_in_the_zone),
         trial_inside("dns_errors_are_those_of_knot", missing, knot::all_that_is_wrong),

@@ -4,6 +4,7 @@
 
 pub(crate) mod cable; // two of them, and a veth between
 
+use std::fs::OpenOptions;
 use std::process::Command;
 use std::thread;
 
@@ -46,6 +47,12 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     }
     let made = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().ok()?;
     made.err().map(|errno| format!("no network namespace can be made: {errno}"))
+}
+
+/// Why there can be no TAP or TUN here.
+pub(crate) fn tun_missing() -> Option<String> {
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))
 }
 
 /// Runs a tool in the namespace of the calling thread.

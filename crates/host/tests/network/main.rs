@@ -3,8 +3,6 @@
 //! namespace that its thread makes for itself.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use std::fs::OpenOptions;
-
 use libtest_mimic::Arguments;
 use namespaces::trial_inside;
 
@@ -36,8 +34,5 @@ type Test = (&'static str, fn());
 
 /// Why there can be no such test here.
 fn missing() -> Option<String> {
-    let opened = || OpenOptions::new().read(true).write(true).open("/dev/net/tun");
-    let refused = || opened().err();
-    namespaces::missing(&["ip"])
-        .or_else(|| refused().map(|error| format!("/dev/net/tun cannot be opened: {error}")))
+    namespaces::missing(&["ip"]).or_else(namespaces::tun_missing)
 }

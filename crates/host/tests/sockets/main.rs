@@ -15,7 +15,7 @@ use namespaces::trial_inside;
 
 fn main() {
     let arguments = Arguments::from_args();
-    let missing = namespaces::missing(&["ip"]).or_else(rig::missing);
+    let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
     let trials =
         [exchange::TRIALS, calls::TRIALS, moving::TRIALS, pressure::TRIALS, shared::TRIALS]
             .concat();

@@ -1,6 +1,5 @@
 //! A TAP with sockets of ours at its device's end, and the kernel at the other.
 
-use std::fs::OpenOptions;
 use std::net::{SocketAddr, UdpSocket};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -13,12 +12,6 @@ use crate::namespaces::ip;
 
 pub(crate) const OURS: &str = "10.9.0.2";
 pub(crate) const OURS_V6: &str = "fd09::2";
-
-/// Why there can be no such tests here.
-pub(crate) fn missing() -> Option<String> {
-    let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
-    opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))
-}
 
 /// A TAP that is up, the kernel's end of it with addresses, and sockets to be.
 pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
