@@ -77,7 +77,7 @@ pub use shared::SOCKETS_MAX;
 pub use stack::NetStack;
 pub use udp::{SocketCounts, UdpSocket};
 
-use endpoint::Wake;
+use endpoint::{Inner, Wake};
 use neighbours::Neighbours;
 use shared::{NetDevice, Parts, Shared};
 use transmit::Transmitter;
@@ -351,7 +351,7 @@ impl SocketOptions {
         let binding =
             Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), endpoint::plain(local)) };
         let bound = shared.bind(binding, rcvbuf, &waker)?;
-        Ok(UdpSocket::new(shared, bound, wake, reserved))
+        Ok(UdpSocket(Arc::new(Inner::new(shared, bound, wake, reserved))))
     }
 }
 

@@ -13,9 +13,8 @@ use path::Handler;
 use rustix::io::Errno;
 
 use super::datagram::Datagrams;
-use super::endpoint::{Flush, Inner, Wake, plain};
+use super::endpoint::{Flush, Inner, plain};
 use super::reader::Reader;
-use super::shared::{Bound, Shared};
 use crate::engine::CpuThread;
 
 /// A UDP socket of a [`Net`](super::Net).
@@ -40,15 +39,6 @@ pub struct SocketCounts {
 }
 
 impl UdpSocket {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        bound: Bound,
-        wake: Arc<Wake>,
-        reserved: Option<std::net::UdpSocket>,
-    ) -> Self {
-        Self(Arc::new(Inner::new(shared, bound, wake, reserved)))
-    }
-
     /// The address that it is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
