@@ -8,6 +8,8 @@ pub enum DropReason {
     /// What the kernel said of it, or a device, does not go with it
     /// ([`GsoLie`](crate::coalesce::gso::GsoLie)).
     VnetHeader,
+    /// Its length, or how many buffers it was in, cannot be: the kernel's `rx_length_errors`.
+    LengthError,
     /// Larger than the largest chunk of packet memory.
     Oversize,
     /// No packet memory was free when the frame arrived.
@@ -24,9 +26,10 @@ pub enum DropReason {
 
 impl DropReason {
     /// Every reason, in packet order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::LinkType,
         Self::VnetHeader,
+        Self::LengthError,
         Self::Oversize,
         Self::NoBuffer,
         Self::HoldFull,
@@ -41,6 +44,7 @@ impl DropReason {
         match self {
             Self::LinkType => "link_type",
             Self::VnetHeader => "vnet_header",
+            Self::LengthError => "length_error",
             Self::Oversize => "oversize",
             Self::NoBuffer => "no_buffer",
             Self::HoldFull => "hold_full",

@@ -9,6 +9,7 @@ pub mod take; //      which packets are taken from the kernel
 pub mod af_xdp; //    straight into packet memory
 pub mod af_packet; // copies of what any interface sees
 pub mod tun; //       the kernel's stack on the other side
+pub mod virtio; //    a device that another process is, over vhost-user
 pub mod sink; //      the way out of a device
 mod egress; //        from any CPU to the one that drives a device queue, in order
 

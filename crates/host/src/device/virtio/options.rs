@@ -1,0 +1,142 @@
+//! What a virtio device is opened with.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// The least and the most entries of a ring; it is a power of two.
+pub const QUEUE_SIZE_MIN: u16 = 16;
+/// The most entries of a split ring (virtio 1.2, section 2.7).
+pub const QUEUE_SIZE_MAX: u16 = 1 << 15;
+/// What DPDK and QEMU make them of.
+pub const QUEUE_SIZE_DEFAULT: u16 = 256;
+
+/// How a vhost-user back end is reached, and what is asked of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VirtioOptions {
+    /// Who of the two makes the socket.
+    pub role: Role,
+    /// Entries of each ring: a power of two from [`QUEUE_SIZE_MIN`] to [`QUEUE_SIZE_MAX`].
+    pub queue_size: u16,
+    /// Whether packed rings are used where the back end has them.
+    pub packed: bool,
+    /// Whether the back end has a control queue of its own, behind the queue pairs, that is to be
+    /// told how many of them are used. Over vhost-user the messages of the socket say that.
+    pub control_queue: bool,
+    /// How large receive buffers are.
+    pub rx_buffers: BufferPolicy,
+    /// The most that `auto` makes them, virtio header included, in bytes.
+    pub rx_buffer_max_bytes: u32,
+}
+
+/// What `auto` makes receive buffers at most, unless it is told: measured, see ARCHITECTURE.md.
+pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = 16 << 10;
+
+impl Default for VirtioOptions {
+    /// Connects, with split rings of 256 entries and buffers by the average.
+    fn default() -> Self {
+        Self {
+            role: Role::Connect,
+            queue_size: QUEUE_SIZE_DEFAULT,
+            packed: false,
+            control_queue: false,
+            rx_buffers: BufferPolicy::Auto,
+            rx_buffer_max_bytes: RX_BUFFER_MAX_BYTES_DEFAULT,
+        }
+    }
+}
+
+/// Who makes the socket that front end and back end meet at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Role {
+    /// The back end does, and we connect.
+    #[default]
+    Connect,
+    /// We do, and the back end connects.
+    Listen,
+}
+
+/// How large receive buffers are (VIO-1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BufferPolicy {
+    /// By the average length of the packets that came (VIO-2).
+    #[default]
+    Auto,
+    /// One packet of an ordinary network: 1518 bytes and the header.
+    Mtu,
+    /// A page.
+    Page,
+    /// As many bytes, header included.
+    Fixed(NonZeroU32),
+}
+
+impl fmt::Display for BufferPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Mtu => f.write_str("mtu"),
+            Self::Page => f.write_str("page"),
+            Self::Fixed(bytes) => bytes.fmt(f),
+        }
+    }
+}
+
+impl FromStr for BufferPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "mtu" => Ok(Self::Mtu),
+            "page" => Ok(Self::Page),
+            bytes => bytes.parse().map(Self::Fixed).map_err(|_| {
+                format!("{text:?} is no size of receive buffers: give auto, mtu, page or bytes")
+            }),
+        }
+    }
+}
+
+impl VirtioOptions {
+    /// Whether these can be.
+    ///
+    /// # Errors
+    /// With the first one that cannot.
+    pub fn check(&self) -> Result<(), Error> {
+        let sizes = QUEUE_SIZE_MIN..=QUEUE_SIZE_MAX;
+        if !self.queue_size.is_power_of_two() || !sizes.contains(&self.queue_size) {
+            return Err(Error::Setting {
+                what: "queue-size",
+                value: self.queue_size.to_string(),
+                why: format!("it is a power of two from {QUEUE_SIZE_MIN} to {QUEUE_SIZE_MAX}"),
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_read_as_it_is_written() {
+        for text in ["auto", "mtu", "page", "9216"] {
+            assert_eq!(
+                text.parse::<BufferPolicy>().map(|policy| policy.to_string()),
+                Ok(text.into())
+            );
+        }
+        for text in ["", "0", "-1", "big", "99999999999"] {
+            assert!(text.parse::<BufferPolicy>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rings_have_a_power_of_two_of_entries() {
+        let of = |queue_size| VirtioOptions { queue_size, ..VirtioOptions::default() }.check();
+        assert!([16, 256, 1 << 15].into_iter().all(|size| of(size).is_ok()));
+        assert!([0, 8, 100, 1025].into_iter().all(|size| of(size).is_err()));
+    }
+}
