@@ -197,6 +197,7 @@ fn reason(because: Because) -> &'static str {
 fn loss(reason: DropReason) -> &'static str {
     match reason {
         DropReason::LinkType => "its link type cannot be read",
+        DropReason::LengthError => "the device's lengths of it do not go together",
         DropReason::VnetHeader => "what came before it does not go with it",
         DropReason::Oversize => "larger than any memory for packets",
         DropReason::NoBuffer => "no memory for packets was free",
