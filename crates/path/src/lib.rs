@@ -22,6 +22,7 @@ pub mod stack; //       the third spine: from the delivery's batch to the socket
 pub mod network; //     IP as a host receives it: what is for us, and whole
 pub mod socket; //      which UDP socket, and the queue to its reader
 
+pub mod tickets; //     from many CPUs to one taker, in order
 pub mod packet; //      one frame and what the stages found out about it
 pub mod cpu; //         ids of CPUs and rx queues
 pub mod because; //     the names of all reasons to go to a CPU

@@ -1,37 +1,26 @@
 //! From any CPU to a device queue that one CPU drives, in order.
 //!
-//! Each CPU that sends has a ring to each queue. Packets draw numbers, *tickets*, as they are handed
-//! in, and leave by number, whichever ring they lie in: a flow that moves from one CPU to another
-//! stays in order, for the new CPU draws its numbers after the old one has.
-//!
-//! A number is drawn when there is room for the packet, and its packet is shown right after: what is
-//! not there yet will be in a moment, and whoever drives the queue comes back for it.
+//! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](path::tickets).
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mem::Position;
-use mem::ring::{Consumer, Producer, ring};
 use path::Packet;
 use path::arrive::Waker;
+use path::tickets::{Feeder, Lane, Lanes, Tickets, lane};
 
 use super::sink::{SendDrop, SinkCounters};
 
 /// Packets that wait between one CPU and one queue, at most.
 pub(crate) const EGRESS_PACKETS: u32 = 1024;
 
-/// Packets that are taken out of a ring at once.
-const TAKE_MAX: usize = 64;
-
-/// What the ends of one queue's rings share.
+/// What the ends of one queue's lanes share.
 struct Hub {
-    /// The next number.
-    next: AtomicU32,
+    tickets: Tickets,
     /// Wakes the CPU that drives the queue, once there is one.
     wake: OnceLock<Waker>,
-    /// Rings that the driving CPU has not taken over yet.
-    joined: Mutex<Vec<Lane>>,
+    /// Lanes that the driving CPU has not taken over yet, and who counts what comes by them.
+    joined: Mutex<Vec<(Lane, Arc<SinkCounters>)>>,
     /// How many have joined in all. Written under the lock (Release), read by the driving CPU
     /// (Acquire).
     joins: AtomicUsize,
@@ -40,7 +29,7 @@ struct Hub {
 }
 
 impl Hub {
-    fn joined(&self) -> MutexGuard<'_, Vec<Lane>> {
+    fn joined(&self) -> MutexGuard<'_, Vec<(Lane, Arc<SinkCounters>)>> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -57,64 +46,53 @@ impl Egress {
 
     fn starting_at(ticket: u32) -> (Self, Departures) {
         let hub = Arc::new(Hub {
-            next: AtomicU32::new(ticket),
+            tickets: Tickets::starting_at(ticket),
             wake: OnceLock::new(),
             joined: Mutex::new(Vec::new()),
             joins: AtomicUsize::new(0),
             is_gone: AtomicBool::new(false),
         });
-        let departures =
-            Departures { hub: Arc::clone(&hub), lanes: Vec::new(), due: ticket, at: 0 };
+        let departures = Departures {
+            hub: Arc::clone(&hub),
+            lanes: Lanes::new(ticket, Vec::new()),
+            counters: Vec::new(),
+        };
         (Self(hub), departures)
     }
 
-    /// A ring for one more CPU, which counts there.
+    /// A lane for one more CPU, which counts there.
     pub(crate) fn join(&self, counters: Arc<SinkCounters>) -> Way {
         self.join_with(EGRESS_PACKETS, counters)
     }
 
     fn join_with(&self, capacity: u32, counters: Arc<SinkCounters>) -> Way {
-        let (producer, consumer) = ring(capacity, Position(0));
-        let lane = Lane { ring: consumer, taken: VecDeque::new(), counters };
+        let (feeder, lane) = lane(capacity);
         let mut joined = self.0.joined();
-        joined.push(lane);
+        joined.push((lane, counters));
         self.0.joins.fetch_add(1, Ordering::Release);
-        Way { hub: Arc::clone(&self.0), ring: producer }
+        Way { hub: Arc::clone(&self.0), feeder }
     }
 }
 
 /// The end that a CPU puts packets into.
 pub(crate) struct Way {
     hub: Arc<Hub>,
-    ring: Producer<Packet>,
+    feeder: Feeder,
 }
 
 impl Way {
     /// Takes the oldest of `packets`, as many as there is room for, and returns how many. Those that
     /// are left are the caller's.
     pub(crate) fn put(&mut self, packets: &mut Vec<Packet>) -> usize {
-        let capacity = self.ring.capacity();
-        let mut room = (capacity - self.ring.queued()) as usize;
-        if room < packets.len() {
-            room = (capacity - self.ring.refreshed_queued()) as usize;
-        }
+        let room = self.feeder.room_for(packets.len());
         let rest = packets.split_off(room.min(packets.len()));
-        #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
-        let count = packets.len() as u32;
+        let count = packets.len();
         if count > 0 {
-            // Relaxed: who hands packets of a flow in after another CPU has done so comes after it
-            // in the order of this counter too.
-            let mut ticket = self.hub.next.fetch_add(count, Ordering::Relaxed);
-            for packet in &mut *packets {
-                packet.arrival.0 = ticket;
-                ticket = ticket.wrapping_add(1);
-            }
-            let all = self.ring.push_all(packets);
-            debug_assert!(all, "there was room for them");
-            self.ring.publish();
+            let drawn = self.hub.tickets.draw(packets);
+            self.feeder.send(drawn, packets);
         }
         *packets = rest;
-        count as usize
+        count
     }
 
     /// Wakes the CPU that drives the queue.
@@ -130,26 +108,6 @@ impl Way {
     }
 }
 
-/// What comes from one CPU.
-struct Lane {
-    ring: Consumer<Packet>,
-    /// Taken out of the ring, and not gone yet.
-    taken: VecDeque<Packet>,
-    counters: Arc<SinkCounters>,
-}
-
-impl Lane {
-    /// The number of its next packet, if one is here.
-    fn front(&mut self, scratch: &mut Vec<Packet>) -> Option<u32> {
-        if self.taken.is_empty() && self.ring.queued() > 0 {
-            self.ring.take(TAKE_MAX, scratch);
-            self.ring.release();
-            self.taken.extend(scratch.drain(..));
-        }
-        self.taken.front().map(|packet| packet.arrival.0)
-    }
-}
-
 /// Which of the CPUs that send a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LaneId(pub(crate) u16);
@@ -157,11 +115,9 @@ pub(crate) struct LaneId(pub(crate) u16);
 /// The end that the CPU which drives the queue takes packets out of.
 pub(crate) struct Departures {
     hub: Arc<Hub>,
-    lanes: Vec<Lane>,
-    /// The number of the packet that goes next.
-    due: u32,
-    /// The lane that the last one came from: the next ones mostly do, too.
-    at: usize,
+    lanes: Lanes,
+    /// By lane.
+    counters: Vec<Arc<SinkCounters>>,
 }
 
 impl Departures {
@@ -172,28 +128,25 @@ impl Departures {
     }
 
     /// The packet that goes next, if it is here, and whose it is.
-    pub(crate) fn next(&mut self, scratch: &mut Vec<Packet>) -> Option<(LaneId, Packet)> {
-        if self.hub.joins.load(Ordering::Acquire) != self.lanes.len() {
-            self.lanes.append(&mut self.hub.joined());
+    pub(crate) fn next(&mut self) -> Option<(LaneId, Packet)> {
+        if self.hub.joins.load(Ordering::Acquire) != self.counters.len() {
+            self.take_over();
         }
-        let count = self.lanes.len();
-        for at in (self.at..count).chain(0..self.at.min(count)) {
-            let lane = &mut self.lanes[at];
-            if lane.front(scratch) == Some(self.due)
-                && let Some(packet) = lane.taken.pop_front()
-            {
-                self.at = at;
-                self.due = self.due.wrapping_add(1);
-                return Some((LaneId(u16::try_from(at).unwrap_or(u16::MAX)), packet));
-            }
+        let (lane, packet) = self.lanes.take_one()?;
+        Some((LaneId(u16::try_from(lane).unwrap_or(u16::MAX)), packet))
+    }
+
+    /// Takes over the lanes that have joined.
+    fn take_over(&mut self) {
+        for (lane, counters) in self.hub.joined().drain(..) {
+            self.lanes.join(lane);
+            self.counters.push(counters);
         }
-        None
     }
 
     /// Whether packets have been handed in that have not gone.
     pub(crate) fn has_some(&self) -> bool {
-        // Relaxed: who hands packets in wakes this CPU afterwards.
-        self.hub.next.load(Ordering::Relaxed) != self.due
+        self.lanes.has_some(&self.hub.tickets)
     }
 
     /// Whether any CPU can send.
@@ -203,26 +156,24 @@ impl Departures {
 
     /// What a CPU that sends counts.
     pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
-        self.lanes.get(usize::from(of.0)).map(|lane| &*lane.counters)
+        self.counters.get(usize::from(of.0)).map(|counters| &**counters)
     }
 }
 
 impl Drop for Departures {
     fn drop(&mut self) {
         self.hub.is_gone.store(true, Ordering::Relaxed);
-        self.lanes.append(&mut self.hub.joined());
-        let mut left = Vec::new();
-        for lane in &mut self.lanes {
-            while lane.front(&mut left).is_some() {
-                lane.counters.add_dropped(SendDrop::Down, lane.taken.len() as u64);
-                lane.taken.clear();
-            }
+        self.take_over();
+        for (count, counters) in self.lanes.clear().into_iter().zip(&self.counters) {
+            counters.add_dropped(SendDrop::Down, count);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::sync::atomic::AtomicU32;
     use std::thread;
 
     use mem::Region;
@@ -262,7 +213,7 @@ mod tests {
             let counters = Arc::<SinkCounters>::default();
             let mut ways: Vec<_> =
                 (0..3).map(|_| egress.join_with(capacity, Arc::clone(&counters))).collect();
-            let (mut expected, mut scratch) = (VecDeque::new(), Vec::new());
+            let mut expected = VecDeque::new();
             let mut next = 0;
             for (cpu, count, take) in steps {
                 let mut packets: Vec<_> =
@@ -272,7 +223,7 @@ mod tests {
                 expected.extend((next..).take(taken).map(|number| (cpu, number)));
                 next += count;
                 for _ in 0..take {
-                    let left = departures.next(&mut scratch);
+                    let left = departures.next();
                     let left = left.map(|(lane, packet)| (usize::from(lane.0), mark(&packet)));
                     prop_assert_eq!(left, expected.pop_front());
                 }
@@ -316,10 +267,9 @@ mod tests {
                 })
             })
             .collect();
-        let mut scratch = Vec::new();
         for expected in 0..PACKETS {
             let left = loop {
-                match departures.next(&mut scratch) {
+                match departures.next() {
                     Some((_, packet)) => break packet,
                     None => thread::yield_now(),
                 }

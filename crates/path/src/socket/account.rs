@@ -9,9 +9,9 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(not(all(loom, test)))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::OwnLine;
 use crate::counters::Counter;
 use crate::packet::Packet;
+use crate::tickets::OwnLine;
 
 /// One socket's account. Every CPU charges it, its reader relieves it, anyone reads it.
 #[derive(Debug)]

@@ -42,8 +42,3 @@ impl fmt::Debug for SocketId {
         write!(f, "socket{}", self.0)
     }
 }
-
-/// A value on cache lines of its own: two, because the neighbouring line is fetched along.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct OwnLine<T>(T);

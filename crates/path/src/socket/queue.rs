@@ -1,33 +1,22 @@
 //! From any CPU to a socket's one reader, in order.
 //!
-//! Each CPU has a ring to the reader. Packets draw numbers, *tickets*, as they are put in, and are
-//! taken out by number, whichever ring they lie in: a flow that moves from one CPU to another stays
-//! in order, for the new CPU draws its tickets after the old one has.
-//!
-//! A ticket is drawn when there is room for its packet, and the packet is shown right after: what is
-//! not there yet will be in a moment, and the reader comes back for it. A run of packets costs one
-//! charge, one draw and one publication, however long it is.
+//! Each CPU has a lane to the reader, and packets are taken out by their [tickets](crate::tickets). A
+//! run of packets costs one charge, one draw and one publication, however long it is.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 #[cfg(all(loom, test))]
-use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(not(all(loom, test)))]
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use mem::Position;
-use mem::ring::{Consumer, Producer, ring};
-
+use super::SocketId;
 use super::account::{Account, LaneCounters, size};
-use super::{OwnLine, SocketId};
 use crate::packet::Packet;
+use crate::tickets::{Feeder, Lanes, OwnLine, Tickets, lane};
 
 /// The most packets that wait between one CPU and one reader. Whatever `rcvbuf` allows.
 pub const SLOTS_MAX: u32 = 1 << 16;
-
-/// Packets that are taken out of a ring at once.
-const TAKE_MAX: usize = 64;
 
 /// What a queue is made for.
 #[derive(Clone, Copy, Debug)]
@@ -52,19 +41,19 @@ pub fn queue(config: QueueConfig) -> (Vec<Inlet>, Outlet) {
 fn starting_at(config: QueueConfig, ticket: u32) -> (Vec<Inlet>, Outlet) {
     let hub = Arc::new(Hub {
         account: Account::new(config.rcvbuf, config.cpus),
-        next: OwnLine(AtomicU32::new(ticket)),
+        tickets: Tickets::starting_at(ticket),
         is_waiting: OwnLine(AtomicBool::new(false)),
         is_closed: AtomicBool::new(false),
     });
     let slots = config.slots.clamp(1, SLOTS_MAX).next_power_of_two();
     let (inlets, lanes) = (0..config.cpus)
         .map(|cpu| {
-            let (producer, consumer) = ring(slots, Position(ticket));
-            let inlet = Inlet { id: config.id, cpu, hub: Arc::clone(&hub), ring: producer };
-            (inlet, Lane { ring: consumer, taken: VecDeque::new() })
+            let (feeder, lane) = lane(slots);
+            (Inlet { id: config.id, cpu, hub: Arc::clone(&hub), feeder }, lane)
         })
         .unzip();
-    let outlet = Outlet { id: config.id, hub, lanes, due: ticket, at: 0, in_hand_bytes: 0 };
+    let lanes = Lanes::new(ticket, lanes);
+    let outlet = Outlet { id: config.id, hub, lanes, in_hand_bytes: 0 };
     (inlets, outlet)
 }
 
@@ -72,8 +61,7 @@ fn starting_at(config: QueueConfig, ticket: u32) -> (Vec<Inlet>, Outlet) {
 #[derive(Debug)]
 struct Hub {
     account: Account,
-    /// The next ticket. Every CPU draws from it.
-    next: OwnLine<AtomicU32>,
+    tickets: Tickets,
     /// The reader sleeps, or is about to. It sets this; the CPU that clears it wakes the reader.
     is_waiting: OwnLine<AtomicBool>,
     /// There is no reader any more.
@@ -99,7 +87,7 @@ pub struct Inlet {
     id: SocketId,
     cpu: usize,
     hub: Arc<Hub>,
-    ring: Producer<Packet>,
+    feeder: Feeder,
 }
 
 impl Inlet {
@@ -130,21 +118,11 @@ impl Inlet {
 
     /// Hands packets over that there is room for.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Put {
-        #[expect(clippy::cast_possible_truncation, reason = "at most the ring's capacity")]
-        let count = packets.len() as u32;
-        // Relaxed: who puts packets of a flow in after another CPU has done so comes after it in
-        // the order of this counter too.
-        let mut ticket = self.hub.next.0.fetch_add(count, Ordering::Relaxed);
+        let drawn = self.hub.tickets.draw(packets);
         // Pairs with the fence in `Outlet::arm`: either the reader sees these tickets drawn, and
         // does not sleep, or what is read of its sleep below is not older.
         fence(Ordering::SeqCst);
-        for packet in &mut *packets {
-            packet.arrival.0 = ticket;
-            ticket = ticket.wrapping_add(1);
-        }
-        let all = self.ring.push_all(packets);
-        debug_assert!(all, "there was room for them");
-        self.ring.publish();
+        self.feeder.send(drawn, packets);
         let is_waiting = &self.hub.is_waiting.0;
         // AcqRel: a reader that is woken sees what was published.
         let clear = || {
@@ -155,17 +133,11 @@ impl Inlet {
 
     /// How many packets the ring takes; it grows for `count` if it may.
     fn room_for(&mut self, count: usize) -> usize {
-        let has_room = |ring: &Producer<_>| (ring.capacity() - ring.queued()) as usize >= count;
-        if !has_room(&self.ring) {
-            self.ring.refreshed_queued();
+        let room = self.feeder.room_for(count);
+        if room >= count || self.hub.account.is_full() {
+            return room;
         }
-        if !has_room(&self.ring) && !self.hub.account.is_full() {
-            let wanted = count.saturating_add(self.ring.queued() as usize);
-            let wanted = u32::try_from(wanted).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
-            self.ring.grow(wanted.next_power_of_two());
-        }
-        // A ring that has just grown counts what lies in the one before, too.
-        (self.ring.capacity() - self.ring.queued()) as usize
+        self.feeder.grow_for(count, SLOTS_MAX)
     }
 
     /// What the socket holds, and may hold.
@@ -198,64 +170,12 @@ fn frames(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| u64::from(packet.frame.follower_count()) + 1).sum()
 }
 
-/// What comes from one CPU.
-#[derive(Debug)]
-struct Lane {
-    ring: Consumer<Packet>,
-    /// Taken out of the ring before their turn.
-    taken: VecDeque<Packet>,
-}
-
-impl Lane {
-    /// Moves the packets that are due, `max` at most, to the end of `out`, and counts `due` on.
-    /// Returns how many.
-    fn take(&mut self, due: &mut u32, max: usize, out: &mut Vec<Packet>) -> usize {
-        let before = out.len();
-        if self.taken.is_empty() {
-            // They mostly are due, all of them: so they go straight to where they are wanted.
-            self.ring.take(max.min(TAKE_MAX), out);
-            self.ring.release();
-            let due_count = out[before..].iter().take_while(|packet| is_next(packet, due)).count();
-            self.taken.extend(out.drain(before + due_count..));
-        } else {
-            while out.len() - before < max
-                && let Some(packet) = self.taken.pop_front_if(|packet| is_next(packet, due))
-            {
-                out.push(packet);
-            }
-        }
-        out.len() - before
-    }
-
-    /// The oldest packet, if one is here.
-    fn front(&mut self) -> Option<&Packet> {
-        if self.taken.is_empty() && self.ring.queued() > 0 {
-            let mut taken = Vec::from(std::mem::take(&mut self.taken));
-            self.ring.take(TAKE_MAX, &mut taken);
-            self.ring.release();
-            self.taken = taken.into();
-        }
-        self.taken.front()
-    }
-}
-
-/// Whether a packet is the one that is due; then the next one is.
-fn is_next(packet: &Packet, due: &mut u32) -> bool {
-    let is_due = packet.arrival.0 == *due;
-    *due = due.wrapping_add(is_due.into());
-    is_due
-}
-
 /// The end of a queue that the socket's reader takes packets out of. Dropping it closes the socket.
 #[derive(Debug)]
 pub struct Outlet {
     id: SocketId,
     hub: Arc<Hub>,
-    lanes: Vec<Lane>,
-    /// The ticket of the packet that comes next.
-    due: u32,
-    /// The lane that the last one came from: the next ones mostly do, too.
-    at: usize,
+    lanes: Lanes,
     /// What was taken out and is still charged.
     in_hand_bytes: u32,
 }
@@ -271,40 +191,22 @@ impl Outlet {
     /// returns how many. They stay charged until [`uncharge`](Self::uncharge).
     pub fn take(&mut self, max: usize, out: &mut Vec<Packet>) -> usize {
         let before = out.len();
-        while out.len() - before < max && self.take_some(max - (out.len() - before), out) {}
+        self.lanes.take(&self.hub.tickets, max, out);
         let taken = &out[before..];
         self.in_hand_bytes += taken.iter().map(size).sum::<u32>();
         taken.len()
     }
 
-    /// Takes what one lane has that is due. Returns whether there was any.
-    fn take_some(&mut self, max: usize, out: &mut Vec<Packet>) -> bool {
-        let Self { lanes, due, at, .. } = self;
-        if lanes.get_mut(*at).is_some_and(|lane| lane.take(due, max, out) > 0) {
-            return true;
-        }
-        if !self.has_some() {
-            return false;
-        }
-        let Self { lanes, due, at, .. } = self;
-        match lanes.iter_mut().position(|lane| lane.take(due, max, out) > 0) {
-            Some(lane) => *at = lane,
-            None => return false,
-        }
-        true
-    }
-
     /// The packet that comes next, if it is here. It stays.
     pub fn peek(&mut self) -> Option<&Packet> {
-        let Self { lanes, due, .. } = self;
-        lanes.iter_mut().filter_map(Lane::front).find(|packet| packet.arrival.0 == *due)
+        self.lanes.peek()
     }
 
     /// Whether packets have been put in that have not been taken out. The first of them may be a
     /// moment away: then [`take`](Self::take) gives none yet.
     #[must_use]
     pub fn has_some(&self) -> bool {
-        self.hub.next.0.load(Ordering::Relaxed) != self.due
+        self.lanes.has_some(&self.hub.tickets)
     }
 
     /// Says that the reader goes to sleep. True if nothing is there: whoever puts a packet in from
@@ -353,13 +255,7 @@ impl Drop for Outlet {
     fn drop(&mut self) {
         // What a CPU is putting in right now goes home with its inlet.
         self.hub.is_closed.store(true, Ordering::Relaxed);
-        let mut left = Vec::new();
-        for lane in &mut self.lanes {
-            while lane.ring.take(TAKE_MAX, &mut left) > 0 {
-                lane.ring.release();
-                left.clear();
-            }
-        }
+        self.lanes.clear();
     }
 }
 

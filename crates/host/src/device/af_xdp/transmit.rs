@@ -45,7 +45,6 @@ pub(super) struct Transmit {
     is_scattered: bool,
     /// The link was down when the kernel was last called.
     is_down: bool,
-    taken: Vec<Packet>,
     cut: Vec<Packet>,
 }
 
@@ -93,7 +92,6 @@ impl Transmit {
             room_bytes: 0,
             is_scattered: false,
             is_down: false,
-            taken: Vec::new(),
             cut: Vec::new(),
         }
     }
@@ -215,7 +213,7 @@ impl Transmit {
     /// The next packet, or its first segment; those that cannot be sent are dropped and counted.
     fn next(&mut self, pool: &mut Pool) -> Option<Segment> {
         loop {
-            let (lane, packet) = self.departures.next(&mut self.taken)?;
+            let (lane, packet) = self.departures.next()?;
             if packet.gso_size == 0 {
                 match self.refuses(&packet) {
                     None => return Some(Segment { lane, frame: packet.frame, is_last: true }),

@@ -1,5 +1,6 @@
 //! The queue against a plain one, and under several threads.
 
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
