@@ -39,7 +39,8 @@ impl Carousel {
     /// number `owner` (as [`Frame::owner`] will say).
     ///
     /// # Panics
-    /// When `chunk_bytes` is not a power of two, or less than [`MIN_CHUNK_BYTES`].
+    /// When `chunk_bytes` is not a power of two, or less than [`MIN_CHUNK_BYTES`], or a peer shares
+    /// the region.
     #[must_use]
     pub fn new(region: Region, chunk_bytes: u32, owner: u16) -> Self {
         assert!(
@@ -47,6 +48,7 @@ impl Carousel {
             "a buffer's chunk is a power of two of at least {MIN_CHUNK_BYTES} bytes, not \
              {chunk_bytes}"
         );
+        assert!(!region.is_shared(), "a frame is never cut from memory that a peer can rewrite");
         let marks = Marks::of_free(region.len_bytes() >> chunk_bytes.trailing_zeros());
         let mut home = Home::new(HomeId(0), owner, chunk_bytes, Arc::new(region));
         home.marks = Some(marks);

@@ -14,7 +14,7 @@
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use crate::frame::{CHAIN_BYTES, Frame};
+use crate::frame::{CHAIN_BYTES, Frame, HAS_FRAGS};
 
 /// Handles in one link.
 const LINK_FRAMES: usize = 5;
@@ -32,7 +32,7 @@ struct Link {
 const _: () = assert!(size_of::<Link>() <= CHAIN_BYTES as usize, "a link stays in its place");
 
 /// The most frames that may follow a frame.
-pub const FOLLOWERS_MAX: u16 = u16::MAX;
+pub const FOLLOWERS_MAX: u16 = HAS_FRAGS - 1;
 
 impl Frame {
     /// Puts `frame` behind this one and those that follow it. From now on it goes where this one
@@ -42,11 +42,12 @@ impl Frame {
     /// When `frame` has followers itself, or this one has [`FOLLOWERS_MAX`] already.
     #[inline(always)]
     pub fn append(&mut self, frame: Frame) {
-        assert!(frame.followers == 0, "a frame is appended alone");
-        assert!(self.followers < FOLLOWERS_MAX, "a chain has no room for another frame");
-        let place = usize::from(self.followers) % LINK_FRAMES;
+        assert!(frame.follower_count() == 0, "a frame is appended alone");
+        let followers = self.follower_count();
+        assert!(followers < FOLLOWERS_MAX, "a chain has no room for another frame");
+        let place = usize::from(followers) % LINK_FRAMES;
         let first = self.chunk.cast::<Link>();
-        let link = if self.followers == 0 {
+        let link = if followers == 0 {
             first
         } else {
             // SAFETY: the head's chunk is this handle's alone.
@@ -73,8 +74,9 @@ impl Frame {
 
     /// How many frames follow this one.
     #[must_use]
+    #[inline]
     pub fn follower_count(&self) -> u16 {
-        self.followers
+        self.followers & !HAS_FRAGS
     }
 
     /// The frames that follow, in the order in which they were appended.
@@ -86,7 +88,8 @@ impl Frame {
     /// Takes the frames that follow off this one, in the order in which they were appended.
     #[must_use]
     pub fn take_followers(&mut self) -> TakenFollowers {
-        let left = std::mem::take(&mut self.followers);
+        let left = self.follower_count();
+        self.followers &= HAS_FRAGS;
         let mut taken =
             TakenFollowers { link: [const { MaybeUninit::uninit() }; _], next: 0, left };
         if left > 0 {
@@ -110,7 +113,7 @@ impl<'a> Iterator for Followers<'a> {
     type Item = &'a Frame;
 
     fn next(&mut self) -> Option<&'a Frame> {
-        if self.next == self.head.followers {
+        if self.next == self.head.follower_count() {
             return None;
         }
         let place = usize::from(self.next) % LINK_FRAMES;
@@ -126,7 +129,7 @@ impl<'a> Iterator for Followers<'a> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = usize::from(self.head.followers - self.next);
+        let left = usize::from(self.head.follower_count() - self.next);
         (left, Some(left))
     }
 }

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use crate::cache::prefetch_to_read;
+use crate::frags::FRAG_TABLE_BYTES;
 use crate::lot::Home;
 
 /// The beginning of a chunk: kept for the handles of frames that [follow](crate::chain) this one.
@@ -20,12 +21,16 @@ pub const BEFORE_PACKET_BYTES: u32 = CHAIN_BYTES + HEADROOM_BYTES;
 const START: u16 = 256;
 const _: () = assert!(START as u32 == BEFORE_PACKET_BYTES);
 
+/// In the count of followers: the frame has [pieces](crate::frags) behind it, too.
+pub(crate) const HAS_FRAGS: u16 = 1 << 15;
+
 /// The bytes of one packet, in a chunk that belongs to the CPU whose pool it came from.
 ///
 /// A frame has one holder at a time; moving it moves the right to its bytes. Give it back with
 /// [`Pool::put`] on any CPU, which costs an array store. A frame that is merely dropped goes home
 /// too, alone, at the price of a compare-and-swap: so a lost frame is a slow one, never a leak.
-/// Frames that were [appended](Self::append) to it go with it.
+/// Frames that were [appended](Self::append) to it, and pieces that were
+/// [attached](Self::attach), go with it.
 ///
 /// [`Pool::put`]: crate::Pool::put
 pub struct Frame {
@@ -34,7 +39,7 @@ pub struct Frame {
     pub(crate) chunk: NonNull<u8>,
     len_bytes: u32,
     start: u16,
-    /// Frames that follow, by the links in the chain's chunks.
+    /// Frames that follow, by the links in the chain's chunks, and [`HAS_FRAGS`].
     pub(crate) followers: u16,
 }
 
@@ -68,14 +73,14 @@ impl Frame {
         unsafe { slice::from_raw_parts_mut(self.first_byte(), self.len_bytes as usize) }
     }
 
-    /// All the room behind the headroom, for a device to write into; then [`set_len`] says how
+    /// All the room behind the headroom, up to where pieces are listed if there are any, for a device to write into; then [`set_len`] says how
     /// much of it is packet. What stands there before is left over from an earlier packet.
     ///
     /// [`set_len`]: Self::set_len
     #[must_use]
     pub fn room_mut(&mut self) -> &mut [u8] {
         let room = self.room_bytes() as usize;
-        // SAFETY: as in `data_mut`, up to the end of the chunk.
+        // SAFETY: as in `data_mut`, up to the end of the chunk or the list of pieces.
         unsafe { slice::from_raw_parts_mut(self.first_byte(), room) }
     }
 
@@ -135,15 +140,15 @@ impl Frame {
     }
 
     /// Declares the `len_bytes` bytes from `offset` of the region on to be the packet: where a device
-    /// put it. Returns whether they lie within this frame's chunk, behind the chain's place; if not,
-    /// nothing has changed.
+    /// put it. Returns whether they lie within this frame's chunk, behind the chain's place and
+    /// before the list of pieces; if not, nothing has changed.
     #[must_use]
     pub fn place(&mut self, offset: u64, len_bytes: u32) -> bool {
         let (region, _) = self.home().region.span();
         let chunk = self.chunk.addr().get() - region.addr().get();
         let Some(start) = offset.checked_sub(chunk as u64) else { return false };
         let end = start.saturating_add(len_bytes.into());
-        let fits = start >= u64::from(CHAIN_BYTES) && end <= u64::from(self.home().chunk_bytes);
+        let fits = start >= u64::from(CHAIN_BYTES) && end <= self.room_end().into();
         match u16::try_from(start) {
             Ok(start) if fits => {
                 (self.start, self.len_bytes) = (start, len_bytes);
@@ -169,18 +174,19 @@ impl Frame {
         unsafe { slice::from_raw_parts(first, headroom - before) }
     }
 
-    /// The packet's length.
+    /// The length of the packet's bytes that are in this frame's own chunk: all of them, unless
+    /// [pieces](Self::frag_count) or [frames](Self::follower_count) follow.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// What the packet occupies, holes included: its whole chunk, and those of the frames that
-    /// follow.
+    /// What the packet occupies, holes included: its whole chunk, its pieces, and those of the
+    /// frames that follow.
     #[must_use]
     pub fn truesize(&self) -> u32 {
-        self.followers().map(|frame| frame.home().chunk_bytes).sum::<u32>()
-            + self.home().chunk_bytes
+        let alone = |frame: &Self| frame.home().chunk_bytes + frame.frags_truesize();
+        self.followers().map(alone).sum::<u32>() + alone(self)
     }
 
     /// The CPU slot whose pool this frame belongs to.
@@ -194,8 +200,26 @@ impl Frame {
         prefetch_to_read(self.first_byte());
     }
 
-    fn room_bytes(&self) -> u32 {
-        self.home().chunk_bytes - u32::from(self.start)
+    /// Whether anything goes with this frame: frames or pieces.
+    #[inline]
+    pub(crate) fn has_more(&self) -> bool {
+        self.followers != 0
+    }
+
+    pub(crate) fn room_bytes(&self) -> u32 {
+        self.room_end() - u32::from(self.start)
+    }
+
+    /// Where the room for the packet ends in the chunk.
+    fn room_end(&self) -> u32 {
+        let listed = if self.has_frags() { FRAG_TABLE_BYTES } else { 0 };
+        self.home().chunk_bytes - listed
+    }
+
+    /// Behind the last of the frame's own bytes.
+    pub(crate) fn end_of_bytes(&self) -> *mut u8 {
+        // SAFETY: start + len_bytes <= chunk_bytes.
+        unsafe { self.first_byte().add(self.len_bytes as usize) }
     }
 
     fn first_byte(&self) -> *mut u8 {
@@ -208,9 +232,9 @@ impl Frame {
         unsafe { self.home.as_ref() }
     }
 
-    /// Takes the handle of a frame without followers apart, without sending the frame home.
+    /// Takes the handle of a frame that nothing is behind apart, without sending the frame home.
     pub(crate) fn into_parts(self) -> (NonNull<Home>, NonNull<u8>) {
-        debug_assert_eq!(self.followers, 0, "followers go home first");
+        debug_assert!(!self.has_more(), "what is behind a frame goes home first");
         let parts = (self.home, self.chunk);
         std::mem::forget(self);
         parts
@@ -219,7 +243,8 @@ impl Frame {
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        if self.followers > 0 {
+        if self.has_more() {
+            self.release_frags();
             drop(self.take_followers());
         }
         // SAFETY: the chunk is this frame's, and the frame ends here.

@@ -45,7 +45,7 @@ impl Lent {
     /// beginning of the region.
     ///
     /// # Errors
-    /// With the frame: when it has followers, is of another region, or its chunk is not of this
+    /// With the frame: when it has followers or pieces behind it, is of another region, or its chunk is not of this
     /// table's size and alignment.
     #[inline]
     pub fn lend(&mut self, frame: Frame) -> Result<u64, Frame> {
@@ -68,10 +68,10 @@ impl Lent {
         place.is_some_and(Option::is_none)
     }
 
-    /// Where a frame's chunk lies in the region, if it is alone, and of this size and alignment.
+    /// Where a frame's chunk lies in the region, if nothing is behind it, and it is of this size and alignment.
     fn offset_of(&self, frame: &Frame) -> Option<usize> {
         let offset = frame.chunk.addr().get().checked_sub(self.region)?;
-        let fits = frame.follower_count() == 0
+        let fits = !frame.has_more()
             && frame.home().chunk_bytes == 1 << self.shift
             && offset.trailing_zeros() >= self.shift;
         fits.then_some(offset)

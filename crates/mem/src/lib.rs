@@ -12,9 +12,11 @@
 pub mod region; //   one piece of memory for all the frames of an engine
 pub mod frame; //    one chunk of it: a move-only handle
 pub mod chain; //   frames behind a frame: one packet in several pieces
+pub mod frags; //    pieces behind a frame: payload left where a device put it
 pub mod pool; //     the frames of one CPU, and the way home for the frames of others
 pub mod carousel; // buffers that one owner fills in turn, freed where they are read
 pub mod lent; //    frames that a device has in its hands
+pub mod page_frag; // pieces of memory that a peer shares, cut to any size
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
 
 pub mod position; // a point in a ring's life: a counter that wraps
@@ -27,6 +29,7 @@ pub use cache::{prefetch, prefetch_value};
 pub use carousel::Carousel;
 pub use frame::Frame;
 pub use lent::Lent;
+pub use page_frag::{PageFrag, PageFragCache};
 pub use pool::Pool;
 pub use position::Position;
 pub use region::Region;

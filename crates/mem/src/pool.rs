@@ -67,9 +67,10 @@ pub fn region_bytes(shares: &[Vec<ChunkClass>]) -> usize {
 /// When the region is smaller than [`region_bytes`].
 ///
 /// # Panics
-/// When a chunk size breaks the rules of [`ChunkClass`], or there are more than 65,535 owners or
-/// classes in all.
+/// When a chunk size breaks the rules of [`ChunkClass`], there are more than 65,535 owners or
+/// classes in all, or a peer shares the region.
 pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, RegionTooSmall> {
+    assert!(!region.is_shared(), "a frame is never cut from memory that a peer can rewrite");
     let (need_bytes, have_bytes) = (region_bytes(shares), region.len_bytes());
     if need_bytes > have_bytes {
         return Err(RegionTooSmall { need_bytes, have_bytes });
@@ -178,14 +179,23 @@ impl Pool {
         }
     }
 
-    /// Takes a frame back, whoever owns it, and the frames that follow it, whoever owns those.
+    /// Takes a frame back, whoever owns it, and what is behind it: the frames that follow, whoever
+    /// owns those, and pieces, which go to their own home.
     pub fn put(&mut self, mut frame: Frame) {
-        if frame.follower_count() > 0 {
-            for follower in frame.take_followers() {
-                self.put_alone(follower);
+        if frame.has_more() {
+            frame.release_frags();
+            if frame.follower_count() > 0 {
+                self.put_followers(&mut frame);
             }
         }
         self.put_alone(frame);
+    }
+
+    fn put_followers(&mut self, frame: &mut Frame) {
+        for mut follower in frame.take_followers() {
+            follower.release_frags();
+            self.put_alone(follower);
+        }
     }
 
     fn put_alone(&mut self, frame: Frame) {

@@ -1,8 +1,12 @@
-//! One piece of memory for all the frames of an engine.
+//! One piece of memory: for all the frames of an engine, or shared with a peer.
 
 use std::alloc::{self, Layout};
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use crate::sync::Arc;
 
 /// Where a region begins: a page boundary, so that the kernel can share it (AF_XDP's UMEM).
 pub const REGION_ALIGN_BYTES: usize = 4096;
@@ -13,6 +17,8 @@ pub struct Region {
     base: NonNull<u8>,
     len_bytes: usize,
     release: Release,
+    /// Of a region that a peer may write to: which parts of it are in use, and by one owner each.
+    shared: Option<Mutex<Vec<Range<usize>>>>,
 }
 
 /// How a region's memory is given back: base address and length in bytes.
@@ -41,7 +47,19 @@ impl Region {
         // SAFETY: the layout's size is not 0.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { alloc::handle_alloc_error(layout) };
-        Self { base, len_bytes, release: Release::Heap }
+        Self { base, len_bytes, release: Release::Heap, shared: None }
+    }
+
+    /// The same, to be treated as memory that a peer may write to: for a test's device, which
+    /// lives in this process.
+    ///
+    /// # Panics
+    /// As [`allocate`](Self::allocate).
+    #[must_use]
+    pub fn allocate_shared(len_bytes: usize) -> Self {
+        let mut region = Self::allocate(len_bytes);
+        region.shared = Some(Mutex::default());
+        region
     }
 
     /// Adopts memory that was mapped elsewhere: huge pages, or a file descriptor that a peer
@@ -54,7 +72,49 @@ impl Region {
     #[must_use]
     pub unsafe fn from_mapping(base: NonNull<u8>, len_bytes: usize, release: ReleaseFn) -> Self {
         debug_assert_eq!(base.addr().get() % REGION_ALIGN_BYTES, 0);
-        Self { base, len_bytes, release: Release::By(release) }
+        Self { base, len_bytes, release: Release::By(release), shared: None }
+    }
+
+    /// Adopts memory that a peer has mapped, too, and may read and write at any time: a virtio
+    /// device's. No frame is ever cut from it; see [`PageFragCache`](crate::PageFragCache).
+    ///
+    /// # Safety
+    /// As for [`from_mapping`](Self::from_mapping), but that other processes may read and write the
+    /// bytes whenever they like. They stay mapped whatever a peer does (a file that can shrink is
+    /// sealed).
+    #[must_use]
+    pub unsafe fn from_shared_mapping(
+        base: NonNull<u8>,
+        len_bytes: usize,
+        release: ReleaseFn,
+    ) -> Self {
+        // SAFETY: by the caller's promise; what a peer may do to the bytes is remembered here, and
+        // held against whoever asks for frames.
+        let mut region = unsafe { Self::from_mapping(base, len_bytes, release) };
+        region.shared = Some(Mutex::default());
+        region
+    }
+
+    /// Whether a peer may read and write this memory at any time.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Takes a part of a shared region into use, in bytes from its beginning. `None`: the region is
+    /// not shared, has no such part, or something of it is in use already.
+    #[must_use]
+    pub fn claim(region: &Arc<Self>, part: Range<usize>) -> Option<Claim> {
+        if part.start > part.end || part.end > region.len_bytes {
+            return None;
+        }
+        let mut parts = region.shared.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let overlaps = |other: &Range<usize>| part.start < other.end && other.start < part.end;
+        if parts.iter().any(overlaps) {
+            return None;
+        }
+        parts.push(part.clone());
+        Some(Claim { region: Arc::clone(region), part })
     }
 
     /// The region's size.
@@ -86,9 +146,39 @@ impl Drop for Region {
             Release::Heap => unsafe {
                 alloc::dealloc(self.base.as_ptr(), Self::heap_layout(self.len_bytes));
             },
-            // SAFETY: the promise of `from_mapping`; nobody holds a chunk any more, since every
-            // home with frames away keeps the region alive.
+            // SAFETY: the promise of `from_mapping`; nobody holds a chunk or a piece any more, since
+            // every home with some of them away keeps the region alive.
             Release::By(release) => unsafe { release(self.base, self.len_bytes) },
+        }
+    }
+}
+
+/// A part of a shared region, as long as it is in use. It keeps the region's memory.
+#[derive(Debug)]
+pub struct Claim {
+    region: Arc<Region>,
+    part: Range<usize>,
+}
+
+impl Claim {
+    /// Where it lies, in bytes from the region's beginning.
+    #[must_use]
+    pub fn part(&self) -> Range<usize> {
+        self.part.clone()
+    }
+
+    /// Its first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        // SAFETY: the part lies within the region.
+        unsafe { self.region.base.add(self.part.start) }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(parts) = &self.region.shared {
+            let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+            parts.retain(|part| *part != self.part);
         }
     }
 }

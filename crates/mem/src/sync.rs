@@ -8,14 +8,14 @@ pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
         Arc,
-        atomic::{AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence},
     },
 };
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Arc,
-    atomic::{AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering},
+    atomic::{AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence},
 };
 
 /// `std::cell::UnsafeCell` with the closures that loom asks for.

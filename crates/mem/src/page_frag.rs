@@ -1,0 +1,567 @@
+//! Pieces of memory that a peer shares: the kernel's `page_frag_cache`, for buffers that a device
+//! writes into.
+//!
+//! ```text
+//!  shared   │ block 0                    │ block 1        ┆ not yet cut │ block 2
+//!           │ piece │ piece │ piece+hole │ piece │ piece  ┆             │   …
+//!  private    away: bytes of it that are out              next           inbox ─► free
+//! ```
+//!
+//! One owner cuts blocks into pieces of any length, one after the other; any thread gives a piece
+//! back, by one subtraction from its block's count. Whoever takes the count to zero puts the block
+//! in the owner's inbox: a stack of numbers that anyone pushes to and the owner takes whole, so no
+//! block is seen twice (no ABA). When the owner is gone the inbox is closed, and whoever brings the
+//! last block home frees the home, as with [frames](crate::pool).
+//!
+//! # Bytes that change
+//! A peer may rewrite a block's bytes at any time, while they are read, too. What such a race comes
+//! to is outside of what Rust defines, as it is for every file mapping. It is all right here, for
+//! these reasons. Only raw bytes are read, which have no invalid values. They go into private
+//! memory before anything is decided by them ([`PageFrag::copy_in`]), and nothing is decided by the
+//! source twice; or they are data that is passed on unread ([`PageFrag::data`]), where any value is
+//! as good as another. Nothing that this process relies on is kept in shared memory: counts, the
+//! inbox and the handles are private.
+
+use std::fmt;
+use std::mem;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use crate::cache::{LINE_BYTES, OwnLine, prefetch_to_read};
+use crate::region::{Claim, Region};
+use crate::sync::{Arc, AtomicI64, AtomicU32, Ordering, fence};
+
+/// Pieces begin on cache lines: their lengths are multiples of this.
+pub const FRAG_ALIGN_BYTES: u32 = 64;
+
+/// The least size of a block: a page.
+pub const MIN_BLOCK_BYTES: u32 = 4096;
+
+/// The empty inbox: no block has this number.
+const NONE: u32 = u32::MAX;
+/// The closed inbox: nor this.
+const CLOSED: u32 = u32::MAX - 1;
+
+/// A queue's blocks of shared memory, and its end of them: it cuts pieces.
+pub struct PageFragCache {
+    home: NonNull<FragHome>,
+    /// Numbers of blocks that are home. Last in, first out: the block used last is the warmest.
+    free: Vec<u32>,
+    /// The current block's bytes that were not cut yet, from the first block's beginning. Empty:
+    /// there is no current block.
+    next: u32,
+    end: u32,
+}
+
+// SAFETY: a cache has the only handle on the bytes that it has not cut; `FragHome` is made of
+// atomics and constants.
+unsafe impl Send for PageFragCache {}
+
+impl PageFragCache {
+    /// Cuts pieces from `blocks` blocks of `block_bytes` each, which lie in `region` from
+    /// `offset_bytes` on. The memory is claimed until the last piece is home.
+    ///
+    /// # Panics
+    /// When `region` is not [shared](Region::is_shared), the blocks are not all in it or something
+    /// else has a [claim](Region::claim) there, they come to 4 GiB or more, `block_bytes` is not a
+    /// power of two of at least [`MIN_BLOCK_BYTES`], or `offset_bytes` is not a multiple of
+    /// [`FRAG_ALIGN_BYTES`].
+    #[must_use]
+    pub fn new(region: &Arc<Region>, offset_bytes: usize, block_bytes: u32, blocks: u32) -> Self {
+        assert!(
+            block_bytes.is_power_of_two() && block_bytes >= MIN_BLOCK_BYTES,
+            "a block is a power of two of at least {MIN_BLOCK_BYTES} bytes, not {block_bytes}"
+        );
+        assert!(
+            offset_bytes.is_multiple_of(FRAG_ALIGN_BYTES as usize),
+            "blocks begin at a multiple of {FRAG_ALIGN_BYTES} bytes, not at {offset_bytes}"
+        );
+        let Some(bytes) = block_bytes.checked_mul(blocks) else {
+            panic!("{blocks} blocks of {block_bytes} bytes are more than handles can tell apart")
+        };
+        let part = offset_bytes..offset_bytes.saturating_add(bytes as usize);
+        let Some(claim) = Region::claim(region, part.clone()) else {
+            panic!("{part:?} is no part of a shared region that nothing else uses: {region:?}")
+        };
+        let home = Box::new(FragHome {
+            inbox: OwnLine(AtomicU32::new(NONE)),
+            base: claim.base(),
+            block_bytes,
+            shift: block_bytes.trailing_zeros(),
+            blocks: (0..blocks).map(|_| OutBlock::new()).collect(),
+            away: AtomicI64::new(0),
+            _claim: claim,
+        });
+        let free = (0..blocks).rev().collect(); // low addresses first
+        Self { home: NonNull::from(Box::leak(home)), free, next: 0, end: 0 }
+    }
+
+    /// Cuts a piece with room for `len_bytes` bytes: from the current block, or from the next one
+    /// that is free. When another piece of this length would not fit behind it, the rest of the
+    /// block (the hole) is this piece's, too (VIO-6), and counted (VIO-R2). `None`: all blocks are
+    /// away.
+    ///
+    /// # Panics
+    /// When `len_bytes` is 0, no multiple of [`FRAG_ALIGN_BYTES`], or more than a block.
+    #[inline]
+    pub fn cut(&mut self, len_bytes: u32) -> Option<PageFrag> {
+        assert!(
+            len_bytes > 0 && len_bytes.is_multiple_of(FRAG_ALIGN_BYTES),
+            "a piece is a multiple of {FRAG_ALIGN_BYTES} bytes, not {len_bytes}"
+        );
+        if self.rest_bytes() < len_bytes && !self.go_to_next_block(len_bytes) {
+            return None;
+        }
+        let hole_bytes = self.rest_bytes() - len_bytes;
+        let truesize = if hole_bytes < len_bytes { self.rest_bytes() } else { len_bytes };
+        let offset = self.next;
+        self.next += truesize;
+        Some(PageFrag { home: self.home, offset, start: 0, len_bytes: 0, truesize })
+    }
+
+    /// Undoes the last cut (VIO-R3): its space is what is cut next. A piece that was cut before just
+    /// goes home.
+    pub fn roll_back(&mut self, frag: PageFrag) {
+        let is_last = frag.home == self.home
+            && frag.offset + frag.truesize == self.next
+            && frag.offset >= self.end - self.home().block_bytes;
+        if is_last {
+            self.next = frag.offset;
+            mem::forget(frag);
+        }
+    }
+
+    /// How many blocks there are.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.home().blocks.len()
+    }
+
+    /// How many blocks pieces are away of.
+    pub fn away_blocks(&mut self) -> usize {
+        self.collect();
+        self.blocks() - self.free.len() - usize::from(self.is_current_whole())
+    }
+
+    /// Takes in the blocks that came home. Costs one read of a shared cache line when there are
+    /// none.
+    pub fn collect(&mut self) {
+        let home = self.home;
+        // SAFETY: alive until Drop closes it.
+        let home = unsafe { home.as_ref() };
+        if home.inbox.0.load(Ordering::Relaxed) == NONE {
+            return;
+        }
+        // Acquire: pairs with the Release in `block_is_home`, which orders the links and the last
+        // use of the bytes.
+        let mut block = home.inbox.0.swap(NONE, Ordering::Acquire);
+        let before = self.free.len();
+        while block != NONE {
+            self.free.push(block);
+            block = home.blocks[block as usize].next.load(Ordering::Relaxed);
+        }
+        self.free[before..].reverse(); // the inbox has the latest first
+    }
+
+    /// Begins the next block, for a piece of `len_bytes`; what is left of the current one goes home
+    /// uncut.
+    #[inline(never)]
+    fn go_to_next_block(&mut self, len_bytes: u32) -> bool {
+        let block_bytes = self.home().block_bytes;
+        assert!(
+            len_bytes <= block_bytes,
+            "{len_bytes} bytes do not fit in a block of {block_bytes}"
+        );
+        if self.is_current_whole() {
+            self.begin(self.end - block_bytes);
+            return true;
+        }
+        self.collect();
+        let Some(block) = self.free.pop() else { return false };
+        self.give_back_rest();
+        self.begin(block << self.home().shift);
+        true
+    }
+
+    /// Makes the block at `offset`, nothing of which is away, the current one.
+    fn begin(&mut self, offset: u32) {
+        let home = self.home();
+        // Relaxed: whoever gets a piece gets it in a way that orders this before.
+        home.block(offset).away.store(home.block_bytes, Ordering::Relaxed);
+        (self.next, self.end) = (offset, offset + home.block_bytes);
+    }
+
+    /// Whether there is a current block, and nothing of it is away.
+    fn is_current_whole(&self) -> bool {
+        // Acquire: pairs with the Release in `give_back`, so the bytes are nobody else's any more.
+        self.rest_bytes() > 0
+            && self.home().block(self.next).away.load(Ordering::Acquire) == self.rest_bytes()
+    }
+
+    fn give_back_rest(&mut self) {
+        let (offset, rest_bytes) = (self.next, self.rest_bytes());
+        self.next = self.end;
+        if rest_bytes > 0 {
+            // SAFETY: the bytes were not cut, and from now on they are not this cache's.
+            unsafe { FragHome::give_back(self.home, offset, rest_bytes) };
+        }
+    }
+
+    #[inline]
+    fn rest_bytes(&self) -> u32 {
+        self.end - self.next
+    }
+
+    fn home(&self) -> &FragHome {
+        // SAFETY: alive until Drop closes it.
+        unsafe { self.home.as_ref() }
+    }
+}
+
+impl Drop for PageFragCache {
+    fn drop(&mut self) {
+        self.give_back_rest();
+        // SAFETY: this cache is the owner, closes the home once and forgets it.
+        unsafe { FragHome::close(self.home, self.free.len()) };
+    }
+}
+
+impl fmt::Debug for PageFragCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { home: _, free, next, end } = self;
+        let (blocks, block_bytes) = (self.blocks(), self.home().block_bytes);
+        write!(f, "PageFragCache({blocks} blocks of {block_bytes} bytes, {} free, ", free.len())?;
+        write!(f, "{} bytes of one not cut)", end - next)
+    }
+}
+
+/// Where the pieces of one cache belong. It outlives the cache for as long as pieces are away.
+pub(crate) struct FragHome {
+    /// A stack of block numbers: pushed by anyone (Release), taken whole by the owner (Acquire).
+    inbox: OwnLine<AtomicU32>,
+    /// The first block's first byte. Offsets count from here.
+    base: NonNull<u8>,
+    block_bytes: u32,
+    /// log2 of `block_bytes`.
+    shift: u32,
+    blocks: Box<[OutBlock]>,
+    /// Blocks away, counted from the moment the owner closes: minus those that came back since.
+    /// Written by whoever finds the inbox closed (AcqRel); 0 for the last one.
+    away: AtomicI64,
+    /// Keeps the memory of the pieces that are away.
+    _claim: Claim,
+}
+
+/// What is known of one block. On a line of its own, as neighbours are given back on other CPUs.
+#[repr(align(64))]
+struct OutBlock {
+    /// Bytes that were not given back since the block was begun, cut or not. Written by whoever
+    /// gives back (Release), and by the owner when nothing is away.
+    away: AtomicU32,
+    /// The block under this one in the inbox. Written before it is pushed.
+    next: AtomicU32,
+}
+
+impl OutBlock {
+    fn new() -> Self {
+        Self { away: AtomicU32::new(0), next: AtomicU32::new(NONE) }
+    }
+}
+
+impl FragHome {
+    /// Takes `len_bytes` bytes of the block that has the byte at `offset` home.
+    ///
+    /// # Safety
+    /// They are one or several pieces of this home, all of that block, or what was not cut of it.
+    /// The caller gives them up, and `home` with them.
+    #[inline]
+    pub(crate) unsafe fn give_back(home: NonNull<Self>, offset: u32, len_bytes: u32) {
+        // SAFETY: a home lives while a piece of it is away, and the caller's is.
+        let this = unsafe { home.as_ref() };
+        // The whole block at once: there is nobody to settle it with.
+        if len_bytes != this.block_bytes {
+            // Release: the owner's next use of the bytes comes after the caller's.
+            let before = this.block(offset).away.fetch_sub(len_bytes, Ordering::Release);
+            debug_assert!(before >= len_bytes, "{len_bytes} bytes back of {before}");
+            if before != len_bytes {
+                return; // the home may be gone
+            }
+            // Acquire: pairs with the Release of all others who gave back a part.
+            fence(Ordering::Acquire);
+        }
+        // SAFETY: nothing of the block is away but what the caller has just brought.
+        unsafe { Self::block_is_home(home, offset >> this.shift) };
+    }
+
+    /// Hands `block` to the owner, or settles it if the owner is gone.
+    ///
+    /// # Safety
+    /// Nothing of the block is away, and the caller is the one who knows. It gives up `home`.
+    unsafe fn block_is_home(home: NonNull<Self>, block: u32) {
+        // SAFETY: a home lives while a block of it is away.
+        let this = unsafe { home.as_ref() };
+        let mut head = this.inbox.0.load(Ordering::Relaxed);
+        while head != CLOSED {
+            this.blocks[block as usize].next.store(head, Ordering::Relaxed);
+            let pushed = this.inbox.0.compare_exchange_weak(
+                head,
+                block,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
+            match pushed {
+                // From here on the owner may close and free the home: no more access.
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+        // SAFETY: the inbox is closed, and one block is brought here.
+        unsafe { Self::settle(home, -1) };
+    }
+
+    /// Closes the inbox for good, with `free` blocks in the owner's hands. The home is freed by this
+    /// call or, if blocks are away, by whoever brings the last of them.
+    ///
+    /// # Safety
+    /// Only the owner calls this, once; `home` came from [`Box::leak`] and is not used by the caller
+    /// afterwards.
+    unsafe fn close(home: NonNull<Self>, free: usize) {
+        // SAFETY: not freed before `away` has been settled below.
+        let this = unsafe { home.as_ref() };
+        let mut block = this.inbox.0.swap(CLOSED, Ordering::AcqRel);
+        let mut missing = this.blocks.len() - free;
+        while block != NONE {
+            missing -= 1;
+            block = this.blocks[block as usize].next.load(Ordering::Relaxed);
+        }
+        // SAFETY: closed just now, with so many blocks away.
+        unsafe { Self::settle(home, i64::try_from(missing).unwrap_or(i64::MAX)) };
+    }
+
+    /// Raises the number of blocks away by `blocks`, and frees the home if none is.
+    ///
+    /// # Safety
+    /// The home is closed. The caller has closed it, with `blocks` away, or brings `-blocks` of
+    /// them; it does not use `home` afterwards.
+    unsafe fn settle(home: NonNull<Self>, blocks: i64) {
+        // SAFETY: not freed before the blocks that the caller speaks for are settled.
+        let this = unsafe { home.as_ref() };
+        if this.away.fetch_add(blocks, Ordering::AcqRel) + blocks == 0 {
+            // SAFETY: all blocks are back: nobody else holds a pointer to this home.
+            drop(unsafe { Box::from_raw(home.as_ptr()) });
+        }
+    }
+
+    /// The block that has the byte at `offset`.
+    #[inline]
+    fn block(&self, offset: u32) -> &OutBlock {
+        &self.blocks[(offset >> self.shift) as usize]
+    }
+
+    /// Whether two bytes are of one block.
+    #[inline]
+    pub(crate) fn is_one_block(&self, offset: u32, other: u32) -> bool {
+        (offset ^ other) >> self.shift == 0
+    }
+
+    /// The byte at `offset`.
+    ///
+    /// # Safety
+    /// It lies within the blocks, or is the first one behind them.
+    #[inline]
+    pub(crate) unsafe fn at(&self, offset: u32) -> *mut u8 {
+        // SAFETY: by the caller's promise.
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+}
+
+/// A piece of a block: a buffer that a device writes a packet into, or a part of one. It goes home
+/// when it is dropped, on any thread.
+///
+/// ```text
+///  address()                                                 address() + room_bytes()
+///  │ pulled off │ data: len_bytes() bytes │ room behind it … hole │
+/// ```
+pub struct PageFrag {
+    home: NonNull<FragHome>,
+    /// The room's first byte, from the first block's beginning.
+    offset: u32,
+    /// Where the data begins in the room.
+    start: u32,
+    len_bytes: u32,
+    /// The room's size.
+    truesize: u32,
+}
+
+const _: () = assert!(size_of::<PageFrag>() == 24, "a piece is moved in three registers");
+
+// SAFETY: a piece is the only handle on its bytes in this process, so it may move to another
+// thread; `FragHome` is made of atomics and constants.
+unsafe impl Send for PageFrag {}
+// SAFETY: `&PageFrag` only reads the bytes and the home's constants.
+unsafe impl Sync for PageFrag {}
+
+impl PageFrag {
+    /// The address of the room's first byte, in this process: for a descriptor.
+    #[must_use]
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.home().base.addr().get() as u64 + u64::from(self.offset)
+    }
+
+    /// How many bytes a device may write: the hole at the block's end included, if this piece got
+    /// it.
+    #[must_use]
+    #[inline]
+    pub fn room_bytes(&self) -> u32 {
+        self.truesize
+    }
+
+    /// What the piece occupies, the hole included (VIO-R2).
+    #[must_use]
+    #[inline]
+    pub fn truesize(&self) -> u32 {
+        self.truesize
+    }
+
+    /// The length of its data; 0 until [`set_len`](Self::set_len) says more.
+    #[must_use]
+    #[inline]
+    pub fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+
+    /// Declares `len_bytes` bytes to be data, from the room's beginning or from behind what was
+    /// pulled off.
+    ///
+    /// # Panics
+    /// When there is less room than that.
+    #[inline]
+    pub fn set_len(&mut self, len_bytes: u32) {
+        let room = self.truesize - self.start;
+        assert!(len_bytes <= room, "{len_bytes} bytes do not fit in a piece's room of {room}");
+        self.len_bytes = len_bytes;
+    }
+
+    /// Takes `len_bytes` bytes off the data's front. They stay this piece's.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[inline]
+    pub fn pull(&mut self, len_bytes: u32) {
+        assert!(len_bytes <= self.len_bytes, "{len_bytes} bytes of a piece of {}", self.len_bytes);
+        self.start += len_bytes;
+        self.len_bytes -= len_bytes;
+    }
+
+    /// Copies bytes out of shared memory, from `at` bytes behind the room's beginning on, into
+    /// private memory, where they do not change any more.
+    ///
+    /// # Panics
+    /// When the room ends before that many.
+    #[inline]
+    pub fn copy_in(&self, at: u32, to: &mut [u8]) {
+        let from = self.span(at, to.len());
+        // SAFETY: the span lies within this piece's room, which nothing private overlaps. What a
+        // peer does to it meanwhile: see the module's head.
+        unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies `from` into shared memory, to `at` bytes behind the room's beginning: for a device
+    /// to read.
+    ///
+    /// # Panics
+    /// When the room ends before that.
+    #[inline]
+    pub fn copy_out(&mut self, at: u32, from: &[u8]) {
+        let to = self.span(at, from.len());
+        // SAFETY: as in `copy_in`; `&mut self` excludes readers in this process.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// The data, where the device put it. The peer may rewrite these bytes while they are looked
+    /// at: they are data to be passed on, and nothing else. Whoever decides anything by them takes
+    /// a [copy](Self::copy_in) first (see the module's head).
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        let first = self.span(self.start, self.len_bytes as usize);
+        // SAFETY: the data lies within the room, initialised with its region; this process does
+        // not write there while the handle is borrowed. For the peer see the module's head.
+        unsafe { slice::from_raw_parts(first, self.len_bytes as usize) }
+    }
+
+    /// Makes `next` a part of this piece, if it begins where this one's data and room end (VIO-7).
+    ///
+    /// # Errors
+    /// With `next`, when it does not, or is of another block.
+    pub fn join(&mut self, next: PageFrag) -> Result<(), PageFrag> {
+        let is_adjacent = next.home == self.home
+            && self.home().is_one_block(self.offset, next.offset)
+            && self.start + self.len_bytes == self.truesize
+            && self.offset + self.truesize == next.offset
+            && next.start == 0;
+        if !is_adjacent {
+            return Err(next);
+        }
+        self.len_bytes += next.len_bytes;
+        self.truesize += next.truesize;
+        mem::forget(next);
+        Ok(())
+    }
+
+    /// Asks for the room's first two cache lines, where a packet's headers are, ahead of their use.
+    #[inline]
+    pub fn prefetch(&self) {
+        let first_byte = self.span(0, LINE_BYTES);
+        prefetch_to_read(first_byte);
+        prefetch_to_read(first_byte.wrapping_add(LINE_BYTES));
+    }
+
+    /// The first of `len` bytes, `at` bytes behind the room's beginning, all of which are the
+    /// room's.
+    #[inline]
+    fn span(&self, at: u32, len: usize) -> *mut u8 {
+        let room = self.truesize;
+        assert!(
+            at <= room && len <= (room - at) as usize,
+            "{len} bytes at {at} are not all in a piece's room of {room}"
+        );
+        // SAFETY: within the room, by the check above, and so within the blocks.
+        unsafe { self.home().at(self.offset + at) }
+    }
+
+    fn home(&self) -> &FragHome {
+        // SAFETY: a home lives while a piece of it is away.
+        unsafe { self.home.as_ref() }
+    }
+
+    /// The home, and where in it the data begins.
+    #[inline]
+    pub(crate) fn place(&self) -> (NonNull<FragHome>, u32) {
+        (self.home, self.offset + self.start)
+    }
+
+    /// Bytes of the room before the data.
+    pub(crate) fn pulled(&self) -> u32 {
+        self.start
+    }
+}
+
+impl Drop for PageFrag {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the piece is this handle's, which ends here.
+        unsafe { FragHome::give_back(self.home, self.offset, self.truesize) };
+    }
+}
+
+impl fmt::Debug for PageFrag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { home: _, offset, start, len_bytes, truesize } = self;
+        write!(f, "PageFrag({len_bytes} bytes at {offset}+{start}, room {truesize})")
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
