@@ -71,7 +71,7 @@ impl FragTable {
         // Lossless: at most FRAGS_MAX.
         self.head.count = u32::try_from(left.len()).unwrap_or(0);
         // SAFETY: they are this list's, and not counted any more.
-        unsafe { give_back(self.head.home, gone) };
+        unsafe { Homebound::add(&mut None, self.head.home, gone) };
         self.frags.copy_within(count..count + self.head.count as usize, 0);
     }
 
@@ -90,7 +90,7 @@ impl FragTable {
             self.head.total_bytes -= last.len_bytes;
             self.head.truesize -= last.truesize;
             // SAFETY: it was this list's, and is not counted any more.
-            unsafe { give_back(self.head.home, &[last]) };
+            unsafe { Homebound::add(&mut None, self.head.home, &[last]) };
         }
     }
 
@@ -128,27 +128,43 @@ impl FragTable {
     }
 }
 
-/// Sends pieces home: those of one block that are next to each other in the list by one
-/// subtraction.
-///
-/// # Safety
-/// They are of this home, and the caller gives them up.
-#[inline]
-unsafe fn give_back(home: NonNull<FragHome>, frags: &[Listed]) {
-    let Some((first, others)) = frags.split_first() else { return };
-    let Listed { mut offset, mut truesize, .. } = *first;
-    for frag in others {
-        // SAFETY: the home lives while the piece under way is away.
-        if unsafe { home.as_ref() }.is_one_block(offset, frag.offset) {
-            truesize += frag.truesize;
-        } else {
-            // SAFETY: by the caller's promise; all of them are of the block of `offset`.
-            unsafe { FragHome::give_back(home, offset, truesize) };
-            (offset, truesize) = (frag.offset, frag.truesize);
+/// Pieces on their way home, as long as all of them are of one block: they are given back by one
+/// subtraction, when the next is of another block or this is dropped.
+pub(crate) struct Homebound {
+    home: NonNull<FragHome>,
+    /// Of the first one.
+    offset: u32,
+    truesize: u32,
+}
+
+impl Homebound {
+    /// Adds pieces to those that are on their way.
+    ///
+    /// # Safety
+    /// They are of `home`, and the caller gives them up.
+    #[inline]
+    unsafe fn add(this: &mut Option<Self>, home: NonNull<FragHome>, frags: &[Listed]) {
+        for &Listed { offset, truesize, .. } in frags {
+            match this {
+                Some(those) if those.is_one_block(home, offset) => those.truesize += truesize,
+                _ => *this = Some(Self { home, offset, truesize }),
+            }
         }
     }
-    // SAFETY: as above.
-    unsafe { FragHome::give_back(home, offset, truesize) };
+
+    #[inline]
+    fn is_one_block(&self, home: NonNull<FragHome>, offset: u32) -> bool {
+        // SAFETY: a home lives while pieces of it are away, and these are.
+        self.home == home && unsafe { home.as_ref() }.is_one_block(self.offset, offset)
+    }
+}
+
+impl Drop for Homebound {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: they are of this home and one block, and were given up to this.
+        unsafe { FragHome::give_back(self.home, self.offset, self.truesize) };
+    }
 }
 
 impl Frame {
@@ -245,7 +261,7 @@ impl Frame {
         }
         table.head.total_bytes -= len_bytes;
         if used_up == table.head.count as usize {
-            self.release_frags();
+            self.release_frags(&mut None);
         } else if used_up > 0 {
             table.release_first(used_up);
         }
@@ -278,18 +294,18 @@ impl Frame {
         let own_bytes = self.len_bytes();
         if len_bytes <= own_bytes {
             self.set_len(len_bytes);
-            self.release_frags();
+            self.release_frags(&mut None);
         } else if let Some(table) = self.table_mut() {
             table.cut_to(len_bytes - own_bytes);
         }
     }
 
-    /// Sends the pieces home.
+    /// Sends the pieces home, with those that are on their way already.
     #[inline]
-    pub(crate) fn release_frags(&mut self) {
+    pub(crate) fn release_frags(&mut self, homebound: &mut Option<Homebound>) {
         if let Some(table) = self.table() {
             // SAFETY: they are this frame's, which has no table any more from here on.
-            unsafe { give_back(table.head.home, table.listed()) };
+            unsafe { Homebound::add(homebound, table.head.home, table.listed()) };
             self.followers &= !HAS_FRAGS;
         }
     }

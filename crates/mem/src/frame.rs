@@ -244,7 +244,7 @@ impl Frame {
 impl Drop for Frame {
     fn drop(&mut self) {
         if self.has_more() {
-            self.release_frags();
+            self.release_frags(&mut None);
             drop(self.take_followers());
         }
         // SAFETY: the chunk is this frame's, and the frame ends here.

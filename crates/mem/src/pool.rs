@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::cache::{LINE_BYTES, prefetch_to_write};
+use crate::frags::Homebound;
 use crate::frame::{BEFORE_PACKET_BYTES, Frame};
 use crate::lot::{Home, HomeId, Lot};
 use crate::region::Region;
@@ -96,6 +97,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
             shelves: shelves.collect(),
             bins: (0..homes).map(|_| None).collect(),
             open: Vec::with_capacity(homes),
+            homebound: None,
             region: Arc::clone(&region),
         }
     });
@@ -117,6 +119,8 @@ pub struct Pool {
     bins: Vec<Option<Bin>>,
     /// The homes whose bins are not empty.
     open: Vec<HomeId>,
+    /// Pieces that were behind frames.
+    homebound: Option<Homebound>,
     region: Arc<Region>,
 }
 
@@ -175,15 +179,17 @@ impl Pool {
             shelves: Vec::new(),
             bins: (0..homes).map(|_| None).collect(),
             open: Vec::with_capacity(homes),
+            homebound: None,
             region: Arc::clone(&self.region),
         }
     }
 
     /// Takes a frame back, whoever owns it, and what is behind it: the frames that follow, whoever
-    /// owns those, and pieces, which go to their own home.
+    /// owns those, and pieces. These wait for more of the same block until the next
+    /// [`flush`](Self::flush), whoever owns them.
     pub fn put(&mut self, mut frame: Frame) {
         if frame.has_more() {
-            frame.release_frags();
+            frame.release_frags(&mut self.homebound);
             if frame.follower_count() > 0 {
                 self.put_followers(&mut frame);
             }
@@ -193,7 +199,7 @@ impl Pool {
 
     fn put_followers(&mut self, frame: &mut Frame) {
         for mut follower in frame.take_followers() {
-            follower.release_frags();
+            follower.release_frags(&mut self.homebound);
             self.put_alone(follower);
         }
     }
@@ -213,9 +219,10 @@ impl Pool {
         }
     }
 
-    /// Sends every frame that waits in a bin home. Called at the end of a turn, so that nothing
+    /// Sends every frame that waits in a bin home, and the pieces that wait. Called at the end of a turn, so that nothing
     /// is held back while this CPU idles.
     pub fn flush(&mut self) {
+        self.homebound = None;
         for id in self.open.drain(..) {
             if let Some(bin) = self.bins[usize::from(id.0)].take() {
                 bin.send();
