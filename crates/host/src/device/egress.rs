@@ -2,6 +2,8 @@
 //!
 //! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](path::tickets).
 
+mod sink;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -10,6 +12,8 @@ use path::arrive::Waker;
 use path::tickets::{Feeder, Lane, Lanes, Tickets, lane};
 
 use super::sink::{SendDrop, SinkCounters};
+
+pub use sink::EgressSink;
 
 /// Packets that wait between one CPU and one queue, at most.
 pub(crate) const EGRESS_PACKETS: u32 = 1024;

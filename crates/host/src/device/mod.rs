@@ -20,6 +20,7 @@ use path::RxQueue;
 use path::hash::{FlowHash, Hasher, Indirection};
 use path::parse::{Link, Verify, View, parse};
 
+pub use egress::EgressSink;
 pub use live::{CopyMode, Device, DeviceConfig, Facts, KernelCounts, Via, XdpMode, XdpOptions};
 pub use pace::Rate;
 pub use tun::TunDevice;

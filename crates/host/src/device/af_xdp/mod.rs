@@ -8,16 +8,14 @@ pub mod program; //        which packets go to our sockets
 
 mod source; //         one queue: what is received, and what is sent
 mod transmit; //       what is sent: cut, counted, and back to where it belongs
-mod sink; //           a CPU's way out
 
 use std::sync::Arc;
 
 pub use attach::{AttachOptions, Attached};
 pub use metadata::MetadataLayout;
-pub use sink::XdpSink;
 pub use source::XdpSource;
 
-use super::egress::Egress;
+use super::egress::{Egress, EgressSink};
 use super::live::{DeviceConfig, Facts, XdpMode};
 use crate::error::Result;
 use crate::sys::bpf::XdpPlace;
@@ -109,10 +107,8 @@ impl XdpDevice {
 
     /// A way out for one more CPU.
     #[must_use]
-    pub fn sink(&self) -> XdpSink {
-        let counters = Arc::default();
-        let ways = self.egress.iter().map(|egress| egress.join(Arc::clone(&counters))).collect();
-        XdpSink::new(self.interface.clone(), ways, counters)
+    pub fn sink(&self) -> EgressSink {
+        EgressSink::new(self.interface.clone(), &self.egress)
     }
 
     /// What was found out about it; how packets are copied once its queues are attached to an engine.

@@ -1,28 +1,35 @@
-//! A CPU's way out: into the rings of the device's queues.
+//! A CPU's way out: into the lanes to the device's queues.
 
 use std::sync::Arc;
 
 use path::Packet;
 
-use crate::device::egress::Way;
+use super::{Egress, Way};
 use crate::device::sink::{SendDrop, Sink, SinkCounters};
 use crate::error::Error;
 
 /// One CPU's end of a device whose queues are driven by the CPUs that poll them.
 ///
 /// A flow's packets go to one queue, and leave it in the order in which they were handed in.
-pub struct XdpSink {
-    interface: String,
+pub struct EgressSink {
+    /// The device.
+    name: String,
     ways: Vec<Way>,
     /// What is for each queue, in the call under way.
     sorted: Vec<Vec<Packet>>,
     counters: Arc<SinkCounters>,
 }
 
-impl XdpSink {
-    pub(super) fn new(interface: String, ways: Vec<Way>, counters: Arc<SinkCounters>) -> Self {
-        let sorted = ways.iter().map(|_| Vec::new()).collect();
-        Self { interface, ways, sorted, counters }
+impl EgressSink {
+    /// For one more CPU of the device `name`, to all of its queues.
+    pub(crate) fn new(name: String, queues: &[Egress]) -> Self {
+        let counters = Arc::default();
+        Self {
+            name,
+            ways: queues.iter().map(|queue| queue.join(Arc::clone(&counters))).collect(),
+            sorted: queues.iter().map(|_| Vec::new()).collect(),
+            counters,
+        }
     }
 
     /// Hands a queue its packets, and returns whether it is gone. Those that find no room stay in
@@ -41,7 +48,7 @@ impl XdpSink {
     }
 }
 
-impl Sink for XdpSink {
+impl Sink for EgressSink {
     fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), Error> {
         if packets.is_empty() {
             return Ok(());
@@ -63,7 +70,7 @@ impl Sink for XdpSink {
                 self.sorted[queue] = sorted;
             }
         }
-        if is_gone { Err(Error::DeviceGone { name: self.interface.clone() }) } else { Ok(()) }
+        if is_gone { Err(Error::DeviceGone { name: self.name.clone() }) } else { Ok(()) }
     }
 
     fn counters(&self) -> &Arc<SinkCounters> {
