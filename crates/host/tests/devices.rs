@@ -30,10 +30,8 @@ fn engine(devices: &[(&str, u16)], sources: u64) -> Result<Engine<Idler>> {
     let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
     let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
     config.explain = vec![FLOW];
-    config.devices = devices
-        .iter()
-        .map(|(name, queues)| DeviceQueues { name: (*name).to_owned(), queues: *queues })
-        .collect();
+    config.devices =
+        devices.iter().map(|(name, queues)| DeviceQueues::new(*name, *queues)).collect();
     let sources = (0..sources).map(|seed| -> Box<dyn Source> {
         let plan = SyntheticPlan { frames: 100, seed, ..SyntheticPlan::default() };
         Box::new(SyntheticSource::new(plan, None))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use path::Source;
@@ -14,11 +14,12 @@ use super::af_xdp::{Opened, XdpDevice};
 use super::sink::Sink;
 use super::take::Take;
 use super::tun::{TunDevice, TunKind};
-use crate::error::Result;
+use super::virtio::VirtioOptions;
+use crate::error::{Error, Result};
 use crate::sys::interface::Interface;
 use crate::sys::privilege;
 
-/// By which face of the kernel frames come and go.
+/// By which face of the kernel, or from which other process, frames come and go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Via {
     /// `AF_XDP`: straight into packet memory, taken from the kernel.
@@ -29,11 +30,13 @@ pub enum Via {
     Tap,
     /// A TUN: the same without Ethernet headers.
     Tun,
+    /// virtio-net over vhost-user: from a process that stands for the device.
+    VhostUser,
 }
 
 impl Via {
     /// Every way.
-    pub const ALL: [Self; 4] = [Self::AfXdp, Self::AfPacket, Self::Tap, Self::Tun];
+    pub const ALL: [Self; 5] = [Self::AfXdp, Self::AfPacket, Self::Tap, Self::Tun, Self::VhostUser];
 
     /// Its name on the command line and in reports.
     #[must_use]
@@ -43,7 +46,15 @@ impl Via {
             Self::AfPacket => "af_packet",
             Self::Tap => "tap",
             Self::Tun => "tun",
+            Self::VhostUser => "vhost-user",
         }
+    }
+
+    /// Whether its devices are interfaces of the kernel's, and go by the names of those. Any other
+    /// goes by the path of a socket.
+    #[must_use]
+    pub fn is_interface(self) -> bool {
+        self != Self::VhostUser
     }
 }
 
@@ -59,7 +70,8 @@ impl FromStr for Via {
     fn from_str(text: &str) -> Result<Self, String> {
         let via = Self::ALL.into_iter().find(|via| via.name() == text);
         via.ok_or_else(|| {
-            format!("{text:?} is no way to open a device: give af_xdp, af_packet, tap or tun")
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("{text:?} is no way to open a device: give one of {names}")
         })
     }
 }
@@ -67,16 +79,18 @@ impl FromStr for Via {
 /// A device to be opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceConfig {
-    /// The interface's name.
+    /// The interface's name; of a vhost-user device, the path of its socket.
     pub name: String,
-    /// By which face of the kernel.
+    /// How it is opened.
     pub via: Via,
-    /// Its rx queues that are polled; the first ones.
+    /// Its rx queues that are polled; the first ones. Of a vhost-user device, its queue pairs.
     pub queues: u16,
     /// What is taken.
     pub take: Take,
     /// What is about `AF_XDP` alone.
     pub xdp: XdpOptions,
+    /// What is about vhost-user alone.
+    pub virtio: VirtioOptions,
     /// Whether frames for other stations are wanted too.
     pub promiscuous: bool,
     /// Whether the hash that the device computed, where it did, is used in place of ours. Whoever
@@ -96,6 +110,7 @@ impl DeviceConfig {
             queues: 1,
             take: Take::default(),
             xdp: XdpOptions::default(),
+            virtio: VirtioOptions::default(),
             promiscuous: false,
             device_hash: false,
             verify: Verify::Checksums,
@@ -165,6 +180,39 @@ impl KernelCounts {
     }
 }
 
+/// What one queue of a virtio device tells of its receive buffers. Written by its source, read by
+/// anyone.
+#[derive(Default, Debug)]
+pub struct RxBuffers {
+    size_bytes: AtomicU32,
+    used: AtomicU64,
+}
+
+impl RxBuffers {
+    /// The size of the buffers that are posted now, virtio header included, in bytes; 0 before the
+    /// first one (`mergeable_rx_buffer_size`).
+    #[must_use]
+    pub fn size_bytes(&self) -> u32 {
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many buffers the device has given back so far.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Says how large the buffers are that are posted from now on. Only the source calls this.
+    pub fn set_size_bytes(&self, size_bytes: u32) {
+        self.size_bytes.store(size_bytes, Ordering::Relaxed);
+    }
+
+    /// Counts buffers that the device has given back, once a burst. Only the source calls this.
+    pub fn add_used(&self, buffers: u64) {
+        self.used.store(self.used() + buffers, Ordering::Relaxed);
+    }
+}
+
 /// What is found out about a device, by name: `("mode", "native")`. Some of it is known only once an
 /// engine has the device's queues; each copy tells of it.
 #[derive(Clone, Default, Debug)]
@@ -196,14 +244,16 @@ impl Facts {
 
 /// An open device.
 pub struct Device {
-    /// The interface's name.
+    /// The interface's name; of a vhost-user device, the path of its socket.
     pub name: String,
-    /// By which face of the kernel.
+    /// How it was opened.
     pub via: Via,
     /// One for each queue: what an engine polls.
     pub sources: Vec<Box<dyn Source>>,
     /// What the kernel counts, for each queue.
     pub counts: Vec<Arc<KernelCounts>>,
+    /// What each queue of a virtio device tells of its receive buffers; any other device has none.
+    pub rx_buffers: Vec<Arc<RxBuffers>>,
     /// What was found out about it, for reports.
     pub facts: Facts,
     /// None for frames from elsewhere.
@@ -228,6 +278,7 @@ impl Device {
             Via::AfPacket => Self::open_af_packet(config),
             Via::Tap => Self::open_tun(config, TunKind::Tap),
             Via::Tun => Self::open_tun(config, TunKind::Tun),
+            Via::VhostUser => Self::open_vhost_user(config),
         }
     }
 
@@ -236,7 +287,21 @@ impl Device {
     pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
         let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
         let name = name.to_owned();
-        Self { name, via, sources, counts, facts: Facts::default(), way_out: None }
+        let (rx_buffers, facts) = (Vec::new(), Facts::default());
+        Self { name, via, sources, counts, rx_buffers, facts, way_out: None }
+    }
+
+    /// Whether this is the device that somebody calls so: by its name, or as on the command line
+    /// with how it is opened in front, as in `vhost-user:/run/switch.sock`.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        let opened_so = name.strip_prefix(self.via.name()).and_then(|name| name.strip_prefix(':'));
+        self.name == name || opened_so == Some(&self.name)
+    }
+
+    /// The interface that it is, looked up now; none if it is no interface.
+    pub(crate) fn interface(&self) -> Option<Result<Interface>> {
+        self.via.is_interface().then(|| Interface::named(&self.name))
     }
 
     /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
@@ -263,6 +328,7 @@ impl Device {
             via: config.via,
             sources: sources.into_iter().map(boxed).collect(),
             counts,
+            rx_buffers: Vec::new(),
             facts: device.facts().clone(),
             way_out: Some(WayOut::Xdp(device)),
         })
@@ -285,6 +351,7 @@ impl Device {
             via: config.via,
             sources: sources.into_iter().map(boxed).collect(),
             counts,
+            rx_buffers: Vec::new(),
             facts: Facts::default(),
             way_out: Some(WayOut::Packet(interface)),
         })
@@ -297,8 +364,18 @@ impl Device {
             via: config.via,
             sources: device.sources(config.verify).into_iter().map(boxed).collect(),
             counts: device.counts(),
+            rx_buffers: Vec::new(),
             facts: Facts::of(device.facts()),
             way_out: Some(WayOut::Tun(device)),
+        })
+    }
+
+    fn open_vhost_user(config: &DeviceConfig) -> Result<Self> {
+        config.virtio.check()?;
+        Err(Error::Setting {
+            what: "via",
+            value: config.via.to_string(),
+            why: "its driver is not there yet".to_owned(),
         })
     }
 }
@@ -311,5 +388,43 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, via, sources, .. } = self;
         write!(f, "Device({name} via {via}, {} queues)", sources.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_is_read_as_it_is_written() {
+        for via in Via::ALL {
+            assert_eq!(via.name().parse(), Ok(via));
+        }
+        let refused = "usb".parse::<Via>().unwrap_err();
+        assert!(
+            refused.contains("give one of af_xdp, af_packet, tap, tun, vhost-user"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_device_is_called_by_its_name_and_by_how_it_was_opened() {
+        let socket = Device::of_sources("/run/a.sock", Via::VhostUser, Vec::new());
+        for (name, expected) in [
+            ("/run/a.sock", true),
+            ("vhost-user:/run/a.sock", true),
+            ("tun:/run/a.sock", false),
+            ("vhost-user/run/a.sock", false),
+            ("a.sock", false),
+            ("", false),
+        ] {
+            assert_eq!(socket.is_called(name), expected, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_no_interface_even_if_one_is_called_so() {
+        assert!(Device::of_sources("lo", Via::AfPacket, Vec::new()).interface().is_some());
+        assert!(Device::of_sources("lo", Via::VhostUser, Vec::new()).interface().is_none());
     }
 }

@@ -22,6 +22,9 @@ use path::parse::{Link, Verify, View, parse};
 
 pub use egress::EgressSink;
 pub use live::{CopyMode, Device, DeviceConfig, Facts, KernelCounts, Via, XdpMode, XdpOptions};
+pub use live::{
+    CopyMode, Device, DeviceConfig, Facts, KernelCounts, RxBuffers, Via, XdpMode, XdpOptions,
+};
 pub use pace::Rate;
 pub use tun::TunDevice;
 

@@ -1,28 +1,80 @@
 //! Whose the queues of an engine are. Outside, queues are counted for each device; inside, through
 //! all of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 
 use path::RxQueue;
 
+use crate::device::{Device, RxBuffers};
 use crate::error::{Error, Result};
-use crate::sys::interface::is_interface_name;
+use crate::sys::interface::{NAME_BYTES_MAX, is_interface_name};
 
 /// What a device is called that nobody has named.
 const UNNAMED: &str = "replay";
 
 /// A device, as far as its name and its queues go.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct DeviceQueues {
-    /// The interface's name.
+    /// The interface's name, or one that an interface can have.
     pub name: String,
     /// How many rx queues of it are polled, at least one.
     pub queues: u16,
+    /// What each of them tells of its receive buffers; none of a device that is not virtio.
+    pub rx_buffers: Vec<Arc<RxBuffers>>,
+}
+
+impl DeviceQueues {
+    /// A device whose buffers nobody asks about.
+    #[must_use]
+    pub fn new(name: impl Into<String>, queues: u16) -> Self {
+        Self { name: name.into(), queues, rx_buffers: Vec::new() }
+    }
+
+    /// Those of open devices whose sources nobody has taken. A device that is no interface is called
+    /// by the last part of its path, with a number behind it if another one is called so.
+    #[must_use]
+    pub fn of<'a>(devices: &'a [Device]) -> Vec<Self> {
+        let interfaces = devices.iter().filter(|device| device.via.is_interface());
+        let mut taken: BTreeSet<_> = interfaces.map(|device| device.name.clone()).collect();
+        let mut of_paths = BTreeMap::new();
+        let of = |device: &'a Device| {
+            let name = &*device.name;
+            let name = if device.via.is_interface() {
+                name.to_owned()
+            } else {
+                // One that is opened twice has one name, and is found out by that.
+                of_paths.entry(name).or_insert_with(|| name_of_path(name, &mut taken)).clone()
+            };
+            let queues = u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
+            Self { name, queues, rx_buffers: device.rx_buffers.clone() }
+        };
+        devices.iter().map(of).collect()
+    }
+}
+
+/// A name that an interface can have, and that nobody has taken before.
+fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
+    let last = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or("vhost-user");
+    let plain = |letter: char| {
+        let is_plain = letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        if is_plain { letter } else { '_' }
+    };
+    let last: String = last.chars().map(plain).collect();
+    let numbered = (0u32..).map(|number| {
+        let ending = if number == 0 { String::new() } else { format!("-{number}") };
+        let kept = last.len().min(NAME_BYTES_MAX.saturating_sub(ending.len()));
+        format!("{}{ending}", &last[..kept])
+    });
+    // There are more numbers than devices.
+    let name = numbered.into_iter().find(|name| !taken.contains(name)).unwrap_or(last);
+    taken.insert(name.clone());
+    name
 }
 
 /// The devices of an engine, in the order of their queues.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Devices(Arc<[DeviceQueues]>);
 
 impl Devices {
@@ -41,10 +93,10 @@ impl Devices {
             return Err(refused(&queues.to_string(), why));
         };
         if named.is_empty() {
-            return Ok(Self([DeviceQueues { name: UNNAMED.to_owned(), queues: all }].into()));
+            return Ok(Self([DeviceQueues::new(UNNAMED, all)].into()));
         }
         let mut names = BTreeSet::new();
-        for DeviceQueues { name, queues } in named {
+        for DeviceQueues { name, queues, .. } in named {
             let why = if !is_interface_name(name) {
                 "no interface can have that name"
             } else if !names.insert(name) {
@@ -73,11 +125,20 @@ impl Devices {
     /// The names, each with the numbers of its queues in the engine.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, std::ops::Range<u16>)> {
         let mut first = 0;
-        self.0.iter().map(move |DeviceQueues { name, queues }| {
+        self.0.iter().map(move |DeviceQueues { name, queues, .. }| {
             let own = first..first + queues;
             first = own.end;
             (name.as_str(), own)
         })
+    }
+
+    /// What a queue tells of its receive buffers, if its device is virtio.
+    pub(crate) fn rx_buffers(&self, queue: RxQueue) -> Option<&RxBuffers> {
+        let of_device = self.0.iter().zip(self.iter());
+        let (device, own) = of_device
+            .map(|(device, (_, own))| (device, own))
+            .find(|(_, own)| own.contains(&queue.0))?;
+        device.rx_buffers.get(usize::from(queue.0 - own.start)).map(Arc::as_ref)
     }
 
     /// What a queue is called: with its device where there are several.
@@ -93,11 +154,10 @@ impl Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Via;
 
     fn devices(named: &[(&str, u16)], queues: usize) -> Result<Devices, String> {
-        let named = named
-            .iter()
-            .map(|(name, queues)| DeviceQueues { name: (*name).to_owned(), queues: *queues });
+        let named = named.iter().map(|(name, queues)| DeviceQueues::new(*name, *queues));
         let named: Vec<_> = named.collect();
         Devices::of(&named, queues).map_err(|error| error.to_string())
     }
@@ -110,6 +170,40 @@ mod tests {
         let one = devices(&[], 2).unwrap();
         assert_eq!(one.iter().collect::<Vec<_>>(), [("replay", 0..2)]);
         assert_eq!(one.name_of(RxQueue(1)), "rx-1");
+    }
+
+    #[test]
+    fn a_device_that_is_no_interface_has_a_name_that_an_interface_can_have_and_no_other_device_has()
+    {
+        let device = |name: &str, via| Device::of_sources(name, via, Vec::new());
+        let paths = [
+            "/run/a/vhost.sock",
+            "/run/b/vhost.sock",
+            "/run/a/vhost.sock",
+            "eth0",
+            "/run/a name:that is no interface's",
+            "/run/a_name_that_is_too",
+            "/",
+        ];
+        let eth0 = device("eth0", Via::AfPacket);
+        let others = paths.into_iter().map(|path| device(path, Via::VhostUser));
+        let devices: Vec<_> = others.chain([eth0]).collect();
+        let named = DeviceQueues::of(&devices);
+        let names: Vec<_> = named.iter().map(|device| &*device.name).collect();
+        assert_eq!(
+            names,
+            [
+                "vhost.sock",
+                "vhost.sock-1",
+                "vhost.sock",
+                "eth0-1",
+                "a_name_that_is_",
+                "a_name_that_i-1",
+                "vhost-user",
+                "eth0"
+            ]
+        );
+        assert!(names.iter().all(|name| is_interface_name(name)));
     }
 
     #[test]

@@ -9,7 +9,6 @@ use path::network::{Identity, Prefix};
 
 use super::shared::NetDevice;
 use crate::device::{Device, Via};
-use crate::engine::DeviceQueues;
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::sys::interface::{Interface, MacAddress};
@@ -50,13 +49,6 @@ pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
     if bits > most { Err(wrong()) } else { Ok((address, bits)) }
 }
 
-/// The queues of devices, for an engine over them.
-pub(super) fn queues_of(devices: &[Device]) -> Vec<DeviceQueues> {
-    let queues = |device: &Device| u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
-    let of = |device: &Device| DeviceQueues { name: device.name.clone(), queues: queues(device) };
-    devices.iter().map(of).collect()
-}
-
 /// The device of each rx queue.
 pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
     let queues = |(index, device): (usize, &Device)| vec![index; device.sources.len()];
@@ -74,14 +66,19 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
                 (of_kernel(&interface)?, Some(interface.index))
             }
             Addresses::Kernels => {
-                let why = "the kernel is at the other end of it: say who is at this one".to_owned();
+                let other = match device.via {
+                    Via::VhostUser => "another process",
+                    _ => "the kernel",
+                };
+                let why = format!("{other} is at the other end of it: say who is at this one");
                 let (what, value) = ("addresses", device.name.clone());
                 return Err(Error::Setting { what, value, why });
             }
             Addresses::Own { mac, addresses } => {
                 let mac = mac.unwrap_or_else(|| made_up(addresses.first()));
                 let has_link = device.via != Via::Tun;
-                let mtu = Interface::named(&device.name).map_or(ETHERNET_MTU, |found| found.mtu);
+                let interface = device.interface().and_then(Result::ok);
+                let mtu = interface.map_or(ETHERNET_MTU, |found| found.mtu);
                 let addresses = prefixes(addresses);
                 let mac = has_link.then_some(mac);
                 let is_whole_host = true;

@@ -66,7 +66,7 @@ use path::stack::Stack;
 
 use crate::control::Control;
 use crate::device::{Device, Via};
-use crate::engine::{Config, CpuThread, Engine, Outcome, Stopper};
+use crate::engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 use crate::error::{Error, Result};
 use crate::sys;
 pub use datagram::{Datagram, Datagrams, NoRoom};
@@ -149,7 +149,7 @@ impl Net {
         let faces = identities::of_devices(devices, &net.addresses)?;
         let ways = cpus.iter().map(|_| ways_out(devices, &faces)).collect::<Result<Vec<_>>>()?;
         let config = Config {
-            devices: identities::queues_of(devices),
+            devices: DeviceQueues::of(devices),
             kept_frames: net.kept_frames,
             senders: u16::try_from(cpus.len()).unwrap_or(u16::MAX),
             spare_frames: net.send_frames.max(config.spare_frames),

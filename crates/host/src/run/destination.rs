@@ -158,7 +158,7 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
 
 /// The ways of all CPUs to one place.
 fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], resegments: bool) -> Result<Vec<Way>> {
-    let of_run = |name: &str| devices.iter().find(|device| device.name == name);
+    let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
     match to {
         To::Count => Ok(cpus.iter().map(|_| Way::Count).collect()),
         To::Pcap(directory) => {
@@ -174,6 +174,13 @@ fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], resegments: bool) -> R
             let tun = TunDevice::open_to_send(name)?;
             Ok(cpus.iter().map(|_| Way::Sink(Box::new(tun.sink()))).collect())
         }
+        To::Dev(name) if name.contains(['/', ':']) => Err(Error::Setting {
+            what: "to",
+            value: to.to_string(),
+            why: "no interface has that name, and a vhost-user device is sent to by the run that \
+                  receives from it: name it among the devices, too"
+                .to_owned(),
+        }),
         To::Dev(name) => {
             let interface = Interface::named(name)?;
             privilege::for_af_packet(name, false)?;

@@ -86,7 +86,7 @@ impl Run {
     /// As [`open`](Self::open).
     pub fn with_devices(mut plan: Plan, mut devices: Vec<Device>) -> Result<Self> {
         plan.engine.when_full = WhenFull::Drop;
-        plan.engine.devices = devices.iter().map(queues_of).collect();
+        plan.engine.devices = DeviceQueues::of(&devices);
         let cpus = plan.engine.cpus.cpus();
         let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, plan.resegment)?;
         clear_outputs(&plan)?;
@@ -159,11 +159,6 @@ impl Run {
         report.error = report.errors.first().map(ToString::to_string);
         Ok(report)
     }
-}
-
-fn queues_of(device: &Device) -> DeviceQueues {
-    let queues = u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
-    DeviceQueues { name: device.name.clone(), queues }
 }
 
 /// All queues of all devices, in order; a failure of one ends the run.

@@ -65,7 +65,7 @@ pub enum StoppedBy {
 /// What became of one device.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
-    /// Its name.
+    /// Its name, or the path of its socket.
     pub name: String,
     /// How it was opened.
     pub via: &'static str,
@@ -73,7 +73,7 @@ pub struct DeviceReport {
     pub queues: Vec<QueueReport>,
     /// What was found while opening it.
     pub facts: BTreeMap<&'static str, String>,
-    /// What the kernel counted on the interface meanwhile, if it still is there.
+    /// What the kernel counted on the interface meanwhile, if it is one and still there.
     pub interface: Option<InterfaceReport>,
 }
 
@@ -84,7 +84,7 @@ pub struct QueueReport {
     pub rx_queue: u16,
     /// Frames that it gave.
     pub packets: u64,
-    /// Frames that the kernel dropped, by its own names.
+    /// Frames that the kernel, or a device's driver, dropped, by its own names.
     pub kernel_dropped: BTreeMap<&'static str, u64>,
 }
 
@@ -210,16 +210,17 @@ impl SentReport {
 
 impl DeviceWatch {
     pub(super) fn new(device: &Device) -> Self {
-        let interface = Interface::named(&device.name).and_then(|interface| {
-            let counters = interface.counters()?;
-            Ok((interface, counters))
+        let interface = device.interface().and_then(Result::ok);
+        let interface = interface.and_then(|interface| {
+            let counters = interface.counters().ok()?;
+            Some((interface, counters))
         });
         Self {
             via: device.via.name(),
             facts: device.facts.clone(),
             queues: device.sources.len(),
             counts: device.counts.clone(),
-            interface: interface.ok(),
+            interface,
             name: device.name.clone(),
         }
     }

@@ -14,7 +14,8 @@ pub enum To {
     Pcap(PathBuf),
     /// To the kernel, by a TUN of that name; merged packets whole.
     Tun(String),
-    /// Out of the interface of that name, cut to its MTU.
+    /// Out of the interface of that name, cut to its MTU; or back to a device of the run, as in
+    /// `dev:vhost-user:/run/switch.sock`.
     Dev(String),
 }
 
@@ -49,7 +50,9 @@ mod tests {
 
     #[test]
     fn a_place_is_read_as_it_is_written() {
-        for text in ["count", "pcap:out/of here", "tun:ft0", "dev:veth0"] {
+        for text in
+            ["count", "pcap:out/of here", "tun:ft0", "dev:veth0", "dev:vhost-user:/run/a.sock"]
+        {
             assert_eq!(text.parse::<To>().unwrap().to_string(), text);
         }
         for text in ["", "pcap", "tun:", "dev:", "count:3", "tap:t0", "veth0"] {

@@ -16,7 +16,7 @@ use super::{ethtool, netlink};
 use crate::error::{Error, Result};
 
 /// Bytes of a name, at most: `IFNAMSIZ` less its end (include/uapi/linux/if.h).
-const NAME_BYTES_MAX: usize = 15;
+pub(crate) const NAME_BYTES_MAX: usize = 15;
 
 // What a TUN says of itself: include/uapi/linux/if_link.h.
 const IFLA_TUN_OWNER: u16 = 1;
