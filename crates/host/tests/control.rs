@@ -5,9 +5,11 @@
 use std::sync::Arc;
 
 use forebay::clock::Clock;
+use forebay::control::list::list;
 use forebay::control::{Control, CpuList, EntryKind, Errno};
+use forebay::device::RxBuffers;
 use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
-use forebay::engine::{Config, Engine, VirtualCosts};
+use forebay::engine::{Config, DeviceQueues, Engine, VirtualCosts};
 use path::delivery::Batch;
 use path::hash::Hasher;
 use path::steer::SpreadPolicy;
@@ -45,6 +47,26 @@ fn set(control: &Control, name: &str, text: &str) -> Result<String, Errno> {
         control.write(path, text).map_err(|refused| refused.errno)?;
     }
     Ok(control.read(&paths[0])?.trim_end().to_owned())
+}
+
+#[test]
+fn promise_8_the_size_of_receive_buffers_is_read_as_it_is_now_and_cannot_be_written() {
+    let buffers = [Arc::<RxBuffers>::default(), Arc::default()];
+    let virtio = DeviceQueues { rx_buffers: buffers.to_vec(), ..DeviceQueues::new("switch", 2) };
+    let (_engine, control) = engine(&Config { devices: vec![virtio], ..config() });
+    let name = "mergeable_rx_buffer_size";
+    assert_eq!(control.knob(&format!("rx-1/{name}")).unwrap(), "0");
+    buffers[1].set_size_bytes(1536);
+    assert_eq!(control.knob(&format!("rx-0/{name}")).unwrap(), "0");
+    assert_eq!(control.knob(&format!("rx-1/{name}")).unwrap(), "1536");
+    for text in ["1536", "", "junk"] {
+        assert_eq!(control.set(&format!("rx-1/{name}"), text).unwrap_err().errno, Errno::Access);
+    }
+    let listed = list(&control).into_iter().filter(|knob| knob.path.ends_with(name));
+    let listed: Vec<_> = listed.map(|knob| (knob.path, knob.value, knob.default)).collect();
+    let path = |queue| format!("sys/class/net/switch/queues/rx-{queue}/{name}");
+    let of = |queue, value: &str| (path(queue), value.to_owned(), String::new());
+    assert_eq!(listed, [of(0, "0"), of(1, "1536")]);
 }
 
 #[test]

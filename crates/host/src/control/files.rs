@@ -12,6 +12,7 @@ use super::live::Control;
 use super::refused::{Refused, Written};
 use super::stats::{CpuStats, softnet_stat};
 use super::tree::{Entry, File};
+use crate::device::RxBuffers;
 use crate::engine::Settings;
 
 impl Control {
@@ -48,6 +49,10 @@ impl Control {
             File::Possible => list(self.shared().cpus()),
             File::SoftnetStat => softnet_stat(self.shared()),
             File::Coalesce(knob) => format!("{}\n", coalesce_value(knob, &settings)),
+            File::RxBufferSize(queue) => {
+                let buffers = self.shared().devices().rx_buffers(queue);
+                format!("{}\n", buffers.map_or(0, RxBuffers::size_bytes))
+            }
             File::Counter(cpu, name) => {
                 format!("{}\n", CpuStats::of(cpu, self.shared()).named(name))
             }

@@ -8,6 +8,7 @@ use path::coalesce::LRO_DESCRIPTORS;
 use super::knob::Knob;
 use super::live::Control;
 use super::names;
+use super::tree::MERGEABLE_RX_BUFFER_SIZE;
 use crate::topology::{SYSFS, Topology};
 
 /// A knob, as `list` tells it.
@@ -17,7 +18,7 @@ pub struct Listed {
     pub path: String,
     /// What it reads.
     pub value: String,
-    /// What it reads when nobody has said anything; empty if that is drawn.
+    /// What it reads when nobody has said anything; empty if that is drawn, or nobody can say.
     pub default: String,
     /// What that means.
     pub meaning: String,
@@ -27,7 +28,7 @@ pub struct Listed {
 #[must_use]
 pub fn list(control: &Control) -> Vec<Listed> {
     let value = |text: String| text.trim_end().to_owned();
-    let listed = names::knobs(control).into_iter().map(|path| {
+    let listed = names::listed(control).into_iter().map(|path| {
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
         Listed {
             value: control.read(&path).map(value).unwrap_or_default(),
@@ -93,6 +94,9 @@ fn meaning(name: &str) -> &'static str {
         "dev_weight" => "packets that a CPU takes from one queue in one turn",
         "dev_weight_rx_bias" => "what dev_weight is multiplied with for backlogs",
         "skb_defer_max" => "frames that wait on a CPU to be returned to another; 0 is none",
+        MERGEABLE_RX_BUFFER_SIZE => {
+            "bytes of the receive buffers that are posted now; the driver sets it"
+        }
         "online" => "whether the CPU runs",
         "cpus" => "the CPUs that run",
         "coalesce" => "how segments of a flow are merged: gro, lro or off",

@@ -5,12 +5,22 @@ use std::borrow::Cow;
 use super::errno::Errno;
 use super::live::Control;
 use super::refused::Refused;
+use super::tree::File;
 
 /// The paths of all files that can be written to.
 pub(super) fn knobs(control: &Control) -> Vec<String> {
+    paths(control, |file| file.mode() & 0o200 != 0)
+}
+
+/// The paths of all files that a list of the knobs has.
+pub(super) fn listed(control: &Control) -> Vec<String> {
+    paths(control, File::is_listed)
+}
+
+fn paths(control: &Control, of: impl Fn(File) -> bool) -> Vec<String> {
     let tree = control.tree();
-    let writable = tree.files().filter(|(_, file)| file.mode() & 0o200 != 0);
-    writable.map(|(path, _)| path).collect()
+    let files = tree.files().filter(|(_, file)| of(*file));
+    files.map(|(path, _)| path).collect()
 }
 
 /// The paths that a name fits.

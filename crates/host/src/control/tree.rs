@@ -12,6 +12,10 @@ use super::names::OfDevice;
 use super::stats::CPU_COUNTERS;
 use crate::engine::Devices;
 
+/// What virtio-net calls the size of the buffers that it posts, of each queue
+/// (drivers/net/virtio_net.c, where it can only be read too).
+pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
+
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Entry {
@@ -36,6 +40,8 @@ pub enum EntryKind {
 /// A file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum File {
+    /// The size of a queue's receive buffers; the queue is counted through all devices.
+    RxBufferSize(RxQueue),
     /// A knob of the kernel's; of this queue, counted through all devices, if it is one of a queue.
     Knob(Knob, RxQueue),
     /// Whether a CPU runs.
@@ -59,10 +65,19 @@ pub(super) enum File {
 impl File {
     pub(super) fn mode(self) -> u16 {
         match self {
-            Self::Online | Self::Possible | Self::SoftnetStat | Self::Counter(..) => 0o444,
+            Self::Online
+            | Self::Possible
+            | Self::SoftnetStat
+            | Self::Counter(..)
+            | Self::RxBufferSize(_) => 0o444,
             Self::HashKey => 0o200,
             _ => 0o644,
         }
+    }
+
+    /// Whether a list of the knobs has it: whatever can be set, and what drivers set themselves.
+    pub(super) fn is_listed(self) -> bool {
+        matches!(self, Self::RxBufferSize(_)) || self.mode() & 0o200 != 0
     }
 }
 
@@ -133,7 +148,20 @@ impl Tree {
             ("forebay/cpus", File::Cpus),
         ];
         let others = others.into_iter().map(|(path, file)| (path.to_owned(), file));
-        self.knobs().chain(of_cpus).chain(of_coalescing).chain(others)
+        self.knobs().chain(self.rx_buffer_sizes()).chain(of_cpus).chain(of_coalescing).chain(others)
+    }
+
+    /// One for each queue of a virtio device.
+    fn rx_buffer_sizes(&self) -> impl Iterator<Item = (String, File)> {
+        self.devices.iter().flat_map(|(device, own)| {
+            let first = own.start;
+            let own = own.filter(|queue| self.devices.rx_buffers(RxQueue(*queue)).is_some());
+            own.map(move |queue| {
+                let directory = Place::Queue.directory(device, RxQueue(queue - first));
+                let file = File::RxBufferSize(RxQueue(queue));
+                (format!("{directory}/{MERGEABLE_RX_BUFFER_SIZE}"), file)
+            })
+        })
     }
 
     fn knobs(&self) -> impl Iterator<Item = (String, File)> {
@@ -181,15 +209,15 @@ fn normal(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::engine::DeviceQueues;
 
     fn tree_of(devices: &[(&str, u16)]) -> Tree {
         let cpus = CpuList::new([0, 1].map(CpuId));
         let sum = devices.iter().map(|(_, queues)| usize::from(*queues)).sum();
-        let devices = devices
-            .iter()
-            .map(|(name, queues)| DeviceQueues { name: (*name).to_owned(), queues: *queues });
+        let devices = devices.iter().map(|(name, queues)| DeviceQueues::new(*name, *queues));
         Tree { devices: Devices::of(&devices.collect::<Vec<_>>(), sum).unwrap(), cpus }
     }
 
@@ -210,6 +238,25 @@ mod tests {
         let cpu = ["cpu0", "cpu1", "online", "possible", "present"];
         assert_eq!(names("sys/devices/system/cpu"), cpu);
         assert_eq!(names("proc/sys/net/core").len(), 10);
+    }
+
+    #[test]
+    fn only_queues_of_a_virtio_device_have_a_size_of_receive_buffers() {
+        let virtio = DeviceQueues {
+            rx_buffers: vec![Arc::default(), Arc::default()],
+            ..DeviceQueues::new("switch", 2)
+        };
+        let devices = Devices::of(&[DeviceQueues::new("eth0", 1), virtio], 3).unwrap();
+        let tree = Tree { devices, cpus: CpuList::new([CpuId(0)]) };
+        let at =
+            |queue: &str| tree.file(&format!("sys/class/net/{queue}/mergeable_rx_buffer_size"));
+        assert_eq!(at("switch/queues/rx-0"), Ok(File::RxBufferSize(RxQueue(1))));
+        assert_eq!(at("switch/queues/rx-1"), Ok(File::RxBufferSize(RxQueue(2))));
+        assert_eq!(at("eth0/queues/rx-0"), Err(Errno::NoEnt));
+        assert_eq!(at("switch"), Err(Errno::NoEnt));
+        assert_eq!(tree.named("mergeable_rx_buffer_size").unwrap().len(), 2);
+        assert_eq!(tree.named("switch/rx-1/mergeable_rx_buffer_size").unwrap().len(), 1);
+        assert_eq!(File::RxBufferSize(RxQueue(1)).mode(), 0o444);
     }
 
     #[test]
