@@ -21,7 +21,6 @@ use path::hash::{FlowHash, Hasher, Indirection};
 use path::parse::{Link, Verify, View, parse};
 
 pub use egress::EgressSink;
-pub use live::{CopyMode, Device, DeviceConfig, Facts, KernelCounts, Via, XdpMode, XdpOptions};
 pub use live::{
     CopyMode, Device, DeviceConfig, Facts, KernelCounts, RxBuffers, Via, XdpMode, XdpOptions,
 };

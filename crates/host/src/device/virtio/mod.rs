@@ -1,8 +1,152 @@
 //! virtio-net over vhost-user: a driver in user space, safe against a device that lies.
+//!
+//! ```text
+//!  back end ══ used ring ══► receive ─► head in a private frame, pieces where the device put them
+//!     ▲                        │ ▲
+//!     ╚════ avail ring ════ buffers ◄── average of packet lengths
+//! ```
+//!
+//! Memory is shared with the back end, which may write anything anywhere in it at any time: rings,
+//! receive buffers and what is to be sent. All that the driver goes by is private: which buffers the
+//! device has, where they are, how long; and what is parsed was copied in before.
 
 mod options; //  how a back end is reached, and what is asked of it
+mod memory; //   what is shared with it
+mod meet; //     where the two sides find each other
+mod front; //    what they say to each other
+mod features; // what they agree on
+mod link; //     from one session to the next
+mod port; //     a queue's end of it
 
+mod average; //  how long packets are
+mod buffers; //  receive buffers as large as those
+mod header; //   what the device says before a packet
+mod receive; //  from used buffers to packets
+mod transmit; // from packets to buffers
+mod source; //   one queue pair, as an engine polls it
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use self::buffers::{Buffers, Sizing};
+use self::features::Wishes;
+use self::front::{MemoryTable, PairRings, QueueRings};
+use self::link::{Link, LinkConfig};
+use self::memory::MemoryPlan;
+use self::receive::{COUNTS, Receiver};
+use self::transmit::Transmit;
+use super::egress::{Egress, EgressSink};
+use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
+use crate::error::{Error, Result};
+use crate::sys::virtio::{Layout, SharedMemory, Virtqueue};
+
+pub use average::Average;
 pub use options::{
     BufferPolicy, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_MAX, QUEUE_SIZE_MIN, RX_BUFFER_MAX_BYTES_DEFAULT,
     Role, VirtioOptions,
 };
+pub use source::VirtioSource;
+
+/// A device, and the link to whoever plays it.
+pub struct VirtioDevice {
+    /// Ends with the device and the last of its sources.
+    link: Arc<Link>,
+    /// The socket's path.
+    name: String,
+    /// By queue pair, as the three that follow.
+    egress: Vec<Egress>,
+    counts: Vec<Arc<KernelCounts>>,
+    rx_buffers: Vec<Arc<RxBuffers>>,
+    facts: Facts,
+}
+
+impl VirtioDevice {
+    /// Shares memory for as many queue pairs as are asked for, and begins to look for a back end.
+    ///
+    /// # Errors
+    /// When there can never be a back end at `config.name`, the options cannot be, or there is no
+    /// such memory.
+    pub fn open(config: &DeviceConfig) -> Result<(Self, Vec<VirtioSource>)> {
+        let options = &config.virtio;
+        options.check()?;
+        let pairs = usize::from(config.queues.max(1));
+        let plan = MemoryPlan::of(options);
+        let bytes = plan.len_bytes(pairs);
+        let no_memory = |source| Error::Memory { bytes, source };
+        let memory = SharedMemory::new(bytes, options.huge_pages).map_err(no_memory)?;
+        let facts = Facts::default();
+        let pages = if memory.is_huge() { "huge" } else { "as the kernel gives them" };
+        facts.set("pages", pages.to_owned());
+        let rings: Vec<_> = (0..pairs).map(|pair| plan.rings(&memory, pair)).collect();
+        let (link, ports) = Link::start(LinkConfig {
+            path: Path::new(&config.name),
+            role: options.role,
+            wishes: Wishes { packed: options.packed, device_hash: config.device_hash },
+            memory: memory_table(&memory).map_err(no_memory)?,
+            queues: rings.iter().map(|pair| queue_rings(pair, options)).collect(),
+            facts: facts.clone(),
+        })?;
+        let mut device = Self {
+            link: Arc::new(link),
+            name: config.name.clone(),
+            egress: Vec::new(),
+            counts: Vec::new(),
+            rx_buffers: Vec::new(),
+            facts,
+        };
+        let sources = (0..).zip(ports).zip(rings).map(|((pair, port), [rx, tx])| {
+            let (egress, departures) = Egress::new();
+            let (counts, shown) = (KernelCounts::new(&COUNTS), Arc::<RxBuffers>::default());
+            let cache = plan.cache(&memory, pair);
+            let buffers = Buffers::new(Sizing::of(options), cache, rx.size(), Arc::clone(&shown));
+            let receiver = Receiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
+            let transmit = Transmit::new(departures, tx, plan.slots(pair));
+            device.egress.push(egress);
+            device.counts.push(counts);
+            device.rx_buffers.push(shown);
+            VirtioSource::new(Arc::clone(&device.link), port, receiver, transmit)
+        });
+        let sources = sources.collect();
+        Ok((device, sources))
+    }
+
+    /// One CPU's way into the device.
+    pub(super) fn sink(&self) -> EgressSink {
+        EgressSink::new(self.name.clone(), &self.egress)
+    }
+
+    /// What the driver counts, for each queue.
+    pub(super) fn counts(&self) -> Vec<Arc<KernelCounts>> {
+        self.counts.clone()
+    }
+
+    /// What is told of receive buffers, for each queue.
+    pub(super) fn rx_buffers(&self) -> Vec<Arc<RxBuffers>> {
+        self.rx_buffers.clone()
+    }
+
+    /// What was found out about the device: of the link, of what was agreed on.
+    pub(super) fn facts(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+/// What is shared, as a back end is told.
+fn memory_table(memory: &SharedMemory) -> io::Result<MemoryTable> {
+    Ok(MemoryTable {
+        descriptor: memory.descriptor().try_clone_to_owned()?,
+        base_address: memory.base_address(),
+        len_bytes: memory.len_bytes() as u64,
+    })
+}
+
+/// The rings of a queue pair, as a back end is told.
+fn queue_rings([rx, tx]: &[Virtqueue; 2], options: &VirtioOptions) -> QueueRings {
+    let pair = |layout| PairRings { rx: rx.addresses(layout), tx: tx.addresses(layout) };
+    QueueRings {
+        size: options.queue_size,
+        split: pair(Layout::Split),
+        packed: options.packed.then(|| pair(Layout::Packed)),
+    }
+}

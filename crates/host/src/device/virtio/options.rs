@@ -29,6 +29,9 @@ pub struct VirtioOptions {
     pub rx_buffers: BufferPolicy,
     /// The most that `auto` makes them, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
+    /// Whether memory is shared in huge pages that the administrator has set aside, if there are
+    /// enough of them.
+    pub huge_pages: bool,
 }
 
 /// What `auto` makes receive buffers at most, unless it is told: measured, see ARCHITECTURE.md.
@@ -44,6 +47,7 @@ impl Default for VirtioOptions {
             control_queue: false,
             rx_buffers: BufferPolicy::Auto,
             rx_buffer_max_bytes: RX_BUFFER_MAX_BYTES_DEFAULT,
+            huge_pages: true,
         }
     }
 }
