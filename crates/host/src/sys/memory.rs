@@ -19,7 +19,7 @@ pub fn available_memory_bytes() -> Option<u64> {
 }
 
 /// Huge pages are this large on every machine that Forebay runs on.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Maps memory for packets: zeroed, and in huge pages as far as the kernel grants them. Pages are
 /// taken when they are first touched.

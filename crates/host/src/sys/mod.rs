@@ -19,6 +19,7 @@ pub mod tun; //       TUN and TAP
 mod user; //          who runs this process
 pub mod privilege; // what a device takes, and letting go of it
 pub mod xdp; //       sockets that receive into frames and send from them
+pub mod virtio; //    rings and memory that a device in another process reads and writes
 
 use std::io;
 use std::path::Path;
