@@ -80,9 +80,11 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
-    /// A control socket that another run has.
-    #[error("the control socket {} is in use{}", path.display(), by(*process))]
+    /// A socket that another process listens at.
+    #[error("{what} {} is in use{}", path.display(), by(*process))]
     InUse {
+        /// Which one, as in "the control socket".
+        what: &'static str,
         /// Where.
         path: PathBuf,
         /// Whose it is, if that can be told.
@@ -220,7 +222,7 @@ impl Error {
                 "free some memory, or ask for fewer CPUs or queues or a smaller backlog".to_owned()
             }
             Self::Config { .. } => "mend that line, or take it out".to_owned(),
-            Self::InUse { .. } => "end that run, or give another path with --control".to_owned(),
+            Self::InUse { .. } => "end that process, or give another path".to_owned(),
             Self::NoRun { .. } => {
                 "start one with --control PATH, or say with --control where it listens".to_owned()
             }

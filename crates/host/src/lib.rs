@@ -76,6 +76,7 @@ pub mod replay; //  a capture through the whole path, every packet checked
 
 pub mod report; //   what a run came to
 mod outputs; //     what it may write over
+mod private_listener; // sockets that others of this user connect to
 pub mod topology; // which CPUs are near each other, and the masks that follow
 pub mod ledger; //  was every flow delivered in order?
 pub mod trace; //   plain files from which outsiders can judge a run
