@@ -3,6 +3,7 @@
 mod cpus; //          which there are, and who runs where for how long
 mod memory; //        for packets
 mod event; //         what wakes a thread that sleeps on descriptors
+mod peer_event; //    the same, shared with another process
 
 pub mod interface; // network interfaces, in the namespace of the calling thread
 mod netlink; //       what the kernel is asked of its network
@@ -30,6 +31,7 @@ pub use cpus::{allowed_cpus, current_cpu, pin_to, process_cpu_ns, thread_cpu_ns}
 pub(crate) use cpus::{ask_to_be_woken_promptly, make_timers_precise, preemptions};
 pub(crate) use event::Event;
 pub use memory::{available_memory_bytes, map_packet_memory};
+pub(crate) use peer_event::PeerEvent;
 pub use user::{User, may_make_files_in, user};
 
 /// The first of the kernel's `udp_mem`: pages of UDP memory below which it never saves. None if it does

@@ -42,6 +42,14 @@ use crate::error::{Error, Result};
 use crate::sys::virtio::{Layout, SharedMemory, Virtqueue};
 
 pub use average::Average;
+mod features; // which of its features are used
+mod meet; //     the socket that it is reached by
+mod front; //    what is said there
+mod port; //     what a queue knows of it
+mod link; //     that there is one, time and again
+pub use features::{Features, Wishes};
+pub use front::{MemoryTable, PairRings, QueueRings, RingAddresses};
+pub use link::{Link, LinkConfig, QUEUE_PAIRS_MAX};
 pub use options::{
     BufferPolicy, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_MAX, QUEUE_SIZE_MIN, RX_BUFFER_MAX_BYTES_DEFAULT,
     Role, VirtioOptions,
@@ -150,3 +158,4 @@ fn queue_rings([rx, tx]: &[Virtqueue; 2], options: &VirtioOptions) -> QueueRings
         packed: options.packed.then(|| pair(Layout::Packed)),
     }
 }
+pub use port::{Port, Session};

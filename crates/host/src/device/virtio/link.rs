@@ -1,0 +1,369 @@
+//! The link to a back end: a thread that meets it, sets it up, sees it end and begins anew.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::features::Wishes;
+use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
+use super::meet::Meeting;
+use super::options::Role;
+use super::port::{Port, Session, Switchboard, Wish};
+use crate::device::Facts;
+use crate::error::{Error, Result};
+use crate::sys::Event;
+
+/// How long a back end may take to be set up, or to stop.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often a back end is looked for that is not there.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest pause after one that could not be set up; it doubles each time.
+const REFUSED_PAUSE_MAX: Duration = Duration::from_millis(400);
+
+/// How often it is looked after what a back end does to the events that it shares with us.
+const EVENTS_LOOK: Duration = Duration::from_millis(500);
+
+/// The most queue pairs: a message names a ring by eight bits (`SET_VRING_KICK`).
+pub const QUEUE_PAIRS_MAX: usize = 128;
+
+/// What a link is started with.
+#[derive(Debug)]
+pub struct LinkConfig<'a> {
+    /// The socket.
+    pub path: &'a Path,
+    /// Who makes it.
+    pub role: Role,
+    /// What is asked for.
+    pub wishes: Wishes,
+    /// The memory that the device gets.
+    pub memory: MemoryTable,
+    /// The rings in it, for each queue pair.
+    pub queues: Vec<QueueRings>,
+    /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `last_end`.
+    pub facts: Facts,
+}
+
+/// A link; the back end is let go of when it is dropped.
+#[derive(Debug)]
+pub struct Link {
+    shared: Arc<Switchboard>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Begins to look for a back end, and to keep one set up. Returns a port for each queue pair.
+    ///
+    /// # Errors
+    /// When there can never be one at that path, or the system refuses. That none is there yet is no
+    /// error.
+    pub fn start(config: LinkConfig<'_>) -> Result<(Self, Vec<Port>)> {
+        let LinkConfig { path, role, wishes, memory, queues, facts } = config;
+        if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
+            return Err(Error::Setting {
+                what: "the queue pairs of a vhost-user device",
+                value: queues.len().to_string(),
+                why: format!("there are 1 to {QUEUE_PAIRS_MAX}"),
+            });
+        }
+        let refused = |source| Error::Device {
+            name: path.display().to_string(),
+            what: "start its link".to_owned(),
+            source,
+            help: "check the limits on descriptors and threads (ulimit -n, ulimit -u)".to_owned(),
+        };
+        let (meeting, first) = Meeting::open(path, role)?;
+        let (shared, ports) = Switchboard::new(queues.len()).map_err(refused)?;
+        let place = path.display().to_string();
+        let plan = Plan { memory, queues, wishes };
+        let keeper = Keeper { shared: Arc::clone(&shared), meeting, plan, facts, place, number: 0 };
+        keeper.facts.set("sessions", "0".to_owned());
+        let thread = thread::Builder::new().name("forebay-virtio".to_owned());
+        let thread = thread.spawn(move || keeper.run(first)).map_err(refused)?;
+        Ok((Self { shared, thread: Some(thread) }, ports))
+    }
+
+    /// Ends the session, if there is one, and begins another: to recover a device that does not go on
+    /// (STAT1).
+    pub fn renew(&self, why: impl Into<String>) {
+        self.shared.renew(why.into());
+    }
+
+    /// Has the device stop using the rings, and lets go of it. It takes as long as the device takes to
+    /// answer, but no longer than [`CONTROL_TIMEOUT`].
+    pub fn stop(&mut self) {
+        self.shared.stop.signal();
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to tell, and nothing in it panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the thread has.
+struct Keeper {
+    shared: Arc<Switchboard>,
+    meeting: Meeting,
+    plan: Plan,
+    facts: Facts,
+    /// The socket's path.
+    place: String,
+    /// Of the last session.
+    number: u64,
+}
+
+/// Why a session is over.
+enum End {
+    /// The back end is gone.
+    Gone(String),
+    /// We want another one.
+    Renew(String),
+    /// The link ends.
+    Stop,
+}
+
+impl Keeper {
+    /// One session after the other.
+    fn run(mut self, mut met: Option<UnixStream>) {
+        let mut refused_pause = RECONNECT_PAUSE;
+        while self.wait_for_release() {
+            let Some(stream) = met.take().or_else(|| self.meet()) else { break };
+            self.tell_link("setting up".to_owned());
+            match self.set_up(&stream) {
+                Ok((front, session)) => {
+                    refused_pause = RECONNECT_PAUSE;
+                    match self.session(front, session, &stream) {
+                        End::Gone(why) => self.tell_end(why),
+                        End::Renew(why) => {
+                            self.tell_end(why);
+                            self.rest(RECONNECT_PAUSE);
+                        }
+                        End::Stop => {
+                            self.tell_end("the run ended".to_owned());
+                            break;
+                        }
+                    }
+                }
+                Err(why) => {
+                    drop(stream);
+                    self.tell_link(format!("refused: {why}"));
+                    self.rest(refused_pause);
+                    refused_pause = (refused_pause * 2).min(REFUSED_PAUSE_MAX);
+                }
+            }
+        }
+        self.tell_link("ended".to_owned());
+    }
+
+    /// Waits until no source uses the rings any more. Returns whether the link goes on.
+    fn wait_for_release(&self) -> bool {
+        loop {
+            if self.is_stopped() || self.shared.wish() == Wish::Leave {
+                return false;
+            }
+            let held = self.shared.held();
+            if held.is_empty() {
+                return true;
+            }
+            self.tell_link(format!("waiting for queues to let go of their rings: {held:?}"));
+            self.shared.tell.wait(&[self.shared.stop.descriptor()], None);
+        }
+    }
+
+    /// Waits for a back end. None: the link ends.
+    fn meet(&self) -> Option<UnixStream> {
+        loop {
+            match self.meeting.try_meet() {
+                Ok(stream) => return Some(stream),
+                Err(error) => self.tell_link(match self.meeting.descriptor() {
+                    Some(_) => format!("waiting for a back end at {}", self.place),
+                    None => format!("waiting for a back end at {}: {error}", self.place),
+                }),
+            }
+            let (watched, at_most) = match self.meeting.descriptor() {
+                Some(listener) => (vec![self.shared.stop.descriptor(), listener], None),
+                None => (vec![self.shared.stop.descriptor()], Some(RECONNECT_PAUSE)),
+            };
+            self.shared.tell.wait(&watched, at_most);
+            if self.is_stopped() || self.shared.wish() == Wish::Leave {
+                return None;
+            }
+        }
+    }
+
+    /// Sets a back end up, or says why it cannot be.
+    fn set_up(&mut self, stream: &UnixStream) -> Result<(Front, Session), String> {
+        let number = self.number + 1;
+        let set_up = || Front::set_up(stream, &self.plan, number);
+        let (front, session) = within(stream, Some(&self.shared.stop), set_up)?;
+        self.number = number;
+        self.facts.set("sessions", number.to_string());
+        self.facts.set("features", session.features.to_string());
+        let (has, asked) = (session.pairs.len(), self.plan.queues.len());
+        if has < asked {
+            self.facts.set("queues", format!("{has} of {asked}: the back end has no more"));
+        } else {
+            self.facts.set("queues", has.to_string());
+        }
+        self.tell_link("up".to_owned());
+        Ok((front, session))
+    }
+
+    /// One session, from all queues being enabled to its end.
+    fn session(&self, front: Front, session: Session, stream: &UnixStream) -> End {
+        let session = Arc::new(session);
+        self.shared.publish(Some(Arc::clone(&session)));
+        let mut front = front;
+        let end = self.watch(&mut front, &session, stream);
+        if !matches!(end, End::Gone(_)) {
+            // Whoever does not answer is cut off: there is nothing more to be done about it.
+            let _ = within(stream, None, || front.stop());
+        }
+        drop(front);
+        // Cut before the sources let go, so that a device that lives knows that it is over.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        self.shared.publish(None);
+        end
+    }
+
+    /// Watches a session until it ends.
+    fn watch(&self, front: &mut Front, session: &Session, stream: &UnixStream) -> End {
+        let mut disabled = Vec::new();
+        loop {
+            if self.is_stopped() {
+                return End::Stop;
+            }
+            match self.shared.wish() {
+                Wish::Leave => return End::Stop,
+                Wish::Renew(why) => return End::Renew(why),
+                Wish::GoOn { shut } => {
+                    for pair in shut {
+                        if disabled.contains(&pair) {
+                            continue;
+                        }
+                        let told = within(stream, Some(&self.shared.stop), || front.disable(pair));
+                        if let Err(why) = told {
+                            return End::Gone(why);
+                        }
+                        disabled.push(pair);
+                    }
+                }
+            }
+            if let Some(why) = look_after_events(session) {
+                return End::Renew(why);
+            }
+            if self.is_cut(stream) {
+                return End::Gone("the back end closed the connection".to_owned());
+            }
+        }
+    }
+
+    /// Waits for something to happen; returns whether the connection has ended.
+    fn is_cut(&self, stream: &UnixStream) -> bool {
+        // What a back end says unasked is left alone: only its end counts.
+        let mut watched = [
+            PollFd::new(stream, PollFlags::RDHUP),
+            PollFd::from_borrowed_fd(self.shared.stop.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.tell.descriptor(), PollFlags::IN),
+        ];
+        wait(&mut watched, EVENTS_LOOK);
+        let is_told = watched[2].revents().contains(PollFlags::IN);
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        let is_cut = watched[0].revents().intersects(ends);
+        if is_told {
+            self.shared.tell.clear();
+        }
+        is_cut
+    }
+
+    /// Does nothing for a while, unless the link ends.
+    fn rest(&self, pause: Duration) {
+        let stop = self.shared.stop.descriptor();
+        wait(&mut [PollFd::from_borrowed_fd(stop, PollFlags::IN)], pause);
+    }
+
+    fn is_stopped(&self) -> bool {
+        is_readable(self.shared.stop.descriptor())
+    }
+
+    fn tell_link(&self, how: String) {
+        self.facts.set("link", how);
+    }
+
+    fn tell_end(&self, why: String) {
+        self.facts.set("last_end", why);
+    }
+}
+
+/// What the back end did to the events, if it is something that no back end does.
+fn look_after_events(session: &Session) -> Option<String> {
+    let mut events = session.pairs.iter().flat_map(|pair| pair.all());
+    // All are mended, whichever was the first.
+    let waited = events.by_ref().filter(|event| event.was_made_to_wait()).count();
+    (waited > 0)
+        .then(|| "the back end had us wait for its events: it cleared O_NONBLOCK".to_owned())
+}
+
+/// Holds a conversation with the back end, which is cut off when it takes too long, or when `stop`
+/// happens.
+fn within<T>(
+    stream: &UnixStream,
+    stop: Option<&Event>,
+    conversation: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, String> {
+    let done = Event::new().map_err(|error| format!("eventfd: {error}"))?;
+    let guard = || {
+        let mut watched = vec![PollFd::from_borrowed_fd(done.descriptor(), PollFlags::IN)];
+        watched.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop.descriptor(), PollFlags::IN)));
+        wait(&mut watched, CONTROL_TIMEOUT);
+        let is_late = !is_readable(done.descriptor());
+        if is_late {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        is_late
+    };
+    thread::scope(|scope| {
+        let guard = thread::Builder::new().spawn_scoped(scope, guard);
+        let guard = guard.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let said = conversation();
+        done.signal();
+        let is_late = guard.join().unwrap_or(true);
+        match said {
+            Err(failure) if is_late && stop.is_none_or(|stop| !is_readable(stop.descriptor())) => {
+                Err(format!("{failure} (no answer in {} s)", CONTROL_TIMEOUT.as_secs()))
+            }
+            said => said.map_err(|failure| failure.to_string()),
+        }
+    })
+}
+
+/// Waits for one of them, at most that long. A signal may interrupt it: it waits on.
+fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
+    let until = std::time::Instant::now() + at_most;
+    loop {
+        let left = until.saturating_duration_since(std::time::Instant::now());
+        let Ok(left) = Timespec::try_from(left) else { return };
+        match poll(watched, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Whether it has happened, or somebody is there.
+fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
+    poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}

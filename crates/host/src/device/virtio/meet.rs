@@ -1,0 +1,128 @@
+//! Where front end and back end meet: a Unix socket that one of them makes.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::io::ioctl_fionbio;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::options::Role;
+use crate::error::{Error, Result};
+use crate::private_listener::{PrivateListener, address_of};
+
+/// What the socket is called in errors.
+const WHAT: &str = "the vhost-user socket";
+
+/// The meeting place.
+#[derive(Debug)]
+pub(super) enum Meeting {
+    /// The back end listens there.
+    Connect(SocketAddrUnix),
+    /// We do.
+    Listen(PrivateListener),
+}
+
+impl Meeting {
+    /// Goes there. A back end may be there already.
+    ///
+    /// # Errors
+    /// When none can ever be: the path is no socket's, or may not be used. That nobody listens there
+    /// yet is no error.
+    pub(super) fn open(path: &Path, role: Role) -> Result<(Self, Option<UnixStream>)> {
+        match role {
+            Role::Connect => {
+                let address = address_of(path, WHAT)?;
+                let stream = first_connection(path, &address)?;
+                Ok((Self::Connect(address), stream))
+            }
+            Role::Listen => {
+                let listener = PrivateListener::bind(path, WHAT)?;
+                let set = listener.socket().set_nonblocking(true);
+                set.map_err(Error::file("create", path))?;
+                Ok((Self::Listen(listener), None))
+            }
+        }
+    }
+
+    /// A back end, if there is one now.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn try_meet(&self) -> io::Result<UnixStream> {
+        match self {
+            Self::Connect(address) => try_connect(address),
+            // What is accepted waits where it must, whatever the listener does (`accept4(2)`).
+            Self::Listen(listener) => listener.socket().accept().map(|(stream, _)| stream),
+        }
+    }
+
+    /// What becomes readable when somebody comes. None: one has to go and look.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Connect(_) => None,
+            Self::Listen(listener) => Some(listener.socket().as_fd()),
+        }
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        if let Self::Listen(listener) = self {
+            listener.remove();
+        }
+    }
+}
+
+/// Looks whether a back end can be at `path`, and connects to it if it is.
+fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<UnixStream>> {
+    match fs::metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(Error::Setting {
+                what: WHAT,
+                value: path.display().to_string(),
+                why: "there is a file that is no socket".to_owned(),
+            });
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let above = above(path);
+            // It can come to be there.
+            return match fs::metadata(&above).map_err(Error::file("look into", &above))?.is_dir() {
+                true => Ok(None),
+                false => Err(Error::file("look into", above)(ErrorKind::NotADirectory.into())),
+            };
+        }
+        Err(error) => return Err(Error::file("connect to", path)(error)),
+    }
+    match try_connect(address) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if is_absence(&error) => Ok(None),
+        Err(error) => Err(Error::file("connect to", path)(error)),
+    }
+}
+
+/// Whether that is what one is told while nobody listens, or somebody who is too busy to accept.
+fn is_absence(error: &io::Error) -> bool {
+    use ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
+    [ConnectionRefused, NotFound, WouldBlock].contains(&error.kind())
+}
+
+/// Connects, if that can be done without waiting.
+fn try_connect(address: &SocketAddrUnix) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, address)?;
+    ioctl_fionbio(&socket, false)?;
+    Ok(socket.into())
+}
+
+fn above(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(above) if !above.as_os_str().is_empty() => above.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}

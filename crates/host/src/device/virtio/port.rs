@@ -1,0 +1,292 @@
+//! A queue's end of the link: whether there is a device just now, and what was agreed with it.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use path::arrive::Waker;
+
+use super::features::Features;
+use crate::sys::{Event, PeerEvent};
+
+/// One time that a back end was there: from its queues being enabled to its connection's end.
+#[derive(Debug)]
+pub struct Session {
+    /// From 1 on; no two share one.
+    pub number: u64,
+    /// What was agreed on.
+    pub features: Features,
+    /// The device's MTU, if it says one: packets are no longer than that and an Ethernet header.
+    pub mtu: Option<u16>,
+    /// One for each queue pair that the device has; it may have fewer than were asked of it.
+    pub(super) pairs: Vec<PairEvents>,
+}
+
+/// What the two rings of a queue pair are kicked and called by. Made anew for each session, so that
+/// nothing a back end does after its end reaches the next one.
+#[derive(Debug)]
+pub(super) struct PairEvents {
+    pub(super) rx_kick: PeerEvent,
+    pub(super) tx_kick: PeerEvent,
+    /// Of both rings: one CPU drives them.
+    pub(super) call: PeerEvent,
+}
+
+impl PairEvents {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self { rx_kick: PeerEvent::new()?, tx_kick: PeerEvent::new()?, call: PeerEvent::new()? })
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> [&PeerEvent; 3] {
+        [&self.rx_kick, &self.tx_kick, &self.call]
+    }
+}
+
+/// What the thread of the link and the ports share.
+#[derive(Debug)]
+pub(super) struct Switchboard {
+    /// Changes when a session begins or ends. Written by the link's thread, under the lock.
+    changes: AtomicU64,
+    board: Mutex<Board>,
+    /// Has the link's thread look at the board.
+    pub(super) tell: Event,
+    /// Happens once, for good: the link is to end.
+    pub(super) stop: Event,
+}
+
+#[derive(Debug)]
+struct Board {
+    session: Option<Arc<Session>>,
+    seats: Box<[Seat]>,
+    /// Why somebody wants the session to end.
+    renew: Option<String>,
+}
+
+/// What is known of one port.
+struct Seat {
+    /// The source has seen the session, so it uses the rings until it says that it does not.
+    is_held: bool,
+    /// The port was dropped.
+    is_gone: bool,
+    /// The queue is of no more use in this session.
+    shut: Option<String>,
+    wake: Option<Waker>,
+    /// What a source without a session sleeps on.
+    changed: Arc<Event>,
+}
+
+/// What the link's thread finds on the board.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Wish {
+    /// The session goes on; these queues are shut.
+    GoOn { shut: Vec<usize> },
+    /// It is to end, for this reason, and another one to begin.
+    Renew(String),
+    /// Nobody uses the device any more.
+    Leave,
+}
+
+impl Switchboard {
+    /// A board for so many queue pairs, and their ports.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub(super) fn new(pairs: usize) -> std::io::Result<(Arc<Self>, Vec<Port>)> {
+        let changed = (0..pairs).map(|_| Event::new().map(Arc::new));
+        let changed = changed.collect::<std::io::Result<Vec<_>>>()?;
+        let seats = changed.iter().map(|changed| Seat {
+            is_held: false,
+            is_gone: false,
+            shut: None,
+            wake: None,
+            changed: Arc::clone(changed),
+        });
+        let board = Board { session: None, seats: seats.collect(), renew: None };
+        let shared = Arc::new(Self {
+            changes: AtomicU64::new(0),
+            board: Mutex::new(board),
+            tell: Event::new()?,
+            stop: Event::new()?,
+        });
+        let ports = changed.into_iter().enumerate().map(|(index, changed)| Port {
+            index,
+            shared: Arc::clone(&shared),
+            seen: 0,
+            session: None,
+            changed,
+        });
+        let ports = ports.collect();
+        Ok((shared, ports))
+    }
+
+    /// Tells all ports that a session began, or that it ended.
+    pub(super) fn publish(&self, session: Option<Arc<Session>>) {
+        let mut board = self.board();
+        if session.is_some() {
+            board.renew = None;
+            board.seats.iter_mut().for_each(|seat| seat.shut = None);
+        }
+        board.session = session;
+        // Release: whoever sees the number takes the lock, and only then looks.
+        self.changes.fetch_add(1, Ordering::Release);
+        let woken: Vec<_> = board
+            .seats
+            .iter()
+            .inspect(|seat| seat.changed.signal())
+            .filter_map(|seat| seat.wake.clone())
+            .collect();
+        drop(board);
+        woken.iter().for_each(|wake| wake());
+    }
+
+    /// The queues whose sources still use the rings of the last session.
+    pub(super) fn held(&self) -> Vec<usize> {
+        let board = self.board();
+        let held = board.seats.iter().enumerate().filter(|(_, seat)| seat.is_held);
+        held.map(|(index, _)| index).collect()
+    }
+
+    /// What becomes of the session.
+    pub(super) fn wish(&self) -> Wish {
+        let board = self.board();
+        if let Some(why) = &board.renew {
+            return Wish::Renew(why.clone());
+        }
+        if board.seats.iter().all(|seat| seat.is_gone) {
+            return Wish::Leave;
+        }
+        let pairs = board.session.as_ref().map_or(0, |session| session.pairs.len());
+        let seats = || board.seats.iter().take(pairs).enumerate().filter(|(_, seat)| !seat.is_gone);
+        let shut = || seats().filter_map(|(index, seat)| Some((index, seat.shut.as_ref()?)));
+        if shut().count() == seats().count()
+            && let Some((_, why)) = shut().next()
+        {
+            return Wish::Renew(why.clone());
+        }
+        Wish::GoOn { shut: shut().map(|(index, _)| index).collect() }
+    }
+
+    /// Has the session end and another one begin.
+    pub(super) fn renew(&self, why: String) {
+        let mut board = self.board();
+        if board.session.is_some() {
+            board.renew.get_or_insert(why);
+            self.tell.signal();
+        }
+    }
+
+    fn board(&self) -> MutexGuard<'_, Board> {
+        // It is kept whole at every step.
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_held, is_gone, shut, .. } = self;
+        write!(f, "Seat(held: {is_held}, gone: {is_gone}, shut: {shut:?})")
+    }
+}
+
+/// One queue pair's end of the link; its source has it.
+///
+/// The source asks for the [session](Self::session) in every turn. When there is none any more, it lets
+/// go of the rings, makes them as new and says so ([`released`](Self::released)): the next session
+/// waits for that.
+#[derive(Debug)]
+pub struct Port {
+    index: usize,
+    shared: Arc<Switchboard>,
+    /// The changes that `session` goes by.
+    seen: u64,
+    session: Option<Arc<Session>>,
+    changed: Arc<Event>,
+}
+
+impl Port {
+    /// The session, if there is one that has this queue: its rings may be used. As cheap as a look at
+    /// one word that is rarely written.
+    #[inline]
+    pub fn session(&mut self) -> Option<&Arc<Session>> {
+        if self.shared.changes.load(Ordering::Acquire) != self.seen {
+            self.look();
+        }
+        self.session.as_ref()
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        self.changed.clear();
+        let mut board = self.shared.board();
+        self.seen = self.shared.changes.load(Ordering::Relaxed); // written under the lock
+        self.session = board.session.clone().filter(|session| self.index < session.pairs.len());
+        if self.session.is_some() {
+            board.seats[self.index].is_held = true;
+        }
+    }
+
+    /// The source does not touch the rings any more, and has made them as new. Only when
+    /// [`session`](Self::session) has said that there is none: until then the device uses them.
+    pub fn released(&mut self) {
+        debug_assert!(self.session.is_none(), "a device still has the rings");
+        self.shared.board().seats[self.index].is_held = false;
+        self.shared.tell.signal();
+    }
+
+    /// This queue is of no more use in this session, and `why`. The source leaves the rings alone until
+    /// the session is over. When all queues are shut, it ends, and another one begins.
+    pub fn shut(&mut self, why: String) {
+        self.shared.board().seats[self.index].shut.get_or_insert(why);
+        self.shared.tell.signal();
+    }
+
+    /// Tells the device that there are buffers to receive into. Nothing without a session.
+    pub fn kick_rx(&self) {
+        if let Some(events) = self.events() {
+            events.rx_kick.signal();
+        }
+    }
+
+    /// Tells the device that there is something to send. Nothing without a session.
+    pub fn kick_tx(&self) {
+        if let Some(events) = self.events() {
+            events.tx_kick.signal();
+        }
+    }
+
+    /// What becomes readable when the device calls, for either ring; without a session, when one
+    /// begins. It is another one after each change, and a change wakes by [`wake_by`](Self::wake_by).
+    #[must_use]
+    pub fn call(&self) -> BorrowedFd<'_> {
+        match self.events() {
+            Some(events) => events.call.descriptor(),
+            None => self.changed.descriptor(),
+        }
+    }
+
+    /// Takes the calls that there were. Returns whether there were any.
+    pub fn acknowledge_call(&self) -> bool {
+        self.events().is_some_and(|events| events.call.clear())
+    }
+
+    /// How the CPU that drives the queue is woken when a session begins or ends.
+    pub fn wake_by(&self, wake: Waker) {
+        self.shared.board().seats[self.index].wake = Some(wake);
+    }
+
+    fn events(&self) -> Option<&PairEvents> {
+        self.session.as_ref()?.pairs.get(self.index)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let mut board = self.shared.board();
+        let seat = &mut board.seats[self.index];
+        (seat.is_held, seat.is_gone, seat.wake) = (false, true, None);
+        self.shared.tell.signal();
+    }
+}
