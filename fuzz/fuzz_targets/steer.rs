@@ -289,7 +289,8 @@ impl Rig {
         self.intake.observe();
         let segments = |packet: &Packet| u64::from(packet.segment_count());
         let show = |packets: &[Packet]| self.shown += packets.iter().map(segments).sum::<u64>();
-        let woken = self.intake.turn_showing(self.tick, &mut self.burst, show);
+        let pool = &mut self.cpus[POLLING].pool;
+        let woken = self.intake.turn_showing(self.tick, &mut self.burst, pool, show);
         let mut woken: Vec<_> = woken.collect();
         let wake_ups = woken.len();
         woken.sort_unstable();

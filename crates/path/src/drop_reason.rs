@@ -12,7 +12,8 @@ pub enum DropReason {
     LengthError,
     /// Larger than the largest chunk of packet memory.
     Oversize,
-    /// No packet memory was free when the frame arrived.
+    /// No packet memory was free when the frame arrived, or for its headers, where they were too
+    /// long to be parsed beside where it lay.
     NoBuffer,
     /// Its flow was waiting to change its CPU, and as many packets waited as may.
     HoldFull,

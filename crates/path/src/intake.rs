@@ -5,7 +5,7 @@ mod changes;
 
 use std::sync::Arc;
 
-use mem::Position;
+use mem::{Pool, Position};
 
 use crate::arrive::{Burst, Refused};
 use crate::backlog::{Backlogs, Lane, Note};
@@ -73,6 +73,9 @@ pub struct Intake {
     next_hold: usize,
     counters: Arc<IntakeCounters>,
     dropped: Vec<Dropped>,
+    /// Places in the burst of packets with headers so long that there was no memory for them; empty
+    /// in between.
+    unparsed: Vec<usize>,
 }
 
 /// A frame, or the frames of a merged packet, that was dropped, on its way to whoever returns its
@@ -120,6 +123,7 @@ impl Intake {
             next_hold: 0,
             counters,
             dropped: Vec::new(),
+            unparsed: Vec::new(),
         }
     }
 
@@ -141,9 +145,14 @@ impl Intake {
 
     /// The spine: takes a burst from arrival to the backlogs, and returns the CPUs that have new
     /// packets, each once. `burst` is empty afterwards; it may have been empty before, for packets
-    /// that are held move on in an empty turn too.
-    pub fn turn(&mut self, tick: Tick, burst: &mut Burst) -> impl Iterator<Item = CpuId> {
-        self.turn_showing(tick, burst, |_| ())
+    /// that are held move on in an empty turn too. `pool` is the one that the burst's frames are of.
+    pub fn turn(
+        &mut self,
+        tick: Tick,
+        burst: &mut Burst,
+        pool: &mut Pool,
+    ) -> impl Iterator<Item = CpuId> {
+        self.turn_showing(tick, burst, pool, |_| ())
     }
 
     /// The same, and `show` sees the packets that leave coalescing, or that pass where there is
@@ -152,12 +161,13 @@ impl Intake {
         &mut self,
         tick: Tick,
         burst: &mut Burst,
+        pool: &mut Pool,
         show: impl FnOnce(&[Packet]),
     ) -> impl Iterator<Item = CpuId> {
         self.now_ns = tick.now_ns;
         self.refuse(burst);
         let full_burst = burst.packets.len() >= DEV_WEIGHT;
-        self.parse(&mut burst.packets);
+        self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
         self.coalesce(burst, tick.now_ns);
         show(&burst.packets);
@@ -258,15 +268,19 @@ impl Intake {
         }
     }
 
-    fn parse(&mut self, packets: &mut [Packet]) {
+    fn parse(&mut self, packets: &mut Vec<Packet>, pool: &mut Pool) {
         let mut bytes = 0;
-        for packet in &mut *packets {
+        for (index, packet) in packets.iter_mut().enumerate() {
             bytes += u64::from(packet.wire_len);
-            let Packet { frame, headers, wire_len, device_sum, .. } = packet;
-            parse::parse_into(headers, frame.data(), *wire_len, *device_sum, self.verify);
+            if parse::parse_packet(packet, self.verify, pool).is_err() {
+                self.unparsed.push(index);
+            }
         }
         self.counters.frames.add(packets.len() as u64);
         self.counters.bytes.add(bytes);
+        while let Some(index) = self.unparsed.pop() {
+            self.drop_frames(DropReason::NoBuffer, packets.remove(index), None);
+        }
         if self.completes_checksums {
             let completed = packets.iter_mut().filter_map(parse::complete_partial).count();
             self.counters.checksums_completed.add(completed as u64);

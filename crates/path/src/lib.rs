@@ -24,6 +24,7 @@ pub mod socket; //      which UDP socket, and the queue to its reader
 
 pub mod tickets; //     from many CPUs to one taker, in order
 pub mod packet; //      one frame and what the stages found out about it
+pub mod pieces; //      a frame's bytes, and those of the pieces behind it
 pub mod cpu; //         ids of CPUs and rx queues
 pub mod because; //     the names of all reasons to go to a CPU
 pub mod drop_reason; // the names of all losses

@@ -5,17 +5,19 @@ use mem::{Frame, Pool};
 use crate::hash::FlowHash;
 use crate::parse::checksum::Sum;
 use crate::parse::{DeviceSum, Headers, Link, Verify, View};
+use crate::pieces::Reader;
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]
 pub struct Packet {
-    /// The bytes, from the link header on.
+    /// The bytes, from the link header on: all of them, or the first ones, with the others
+    /// [in pieces](Self::is_in_pieces) behind them.
     pub frame: Frame,
     /// When the source says it arrived, in nanoseconds since 1970; 0 if it does not say.
     pub timestamp_ns: u64,
     /// Its place in the order of arrival.
     pub arrival: Arrival,
-    /// Its length on the wire: longer than the frame when the capture was cut short.
+    /// Its length on the wire: longer than the frame with its pieces when the capture was cut short.
     pub wire_len: u32,
     /// The flow's hash. A source sets it if the device computes one; then none is computed here
     /// (RPS-5).
@@ -65,6 +67,20 @@ impl Packet {
         }
     }
 
+    /// Whether some of it lies in pieces: payload, where a device put it in memory that it shares.
+    /// The frame itself holds the headers, in private, at the latest when the packet is
+    /// [parsed](crate::parse::parse_packet); who looks at more takes the [`fragments`], or
+    /// [copies](Self::copied) it. The device may change what lies in pieces while it is looked at.
+    ///
+    /// Of a merged packet, the first frame tells: the others have none where it has none.
+    ///
+    /// [`fragments`]: Self::fragments
+    #[inline]
+    #[must_use]
+    pub fn is_in_pieces(&self) -> bool {
+        self.frame.frag_count() > 0
+    }
+
     /// A copy in one frame of `pool`'s, the payloads of a merged packet one behind the other; `None`:
     /// there is no such frame.
     #[must_use]
@@ -82,6 +98,28 @@ impl Packet {
         Some(Self { frame, ..*self })
     }
 
+    /// The same packet, with nothing in pieces any more: what was, is copied into frames of `pool`'s. A
+    /// merged packet keeps its segments.
+    ///
+    /// # Errors
+    /// With how many frames it was of: there is no memory for it, and what there was has gone home.
+    pub fn copied_together(mut self, pool: &mut Pool) -> Result<Self, u32> {
+        let frames = self.segment_count();
+        let dead_len = usize::from(self.headers.payload_offset);
+        let followers = self.frame.take_followers();
+        let head = together(self.frame, 0, pool);
+        let mut whole = head;
+        for follower in followers {
+            match (&mut whole, together(follower, dead_len, pool)) {
+                (Some(head), Some(follower)) => head.append(follower),
+                (_, follower) => {
+                    follower.into_iter().chain(whole.take()).for_each(|frame| pool.put(frame));
+                }
+            }
+        }
+        whole.map(|frame| Self { frame, ..self }).ok_or(frames)
+    }
+
     /// Whether it was merged of several frames, which all are here still, one behind the other.
     #[must_use]
     pub fn is_merged(&self) -> bool {
@@ -89,15 +127,16 @@ impl Packet {
     }
 
     /// Whether it came from the kernel as one frame that is yet to be cut into segments (GSO), or
-    /// that the kernel had merged (GRO). It is one frame to whoever counts frames, its payload lies
-    /// in one piece, and its checksum field holds the pseudo header's sum. See
+    /// that the kernel had merged (GRO). It is one frame to whoever counts frames, and its checksum
+    /// field holds the pseudo header's sum. See
     /// [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
     #[must_use]
     pub fn is_whole_gso(&self) -> bool {
         self.gso_size > 0 && !self.is_merged()
     }
 
-    /// The fields of the headers, and the payload: of a merged packet, the first segment's.
+    /// The fields of the headers, and the payload: of a merged packet, the first segment's; of one in
+    /// pieces, what lies in the frame itself.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();
@@ -112,6 +151,31 @@ impl Packet {
         let end = usize::from(self.headers.payload_offset) + usize::from(self.gso_size);
         if self.is_merged() { bytes.get(..end).unwrap_or(bytes) } else { bytes }
     }
+}
+
+/// A frame without pieces: this one, or a copy. The last `before` bytes of the headroom come along,
+/// for what was pulled off a follower is not all dead.
+fn together(frame: Frame, before: usize, pool: &mut Pool) -> Option<Frame> {
+    if frame.frag_count() == 0 {
+        return Some(frame);
+    }
+    let copy = copied(&frame, before, pool);
+    pool.put(frame);
+    copy
+}
+
+fn copied(frame: &Frame, before: usize, pool: &mut Pool) -> Option<Frame> {
+    let headroom = frame.headroom();
+    let (_, before) = headroom.split_at(headroom.len().saturating_sub(before));
+    let before_len = u32::try_from(before.len()).ok()?;
+    let len_bytes = before_len.checked_add(frame.total_len_bytes())?;
+    let mut copy = pool.allocate(len_bytes)?;
+    copy.set_len(len_bytes);
+    let (to_before, to) = copy.data_mut().split_at_mut(before.len());
+    to_before.copy_from_slice(before);
+    Reader::at(frame, 0).read(to)?;
+    copy.pull(before_len);
+    Some(copy)
 }
 
 /// The number of a frame on its source, modulo 2^32; it rises along each rx queue.

@@ -125,8 +125,22 @@ impl Stack {
     }
 
     /// The spine: takes all packets of a batch to their sockets. Their frames go there, or home.
+    ///
+    /// From here on payloads are interpreted, more than once, and by the application: so a packet in
+    /// pieces is copied together first, for the device that shares those can rewrite them at any time.
+    /// One that there is no memory for is dropped as [`NetworkDrop::Nomem`].
     pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut Around<'_>) {
-        for packet in packets.drain(..) {
+        for mut packet in packets.drain(..) {
+            if packet.is_in_pieces() {
+                packet = match packet.copied_together(around.pool) {
+                    Ok(packet) => packet,
+                    Err(frames) => {
+                        let drops = &self.network.counters().drops;
+                        drops.add(NetworkDrop::Nomem, frames.into());
+                        continue;
+                    }
+                };
+            }
             let received =
                 self.network.receive(packet, around.identity, around.now_ns, around.pool);
             self.dispose(received, around);

@@ -141,7 +141,7 @@ impl Poller {
         });
         let mut burst = Burst { packets: packets.collect(), ..Burst::default() };
         self.intake.observe();
-        assert!(self.intake.turn(Tick::default(), &mut burst).count() <= 2);
+        assert!(self.intake.turn(Tick::default(), &mut burst, &mut self.pool).count() <= 2);
         assert_eq!(self.intake.drain_dropped().count(), 0);
     }
 }

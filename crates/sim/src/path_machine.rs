@@ -169,7 +169,8 @@ impl Machine for PathMachine {
         queue.changed = false;
         queue.intake.observe();
         let tick = Tick { now_ns: poll.now.ns, busy_ns: poll.now.busy_ns };
-        poll.wake.extend(queue.intake.turn(tick, &mut queue.burst));
+        let pool = &mut self.pools[poll.cpu.index()];
+        poll.wake.extend(queue.intake.turn(tick, &mut queue.burst, pool));
         let dropped: Vec<_> = queue.intake.drain_dropped().collect();
         for dropped in dropped {
             self.account_dropped(dropped, poll.queue, poll.cpu, laws);

@@ -138,7 +138,7 @@ impl Sender {
                 self.sent += burst.packets.len() as u64;
                 self.intake.observe();
                 let tick = Tick { now_ns: self.sent, busy_ns: 0 };
-                self.intake.turn(tick, &mut burst).for_each(drop);
+                self.intake.turn(tick, &mut burst, &mut self.pool).for_each(drop);
             }
         }
         while shared.delivered.load(Ordering::Acquire) < self.sent {}

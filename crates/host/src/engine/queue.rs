@@ -331,7 +331,7 @@ impl Queue {
                 packets.iter().for_each(|packet| trace.left(packet));
             }
         };
-        for cpu in self.intake.turn_showing(tick, &mut self.burst, show) {
+        for cpu in self.intake.turn_showing(tick, &mut self.burst, &mut self.pool, show) {
             if cpu != self.polling_cpu {
                 shared.wake(cpu);
             }

@@ -57,7 +57,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         Transport::Tcp => true,
         Transport::Udp if mode == CoalesceMode::Gro => false,
         // Cut short, it need not show what it is.
-        Transport::Other if bytes.len() != packet.wire_len as usize => {
+        Transport::Other if packet.frame.total_len_bytes() != packet.wire_len => {
             return Err(Refusal::Snapped);
         }
         Transport::Udp | Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
@@ -167,15 +167,19 @@ pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), Refusal> {
     if usize::from(headers.payload_offset) + usize::from(headers.payload_len) != end {
         return Err(Refusal::UdpLength);
     }
-    if packet.frame.data().len() == end { Ok(()) } else { Err(Refusal::Padded) }
+    if packet.frame.total_len_bytes() as usize == end { Ok(()) } else { Err(Refusal::Padded) }
 }
 
 /// What TCP and UDP have in common: all of it is there, it is right, and there is something.
 fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);
-    let len = packet.frame.data().len();
-    if len != packet.wire_len as usize || len < header_len + usize::from(headers.payload_len) {
+    let len = packet.frame.total_len_bytes();
+    let is_whole = len == packet.wire_len
+        && len as usize >= header_len + usize::from(headers.payload_len)
+        // Or else they were not pulled in: who parses does that.
+        && packet.frame.data().len() >= header_len;
+    if !is_whole {
         return Err(Refusal::Snapped);
     }
     match headers.l4_checksum {

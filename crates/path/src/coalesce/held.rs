@@ -131,7 +131,8 @@ impl Held {
         let is_whole = headers.flaw.is_none()
             && headers.l4_checksum == Checksum::Good
             && packet.gso_size == 0
-            && packet.wire_len == packet.frame.len_bytes();
+            && (packet.wire_len == packet.frame.len_bytes()
+                || self.packet.is_in_pieces() && packet.wire_len == packet.frame.total_len_bytes());
         if !is_whole || payload_len == 0 || payload_len > self.first_len() {
             return None;
         }
@@ -160,6 +161,9 @@ impl Held {
     ) -> Refusal {
         if own_fields(&self.packet, packet, mask).is_none() {
             return difference(&self.packet, packet, rules.mode);
+        }
+        if packet.is_in_pieces() && !self.packet.is_in_pieces() {
+            return Refusal::InPieces;
         }
         let is_tcp = packet.headers.transport == Transport::Tcp;
         if is_tcp && candidate.own.sequence != self.next_sequence {

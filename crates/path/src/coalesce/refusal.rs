@@ -78,11 +78,14 @@ pub enum Refusal {
     Size,
     /// Recorded long after the segment before it.
     Gap,
+    /// In pieces, where the first segment is in one frame: so that who looks at a merged packet's first
+    /// frame knows whether any of it is.
+    InPieces,
 }
 
 impl Refusal {
     /// Every refusal, at its index.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::Merged,
         Self::WholeGso,
         Self::NoHash,
@@ -119,6 +122,7 @@ impl Refusal {
         Self::Larger,
         Self::Size,
         Self::Gap,
+        Self::InPieces,
     ];
 
     /// The name in counters.
@@ -161,6 +165,7 @@ impl Refusal {
             Self::Larger => "larger",
             Self::Size => "size",
             Self::Gap => "gap",
+            Self::InPieces => "in_pieces",
         }
     }
 

@@ -8,6 +8,7 @@ use super::wire::{CWR, FIN, PSH};
 use crate::packet::Packet;
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
+use crate::pieces::bytes_in;
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
 /// as it is, also one that came whole: see [`cut`](super::cut()).
@@ -98,15 +99,15 @@ impl Plan {
     fn rewrite_looking(&self, number: u32, packet: &mut Packet) {
         let start = usize::from(self.headers.payload_offset);
         let (_, len) = self.place(number);
-        let payload = packet.frame.data().get(start..start + len as usize);
-        self.rewrite(number, Sum::of(payload.unwrap_or_default()), packet);
+        let payload = bytes_in(&packet.frame, start..start + len as usize);
+        self.rewrite(number, Sum::of_pieces(payload), packet);
     }
 
     /// Gives the segment of this number, which has the packet's headers and its own payload, of this
     /// sum, its own lengths, ids, flags and checksum.
     pub(super) fn rewrite(&self, number: u32, payload: Sum, packet: &mut Packet) {
         let (offset, payload_len) = self.place(number);
-        packet.wire_len = packet.frame.len_bytes();
+        packet.wire_len = packet.frame.total_len_bytes();
         packet.headers = self.headers;
         packet.headers.payload_len = u16::try_from(payload_len).unwrap_or(u16::MAX);
         packet.headers.l4_checksum = Checksum::Good;

@@ -8,6 +8,7 @@ use mem::Frame;
 use mem::chain::Followers;
 
 use crate::packet::{Arrival, Packet};
+use crate::pieces::bytes_in;
 
 /// Arrival number and timestamp.
 const TAG_BYTES: usize = 12;
@@ -21,8 +22,27 @@ pub struct Segment<'a> {
     pub timestamp_ns: u64,
     /// Where its payload begins in that of the packet.
     pub offset: u32,
-    /// Its payload, as far as it was captured.
+    /// Its payload, as far as it was captured, and lies in its frame itself: of a packet
+    /// [in pieces](Packet::is_in_pieces), see [`payload_fragments`](Self::payload_fragments).
     pub payload: &'a [u8],
+    frame: &'a Frame,
+    /// Where in the frame and its pieces the payload begins.
+    begin: usize,
+    len: usize,
+}
+
+impl<'a> Segment<'a> {
+    fn of_frame(frame: &'a Frame, (begin, len): (usize, usize), whole: &Packet) -> Self {
+        let bytes = frame.data().get(begin..).unwrap_or_default();
+        let (payload, _) = bytes.split_at(len.min(bytes.len()));
+        let Packet { arrival, timestamp_ns, .. } = *whole;
+        Self { arrival, timestamp_ns, offset: 0, payload, frame, begin, len }
+    }
+
+    /// All of its payload, as far as it was captured, in the stretches in which it lies.
+    pub fn payload_fragments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        bytes_in(self.frame, self.begin..self.begin.saturating_add(self.len))
+    }
 }
 
 impl Packet {
@@ -39,11 +59,20 @@ impl Packet {
     }
 
     /// The bytes of the packet as one: its headers with the first segment's payload, then the other
-    /// payloads, without what was behind them. Of a datagram that was
+    /// payloads, without what was behind them, each with its pieces behind it. Of a datagram that was
     /// [reassembled](crate::network::reassembly) in several frames (with a `gso_size` of 0), those.
     pub fn fragments(&self) -> impl Iterator<Item = &[u8]> {
-        std::iter::once(self.view().bytes())
-            .chain(self.segments().skip(1).map(|segment| segment.payload))
+        let first_len = match self.gso_size {
+            1.. if self.is_merged() => usize::from(self.headers.payload_offset) + self.first_len(),
+            _ => usize::MAX,
+        };
+        bytes_in(&self.frame, 0..first_len)
+            .chain(self.segments().skip(1).flat_map(|segment| segment.payload_fragments()))
+    }
+
+    /// The length of the first segment's payload, of a packet that was merged.
+    fn first_len(&self) -> usize {
+        self.headers.payload_len.min(self.gso_size).into()
     }
 
     /// The place in the order of arrival of the last segment.
@@ -70,17 +99,22 @@ impl<'a> Iterator for Segments<'a> {
         let packet = self.packet;
         let offset = self.next * u32::from(packet.gso_size);
         let segment = if self.next == 0 {
-            let Packet { arrival, timestamp_ns, .. } = *packet;
-            Segment { arrival, timestamp_ns, offset, payload: packet.view().payload() }
+            let is_sized = packet.gso_size > 0 && packet.is_merged();
+            let len = if is_sized { packet.first_len() } else { packet.headers.payload_len.into() };
+            let begin = match packet.headers.payload_offset {
+                0 => usize::MAX, // nobody knows of any
+                begin => begin.into(),
+            };
+            Segment::of_frame(&packet.frame, (begin, len), packet)
         } else {
             let frame = self.followers.next()?;
             let (arrival, timestamp_ns) = read_tag(frame);
             let left = u32::from(packet.headers.payload_len).saturating_sub(offset);
             let len = left.min(packet.gso_size.into()) as usize;
             let is_reassembled = packet.gso_size == 0;
-            let payload = if is_reassembled { Some(frame.data()) } else { frame.data().get(..len) };
-            let payload = payload.unwrap_or_default();
-            Segment { arrival, timestamp_ns, offset, payload }
+            let len = if is_reassembled { usize::MAX } else { len };
+            let segment = Segment::of_frame(frame, (0, len), packet);
+            Segment { arrival, timestamp_ns, offset, ..segment }
         };
         self.next += 1;
         Some(segment)

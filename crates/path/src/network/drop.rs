@@ -50,7 +50,7 @@ pub enum NetworkDrop {
     FragReasmTimeout,
     /// A wrong ICMP checksum.
     IcmpCsum,
-    /// No frame for an answer.
+    /// No frame for an answer, or for a private copy of a packet in shared memory.
     Nomem,
     /// A wrong UDP checksum, or none over IPv6.
     UdpCsum,

@@ -22,6 +22,24 @@ impl Sum {
         Self(sum)
     }
 
+    /// Sums up bytes that lie in pieces, one behind the other, of any lengths.
+    #[must_use]
+    pub(crate) fn of_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
+        let (mut sum, mut is_odd) = (Self::default(), false);
+        for piece in pieces {
+            sum = sum.plus(Self::of(piece).behind(is_odd));
+            is_odd ^= !piece.len().is_multiple_of(2);
+        }
+        sum
+    }
+
+    /// The sum as it counts behind other bytes: behind an odd number of them, these are the other
+    /// halves of their words.
+    #[must_use]
+    pub(crate) fn behind(self, is_odd: bool) -> Self {
+        if is_odd { Self::default().plus_word(self.fold().swap_bytes()) } else { self }
+    }
+
     /// Sums up the few words of a header, whose number is known to the compiler.
     #[inline]
     #[must_use]
@@ -99,6 +117,14 @@ mod tests {
         #[test]
         fn fast_sum_is_the_slow_sum(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             prop_assert_eq!(Sum::of(&bytes).fold(), slow_sum(&bytes));
+        }
+
+        #[test]
+        fn pieces_of_any_lengths_sum_up_to_the_whole(
+            pieces in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..9),
+        ) {
+            let sum = Sum::of_pieces(pieces.iter().map(Vec::as_slice));
+            prop_assert_eq!(sum.fold(), slow_sum(&pieces.concat()));
         }
 
         #[test]

@@ -47,21 +47,19 @@ impl DeviceSum {
     /// this cannot be told.
     #[inline]
     pub(super) fn of_segment(self, seen: &Seen<'_>, start: usize, len: usize) -> Option<Sum> {
-        if seen.bytes.len() != seen.wire_len {
+        if !seen.is_whole() {
             return None;
         }
         let first = skipped(seen.link);
         let before = Sum::of(seen.bytes.get(first..start)?);
         let sum = self.without(before);
-        match seen.bytes.get(start + len..)? {
-            [] => Some(sum),
-            behind => {
-                let behind = Sum::of(behind).fold();
-                // An odd number of bytes before puts the rest into the other halves of its words.
-                let is_even = (start + len - first).is_multiple_of(2);
-                Some(sum.plus_word(!if is_even { behind } else { behind.swap_bytes() }))
-            }
+        let end = start + len;
+        if end == seen.wire_len {
+            return Some(sum);
         }
+        let behind = seen.sum(end..seen.wire_len)?;
+        let is_odd = !(end - first).is_multiple_of(2);
+        Some(sum.plus_word(!behind.behind(is_odd).fold()))
     }
 }
 

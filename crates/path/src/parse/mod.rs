@@ -12,10 +12,17 @@ mod device_sum;
 mod ethernet;
 mod ipv4;
 mod ipv6;
+pub(crate) mod in_pieces;
 pub(crate) mod partial;
 mod transport;
 mod view;
 
+use std::ops::Range;
+
+use mem::{Frame, Pool};
+
+use crate::packet::Packet;
+use crate::pieces::bytes_in;
 pub use device_sum::DeviceSum;
 pub(crate) use ethernet::is_plain;
 pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
@@ -174,31 +181,62 @@ pub fn parse_into(
     verify: Verify,
 ) {
     let seen = Seen { device_sum, ..Seen::new(bytes, wire_len, headers.link) };
-    if let Err(Stop::Flaw(flaw)) = walk(&seen, verify, headers) {
-        headers.flaw.get_or_insert(flaw);
-    }
+    let _ = walk_noting(&seen, verify, headers);
 }
 
-fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
+/// The same for a packet, wherever it lies. Of one [in pieces](Packet::is_in_pieces) the headers
+/// are in its own frame afterwards, or all of it is: it is copied together into one of `pool` if its
+/// headers are too long for that.
+///
+/// # Errors
+/// When it is to be copied, and there is no memory for it. Then its headers are known in part.
+#[inline]
+pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Result<(), NoMemory> {
+    if packet.is_in_pieces() {
+        return in_pieces::parse_packet(packet, verify, pool);
+    }
+    let Packet { frame, headers, wire_len, device_sum, .. } = packet;
+    parse_into(headers, frame.data(), *wire_len, *device_sum, verify);
+    Ok(())
+}
+
+/// There is no frame to copy a packet to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoMemory;
+
+/// Walks, and notes a flaw.
+fn walk_noting(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<usize, Stop> {
+    let walked = walk(seen, verify, headers);
+    if let Err(Stop::Flaw(flaw)) = walked {
+        headers.flaw.get_or_insert(flaw);
+    }
+    walked
+}
+
+/// Returns where the headers end.
+fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<usize, Stop> {
     let link_layer = ethernet::walk(seen, headers.link)?;
     headers.network_offset = link_layer.network_offset;
     let datagram = match link_layer.ethertype {
         Some(ETHERTYPE_IPV4) => ipv4::walk(seen, verify, headers)?,
         Some(ETHERTYPE_IPV6) => ipv6::walk(seen, headers)?,
-        _ => return Ok(()),
+        _ => return Ok(link_layer.network_offset.into()),
     };
     match headers.fragment {
-        Fragment::Later => Ok(()),
+        Fragment::Later => {}
         Fragment::Whole | Fragment::Atomic | Fragment::First => {
-            transport::walk(seen, &datagram, verify, headers)
+            transport::walk(seen, &datagram, verify, headers)?;
         }
     }
+    Ok(datagram.transport_offset.max(headers.payload_offset.into()))
 }
 
 /// The frame under the walk.
 struct Seen<'a> {
-    /// What was captured.
+    /// What was captured; of a frame in pieces, what lies in the frame itself.
     bytes: &'a [u8],
+    /// The frame, if more of what was captured lies behind it.
+    in_pieces: Option<&'a Frame>,
     /// How much there was; never less than what was captured.
     wire_len: usize,
     /// What the bytes begin with.
@@ -218,7 +256,32 @@ enum Stop {
 impl<'a> Seen<'a> {
     fn new(bytes: &'a [u8], wire_len: u32, link: Link) -> Self {
         let wire_len = (wire_len as usize).max(bytes.len());
-        Self { bytes, wire_len, link, device_sum: None }
+        Self { bytes, in_pieces: None, wire_len, link, device_sum: None }
+    }
+
+    /// Whether all that was on the wire was captured.
+    #[inline]
+    fn is_whole(&self) -> bool {
+        let is_whole = |frame: &Frame| frame.total_len_bytes() as usize == self.wire_len;
+        self.bytes.len() == self.wire_len || self.in_pieces.is_some_and(is_whole)
+    }
+
+    /// The sum of the bytes at this place, if they were captured.
+    #[inline]
+    fn sum(&self, place: Range<usize>) -> Option<checksum::Sum> {
+        match self.bytes.get(place.clone()) {
+            Some(bytes) => Some(checksum::Sum::of(bytes)),
+            None => self.sum_of_pieces(place),
+        }
+    }
+
+    #[cold]
+    fn sum_of_pieces(&self, place: Range<usize>) -> Option<checksum::Sum> {
+        let is_there = |frame: &&Frame| {
+            place.start <= place.end && place.end <= frame.total_len_bytes() as usize
+        };
+        let frame = self.in_pieces.filter(is_there)?;
+        Some(checksum::Sum::of_pieces(bytes_in(frame, place)))
     }
 
     /// The `N` bytes at `at`; if they are not there, `flaw` says what that makes of the frame.

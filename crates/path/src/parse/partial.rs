@@ -1,10 +1,13 @@
 //! Checksums that are not complete yet: the kernel leaves it to the device to add up all but the
 //! pseudo header, and a device that is none passes that on.
 
+use mem::Frame;
+
 use super::checksum::Sum;
 use super::device_sum::{DeviceSum, skipped};
 use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View};
 use crate::packet::Packet;
+use crate::pieces::bytes_in;
 
 /// Where TCP's checksum stands in its header.
 const TCP_CSUM_OFFSET: u16 = 16;
@@ -32,11 +35,11 @@ pub fn complete_checksum(
     complete_with(bytes, csum_start, csum_offset, rest).map(drop)
 }
 
-/// The same for a frame of which the device's sum may be known: then only its headers are looked
-/// at. Returns what a device would sum up now.
+/// The same for a packet, whose field lies in the frame itself, and of which the device's sum may be
+/// known: then only its headers are looked at. Returns what a device would sum up now.
 pub(crate) fn complete_knowing(
     device_sum: Option<DeviceSum>,
-    bytes: &mut [u8],
+    frame: &mut Frame,
     link: Link,
     csum_start: u16,
     csum_offset: u16,
@@ -44,13 +47,14 @@ pub(crate) fn complete_knowing(
     let (first, start) = (skipped(link), usize::from(csum_start));
     let is_place =
         start >= first + usize::from(NETWORK_BYTES_MIN) && (start - first).is_multiple_of(2);
-    let (true, Some(before), Some(rest)) = (is_place, bytes.get(first..start), bytes.get(start..))
-    else {
+    let bytes = frame.data();
+    let (true, Some(before)) = (is_place, bytes.get(first..start)) else {
         return Err(NoSuchField);
     };
     let before = Sum::of(before);
-    let rest = device_sum.map_or_else(|| Sum::of(rest), |sum| sum.without(before));
-    let field = complete_with(bytes, csum_start, csum_offset, rest)?;
+    let rest =
+        device_sum.map_or_else(|| sum_from(frame, start, usize::MAX), |sum| sum.without(before));
+    let field = complete_with(frame.data_mut(), csum_start, csum_offset, rest)?;
     // A word and its opposite sum up to nothing, so all that is left is the opposite of what the
     // field held.
     Ok(DeviceSum::new(before.plus_word(!field).fold()))
@@ -70,12 +74,24 @@ pub(crate) fn complete_partial(packet: &mut Packet) -> Option<()> {
         return None;
     }
     let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
-    let bytes = frame.data_mut().get_mut(..end)?;
+    if end > frame.total_len_bytes() as usize {
+        return None;
+    }
     let csum_offset = csum_offset(headers.transport)?;
-    complete_checksum(bytes, headers.transport_offset, csum_offset).ok()?;
+    let rest = sum_from(frame, headers.transport_offset.into(), end);
+    complete_with(frame.data_mut(), headers.transport_offset, csum_offset, rest).ok()?;
     headers.l4_checksum = Checksum::Good;
     *device_sum = None;
     Some(())
+}
+
+/// The sum of what lies from `start` to `end`, or to the packet's end, in the frame and behind it.
+fn sum_from(frame: &Frame, start: usize, end: usize) -> Sum {
+    let end = end.min(frame.total_len_bytes() as usize);
+    match frame.data().get(start..end) {
+        Some(bytes) => Sum::of(bytes),
+        None => Sum::of_pieces(bytes_in(frame, start..end)),
+    }
 }
 
 /// Where the checksum stands in a header of TCP or UDP.

@@ -139,9 +139,7 @@ fn judge(
     };
     let told = seen.device_sum.and_then(|sum| sum.of_segment(seen, segment.start, len));
     let summed = || match verify {
-        Verify::Checksums => {
-            seen.bytes.get(segment.start..segment.start + len).map(checksum::Sum::of)
-        }
+        Verify::Checksums => seen.sum(segment.start..segment.start + len),
         Verify::Nothing => None,
     };
     match told.or_else(summed) {

@@ -118,7 +118,7 @@ impl World {
             let segments = packets.iter().flat_map(Packet::segments);
             self.shown.extend(segments.map(|segment| segment.arrival.0));
         };
-        self.intake.turn_showing(tick, &mut burst, show).for_each(drop);
+        self.intake.turn_showing(tick, &mut burst, &mut self.pool, show).for_each(drop);
         assert!(burst.is_empty(), "a burst is taken whole");
         for dropped in self.intake.drain_dropped() {
             self.pool.put(dropped.packet.unwrap().frame);

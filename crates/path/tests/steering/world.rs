@@ -165,7 +165,7 @@ impl World {
         self.now_ns += 1;
         self.intake.observe();
         let tick = Tick { now_ns: self.now_ns, busy_ns: self.busy_ns };
-        let woken = self.intake.turn(tick, &mut burst).collect();
+        let woken = self.intake.turn(tick, &mut burst, &mut self.pool).collect();
         assert!(burst.is_empty(), "a burst is taken whole");
         for dropped in self.intake.drain_dropped() {
             self.drops.push((dropped.arrival, dropped.reason));

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use mem::Frame;
+
 use super::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VirtioNetHdr};
 use super::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4};
 use crate::coalesce::candidate::are_options;
@@ -12,6 +14,7 @@ use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
+use crate::parse::in_pieces::{Reach, parse_pulling, pull_to};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_plain, parse};
 
@@ -68,6 +71,10 @@ impl std::error::Error for GsoLie {}
 impl VirtioNetHdr {
     /// Has a packet that was received behind this header, and is not parsed yet, carry what it says.
     ///
+    /// Of a packet in pieces, what this tells of is pulled into the frame itself, as far as there is
+    /// room; a checksum field that lies behind that counts as a lie, as do headers of what is to be
+    /// cut that do.
+    ///
     /// A partial checksum is completed in the frame. If the frame was summed up while it was copied
     /// ([`Packet::fill`]), its payload is not looked at again; in any case the packet has a
     /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, by which parsing judges the checksum
@@ -80,10 +87,10 @@ impl VirtioNetHdr {
     /// and outer, are completed.
     ///
     /// # Errors
-    /// When the header does not go with the frame. Then the packet is not changed, and not to be
+    /// When the header does not go with the frame. Then no byte of it is changed, and it is not to be
     /// used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
     pub fn carry_into(self, packet: &mut Packet) -> Result<(), GsoLie> {
-        if usize::from(self.hdr_len) > packet.frame.data().len() {
+        if u32::from(self.hdr_len) > packet.frame.total_len_bytes() {
             return Err(GsoLie::HeaderLen);
         }
         match self.shape(packet)? {
@@ -113,7 +120,7 @@ impl VirtioNetHdr {
     /// Completes the checksum of a packet that is one segment.
     fn complete(self, packet: &mut Packet) -> Result<(), GsoLie> {
         let (start, offset) = (self.csum_start, self.csum_offset);
-        let is_snapped = packet.frame.len_bytes() < packet.wire_len;
+        let is_snapped = packet.frame.total_len_bytes() < packet.wire_len;
         let end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
         if end > packet.wire_len as usize {
             return Err(GsoLie::Checksum);
@@ -121,20 +128,20 @@ impl VirtioNetHdr {
         if is_snapped || self.csum_offset == SCTP_CSUM_OFFSET {
             return Ok(()); // it cannot be told, here
         }
+        if packet.is_in_pieces() && !pull_to(&mut packet.frame, end) {
+            return Err(GsoLie::Checksum);
+        }
         let link = packet.headers.link;
-        let bytes = packet.frame.data_mut();
-        let summed = complete_knowing(packet.device_sum, bytes, link, start, offset);
+        let summed = complete_knowing(packet.device_sum, &mut packet.frame, link, start, offset);
         packet.device_sum = summed.map_err(|_| GsoLie::Checksum)?;
         Ok(())
     }
 
     /// What a packet is, by what this and its headers say.
-    fn shape(self, packet: &Packet) -> Result<Shape, GsoLie> {
+    fn shape(self, packet: &mut Packet) -> Result<Shape, GsoLie> {
         if self.gso_type == GSO_NONE {
             return Ok(Shape::Segment);
         }
-        let Packet { frame, wire_len, headers: Headers { link, .. }, .. } = packet;
-        let bytes = frame.data();
         let is_kind: fn(&Headers) -> bool = match self.gso_type {
             GSO_TCPV4 | GSO_TCPV4_ECN => |it| (it.network, it.transport) == (Ipv4, Tcp),
             GSO_TCPV6 | GSO_TCPV6_ECN => |it| (it.network, it.transport) == (Ipv6, Tcp),
@@ -144,14 +151,15 @@ impl VirtioNetHdr {
         if self.gso_size == 0 {
             return Err(GsoLie::Size);
         }
-        if bytes.len() < *wire_len as usize {
+        if packet.frame.total_len_bytes() < packet.wire_len {
             return Err(GsoLie::Snapped);
         }
-        let headers = parse(bytes, *wire_len, *link, Verify::Nothing);
+        let headers = look(packet)?;
+        let bytes = packet.frame.data();
         if self.tells_of_inner(&headers) {
             return Ok(Shape::Tunnel(headers));
         }
-        if !is_kind(&headers) || !can_be_cut(bytes, &headers) {
+        if !is_kind(&headers) || !can_be_cut(&packet.frame, &headers) {
             return Err(GsoLie::Headers);
         }
         if headers.payload_len.div_ceil(self.gso_size) > GSO_SEGMENTS_MAX {
@@ -186,6 +194,20 @@ impl VirtioNetHdr {
     }
 }
 
+/// The headers of a packet that is to be cut. Of one in pieces they must be in the frame itself.
+fn look(packet: &mut Packet) -> Result<Headers, GsoLie> {
+    let Packet { frame, wire_len, headers: Headers { link, .. }, .. } = packet;
+    if frame.frag_count() == 0 {
+        return Ok(parse(frame.data(), *wire_len, *link, Verify::Nothing));
+    }
+    let told = Headers { link: *link, ..Headers::default() };
+    match parse_pulling(frame, told, (*wire_len, None), Verify::Nothing) {
+        (headers, Reach::Held) => Ok(headers),
+        // Nothing that is to be cut has headers so long.
+        (_, Reach::Beyond) => Err(GsoLie::Headers),
+    }
+}
+
 /// What is to be done with a packet.
 enum Shape {
     /// It is of several segments, behind these headers.
@@ -198,10 +220,10 @@ enum Shape {
 
 /// Completes the checksum of a tunnel over UDP, if it was left to the device, too.
 fn complete_outer(headers: &Headers, packet: &mut Packet) {
-    let (bytes, start) = (packet.frame.data_mut(), headers.transport_offset);
+    let (frame, start) = (&mut packet.frame, headers.transport_offset);
     if let Some(offset) = csum_offset(headers.transport)
-        && holds_pseudo_sum(bytes, headers)
-        && let Ok(sum) = complete_knowing(packet.device_sum, bytes, headers.link, start, offset)
+        && holds_pseudo_sum(frame.data(), headers)
+        && let Ok(sum) = complete_knowing(packet.device_sum, frame, headers.link, start, offset)
     {
         packet.device_sum = sum;
     }
@@ -209,7 +231,8 @@ fn complete_outer(headers: &Headers, packet: &mut Packet) {
 
 /// Whether the headers go before segments of any length, and the last one's packet ends where the
 /// frame does: the kinds that are [merged](crate::coalesce) here, and IPv4 options.
-fn can_be_cut(bytes: &[u8], headers: &Headers) -> bool {
+fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
+    let bytes = frame.data();
     let (network, transport) =
         (usize::from(headers.network_offset), usize::from(headers.transport_offset));
     let (Some(link_header), Some(header)) = (bytes.get(..network), bytes.get(network..transport))
@@ -230,5 +253,5 @@ fn can_be_cut(bytes: &[u8], headers: &Headers) -> bool {
         && is_plain_network
         && headers.flaw.is_none()
         && headers.fragment == Fragment::Whole
-        && end == bytes.len()
+        && end == frame.total_len_bytes() as usize
 }
