@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use mem::Pool;
+use mem::frags::FRAG_TABLE_BYTES;
+use mem::frame::BEFORE_PACKET_BYTES;
 
 use crate::cpu::RxQueue;
 use crate::drop_reason::DropReason;
@@ -52,11 +54,22 @@ pub trait Source: Send {
     }
 }
 
+/// What the frame itself holds of a packet in pieces: link, network and transport headers with their
+/// options, and the first extension headers.
+pub const HEAD_BYTES: u32 = 256;
+
+/// A chunk for that, and the list of its pieces.
+pub const HEAD_CHUNK_BYTES: u32 = BEFORE_PACKET_BYTES + HEAD_BYTES + FRAG_TABLE_BYTES;
+
 /// What memory a source takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameNeeds {
     /// Frames that the device holds, besides those that are under way.
     pub device_frames: u32,
+    /// Frames of [`HEAD_CHUNK_BYTES`] that it fills ahead, besides those that are under way, if it
+    /// gives packets [in pieces](crate::Packet::is_in_pieces); else 0. All that is under way from it
+    /// has such a frame then, and larger ones are for the few that are copied together.
+    pub head_frames: u32,
     /// The largest frame that it gives, in bytes.
     pub largest_bytes: u32,
     /// Whether checksums may come that are not complete, and nothing says so: `AF_XDP` on a veth
@@ -67,7 +80,7 @@ pub struct FrameNeeds {
 impl Default for FrameNeeds {
     /// No frames of its own, and as large as any; checksums are complete.
     fn default() -> Self {
-        Self { device_frames: 0, largest_bytes: u32::MAX, may_be_partial: false }
+        Self { device_frames: 0, head_frames: 0, largest_bytes: u32::MAX, may_be_partial: false }
     }
 }
 

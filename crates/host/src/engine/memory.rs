@@ -4,7 +4,7 @@ use mem::Pool;
 use mem::frame::BEFORE_PACKET_BYTES;
 use mem::pool::{ChunkClass, LOT_FRAMES, MIN_CHUNK_BYTES, carve, region_bytes};
 use path::Source;
-use path::arrive::FrameNeeds;
+use path::arrive::{FrameNeeds, HEAD_CHUNK_BYTES};
 use path::intake::DEV_WEIGHT;
 
 use super::config::Config;
@@ -39,7 +39,9 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     let mut shares: Vec<_> = needs.iter().map(classes).collect();
     let spare = ChunkClass { chunk_bytes: small_bytes, chunks: config.spare_frames };
     let spare = if config.spare_frames > 0 { vec![spare] } else { Vec::new() };
-    shares.resize(needs.len() + cpus + usize::from(config.senders), spare);
+    let copies = copy_classes(small_bytes, config.kept_frames, &needs);
+    shares.resize(needs.len() + cpus, [spare.clone(), copies].concat());
+    shares.resize(shares.len() + usize::from(config.senders), spare);
     // Behind all others, whose chunks are aligned to their size.
     if config.small_frames > 0 {
         let small = ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks: config.small_frames };
@@ -63,6 +65,16 @@ const PAGE_BYTES: u32 = 4 << 10;
 /// A jumbo frame.
 const JUMBO_BYTES: u32 = 16 << 10;
 
+/// An IP packet of 64 KiB behind its link header.
+const LARGEST_IP_CHUNK_BYTES: u32 = 68 << 10;
+
+/// So many heads are a multiple of a page, and what lies behind them is aligned as if there were none.
+const HEADS_STEP: u32 = 64;
+const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES));
+
+/// Of the packets of a source that gives them in pieces, this is how few are in one frame all the same.
+const COPIED_ONE_IN: u32 = 8;
+
 /// Two kilobytes hold a frame of an ordinary network; where a device gives frames that are a little
 /// larger and no more, a page.
 fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
@@ -74,15 +86,21 @@ fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
 }
 
 /// Chunks for so many packets under way: most of them small, and fewer of those that only a jumbo
-/// frame takes, or the largest that the source gives. All sizes are multiples of the small one's, so
-/// that small chunks are aligned to their size.
+/// frame takes, or the largest that the source gives. All sizes are multiples of the small one's, but
+/// for the heads', of which there is a multiple of a page: so small chunks are aligned to their size.
 fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<ChunkClass> {
-    let largest_bytes = needs.largest_bytes.min(MAX_RECORD_BYTES);
-    let largest_chunk = (largest_bytes + BEFORE_PACKET_BYTES).next_multiple_of(PAGE_BYTES);
+    let FrameNeeds { device_frames, head_frames, .. } = needs;
+    let (largest_bytes, largest_chunk) = largest(needs);
     let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
-    let small = packets.saturating_add(burst).saturating_add(needs.device_frames);
-    let mut classes = vec![ChunkClass { chunk_bytes: small_bytes, chunks: small }];
+    let mut classes = Vec::new();
     let mut add = |chunk_bytes, chunks| classes.push(ChunkClass { chunk_bytes, chunks });
+    let mut packets = packets;
+    if head_frames > 0 {
+        let heads = packets.saturating_add(burst).saturating_add(head_frames);
+        add(HEAD_CHUNK_BYTES, heads.div_ceil(HEADS_STEP).saturating_mul(HEADS_STEP));
+        packets /= COPIED_ONE_IN;
+    }
+    add(small_bytes, packets.saturating_add(burst).saturating_add(device_frames));
     if largest_bytes + BEFORE_PACKET_BYTES > small_bytes {
         add(largest_chunk.min(JUMBO_BYTES), packets / 2 + burst);
     }
@@ -90,6 +108,26 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
         add(largest_chunk, packets / 16 + burst);
     }
     classes
+}
+
+/// A packet in pieces is copied together where it is delivered to sockets: what a CPU takes for that,
+/// if there are sockets, and a source gives any. As many are kept as applications may keep.
+fn copy_classes(small_bytes: u32, kept_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
+    let mut in_pieces = needs.iter().filter(|needs| needs.head_frames > 0).peekable();
+    if kept_frames == 0 || in_pieces.peek().is_none() {
+        return Vec::new();
+    }
+    vec![
+        ChunkClass { chunk_bytes: small_bytes, chunks: kept_frames / 4 },
+        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: kept_frames / 32 },
+        ChunkClass { chunk_bytes: LARGEST_IP_CHUNK_BYTES, chunks: kept_frames / 128 },
+    ]
+}
+
+/// The largest frame that a source gives, and a chunk for it.
+fn largest(needs: FrameNeeds) -> (u32, u32) {
+    let largest_bytes = needs.largest_bytes.min(MAX_RECORD_BYTES);
+    (largest_bytes, (largest_bytes + BEFORE_PACKET_BYTES).next_multiple_of(PAGE_BYTES))
 }
 
 #[cfg(test)]
@@ -114,5 +152,35 @@ mod tests {
             let classes = classes(largest_bytes);
             assert!(classes.iter().all(|(bytes, _)| bytes.is_multiple_of(classes[0].0)));
         }
+    }
+
+    #[test]
+    fn heads_are_of_a_class_of_their_own_and_leave_others_aligned() {
+        for (head_frames, largest_bytes) in [(1, 1514), (63, 9018), (256, 65_549), (1000, 3000)] {
+            let needs = FrameNeeds { head_frames, largest_bytes, ..FrameNeeds::default() };
+            let small_bytes = small_chunk_bytes(&[needs]);
+            let classes = chunk_classes(3200, small_bytes, needs);
+            let &[heads, ref others @ ..] = classes.as_slice() else { panic!("{classes:?}") };
+            assert_eq!(heads.chunk_bytes, HEAD_CHUNK_BYTES);
+            assert!(heads.chunks >= 3200 + 128 + head_frames);
+            // As they are carved: by size, from a page's boundary.
+            let mut at = 0;
+            for class in [heads].iter().chain(others) {
+                let is_aligned = at % small_bytes as usize == 0;
+                assert!(is_aligned && class.chunk_bytes >= heads.chunk_bytes, "{classes:?}");
+                at += class.chunk_bytes as usize * class.chunks as usize;
+            }
+            assert!(at.is_multiple_of(small_bytes as usize), "the next share is aligned, too");
+        }
+    }
+
+    #[test]
+    fn cpus_have_room_for_copies_where_packets_come_in_pieces_and_go_to_sockets() {
+        let of = |head_frames| FrameNeeds { head_frames, ..FrameNeeds::default() };
+        assert!(copy_classes(2048, 8192, &[of(0)]).is_empty());
+        assert!(copy_classes(2048, 0, &[of(1)]).is_empty());
+        let classes = copy_classes(2048, 8192, &[of(0), of(1)]);
+        assert!(classes.iter().all(|class| class.chunks > 0 && class.chunk_bytes % 2048 == 0));
+        assert!(classes.iter().any(|class| class.chunk_bytes > 65_549 + BEFORE_PACKET_BYTES));
     }
 }

@@ -323,6 +323,7 @@ impl Source for XdpSource {
         let fill = self.config.rx_entries.map_or(0, |_| self.config.fill_entries);
         let sent = self.config.tx_entries.map_or(0, |entries| entries + EGRESS_PACKETS);
         FrameNeeds {
+            head_frames: 0,
             device_frames: fill + sent,
             largest_bytes: self.largest_bytes,
             may_be_partial: self.may_be_partial,
