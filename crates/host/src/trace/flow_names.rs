@@ -114,7 +114,11 @@ fn by_hash(hash: FlowHash) -> u64 {
 
 /// The name that a stamped payload carries.
 pub(super) fn stamp(segment: &Segment<'_>) -> Option<FlowName> {
-    let stamp = segment.payload.first_chunk::<STAMP_BYTES>()?;
+    let mut stamp = [0; STAMP_BYTES];
+    let mut bytes = segment.payload_fragments().flatten();
+    for byte in &mut stamp {
+        *byte = *bytes.next()?;
+    }
     let (magic, rest) = stamp.split_first_chunk::<4>()?;
     let (flow, sequence) = rest.split_first_chunk::<4>()?;
     (*magic == STAMP_MAGIC).then_some(FlowName {

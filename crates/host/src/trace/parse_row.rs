@@ -1,5 +1,6 @@
 //! A line of `parse.csv`: what parsing makes of a frame, field by field.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 
 use path::Packet;
@@ -15,7 +16,13 @@ pub(super) const HEADER: &str = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,
 
 /// Parses the frame as the intake does, and writes its line.
 pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) -> String {
-    let bytes = packet.frame.data();
+    // What lies in pieces too: the intake finds all headers.
+    let bytes = if packet.is_in_pieces() {
+        Cow::Owned(packet.fragments().flatten().copied().collect::<Vec<_>>())
+    } else {
+        Cow::Borrowed(packet.frame.data())
+    };
+    let bytes = &*bytes;
     // What the device said before: the link, and perhaps that the checksum is right.
     let mut headers = packet.headers;
     parse_into(&mut headers, bytes, packet.wire_len, packet.device_sum, verify);

@@ -20,6 +20,9 @@ use crate::sys::packet::PacketSocket;
 /// The most packets that are handed to the kernel in one call.
 const BATCH_MAX: usize = 64;
 
+/// The most places that a send is gathered from: `UIO_MAXIOV` (`linux/uio.h`).
+const IOV_MAX: usize = 1024;
+
 /// What the kernel may hold for a device that is slower than we are: about a hundred of the largest
 /// packets.
 const SEND_BUFFER_BYTES: usize = 8 << 20;
@@ -96,11 +99,18 @@ impl PacketSink {
     fn step(&mut self, packets: &mut [Packet]) -> Result<Step> {
         let mut going = 0;
         for packet in packets.iter().take(self.batch) {
-            match self.refusal(packet) {
-                None => going += 1,
-                Some(reason) if going == 0 => return Ok(Step::Dropped(reason)),
-                Some(_) => break,
+            let step = match self.refusal(packet) {
+                Some(reason) => Step::Dropped(reason),
+                None if is_of_too_many(packet) => Step::MustBeCut,
+                None => {
+                    going += 1;
+                    continue;
+                }
+            };
+            if going == 0 {
+                return Ok(step);
             }
+            break;
         }
         match hand_over(&self.socket, &mut packets[..going]) {
             Ok(sent) => {
@@ -198,6 +208,11 @@ fn send_segments(
         counters.add_dropped(reason, 1);
     }
     Ok(())
+}
+
+/// Whether a packet lies in more places than the kernel gathers a send from. Only a merged one can.
+fn is_of_too_many(packet: &Packet) -> bool {
+    packet.is_in_pieces() && packet.is_merged() && packet.fragments().count() >= IOV_MAX
 }
 
 /// Hands packets to the kernel, in order, and returns how many it took; at least one, or its error is

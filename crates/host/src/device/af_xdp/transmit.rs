@@ -8,6 +8,7 @@ use mem::{Frame, Pool};
 use path::Packet;
 use path::coalesce::cut;
 use path::parse::Link;
+use path::pieces::Reader;
 
 use crate::device::egress::{Departures, LaneId};
 use crate::device::sink::{SendDrop, Sent};
@@ -151,14 +152,14 @@ impl Transmit {
         let mut count = 0;
         while room > 0 {
             let Some(segment) = self.waiting.pop_front().or_else(|| self.next(pool)) else { break };
-            let pieces = segment.frame.len_bytes().div_ceil(self.room_bytes);
+            let len_bytes = segment.frame.total_len_bytes();
+            let pieces = len_bytes.div_ceil(self.room_bytes);
             if pieces > room {
                 self.waiting.push_front(segment);
                 break;
             }
             let Segment { lane, frame, is_last } = segment;
             let end = if is_last { Ends::Packet } else { Ends::Frame };
-            let len_bytes = frame.len_bytes();
             match if pieces == 1 { socket.send(frame, Continued::No) } else { Err(frame) } {
                 Ok(()) => self.note(Slot { lane, len_bytes, ends: end }),
                 Err(frame) => {
@@ -183,7 +184,7 @@ impl Transmit {
     }
 
     /// Puts a copy of a frame into the tx ring that the kernel cannot be given itself: it lies in
-    /// memory of another kind. Returns whether there was memory for it.
+    /// memory of another kind, or in pieces. Returns whether there was memory for it.
     fn copy(
         &mut self,
         frame: &Frame,
@@ -192,11 +193,18 @@ impl Transmit {
         pool: &mut Pool,
     ) -> bool {
         let mut pieces = Vec::new();
-        for bytes in frame.data().chunks(self.room_bytes as usize) {
+        let mut bytes = Reader::at(frame, 0);
+        let mut left = frame.total_len_bytes();
+        while left > 0 {
+            let len_bytes = left.min(self.room_bytes);
             let piece = pool.allocate(self.room_bytes);
             let Some(mut piece) = piece.filter(|piece| socket.takes(piece)) else { return false };
-            piece.copy_from(bytes);
+            piece.set_len(len_bytes);
+            if bytes.read(piece.data_mut()).is_none() {
+                return false;
+            }
             pieces.push(piece);
+            left -= len_bytes;
         }
         let last = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.into_iter().enumerate() {
@@ -257,7 +265,7 @@ impl Transmit {
         let tag_bytes = if TAGGED.contains(&[a, b]) { TAG_BYTES } else { 0 };
         let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
         let longest = (self.mtu + ETHERNET_BYTES + tag_bytes).min(self.room_bytes * pieces_max);
-        (packet.frame.len_bytes() > longest).then_some(SendDrop::TooLong)
+        (packet.frame.total_len_bytes() > longest).then_some(SendDrop::TooLong)
     }
 
     fn drop_packet(

@@ -23,7 +23,7 @@ pub struct CaptureWriter {
     stem: PathBuf,
     ethernet: Option<PcapWriter<BufWriter<File>>>,
     ip: Option<PcapWriter<BufWriter<File>>>,
-    /// A merged packet in one piece.
+    /// A packet of several pieces in one.
     whole: Vec<u8>,
 }
 
@@ -51,7 +51,7 @@ impl CaptureWriter {
             None => writer.insert(begin(&path, link)?),
         };
         let time = Duration::from_nanos(packet.timestamp_ns.min(LAST_TIME_NS));
-        let data = if packet.is_merged() {
+        let data = if packet.is_merged() || packet.is_in_pieces() {
             self.whole.clear();
             packet.fragments().for_each(|fragment| self.whole.extend_from_slice(fragment));
             &self.whole

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use path::Packet;
-use path::coalesce::gso::{GSO_UDP_L4, VirtioNetHdr, describe};
+use path::coalesce::gso::{GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
 use path::coalesce::resegment;
 use path::parse::{Link, Network};
 use rustix::io::{self, Errno};
@@ -111,12 +111,12 @@ impl TunSink {
         }
         header.hdr_len = header.hdr_len.saturating_sub(begin);
         header.csum_start = header.csum_start.saturating_sub(begin);
-        let written = if packet.frame.follower_count() == 0 {
+        let written = if !packet.is_merged() && !packet.is_in_pieces() {
             let bytes = packet.view().bytes();
             let bytes = bytes.get(begin.into()..).unwrap_or_default();
             self.write_pieces(&[IoSlice::new(&header.to_bytes()), IoSlice::new(bytes)])
         } else {
-            self.write_merged(header, packet, begin)
+            self.write_gathered(header, packet, begin)
         };
         let is_cut = packet.gso_size > 0;
         let bytes = written.map_err(|errno| match errno {
@@ -130,33 +130,42 @@ impl TunSink {
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
-    fn write_merged(
+    fn write_gathered(
         &mut self,
         header: VirtioNetHdr,
         packet: &Packet,
         begin: u16,
     ) -> io::Result<usize> {
         let header = header.to_bytes();
-        let mut begin = usize::from(begin);
+        let begin = usize::from(begin);
         // Only the first fragment has what the device does not take.
-        let mut fragments = packet
-            .fragments()
-            .map(move |bytes| bytes.get(std::mem::take(&mut begin)..).unwrap_or_default());
-        if usize::from(packet.frame.follower_count()) + 2 > PIECES_MAX {
-            let mut copied = std::mem::take(&mut self.copied);
-            copied.clear();
-            fragments.for_each(|bytes| copied.extend_from_slice(bytes));
-            self.copied = copied;
-            return self.write_pieces(&[IoSlice::new(&header), IoSlice::new(&self.copied)]);
-        }
+        let fragments = move || {
+            let mut begin = begin;
+            packet
+                .fragments()
+                .map(move |bytes| bytes.get(std::mem::take(&mut begin)..).unwrap_or_default())
+        };
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         pieces[0] = IoSlice::new(&header);
         let mut count = 1;
-        for (place, fragment) in pieces[1..].iter_mut().zip(&mut fragments) {
+        for fragment in fragments() {
+            let Some(place) = pieces.get_mut(count) else {
+                return self.write_copied(header, fragments());
+            };
             *place = IoSlice::new(fragment);
             count += 1;
         }
         self.write_pieces(&pieces[..count])
+    }
+
+    fn write_copied<'a>(
+        &mut self,
+        header: [u8; VIRTIO_NET_HDR_BYTES],
+        fragments: impl Iterator<Item = &'a [u8]>,
+    ) -> io::Result<usize> {
+        self.copied.clear();
+        fragments.for_each(|bytes| self.copied.extend_from_slice(bytes));
+        self.write_pieces(&[IoSlice::new(&header), IoSlice::new(&self.copied)])
     }
 
     fn write_pieces(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
