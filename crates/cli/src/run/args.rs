@@ -9,23 +9,24 @@ use forebay::device::take::Take;
 use forebay::device::{CopyMode, Via, XdpMode};
 use forebay::run::To;
 
-use crate::options::{ControlOptions, EngineOptions, TraceOptions};
+use crate::options::{ControlOptions, EngineOptions, TraceOptions, VhostUserOptions};
 
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct RunArgs {
     /// Interfaces whose packets are taken; `VIA:DEV` for one that is opened in another way than
-    /// --via says, as in tun:ft0
+    /// --via says, as in tun:ft0, or vhost-user:/run/switch.sock for the socket of another process
     #[arg(required = true, value_name = "DEV")]
     pub(crate) devices: Vec<DeviceArg>,
 
-    /// How interfaces are opened: af_xdp takes packets away from the kernel, af_packet copies them,
-    /// tap and tun take what the kernel sends there
+    /// How devices are opened: af_xdp takes packets away from the kernel, af_packet copies them,
+    /// tap and tun take what the kernel sends there, vhost-user what another process does (a
+    /// virtual switch, a DPDK program): DEV is the path of its socket then
     #[arg(long, value_name = "VIA", default_value = "af_xdp")]
     pub(crate) via: Via,
 
-    /// Receive queues of each device: the first ones that the device has (af_xdp), or as many as
-    /// the kernel is to deal its packets out to
+    /// Receive queues of each device: the first ones that the device has (af_xdp, vhost-user), or
+    /// as many as the kernel is to deal its packets out to
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) queues: NonZeroU16,
 
@@ -55,8 +56,8 @@ pub(crate) struct RunArgs {
     pub(crate) promiscuous: bool,
 
     /// Where packets go: count (nowhere), pcap:DIR (captures, one for each CPU), tun:NAME (to the
-    /// kernel), dev:NAME (out of an interface); repeatable, one for each DEV in order, or one for
-    /// all [default: count]
+    /// kernel), dev:NAME (out of an interface, or back to a DEV of this run, as in
+    /// dev:vhost-user:PATH); repeatable, one for each DEV in order, or one for all [default: count]
     #[arg(long, value_name = "WHERE")]
     pub(crate) to: Vec<To>,
 
@@ -81,6 +82,9 @@ pub(crate) struct RunArgs {
     pub(crate) yes: bool,
 
     #[command(flatten)]
+    pub(crate) vhost_user: VhostUserOptions,
+
+    #[command(flatten)]
     pub(crate) engine: EngineOptions,
 
     #[command(flatten)]
@@ -100,10 +104,11 @@ Examples:
   forebay run eth1 --via af_packet --to pcap:captures --duration 10
   forebay run eth1 --coalesce gro --to tun:ft0 --control /run/forebay.sock
   forebay run eth1 eth2 --to dev:eth2 --to dev:eth1
+  forebay run vhost-user:/run/switch.sock --to dev:vhost-user:/run/switch.sock
 
 SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none.";
 
-/// An interface, and how it is opened if that is said.
+/// A device, and how it is opened if that is said.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct DeviceArg {
     pub(crate) name: String,
@@ -116,6 +121,7 @@ impl FromStr for DeviceArg {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             None => Ok(Self { name: text.to_owned(), via: None }),
+            Some((_, "")) => Err(format!("{text:?} names no device")),
             Some((via, name)) => Ok(Self { name: name.to_owned(), via: Some(via.parse()?) }),
         }
     }
@@ -179,7 +185,12 @@ mod tests {
         let read = |text: &str| text.parse::<DeviceArg>().map(|device| (device.name, device.via));
         assert_eq!(read("veth0"), Ok(("veth0".to_owned(), None)));
         assert_eq!(read("tun:ft0"), Ok(("ft0".to_owned(), Some(Via::Tun))));
-        assert!(read("usb:x").is_err());
+        let path = "/run/a:b.sock";
+        let device = Ok((path.to_owned(), Some(Via::VhostUser)));
+        assert_eq!(read(&format!("vhost-user:{path}")), device);
+        for text in ["usb:x", "vhost-user:", ":x", path] {
+            assert!(read(text).is_err(), "{text}");
+        }
     }
 
     #[test]

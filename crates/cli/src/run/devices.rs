@@ -1,6 +1,7 @@
 //! From the command line to the devices of a run.
 
 use forebay::Error;
+use forebay::device::virtio::VirtioOptions;
 use forebay::device::{DeviceConfig, Via, XdpOptions};
 use forebay::sys::interface::Interface;
 use path::parse::Verify;
@@ -14,29 +15,42 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
     let vias: Vec<_> = args.devices.iter().map(|device| device.via.unwrap_or(args.via)).collect();
     let is_xdp = |via: Via| via == Via::AfXdp;
     let is_link = |via: Via| matches!(via, Via::AfXdp | Via::AfPacket);
+    let is_vhost_user = |via: Via| via == Via::VhostUser;
+    let has_hashes = |via: Via| matches!(via, Via::AfXdp | Via::AfPacket | Via::VhostUser);
     type IsAbout = fn(Via) -> bool;
     let about: [(_, _, IsAbout, _); 7] = [
-        ("--take", args.take.is_some(), is_link, "what the kernel sends there is all taken"),
+        ("--take", args.take.is_some(), is_link, "what is sent there is all taken"),
         ("--promiscuous", args.promiscuous, is_link, "there are no other stations"),
-        ("--hash device", args.engine.hash.hash == HashKind::Device, is_link, "it has no hashes"),
+        (
+            "--hash device",
+            args.engine.hash.hash == HashKind::Device,
+            has_hashes,
+            "it has no hashes",
+        ),
         ("--xdp-mode", args.xdp_mode.is_some(), is_xdp, "there is no XDP program"),
-        ("--copy", args.copy.is_some(), is_xdp, "the kernel always copies"),
+        ("--copy", args.copy.is_some(), is_xdp, "who copies cannot be chosen there"),
         ("--busy-poll", args.busy_poll, is_xdp, "it cannot be driven by polling"),
         ("--replace", args.replace, is_xdp, "there is no XDP program"),
     ];
-    for (option, is_given, is_about, why) in about {
+    let of_rings = args.vhost_user.given();
+    let of_rings = of_rings.map(|(option, is_given)| {
+        (option, is_given, is_vhost_user as IsAbout, "it is about the rings of vhost-user alone")
+    });
+    for (option, is_given, is_about, why) in about.into_iter().chain(of_rings) {
         if is_given && !vias.iter().any(|via| is_about(*via)) {
             let vias: Vec<_> = vias.iter().map(|via| via.name()).collect();
             let problem = format!("{option} with {}: {why}", vias.join(", "));
             return Err(Failure::usage(problem, "leave it out, or give another --via"));
         }
     }
+    let virtio = args.vhost_user.options()?;
     let configs = args.devices.iter().zip(vias).map(|(device, via)| DeviceConfig {
         queues: args.queues.get(),
         take: args.take.clone().filter(|_| is_link(via)).unwrap_or_default(),
         xdp: if is_xdp(via) { xdp(args) } else { XdpOptions::default() },
+        virtio: if is_vhost_user(via) { virtio.clone() } else { VirtioOptions::default() },
         promiscuous: args.promiscuous && is_link(via),
-        device_hash: args.engine.hash.hash == HashKind::Device && is_link(via),
+        device_hash: args.engine.hash.hash == HashKind::Device && has_hashes(via),
         verify: if args.engine.no_checksums { Verify::Nothing } else { Verify::Checksums },
         ..DeviceConfig::new(&device.name, via)
     });
@@ -57,7 +71,9 @@ fn xdp(args: &RunArgs) -> XdpOptions {
 /// to take or that all is meant.
 pub(super) fn check_interfaces(args: &RunArgs, devices: &[DeviceConfig]) -> Result<(), Failure> {
     let is_meant = args.yes || args.take.is_some();
-    for DeviceConfig { name, via, .. } in devices {
+    // No other process is how a machine is reached.
+    for DeviceConfig { name, via, .. } in devices.iter().filter(|device| device.via.is_interface())
+    {
         let interface = match (Interface::named(name), via) {
             // It is to be made.
             (Err(Error::NoInterface { .. }), Via::Tap | Via::Tun) => continue,

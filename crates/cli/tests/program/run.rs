@@ -35,12 +35,22 @@ fn a_device_that_is_not_there_is_refused_with_those_that_are() {
 fn options_of_a_run_that_cannot_be_are_bad_usage() {
     let desk = Desk::new();
     for (args, part) in [
-        ("run tun:t0 --take udp:53", "--take with tun: what the kernel sends there is all taken"),
+        ("run tun:t0 --take udp:53", "--take with tun: what is sent there is all taken"),
         ("run t0 --via tap --promiscuous", "--promiscuous with tap: there are no other stations"),
         ("run lo --via af_packet --xdp-mode native", "--xdp-mode with af_packet"),
         ("run lo --via af_packet --busy-poll", "--busy-poll with af_packet"),
         ("run tun:t0 tap:t1 --replace", "--replace with tun, tap"),
         ("run tun:t0 --hash device", "--hash device with tun"),
+        ("run vhost-user:v --take udp:53", "--take with vhost-user: what is sent there"),
+        ("run vhost-user:v --busy-poll", "--busy-poll with vhost-user: it cannot be driven"),
+        ("run vhost-user:v --copy copy", "--copy with vhost-user"),
+        ("run vhost-user:v --queue-size 3", "queue-size cannot be \"3\""),
+        ("run vhost-user:v --rx-buffers small", "give auto, mtu, page or bytes"),
+        ("run lo tun:t0 --rx-buffers page", "--rx-buffers with af_xdp, tun: it is about the rings"),
+        ("run lo --queue-size 256", "--queue-size with af_xdp: it is about the rings"),
+        ("run lo --packed", "--packed with af_xdp: it is about the rings"),
+        ("run lo --listen", "--listen with af_xdp: it is about the rings"),
+        ("run vhost-user:", "\"vhost-user:\" names no device"),
         ("run usb:t0", "\"usb\" is no way to open a device"),
         ("run lo --via pcap", "\"pcap\" is no way to open a device"),
         ("run lo --take udp:99999", "--take <LIST>"),
