@@ -31,6 +31,9 @@ use super::steer::hasher;
 use super::{BenchArgs, BenchHash};
 use crate::failure::Failure;
 
+/// Frames coalesced at once when nobody says otherwise.
+const BURST: u32 = 64;
+
 /// Chunks are at least this large, as the engine's smallest are.
 const CHUNK_BYTES_MIN: u32 = 2048;
 
@@ -100,7 +103,7 @@ impl Bench {
             return Err(Failure::usage(problem, "give a capture of TCP"));
         };
         let samples = input::packets(Some(file))?;
-        let burst = args.burst as usize;
+        let burst = args.burst.unwrap_or(BURST) as usize;
         if samples.len() < burst {
             let (file, count) = (file.display(), samples.len());
             let problem = format!("{file}: {count} packets are no burst of {burst}");

@@ -17,6 +17,7 @@ mod ring;
 mod solo;
 mod steer;
 mod udp;
+mod virtio;
 
 use std::path::PathBuf;
 use std::thread;
@@ -50,9 +51,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=64))]
     bulk: u32,
 
-    /// lro: frames coalesced at once
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    burst: u32,
+    /// lro: frames coalesced at once [default: 64]; virtio: packets polled at once [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    burst: Option<u32>,
 
     /// lro: flows of which segments can be held at once
     #[arg(long, value_name = "N", default_value_t = path::coalesce::LRO_DESCRIPTORS,
@@ -75,7 +76,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 1448)]
     len: usize,
 
-    /// parse, steer: verify checksums too
+    /// parse, steer, virtio: verify checksums too
     #[arg(long)]
     verify: bool,
 
@@ -97,9 +98,16 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "BYTES", default_value_t = forebay::net::RMEM_DEFAULT)]
     rcvbuf: u32,
 
-    /// pool: write and read packet bytes too
+    /// pool: write and read packet bytes too; virtio: read the first ones
     #[arg(long)]
     touch: bool,
+
+    #[command(flatten)]
+    virtio: virtio::VirtioBenchOptions,
+
+    /// Figures are JSON with or without this
+    #[arg(long)]
+    json: bool,
 }
 
 /// A stage that can be measured.
@@ -123,7 +131,9 @@ enum What {
     Steer,
     /// A flood of small datagrams to one socket, with each buffer policy in turn: repeats are 7 at most
     Udp,
-    /// All of them that need no capture, one line each
+    /// Bursts of packets received from a vhost-user back end (--sock) and given back
+    Virtio,
+    /// All of them that need neither a capture nor a back end, one line each
     All,
 }
 
@@ -177,6 +187,7 @@ fn measure(what: What, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Fail
         What::Ring => ring::run(args, pair::two_of(cpus)?),
         What::Pool => pool::run(args, pair::two_of(cpus)?),
         What::Udp => udp::run(args, cpus),
+        What::Virtio => virtio::run(args),
         What::Steer | What::All => steer::run(args, pair::two_of(cpus)?),
     }
 }
