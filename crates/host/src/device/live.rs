@@ -14,8 +14,8 @@ use super::af_xdp::{Opened, XdpDevice};
 use super::sink::Sink;
 use super::take::Take;
 use super::tun::{TunDevice, TunKind};
-use super::virtio::VirtioOptions;
-use crate::error::{Error, Result};
+use super::virtio::{VirtioDevice, VirtioOptions};
+use crate::error::Result;
 use crate::sys::interface::Interface;
 use crate::sys::privilege;
 
@@ -265,6 +265,7 @@ enum WayOut {
     Xdp(XdpDevice),
     Packet(Interface),
     Tun(TunDevice),
+    Virtio(VirtioDevice),
 }
 
 impl Device {
@@ -314,6 +315,7 @@ impl Device {
             Some(WayOut::Xdp(device)) => Box::new(device.sink()),
             Some(WayOut::Packet(interface)) => Box::new(PacketSink::open(interface)?),
             Some(WayOut::Tun(device)) => Box::new(device.sink()),
+            Some(WayOut::Virtio(device)) => Box::new(device.sink()),
             None => Box::new(PacketSink::open(&Interface::named(&self.name)?)?),
         })
     }
@@ -371,11 +373,15 @@ impl Device {
     }
 
     fn open_vhost_user(config: &DeviceConfig) -> Result<Self> {
-        config.virtio.check()?;
-        Err(Error::Setting {
-            what: "via",
-            value: config.via.to_string(),
-            why: "its driver is not there yet".to_owned(),
+        let (device, sources) = VirtioDevice::open(config)?;
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts: device.counts(),
+            rx_buffers: device.rx_buffers(),
+            facts: device.facts().clone(),
+            way_out: Some(WayOut::Virtio(device)),
         })
     }
 }

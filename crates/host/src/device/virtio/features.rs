@@ -78,7 +78,7 @@ pub struct Wishes {
 }
 
 /// Features that both sides agreed on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Features(u64);
 
 impl Features {

@@ -19,19 +19,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
 
 use super::features::{Features, VHOST_USER_F_PROTOCOL_FEATURES, Wishes};
 use super::port::{PairEvents, Session};
-
-/// Where the three parts of a ring are, as guest-physical addresses: of a split ring the descriptor
-/// table, the available ring and the used ring; of a packed one the descriptor ring, the driver's and
-/// the device's event suppression.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RingAddresses {
-    /// The descriptors.
-    pub descriptors: u64,
-    /// What the driver writes.
-    pub driver: u64,
-    /// What the device writes.
-    pub device: u64,
-}
+use crate::sys::virtio::RingAddresses;
 
 /// The two rings of a queue pair in one layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,6 +140,18 @@ impl Front {
     pub(super) fn disable(&mut self, pair: usize) -> Result<(), Failure> {
         self.enable(2 * pair, false)?;
         self.enable(2 * pair + 1, false)
+    }
+
+    /// Has the device give a queue pair no more, and returns when it has: it takes one message after
+    /// the other, and has answered one that came later.
+    pub(super) fn stop_receiving(&mut self, pair: usize) -> Result<(), Failure> {
+        if self.has_enable {
+            self.enable(2 * pair, false)?;
+            self.vhost.get_features().map(drop).map_err(Failure::of("GET_FEATURES"))
+        } else {
+            let stopped = self.vhost.get_vring_base(2 * pair);
+            stopped.map(drop).map_err(Failure::of("GET_VRING_BASE"))
+        }
     }
 
     /// Has the device stop: it has answered for every ring that it uses none of the memory any more

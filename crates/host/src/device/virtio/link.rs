@@ -248,7 +248,15 @@ impl Keeper {
             match self.shared.wish() {
                 Wish::Leave => return End::Stop,
                 Wish::Renew(why) => return End::Renew(why),
-                Wish::GoOn { shut } => {
+                Wish::GoOn { shut, sated } => {
+                    for pair in sated {
+                        let told =
+                            within(stream, Some(&self.shared.stop), || front.stop_receiving(pair));
+                        if let Err(why) = told {
+                            return End::Gone(why);
+                        }
+                        self.shared.stopped_receiving(pair);
+                    }
                     for pair in shut {
                         if disabled.contains(&pair) {
                             continue;

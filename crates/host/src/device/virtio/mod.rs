@@ -12,11 +12,11 @@
 
 mod options; //  how a back end is reached, and what is asked of it
 mod memory; //   what is shared with it
-mod meet; //     where the two sides find each other
-mod front; //    what they say to each other
-mod features; // what they agree on
-mod link; //     from one session to the next
-mod port; //     a queue's end of it
+mod meet; //     the socket that it is reached by
+mod front; //    what is said there
+mod features; // what is agreed on
+mod link; //     that there is one, time and again
+mod port; //     what a queue knows of it
 
 mod average; //  how long packets are
 mod buffers; //  receive buffers as large as those
@@ -33,23 +33,16 @@ use self::buffers::{Buffers, Sizing};
 use self::features::Wishes;
 use self::front::{MemoryTable, PairRings, QueueRings};
 use self::link::{Link, LinkConfig};
-use self::memory::MemoryPlan;
+use self::memory::{MemoryPlan, RingPlace};
 use self::receive::{COUNTS, Receiver};
 use self::transmit::Transmit;
 use super::egress::{Egress, EgressSink};
 use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
 use crate::error::{Error, Result};
-use crate::sys::virtio::{Layout, SharedMemory, Virtqueue};
+use crate::sys::virtio::{Layout, SharedMemory};
 
 pub use average::Average;
-mod features; // which of its features are used
-mod meet; //     the socket that it is reached by
-mod front; //    what is said there
-mod port; //     what a queue knows of it
-mod link; //     that there is one, time and again
-pub use features::{Features, Wishes};
-pub use front::{MemoryTable, PairRings, QueueRings, RingAddresses};
-pub use link::{Link, LinkConfig, QUEUE_PAIRS_MAX};
+pub use link::QUEUE_PAIRS_MAX;
 pub use options::{
     BufferPolicy, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_MAX, QUEUE_SIZE_MIN, RX_BUFFER_MAX_BYTES_DEFAULT,
     Role, VirtioOptions,
@@ -82,7 +75,7 @@ impl VirtioDevice {
         let plan = MemoryPlan::of(options);
         let bytes = plan.len_bytes(pairs);
         let no_memory = |source| Error::Memory { bytes, source };
-        let memory = SharedMemory::new(bytes, options.huge_pages).map_err(no_memory)?;
+        let memory = SharedMemory::new(bytes).map_err(no_memory)?;
         let facts = Facts::default();
         let pages = if memory.is_huge() { "huge" } else { "as the kernel gives them" };
         facts.set("pages", pages.to_owned());
@@ -150,7 +143,7 @@ fn memory_table(memory: &SharedMemory) -> io::Result<MemoryTable> {
 }
 
 /// The rings of a queue pair, as a back end is told.
-fn queue_rings([rx, tx]: &[Virtqueue; 2], options: &VirtioOptions) -> QueueRings {
+fn queue_rings([rx, tx]: &[RingPlace; 2], options: &VirtioOptions) -> QueueRings {
     let pair = |layout| PairRings { rx: rx.addresses(layout), tx: tx.addresses(layout) };
     QueueRings {
         size: options.queue_size,
@@ -158,4 +151,3 @@ fn queue_rings([rx, tx]: &[Virtqueue; 2], options: &VirtioOptions) -> QueueRings
         packed: options.packed.then(|| pair(Layout::Packed)),
     }
 }
-pub use port::{Port, Session};

@@ -73,16 +73,29 @@ struct Seat {
     is_gone: bool,
     /// The queue is of no more use in this session.
     shut: Option<String>,
+    /// How it is about what is received.
+    receiving: Receiving,
     wake: Option<Waker>,
     /// What a source without a session sleeps on.
     changed: Arc<Event>,
 }
 
+/// Whether a queue receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Receiving {
+    /// It does, if there is a session.
+    On,
+    /// The source wants an end of it.
+    Ending,
+    /// The device has said that it gives no more, or is not there.
+    Off,
+}
+
 /// What the link's thread finds on the board.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Wish {
-    /// The session goes on; these queues are shut.
-    GoOn { shut: Vec<usize> },
+    /// The session goes on; some queues are shut, and some are to receive no more.
+    GoOn { shut: Vec<usize>, sated: Vec<usize> },
     /// It is to end, for this reason, and another one to begin.
     Renew(String),
     /// Nobody uses the device any more.
@@ -101,6 +114,7 @@ impl Switchboard {
             is_held: false,
             is_gone: false,
             shut: None,
+            receiving: Receiving::On,
             wake: None,
             changed: Arc::clone(changed),
         });
@@ -166,7 +180,20 @@ impl Switchboard {
         {
             return Wish::Renew(why.clone());
         }
-        Wish::GoOn { shut: shut().map(|(index, _)| index).collect() }
+        let sated = seats().filter(|(_, seat)| seat.receiving == Receiving::Ending);
+        Wish::GoOn {
+            shut: shut().map(|(index, _)| index).collect(),
+            sated: sated.map(|(index, _)| index).collect(),
+        }
+    }
+
+    /// The device has said that it gives this queue no more.
+    pub(super) fn stopped_receiving(&self, index: usize) {
+        let mut board = self.board();
+        board.seats[index].receiving = Receiving::Off;
+        let wake = board.seats[index].wake.clone();
+        drop(board);
+        wake.iter().for_each(|wake| wake());
     }
 
     /// Has the session end and another one begin.
@@ -241,6 +268,20 @@ impl Port {
     pub fn shut(&mut self, why: String) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
         self.shared.tell.signal();
+    }
+
+    /// Has the device give no more, for the rest of the run. What it has given until then is still to be
+    /// taken; sending goes on.
+    pub fn stop_receiving(&mut self) {
+        self.shared.board().seats[self.index].receiving = Receiving::Ending;
+        self.shared.tell.signal();
+    }
+
+    /// Whether the device has said so, or is not there.
+    #[must_use]
+    pub fn has_stopped_receiving(&self) -> bool {
+        let board = self.shared.board();
+        board.session.is_none() || board.seats[self.index].receiving == Receiving::Off
     }
 
     /// Tells the device that there are buffers to receive into. Nothing without a session.

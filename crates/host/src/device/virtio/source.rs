@@ -1,0 +1,171 @@
+//! One queue pair of a virtio device, as an engine polls it: from session to session.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use mem::Pool;
+use path::Source;
+use path::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+
+use super::link::Link;
+use super::port::{Port, Session};
+use super::receive::{LARGEST_BYTES, Receiver, Rest};
+use super::transmit::Transmit;
+use crate::clock::now_since_1970_ns;
+use crate::device::egress::EGRESS_PACKETS;
+
+/// How long the device may take to stop receiving when a run ends.
+const STOPPING_NS: u64 = 500_000_000;
+
+/// How long a source that waits for memory, or for the rest of a packet, may sleep.
+const SHORT_SLEEP_NS: u64 = 1_000_000;
+
+/// One queue pair.
+pub struct VirtioSource {
+    /// Ends with the last source.
+    _link: Arc<Link>,
+    port: Port,
+    /// The one that the rings are used in.
+    session: Option<Arc<Session>>,
+    receiver: Receiver,
+    transmit: Transmit,
+    /// Whether the device is to say when there is something.
+    is_armed: bool,
+    /// The end of the run: when it is no longer waited for that the device stops.
+    stopping: Option<u64>,
+}
+
+impl VirtioSource {
+    pub(super) fn new(link: Arc<Link>, port: Port, receiver: Receiver, transmit: Transmit) -> Self {
+        let (session, stopping) = (None, None);
+        Self { _link: link, port, session, receiver, transmit, is_armed: false, stopping }
+    }
+
+    /// Begins and ends with sessions. What a device has given before it went is taken first.
+    fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) {
+        let now = self.port.session().cloned();
+        let is_same = match (&now, &self.session) {
+            (Some(now), Some(before)) => now.number == before.number,
+            (None, None) => true,
+            _ => false,
+        };
+        if is_same {
+            return;
+        }
+        if self.session.is_some() {
+            if self.receiver.turn(ask.max, ask.now_ns, pool, burst) == Ok(Rest::More) {
+                return; // the rest in the next turn
+            }
+            self.receiver.end(pool, burst);
+            self.transmit.set_session(None);
+            self.session = None;
+            self.is_armed = false;
+            self.port.released();
+        } else if let Some(session) = now {
+            if self.receiver.begin(&session) {
+                self.port.kick_rx();
+            }
+            self.transmit.set_session(Some(&session));
+            self.session = Some(session);
+        }
+    }
+
+    /// Takes what there is, and gives the device buffers for it.
+    fn receive(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Rest {
+        if self.is_armed {
+            self.is_armed = false;
+            self.port.acknowledge_call();
+            self.receiver.ask_for_call(false);
+        }
+        let first = burst.packets.len();
+        let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst).unwrap_or_else(|lie| {
+            self.port.shut(lie.to_string());
+            Rest::Nothing
+        });
+        if burst.packets.len() > first {
+            let timestamp_ns = now_since_1970_ns();
+            burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
+        }
+        if self.receiver.refill() {
+            self.port.kick_rx();
+        }
+        rest
+    }
+
+    /// What there is left to do when a run ends: the device stops, and what it has given is taken.
+    fn is_over(&mut self, ask: Ask, rest: Rest, pool: &mut Pool, burst: &mut Burst) -> bool {
+        let until_ns = *self.stopping.get_or_insert_with(|| {
+            self.port.stop_receiving();
+            ask.now_ns.saturating_add(STOPPING_NS)
+        });
+        if rest == Rest::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns) {
+            return false;
+        }
+        self.receiver.end(pool, burst);
+        true
+    }
+}
+
+impl Source for VirtioSource {
+    fn needs(&self) -> FrameNeeds {
+        FrameNeeds {
+            device_frames: EGRESS_PACKETS,
+            largest_bytes: LARGEST_BYTES,
+            head_frames: 1,
+            ..FrameNeeds::default()
+        }
+    }
+
+    fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
+        self.receiver.number_by(at.numbering);
+        self.transmit.departures().wake_by(Arc::clone(&at.wake));
+        self.port.wake_by(at.wake);
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.follow(ask, pool, burst);
+        if self.session.is_none() {
+            return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
+        }
+        let rest = self.receive(ask, pool, burst);
+        if ask.is_last {
+            let is_over = self.is_over(ask, rest, pool, burst);
+            return Ok(if is_over { Polled::Exhausted } else { Polled::Ready });
+        }
+        let soon_ns = ask.now_ns.saturating_add(SHORT_SLEEP_NS);
+        Ok(match rest {
+            Rest::More => Polled::Ready,
+            Rest::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
+            // Of memory that comes home nobody tells.
+            Rest::Nothing if self.receiver.is_starved() => Polled::IdleUntil { now_ns: soon_ns },
+            Rest::Nothing => Polled::Idle,
+        })
+    }
+
+    fn transmit(&mut self, pool: &mut Pool) -> usize {
+        self.transmit.turn(&self.port, pool)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.port.call())
+    }
+
+    /// Has the device say when there is something: whoever asks is about to sleep.
+    fn has_work(&mut self) -> bool {
+        let is_receiving = self.session.is_some() && self.stopping.is_none();
+        self.transmit.has_work() || is_receiving && self.arm()
+    }
+}
+
+impl VirtioSource {
+    fn arm(&mut self) -> bool {
+        self.is_armed = true;
+        self.receiver.ask_for_call(true)
+    }
+}
