@@ -565,3 +565,7 @@ impl fmt::Debug for PageFrag {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+
+#[cfg(test)]
+#[cfg(loom)]
+mod models;
