@@ -14,6 +14,8 @@ mod split; //  one ring for each side
 mod words; //  shared memory as atomics
 
 #[cfg(test)]
+mod laws; //   what holds of any ring
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod twin; //   a device

@@ -201,6 +201,8 @@ pub(super) struct Packed {
     used_next: Position,
     /// Places from there to `avail_next`.
     taken: u16,
+    /// Places of the buffers that are posted: as many, unless the device has lied.
+    held: u16,
     /// How many of them the device cannot see yet.
     unseen: u16,
     /// The flags of the first of these: without them it does not see the others either.
@@ -217,6 +219,7 @@ impl Packed {
             avail_next: Position::FIRST,
             used_next: Position::FIRST,
             taken: 0,
+            held: 0,
             unseen: 0,
             withheld: 0,
         }
@@ -228,7 +231,7 @@ impl Packed {
         self.posted.fill(NOTHING);
         self.event_idx = event_idx;
         (self.avail_next, self.used_next) = (Position::FIRST, Position::FIRST);
-        (self.taken, self.unseen, self.withheld) = (0, 0, 0);
+        (self.taken, self.held, self.unseen, self.withheld) = (0, 0, 0, 0);
     }
 
     pub(super) fn addresses(&self) -> RingAddresses {
@@ -243,9 +246,8 @@ impl Packed {
         self.slots.size()
     }
 
-    /// A place takes an id and a descriptor; after a lie there may be fewer of one than of the other.
     pub(super) fn free(&self) -> u16 {
-        self.slots.free().min(self.size() - self.taken)
+        self.size() - self.taken.max(self.held)
     }
 
     #[inline]
@@ -263,6 +265,7 @@ impl Packed {
         let places = places.ok_or(Full { needed, free })?;
         let id = self.slots.begin(0);
         self.slots.post(id, 1);
+        self.held += places;
         let flags = if to_device.is_empty() { WRITE } else { 0 };
         self.posted[usize::from(id)] = Posted { places, flags, piece };
         let pieces = to_device.iter().map(|piece| (piece, 0));
@@ -278,6 +281,7 @@ impl Packed {
         let Posted { places, flags, piece } = self.posted[id.index()];
         assert!(places == 1 && self.taken < self.size(), "a buffer of one piece is posted again");
         self.slots.post_again(id.0);
+        self.held += 1;
         self.describe(piece, id.0, flags);
     }
 
@@ -364,7 +368,9 @@ impl Packed {
 
     #[inline]
     pub(super) fn take(&mut self, used_id: u32) -> Option<BufferId> {
-        self.slots.take(used_id).map(BufferId)
+        let id = self.slots.take(used_id)?;
+        self.held -= self.posted[usize::from(id)].places;
+        Some(BufferId(id))
     }
 
     pub(super) fn ask_for_call(&mut self, wanted: bool) -> bool {
