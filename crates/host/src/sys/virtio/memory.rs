@@ -116,8 +116,9 @@ impl Mapping {
     fn into_region(self) -> Region {
         let Self { base, len_bytes } = self;
         std::mem::forget(self);
-        // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`.
-        unsafe { Region::from_mapping(base, len_bytes, unmap) }
+        // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`. The file behind it
+        // is sealed, so the bytes stay.
+        unsafe { Region::from_shared_mapping(base, len_bytes, unmap) }
     }
 }
 

@@ -18,7 +18,7 @@ mod laws; //   what holds of any ring
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod twin; //   a device
+pub(crate) mod twin; // a device
 
 use std::sync::Arc;
 
@@ -170,16 +170,20 @@ impl Virtqueue {
     /// Makes a ring there, all zero as a device expects a new one (VQ10).
     ///
     /// # Panics
-    /// When the size is not a power of two, or [`ring_bytes`] from there on are not within the memory or
-    /// do not begin on a cache line.
+    /// When the size is not a power of two, or [`ring_bytes`] from there on are not within the memory, do
+    /// not begin on a cache line, or are in use for something else.
     #[must_use]
     pub fn new(memory: &Arc<Region>, offset_bytes: usize, config: RingConfig) -> Self {
         let RingConfig { layout, size, event_idx } = config;
         assert!(offset_bytes.is_multiple_of(LINE_BYTES), "a ring begins on a cache line");
-        assert!(size.is_power_of_two(), "a ring has a power of two of descriptors, not {size}");
+        let part = offset_bytes..offset_bytes + ring_bytes(layout, size);
+        let Some(memory) = Region::claim(memory, part.clone()) else {
+            panic!("{part:?} is no part of a shared region that nothing else uses: {memory:?}")
+        };
+        let memory = Arc::new(memory);
         let mut queue = Self(match layout {
-            Layout::Split => Ring::Split(Split::new(memory, offset_bytes, size)),
-            Layout::Packed => Ring::Packed(Packed::new(memory, offset_bytes, size)),
+            Layout::Split => Ring::Split(Split::new(&memory, size)),
+            Layout::Packed => Ring::Packed(Packed::new(&memory, size)),
         });
         queue.reset(event_idx);
         queue

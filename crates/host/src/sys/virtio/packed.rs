@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use mem::Region;
+use mem::Claim;
 use virtio_bindings::virtio_ring::{
     VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_PACKED_DESC_F_AVAIL, VRING_PACKED_DESC_F_USED,
     VRING_PACKED_EVENT_F_WRAP_CTR, VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
@@ -143,6 +143,7 @@ impl Places {
 }
 
 /// The ring as it lies in shared memory.
+#[derive(Clone)]
 pub(super) struct Shown {
     /// Written in turn by us and by the device.
     pub(super) ring: Words<SharedDescriptor>,
@@ -153,24 +154,12 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    pub(super) fn new(memory: &Arc<Region>, offset_bytes: usize, size: u16) -> Self {
+    pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
         let Places { driver, device, .. } = Places::of(size);
         Self {
-            ring: Words::new(memory, offset_bytes, usize::from(size)),
-            driver: Words::new(memory, offset_bytes + driver, 1),
-            device: Words::new(memory, offset_bytes + device, 1),
-        }
-    }
-
-    fn clear(&self) {
-        for descriptor in self.ring.all() {
-            descriptor.address.store(0, Ordering::Relaxed);
-            descriptor.len_bytes.store(0, Ordering::Relaxed);
-            descriptor.id.store(0, Ordering::Relaxed);
-            descriptor.flags.store(0, Ordering::Relaxed);
-        }
-        for event in [&self.driver, &self.device] {
-            event.all()[0].store(0, Ordering::Relaxed);
+            ring: Words::new(memory, 0, usize::from(size)),
+            driver: Words::new(memory, driver, 1),
+            device: Words::new(memory, device, 1),
         }
     }
 }
@@ -191,10 +180,10 @@ const NOTHING: Posted =
 
 /// The driver's side.
 pub(super) struct Packed {
-    shown: Shown,
+    pub(super) shown: Shown,
     slots: Slots,
     posted: Box<[Posted]>,
-    event_idx: bool,
+    pub(super) event_idx: bool,
     /// Where the next descriptor goes.
     avail_next: Position,
     /// Where the next used one is to be.
@@ -210,9 +199,9 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    pub(super) fn new(memory: &Arc<Region>, offset_bytes: usize, size: u16) -> Self {
+    pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
         Self {
-            shown: Shown::new(memory, offset_bytes, size),
+            shown: Shown::new(memory, size),
             slots: Slots::new(size),
             posted: vec![NOTHING; usize::from(size)].into(),
             event_idx: false,
@@ -226,7 +215,7 @@ impl Packed {
     }
 
     pub(super) fn reset(&mut self, event_idx: bool) {
-        self.shown.clear();
+        self.shown.ring.clear_all();
         self.slots.reset();
         self.posted.fill(NOTHING);
         self.event_idx = event_idx;

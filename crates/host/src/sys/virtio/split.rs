@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use mem::Region;
+use mem::Claim;
 use virtio_bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
 };
@@ -73,6 +73,7 @@ impl Places {
 }
 
 /// The ring as it lies in shared memory.
+#[derive(Clone)]
 pub(super) struct Shown {
     pub(super) descriptors: Words<SharedDescriptor>,
     /// Flags, index, entries and the index of the used entry that we want to be called for. We write it.
@@ -86,13 +87,12 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    pub(super) fn new(memory: &Arc<Region>, offset_bytes: usize, size: u16) -> Self {
+    pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
         let Places { avail, used, .. } = Places::of(size);
         let size = usize::from(size);
-        let (avail, used) = (offset_bytes + avail, offset_bytes + used);
         let entries = used + HEAD_BYTES;
         Self {
-            descriptors: Words::new(memory, offset_bytes, size),
+            descriptors: Words::new(memory, 0, size),
             avail: Words::new(memory, avail, ENTRIES + size + 1),
             used_head: Words::new(memory, used, ENTRIES),
             used: Words::new(memory, entries, size),
@@ -104,31 +104,14 @@ impl Shown {
         let avail = self.avail.all();
         &avail[avail.len() - 1]
     }
-
-    fn clear(&self) {
-        for descriptor in self.descriptors.all() {
-            descriptor.address.store(0, Ordering::Relaxed);
-            descriptor.len_bytes.store(0, Ordering::Relaxed);
-            descriptor.flags.store(0, Ordering::Relaxed);
-            descriptor.next.store(0, Ordering::Relaxed);
-        }
-        for entry in self.used.all() {
-            entry.id.store(0, Ordering::Relaxed);
-            entry.len_bytes.store(0, Ordering::Relaxed);
-        }
-        let halves = [self.avail.all(), self.used_head.all(), self.avail_event.all()];
-        for half in halves.into_iter().flatten() {
-            half.store(0, Ordering::Relaxed);
-        }
-    }
 }
 
 /// The driver's side.
 pub(super) struct Split {
-    shown: Shown,
+    pub(super) shown: Shown,
     slots: Slots,
     mask: u16,
-    event_idx: bool,
+    pub(super) event_idx: bool,
     /// Where the next available entry goes; ahead of `published` within a batch.
     avail_next: u16,
     /// What the device may see: the available index.
@@ -142,9 +125,9 @@ pub(super) struct Split {
 }
 
 impl Split {
-    pub(super) fn new(memory: &Arc<Region>, offset_bytes: usize, size: u16) -> Self {
+    pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
         Self {
-            shown: Shown::new(memory, offset_bytes, size),
+            shown: Shown::new(memory, size),
             slots: Slots::new(size),
             mask: size - 1,
             event_idx: false,
@@ -157,7 +140,7 @@ impl Split {
     }
 
     pub(super) fn reset(&mut self, event_idx: bool) {
-        self.shown.clear();
+        self.shown.descriptors.clear_all();
         self.slots.reset();
         self.event_idx = event_idx;
         (self.avail_next, self.published, self.used_next, self.used_seen) = (0, 0, 0, 0);

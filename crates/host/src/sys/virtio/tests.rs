@@ -1,13 +1,22 @@
 //! Both layouts against the device of `twin.rs`.
 
-use super::twin::{Got, Twin, memory};
+use std::sync::atomic::Ordering;
+
+use super::twin::{Got, Twin};
 use super::*;
 
 const LAYOUTS: [Layout; 2] = [Layout::Split, Layout::Packed];
 
 fn pair(config: RingConfig) -> (Virtqueue, Twin) {
     let memory = memory(config);
-    (Virtqueue::new(&memory, 0, config), Twin::new(&memory, 0, config))
+    let queue = Virtqueue::new(&memory, 0, config);
+    let device = Twin::of(&queue);
+    (queue, device)
+}
+
+/// Memory for one ring.
+fn memory(config: RingConfig) -> Arc<Region> {
+    Arc::new(Region::allocate_shared(ring_bytes(config.layout, config.size)))
 }
 
 fn config(layout: Layout, size: u16) -> RingConfig {
@@ -75,3 +84,200 @@ fn vq_1_the_parts_of_a_ring_are_aligned_and_within() {
         }
     }
 }
+
+#[test]
+fn promise_5_a_used_index_beyond_what_is_posted_ends_the_use_of_the_ring() {
+    let (mut queue, device) = pair(config(Layout::Split, 256));
+    let Twin::Split(device) = device else { unreachable!("made as a split ring") };
+    (0..256).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
+    let _ = queue.publish();
+    device.used_index().store(5, Ordering::Relaxed);
+    for id in 0..5 {
+        // Entries that nobody wrote name the buffer 0.
+        assert_eq!(queue.next_used().unwrap().unwrap().id, 0);
+        assert_eq!(queue.take(0).is_some(), id == 0);
+    }
+    device.used_index().store(261, Ordering::Relaxed);
+    let lie = queue.next_used().unwrap_err();
+    assert_eq!(lie.to_string(), "the used index went from 5 to 261 with 255 buffers posted");
+    // It stays one, though the index is put right.
+    device.used_index().store(6, Ordering::Relaxed);
+    assert_eq!(queue.next_used(), Err(lie));
+    queue.reset(false);
+    assert_eq!(queue.next_used(), Ok(None));
+    assert_eq!((queue.free(), device.used_index().load(Ordering::Relaxed)), (256, 0));
+}
+
+#[test]
+fn promise_5_a_used_index_that_goes_back_ends_the_use_of_the_ring() {
+    let (mut queue, device) = pair(config(Layout::Split, 8));
+    let Twin::Split(mut device) = device else { unreachable!("made as a split ring") };
+    (0..8).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
+    let _ = queue.publish();
+    device.give(0, 60);
+    assert!(queue.next_used().unwrap().is_some());
+    device.used_index().store(0, Ordering::Relaxed);
+    assert_eq!(queue.next_used(), Err(RingLie::UsedIndex { from: 1, to: 0, posted: 8 }));
+}
+
+#[test]
+fn a_buffer_that_is_not_shown_is_none_that_can_be_used() {
+    for layout in LAYOUTS {
+        let (mut queue, mut device) = pair(config(layout, 8));
+        queue.post(&[piece(1)], Direction::ToDriver).unwrap();
+        let _ = queue.publish();
+        queue.post(&[piece(2)], Direction::ToDriver).unwrap();
+        let id = device.take().unwrap().id;
+        device.give(id, 60);
+        assert!(queue.next_used().unwrap().is_some());
+        assert!(queue.take(u32::from(id)).is_some());
+        // The device says that it used the second one, which it cannot know of.
+        device.give(id, 60);
+        assert!(!matches!(queue.next_used(), Ok(Some(_))), "{layout:?}");
+    }
+}
+
+#[test]
+fn promise_5_bad_ids_are_no_buffers_and_the_ring_goes_on() {
+    for layout in LAYOUTS {
+        let (mut queue, mut device) = pair(config(layout, 8));
+        (0..6).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
+        let _ = queue.publish();
+        let ids: Vec<u16> = std::iter::from_fn(|| device.take().map(|got| got.id)).collect();
+        device.give(ids[0], 100);
+        device.give_bad(8);
+        device.give_bad(u16::MAX);
+        device.give(ids[0], 101);
+        device.give(ids[5], 102);
+        let mut taken = Vec::new();
+        while let Some(used) = queue.next_used().unwrap() {
+            taken.push((used.len_bytes, queue.take(used.id).map(BufferId::index)));
+        }
+        let index = |id: u16| Some(usize::from(id));
+        let expected =
+            [(100, index(ids[0])), (7, None), (7, None), (101, None), (102, index(ids[5]))];
+        assert_eq!(taken, expected, "{layout:?}");
+        for id in [8, 65_536, u32::MAX] {
+            assert_eq!(queue.take(id), None);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "posted again")]
+fn a_buffer_that_the_device_has_is_not_posted_again() {
+    let (mut queue, _) = pair(config(Layout::Split, 8));
+    let id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
+    queue.post_again(id);
+}
+
+#[test]
+#[should_panic(expected = "posted again")]
+fn a_part_of_a_chain_is_not_posted_again() {
+    let (mut queue, mut device) = pair(config(Layout::Split, 8));
+    queue.post(&[piece(1)], Direction::ToDriver).unwrap();
+    let _ = queue.publish();
+    let id = device.take().unwrap().id;
+    device.give(id, 60);
+    let id = queue.next_used().unwrap().and_then(|used| queue.take(used.id)).unwrap();
+    queue.post(&[piece(2), piece(3)], Direction::ToDevice).unwrap();
+    queue.post_again(id);
+}
+
+#[test]
+fn two_rings_do_not_share_memory() {
+    let config = config(Layout::Split, 8);
+    let memory = memory(config);
+    let _first = Virtqueue::new(&memory, 0, config);
+    let second = std::panic::catch_unwind(|| Virtqueue::new(&memory, 0, config).size());
+    assert!(second.is_err());
+}
+
+#[test]
+fn vq_10_a_ring_is_zero_when_it_is_new_and_when_it_is_reset() {
+    for layout in LAYOUTS {
+        let config = config(layout, 8);
+        let memory = memory(config);
+        for _ in 0..2 {
+            let mut queue = Virtqueue::new(&memory, 0, config);
+            let words = Twin::of(&queue).overlay();
+            let is_zero = || words.all().iter().all(|word| word.load(Ordering::Relaxed) == 0);
+            assert!(is_zero(), "new");
+            let scribble =
+                || words.all().iter().for_each(|word| word.store(0xA5A5, Ordering::Relaxed));
+            scribble();
+            queue.reset(false);
+            assert!(is_zero(), "reset");
+            assert_eq!((queue.next_used(), queue.free()), (Ok(None), 8));
+            scribble();
+        }
+    }
+}
+
+/// The event is reached exactly if it is one of the places gone over.
+#[test]
+fn an_event_of_a_packed_ring_is_reached_on_any_way_over_it() {
+    use super::packed::Position;
+    for size in [1u16, 2, 4, 8] {
+        let all = |wrap| (0..size).map(move |index| Position { index, wrap });
+        for start in all(true).chain(all(false)) {
+            for event in all(true).chain(all(false)) {
+                for places in 0..=size {
+                    let over = (0..places).any(|n| start.after(n, size) == event);
+                    let end = start.after(places, size);
+                    assert_eq!(end.reaches(event, places, size), over, "{start:?} {event:?}");
+                }
+            }
+        }
+    }
+}
+
+/// VQ7: a device that sleeps is kicked, and a driver that sleeps is called, however the two meet. A
+/// lost wake-up leaves both of them asleep.
+#[test]
+fn vq_7_no_wake_up_is_lost() {
+    for (layout, event_idx) in LAYOUTS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let (mut queue, mut device) = pair(RingConfig { layout, size: 4, event_idx });
+        let driver = std::thread::current();
+        std::thread::scope(|scope| {
+            let device = scope.spawn(move || {
+                let mut left = WAKE_UPS;
+                while left > 0 {
+                    if let Some(got) = device.take() {
+                        left -= 1;
+                        device.give(got.id, 60);
+                        if device.calls() {
+                            driver.unpark();
+                        }
+                    } else if !device.ask_for_kick(true) {
+                        std::thread::park();
+                        device.ask_for_kick(false);
+                    }
+                }
+            });
+            let mut id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
+            for left in (0..WAKE_UPS).rev() {
+                if queue.publish() {
+                    device.thread().unpark();
+                }
+                // Half of the time it meets a device that is about to sleep, else it sleeps itself.
+                let used = loop {
+                    if let Some(used) = queue.next_used().unwrap() {
+                        break used;
+                    }
+                    if left % 2 == 0 && !queue.ask_for_call(true) {
+                        std::thread::park();
+                        let _ = queue.ask_for_call(false);
+                    }
+                };
+                id = queue.take(used.id).unwrap_or(id);
+                if left > 0 {
+                    queue.post_again(id);
+                }
+            }
+        });
+    }
+}
+
+/// Of each kind of ring.
+const WAKE_UPS: u32 = 50_000;

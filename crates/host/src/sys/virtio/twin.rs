@@ -1,31 +1,30 @@
 //! The device's side of both rings, as section 2.7 and 2.8 tell it, for the tests: an honest one, which
 //! insists on what a driver must do.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
-
-use mem::Region;
 
 use super::packed::{self, Event, Position};
 use super::split;
-use super::{Layout, RingConfig, need_event, ring_bytes};
+use super::words::Words;
+use super::{Ring, Virtqueue, need_event};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// A buffer as the device got it: its pieces, and whether it may write them.
+/// A buffer as the device got it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Got {
-    pub(super) id: u16,
-    pub(super) pieces: Vec<(u64, u32, bool)>,
+pub(crate) struct Got {
+    pub(crate) id: u16,
+    /// Address, length, and whether it is for the device to write.
+    pub(crate) pieces: Vec<(u64, u32, bool)>,
 }
 
-pub(super) enum Twin {
+pub(crate) enum Twin {
     Split(SplitTwin),
     Packed(PackedTwin),
 }
 
-pub(super) struct SplitTwin {
+pub(crate) struct SplitTwin {
     pub(super) shown: split::Shown,
     size: u16,
     event_idx: bool,
@@ -35,7 +34,7 @@ pub(super) struct SplitTwin {
     called: u16,
 }
 
-pub(super) struct PackedTwin {
+pub(crate) struct PackedTwin {
     pub(super) shown: packed::Shown,
     size: u16,
     event_idx: bool,
@@ -48,21 +47,22 @@ pub(super) struct PackedTwin {
 }
 
 impl Twin {
-    pub(super) fn new(memory: &Arc<Region>, offset_bytes: usize, config: RingConfig) -> Self {
-        let RingConfig { layout, size, event_idx } = config;
-        match layout {
-            Layout::Split => Self::Split(SplitTwin {
-                shown: split::Shown::new(memory, offset_bytes, size),
+    /// The device of a queue that is as new.
+    pub(crate) fn of(queue: &Virtqueue) -> Self {
+        let size = queue.size();
+        match &queue.0 {
+            Ring::Split(ring) => Self::Split(SplitTwin {
+                shown: ring.shown.clone(),
                 size,
-                event_idx,
+                event_idx: ring.event_idx,
                 avail_next: 0,
                 used_next: 0,
                 called: 0,
             }),
-            Layout::Packed => Self::Packed(PackedTwin {
-                shown: packed::Shown::new(memory, offset_bytes, size),
+            Ring::Packed(ring) => Self::Packed(PackedTwin {
+                shown: ring.shown.clone(),
                 size,
-                event_idx,
+                event_idx: ring.event_idx,
                 avail_next: Position::FIRST,
                 used_next: Position::FIRST,
                 uncalled: 0,
@@ -72,7 +72,7 @@ impl Twin {
     }
 
     /// The next buffer that is available.
-    pub(super) fn take(&mut self) -> Option<Got> {
+    pub(crate) fn take(&mut self) -> Option<Got> {
         let got = match self {
             Self::Split(twin) => twin.take(),
             Self::Packed(twin) => twin.take(),
@@ -83,15 +83,23 @@ impl Twin {
     }
 
     /// Says that a buffer was used.
-    pub(super) fn give(&mut self, id: u16, len_bytes: u32) {
+    pub(crate) fn give(&mut self, id: u16, len_bytes: u32) {
         match self {
             Self::Split(twin) => twin.give(id, len_bytes),
             Self::Packed(twin) => twin.give(id, len_bytes),
         }
     }
 
+    /// Says that a buffer was used that it does not have: 7 bytes of it.
+    pub(crate) fn give_bad(&mut self, id: u16) {
+        match self {
+            Self::Split(twin) => twin.give(id, 7),
+            Self::Packed(twin) => twin.put(id, 7, 1),
+        }
+    }
+
     /// Whether the driver wants to be called for what was given since the last question.
-    pub(super) fn calls(&mut self) -> bool {
+    pub(crate) fn calls(&mut self) -> bool {
         fence(Ordering::SeqCst);
         match self {
             Self::Split(twin) => twin.calls(),
@@ -100,7 +108,7 @@ impl Twin {
     }
 
     /// Asks for a kick, or for none; whether something is available already.
-    pub(super) fn ask_for_kick(&mut self, wanted: bool) -> bool {
+    pub(crate) fn ask_for_kick(&mut self, wanted: bool) -> bool {
         match self {
             Self::Split(twin) => twin.ask_for_kick(wanted),
             Self::Packed(twin) => twin.ask_for_kick(wanted),
@@ -109,7 +117,16 @@ impl Twin {
         wanted && self.has_more()
     }
 
-    pub(super) fn has_more(&self) -> bool {
+    /// The memory of the ring, to write anything to.
+    pub(super) fn overlay(&self) -> Words<AtomicU16> {
+        match self {
+            Self::Split(twin) => twin.shown.descriptors.overlay(),
+            Self::Packed(twin) => twin.shown.ring.overlay(),
+        }
+    }
+
+    /// Whether there is more to take.
+    pub(crate) fn has_more(&self) -> bool {
         match self {
             Self::Split(twin) => twin.available() != twin.avail_next,
             Self::Packed(twin) => twin.is_available(),
@@ -148,7 +165,7 @@ impl SplitTwin {
         }
     }
 
-    fn give(&mut self, id: u16, len_bytes: u32) {
+    pub(super) fn give(&mut self, id: u16, len_bytes: u32) {
         let entry = &self.shown.used.all()[usize::from(self.used_next & (self.size - 1))];
         entry.id.store(u32::from(id), Ordering::Relaxed);
         entry.len_bytes.store(len_bytes, Ordering::Relaxed);
@@ -215,12 +232,15 @@ impl PackedTwin {
     }
 
     fn give(&mut self, id: u16, len_bytes: u32) {
+        self.put(id, len_bytes, self.places[usize::from(id)]);
+    }
+
+    fn put(&mut self, id: u16, len_bytes: u32, places: u16) {
         let descriptor = &self.shown.ring.all()[usize::from(self.used_next.index)];
         descriptor.id.store(id, Ordering::Relaxed);
         descriptor.len_bytes.store(len_bytes, Ordering::Relaxed);
         let flags = if self.used_next.wrap { 1 << 7 | 1 << 15 } else { 0 };
         descriptor.flags.store(flags, Ordering::Release);
-        let places = self.places[usize::from(id)];
         self.used_next = self.used_next.after(places, self.size);
         self.uncalled += places;
     }
@@ -245,9 +265,4 @@ impl PackedTwin {
         };
         self.shown.device.all()[0].store(event.to_word(), Ordering::Relaxed);
     }
-}
-
-/// Memory for one ring, and how it is made.
-pub(super) fn memory(config: RingConfig) -> Arc<Region> {
-    Arc::new(Region::allocate(ring_bytes(config.layout, config.size)))
 }
