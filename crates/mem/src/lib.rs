@@ -32,4 +32,4 @@ pub use lent::Lent;
 pub use page_frag::{PageFrag, PageFragCache};
 pub use pool::Pool;
 pub use position::Position;
-pub use region::Region;
+pub use region::{Claim, Region};

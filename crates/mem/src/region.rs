@@ -168,7 +168,8 @@ impl Claim {
     }
 
     /// Its first byte.
-    pub(crate) fn base(&self) -> NonNull<u8> {
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
         // SAFETY: the part lies within the region.
         unsafe { self.region.base.add(self.part.start) }
     }
