@@ -14,5 +14,6 @@ mod whole; //    packets that come whole, and are cut
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors
 mod device; //   checksums by the device
+mod pieces; //   packets whose payload lies where a device put it
 mod laws; //     what holds for any traffic
 mod spines; //   the same on arrival and on delivery, while settings change

@@ -17,7 +17,7 @@ use crate::carried::all_shapes;
 use crate::frames::{AFTER_IPV4, Wire, tcp, udp};
 use crate::rig::{pool, received};
 
-fn intake(verify: Verify, completes_checksums: bool) -> Intake {
+pub(crate) fn intake(verify: Verify, completes_checksums: bool) -> Intake {
     let mut intake = Intake::new(IntakeConfig {
         queue: RxQueue(0),
         cpus: 1,

@@ -288,8 +288,14 @@ fn lro_1_every_refusal_is_counted_and_leaves_the_frame_as_it_came() {
 }
 
 /// What a table of pairs cannot say.
-const ELSEWHERE: [Refusal; 5] =
-    [Refusal::Unverified, Refusal::Push, Refusal::Merged, Refusal::WholeGso, Refusal::NoHash];
+const ELSEWHERE: [Refusal; 6] = [
+    Refusal::Unverified,
+    Refusal::Push,
+    Refusal::Merged,
+    Refusal::WholeGso,
+    Refusal::NoHash,
+    Refusal::InPieces,
+];
 
 #[test]
 fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {

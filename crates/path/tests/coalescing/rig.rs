@@ -10,7 +10,7 @@ use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason, Refus
 use path::counters::{CoalesceCounters, Counter};
 use path::hash::{FlowHash, Hasher};
 use path::packet::{Arrival, Packet};
-use path::parse::{Link, Verify, parse_into};
+use path::parse::{Link, Verify, parse_packet};
 
 use crate::frames::Wire;
 
@@ -29,9 +29,9 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    fn of(packet: &Packet) -> Self {
+    pub(crate) fn of(packet: &Packet) -> Self {
         let Packet { hash, arrival, timestamp_ns, wire_len, .. } = *packet;
-        let bytes = packet.frame.data().to_vec();
+        let bytes = packet.fragments().flatten().copied().collect();
         Self { link: packet.headers.link, hash, arrival, timestamp_ns, wire_len, bytes }
     }
 }
@@ -80,14 +80,20 @@ pub(crate) fn pool(small: u32) -> Pool {
 pub(crate) fn received(wire: &Wire, arrival: Arrival, pool: &mut Pool) -> Packet {
     let mut frame = pool.allocate(u32::try_from(wire.bytes.len()).unwrap()).unwrap();
     frame.copy_from(&wire.bytes);
+    let mut packet = said_of(frame, wire, arrival);
+    if let Some(vnet) = wire.vnet {
+        vnet.carry_into(&mut packet).unwrap();
+    }
+    packet
+}
+
+/// A packet in this frame, of which the source says what it says of `wire`.
+pub(crate) fn said_of(frame: mem::Frame, wire: &Wire, arrival: Arrival) -> Packet {
     let mut packet = Packet::received(frame, arrival, wire.wire_len, wire.link);
     packet.timestamp_ns = wire.timestamp_ns;
     packet.hash = wire.hash;
     packet.device_sum = wire.device_sum;
     packet.headers.l4_checksum = wire.l4_checksum;
-    if let Some(vnet) = wire.vnet {
-        vnet.carry_into(&mut packet).unwrap();
-    }
     packet
 }
 
@@ -116,11 +122,22 @@ impl Rig {
 
     /// One poll's frames, parsed and hashed as the intake does it.
     pub(crate) fn feed(&mut self, wires: &[Wire]) {
-        let packets = wires.iter().map(|wire| {
-            let arrival = Arrival::of_frame(u64::from(u32::MAX - 2) + self.fed.len() as u64);
-            let mut packet = received(wire, arrival, &mut self.pool);
-            let Packet { frame, headers, wire_len, device_sum, .. } = &mut packet;
-            parse_into(headers, frame.data(), *wire_len, *device_sum, self.verify);
+        let packets = (0..)
+            .zip(wires)
+            .map(|(number, wire)| received(wire, self.arrival(number), &mut self.pool));
+        let packets = packets.collect();
+        self.take(packets);
+    }
+
+    /// The number of the frame that comes so many frames later.
+    pub(crate) fn arrival(&self, later: u64) -> Arrival {
+        Arrival::of_frame(u64::from(u32::MAX - 2) + self.fed.len() as u64 + later)
+    }
+
+    /// The same, of packets that were received somehow.
+    pub(crate) fn take(&mut self, packets: Vec<Packet>) {
+        let packets = packets.into_iter().map(|mut packet| {
+            parse_packet(&mut packet, self.verify, &mut self.pool).unwrap();
             if !packet.hash.is_some() {
                 packet.hash = self.hasher.hash(&packet.view());
             }
