@@ -1,0 +1,59 @@
+//! DPDK's testpmd, as a device or as a driver.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// The program, running; killed when it is dropped.
+pub(crate) struct Testpmd {
+    child: Child,
+    /// What it leaves behind when it is killed.
+    _left: TempDir,
+}
+
+/// Why there can be none here.
+pub(crate) fn missing() -> Option<String> {
+    let tried = Command::new("dpdk-testpmd").arg("--version").output();
+    tried.err().map(|error| format!("dpdk-testpmd (Debian's dpdk-dev) cannot be run: {error}"))
+}
+
+impl Testpmd {
+    /// Starts it with one device, and arguments of its own.
+    pub(crate) fn start(vdev: &str, arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let child = Command::new("dpdk-testpmd")
+            .args(["--no-huge", "-m", "256", "--no-pci", "--no-telemetry", "-l", "0,1"])
+            .args(["--file-prefix=forebay", "--vdev", vdev, "--"])
+            .args(["--total-num-mbufs=16384", "--auto-start", "--no-flush-rx"])
+            .args(arguments)
+            .env("RUNTIME_DIRECTORY", directory.path())
+            // It runs until there is no more to read.
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self { child: child.unwrap(), _left: directory }
+    }
+
+    /// A device that listens there, with so many queue pairs.
+    pub(crate) fn device(socket: &Path, queues: u16, arguments: &[&str]) -> Self {
+        let vdev = format!("net_vhost0,iface={},queues={queues}", socket.display());
+        let [rxq, txq] = ["rxq", "txq"].map(|which| format!("--{which}={queues}"));
+        Self::start(&vdev, &[&[rxq.as_str(), &txq], arguments].concat())
+    }
+
+    /// A driver that connects there.
+    pub(crate) fn driver(socket: &Path, settings: &str, arguments: &[&str]) -> Self {
+        let vdev = format!("net_virtio_user0,path={},{settings}", socket.display());
+        Self::start(&vdev, arguments)
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        // As `kill -9` would.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
