@@ -2,7 +2,8 @@
 //!
 //! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](path::tickets).
 
-mod sink;
+mod outgoing; // what goes next, cut where it must be
+mod sink; //     a CPU's way out
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,6 +14,7 @@ use path::tickets::{Feeder, Lane, Lanes, Tickets, lane};
 
 use super::sink::{SendDrop, SinkCounters};
 
+pub(crate) use outgoing::{Outgoing, Segment, Shape, longest_frame_bytes};
 pub use sink::EgressSink;
 
 /// Packets that wait between one CPU and one queue, at most.

@@ -1,16 +1,12 @@
 //! The transmit half of a queue: from the rings of the CPUs into the tx ring, and what is sent back
 //! to where it belongs.
 
-use std::collections::VecDeque;
-
 use mem::frame::BEFORE_PACKET_BYTES;
 use mem::{Frame, Pool};
 use path::Packet;
-use path::coalesce::cut;
-use path::parse::Link;
 use path::pieces::Reader;
 
-use crate::device::egress::{Departures, LaneId};
+use crate::device::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
 use crate::device::sink::{SendDrop, Sent};
 use crate::sys::xdp::{Continued, KernelLied, Kicked, Socket};
 
@@ -20,16 +16,9 @@ const BATCH_FRAMES: u32 = 256;
 /// The most pieces that a frame is sent in: `MAX_SKB_FRAGS` and the head (`linux/skbuff.h`).
 const PIECES_MAX: u32 = 17;
 
-/// Ethernet's header, and what a VLAN tag adds to it.
-const ETHERNET_BYTES: u32 = 14;
-const TAG_BYTES: u32 = 4;
-const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
-
 /// What is to be sent of one queue.
 pub(super) struct Transmit {
-    departures: Departures,
-    /// Segments that have left their rings, and are not in the tx ring yet; oldest first.
-    waiting: VecDeque<Segment>,
+    outgoing: Outgoing,
     /// What lies in the tx ring, by index; filled from `counted` to its end.
     slots: Box<[Slot]>,
     /// The index up to which it is counted what became of it.
@@ -38,23 +27,36 @@ pub(super) struct Transmit {
     end: u32,
     /// Of the packet that is being counted: what was sent of it, and whether anything was not.
     part: Part,
+    limits: Limits,
+    /// The link was down when the kernel was last called.
+    is_down: bool,
+}
+
+/// What the device and the kernel take.
+#[derive(Clone, Copy)]
+struct Limits {
     /// The longest IP packet that the device sends.
     mtu: u32,
     /// What one frame that the kernel is given can hold.
     room_bytes: u32,
     /// Whether a frame may be sent in pieces.
     is_scattered: bool,
-    /// The link was down when the kernel was last called.
-    is_down: bool,
-    cut: Vec<Packet>,
 }
 
-/// A frame that is to be sent.
-struct Segment {
-    lane: LaneId,
-    frame: Frame,
-    /// Whether it is the last one of its packet.
-    is_last: bool,
+impl Limits {
+    /// How a packet can be sent, or why it cannot.
+    fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
+        if packet.gso_size > 0 {
+            return Ok(Shape::Cut);
+        }
+        let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
+        let longest = longest_frame_bytes(packet, self.mtu)?.min(self.room_bytes * pieces_max);
+        if packet.frame.total_len_bytes() > longest {
+            Err(SendDrop::TooLong)
+        } else {
+            Ok(Shape::Whole)
+        }
+    }
 }
 
 /// A descriptor in the tx ring.
@@ -83,39 +85,35 @@ impl Transmit {
     pub(super) fn new(departures: Departures, entries: u32, mtu: u32) -> Self {
         let empty = Slot { lane: LaneId(0), len_bytes: 0, ends: Ends::Piece };
         Self {
-            departures,
-            waiting: VecDeque::new(),
+            outgoing: Outgoing::new(departures),
             slots: vec![empty; entries as usize].into(),
             counted: 0,
             end: 0,
             part: Part::default(),
-            mtu,
-            room_bytes: 0,
-            is_scattered: false,
+            limits: Limits { mtu, room_bytes: 0, is_scattered: false },
             is_down: false,
-            cut: Vec::new(),
         }
     }
 
     /// Where packets come from.
     pub(super) fn departures(&self) -> &Departures {
-        &self.departures
+        self.outgoing.departures()
     }
 
     /// Says what frames the kernel takes: chunks of this size, one for a frame or several.
     pub(super) fn set_chunks(&mut self, chunk_bytes: u32, is_scattered: bool) {
-        self.room_bytes = chunk_bytes - BEFORE_PACKET_BYTES;
-        self.is_scattered = is_scattered;
+        self.limits.room_bytes = chunk_bytes - BEFORE_PACKET_BYTES;
+        self.limits.is_scattered = is_scattered;
     }
 
     /// Says what the MTU is now.
     pub(super) fn set_mtu(&mut self, mtu: u32) {
-        self.mtu = mtu;
+        self.limits.mtu = mtu;
     }
 
     /// Whether anybody sends.
     pub(super) fn is_used(&self) -> bool {
-        self.departures.has_lanes()
+        self.departures().has_lanes()
     }
 
     /// Whether there is something to be sent, and a link to send it by.
@@ -125,7 +123,7 @@ impl Transmit {
 
     /// Whether there is something to be sent.
     pub(super) fn has_unsent(&self) -> bool {
-        self.counted != self.end || !self.waiting.is_empty() || self.departures.has_some()
+        self.counted != self.end || self.outgoing.has_some()
     }
 
     /// Sends what there is, as far as the kernel takes it, and takes back the frames of what was sent.
@@ -151,21 +149,26 @@ impl Transmit {
         let mut room = socket.send_room(BATCH_FRAMES)?.min(BATCH_FRAMES);
         let mut count = 0;
         while room > 0 {
-            let Some(segment) = self.waiting.pop_front().or_else(|| self.next(pool)) else { break };
-            let len_bytes = segment.frame.total_len_bytes();
-            let pieces = len_bytes.div_ceil(self.room_bytes);
+            let limits = self.limits;
+            let Some(segment) = self.outgoing.next(pool, |packet| limits.shape(packet)) else {
+                break;
+            };
+            let len_bytes = segment.packet.frame.total_len_bytes();
+            let pieces = len_bytes.div_ceil(limits.room_bytes);
             if pieces > room {
-                self.waiting.push_front(segment);
+                self.outgoing.put_back(segment);
                 break;
             }
-            let Segment { lane, frame, is_last } = segment;
+            let Segment { lane, mut packet, is_last } = segment;
             let end = if is_last { Ends::Packet } else { Ends::Frame };
-            match if pieces == 1 { socket.send(frame, Continued::No) } else { Err(frame) } {
+            let whole = packet.frame;
+            match if pieces == 1 { socket.send(whole, Continued::No) } else { Err(whole) } {
                 Ok(()) => self.note(Slot { lane, len_bytes, ends: end }),
                 Err(frame) => {
                     if !self.copy(&frame, (lane, end), socket, pool) {
                         // No memory now; it goes when there is some.
-                        self.waiting.push_front(Segment { lane, frame, is_last });
+                        packet.frame = frame;
+                        self.outgoing.put_back(Segment { lane, packet, is_last });
                         break;
                     }
                     pool.put(frame);
@@ -196,8 +199,8 @@ impl Transmit {
         let mut bytes = Reader::at(frame, 0);
         let mut left = frame.total_len_bytes();
         while left > 0 {
-            let len_bytes = left.min(self.room_bytes);
-            let piece = pool.allocate(self.room_bytes);
+            let len_bytes = left.min(self.limits.room_bytes);
+            let piece = pool.allocate(self.limits.room_bytes);
             let Some(mut piece) = piece.filter(|piece| socket.takes(piece)) else { return false };
             piece.set_len(len_bytes);
             if bytes.read(piece.data_mut()).is_none() {
@@ -216,69 +219,6 @@ impl Transmit {
             self.note(Slot { lane, len_bytes, ends });
         }
         true
-    }
-
-    /// The next packet, or its first segment; those that cannot be sent are dropped and counted.
-    fn next(&mut self, pool: &mut Pool) -> Option<Segment> {
-        loop {
-            let (lane, packet) = self.departures.next()?;
-            if packet.gso_size == 0 {
-                match self.refuses(&packet) {
-                    None => return Some(Segment { lane, frame: packet.frame, is_last: true }),
-                    Some(reason) => self.drop_packet(lane, reason, [packet], pool),
-                }
-                continue;
-            }
-            if let Err(whole) = cut(packet, pool, &mut self.cut) {
-                self.drop_packet(lane, SendDrop::Full, [whole], pool);
-                continue;
-            }
-            let mut segments = std::mem::take(&mut self.cut);
-            match segments.iter().find_map(|segment| self.refuses(segment)) {
-                Some(reason) => self.drop_packet(lane, reason, segments.drain(..), pool),
-                None => {
-                    let count = segments.len();
-                    let numbered = (1..).zip(segments.drain(..));
-                    self.waiting.extend(numbered.map(|(number, Packet { frame, .. })| Segment {
-                        lane,
-                        frame,
-                        is_last: number == count,
-                    }));
-                }
-            }
-            self.cut = segments;
-            if let Some(segment) = self.waiting.pop_front() {
-                return Some(segment);
-            }
-        }
-    }
-
-    /// Why it cannot be sent, if it cannot.
-    fn refuses(&self, packet: &Packet) -> Option<SendDrop> {
-        let bytes = packet.frame.data();
-        let Some(&[a, b]) = bytes.get(12..14).and_then(<[u8]>::first_chunk) else {
-            return Some(SendDrop::LinkHeader);
-        };
-        if packet.headers.link != Link::Ethernet {
-            return Some(SendDrop::LinkHeader);
-        }
-        let tag_bytes = if TAGGED.contains(&[a, b]) { TAG_BYTES } else { 0 };
-        let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
-        let longest = (self.mtu + ETHERNET_BYTES + tag_bytes).min(self.room_bytes * pieces_max);
-        (packet.frame.total_len_bytes() > longest).then_some(SendDrop::TooLong)
-    }
-
-    fn drop_packet(
-        &self,
-        lane: LaneId,
-        reason: SendDrop,
-        frames: impl IntoIterator<Item = Packet>,
-        pool: &mut Pool,
-    ) {
-        frames.into_iter().for_each(|packet| pool.put(packet.frame));
-        if let Some(counters) = self.departures.counters(lane) {
-            counters.add_dropped(reason, 1);
-        }
     }
 
     /// Calls the kernel until it has taken all, or takes no more now. Each call takes some, so there
@@ -306,7 +246,8 @@ impl Transmit {
             let slot = self.slots[self.counted as usize & mask];
             self.counted = self.counted.wrapping_add(1);
             if slot.lane != lane {
-                self.add(lane, std::mem::take(&mut sent), std::mem::take(&mut dropped));
+                let (sent, dropped) = (std::mem::take(&mut sent), std::mem::take(&mut dropped));
+                self.outgoing.count(lane, sent, SendDrop::Refused, dropped);
                 lane = slot.lane;
             }
             self.part.bytes += u64::from(slot.len_bytes);
@@ -325,34 +266,21 @@ impl Transmit {
                 *if is_spoilt { &mut dropped } else { &mut sent.packets } += 1;
             }
         }
-        self.add(lane, sent, dropped);
-    }
-
-    fn add(&self, lane: LaneId, sent: Sent, dropped: u64) {
-        if let Some(counters) = self.departures.counters(lane) {
-            counters.add_sent(sent);
-            counters.add_dropped(SendDrop::Refused, dropped);
-        }
+        self.outgoing.count(lane, sent, SendDrop::Refused, dropped);
     }
 }
 
 impl Drop for Transmit {
-    /// What was not sent will not be. What is in the rings of the CPUs is counted there.
+    /// What the kernel has not taken will not be sent.
     fn drop(&mut self) {
         let mask = self.slots.len().wrapping_sub(1);
-        let unsent = |lane| {
-            if let Some(counters) = self.departures.counters(lane) {
-                counters.add_dropped(SendDrop::Down, 1);
-            }
-        };
         let mut index = self.counted;
         while index != self.end {
             let slot = self.slots[index as usize & mask];
             if slot.ends == Ends::Packet {
-                unsent(slot.lane);
+                self.outgoing.count(slot.lane, Sent::default(), SendDrop::Down, 1);
             }
             index = index.wrapping_add(1);
         }
-        self.waiting.iter().filter(|segment| segment.is_last).for_each(|last| unsent(last.lane));
     }
 }
