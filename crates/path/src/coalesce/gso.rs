@@ -8,7 +8,7 @@ use super::header::HeaderBytes;
 use super::wire::CWR;
 use crate::packet::Packet;
 use crate::parse::partial::csum_offset;
-use crate::parse::{Network, Transport};
+use crate::parse::{Headers, Network, Transport};
 
 /// The `virtio_net_hdr` of a packet (virtio 1.2, section 5.1.6), all that goes before it on a TUN
 /// with `IFF_VNET_HDR`.
@@ -68,6 +68,22 @@ impl VirtioNetHdr {
     }
 }
 
+/// How a packet is cut by whoever gets it whole: the header's `gso_type`.
+#[must_use]
+pub fn gso_type(packet: &Packet) -> u8 {
+    let Headers { transport, network, .. } = packet.headers;
+    if packet.gso_size == 0 {
+        return GSO_NONE;
+    }
+    let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
+    let ecn = if is_cwr { GSO_ECN } else { 0 };
+    match (transport, network) {
+        (Transport::Tcp, Network::Ipv6) => GSO_TCPV6 | ecn,
+        (Transport::Tcp, _) => GSO_TCPV4 | ecn,
+        _ => GSO_UDP_L4,
+    }
+}
+
 /// Describes a packet for whoever cuts it, and puts into its checksum field what they expect: of a
 /// merged packet, as of one that came whole, the pseudo header's sum. One of a single segment is
 /// left as it is, to be sent as it is.
@@ -79,13 +95,7 @@ pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
     let (1.., Some(csum_offset)) = (packet.gso_size, csum_offset(headers.transport)) else {
         return VirtioNetHdr::default();
     };
-    let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
-    let ecn = if is_cwr { GSO_ECN } else { 0 };
-    let gso_type = match (headers.transport, headers.network) {
-        (Transport::Tcp, Network::Ipv6) => GSO_TCPV6 | ecn,
-        (Transport::Tcp, _) => GSO_TCPV4 | ecn,
-        _ => GSO_UDP_L4,
-    };
+    let gso_type = gso_type(packet);
     let mut bytes = HeaderBytes::new(packet.frame.data_mut(), &headers);
     bytes.set_partial_checksum(headers.payload_len.into());
     VirtioNetHdr {

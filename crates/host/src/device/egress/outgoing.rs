@@ -81,6 +81,20 @@ impl Outgoing {
         self.waiting.push_front(segment);
     }
 
+    /// Drops what is to be sent, up to `max` packets or segments. Returns how many that were.
+    pub(crate) fn discard(&mut self, reason: SendDrop, max: usize, pool: &mut Pool) -> usize {
+        for count in 0..max {
+            let waiting = self.waiting.pop_front();
+            let next = waiting.map(|Segment { lane, packet, is_last }| (lane, packet, is_last));
+            let next =
+                next.or_else(|| self.departures.next().map(|(lane, packet)| (lane, packet, true)));
+            let Some((lane, packet, is_last)) = next else { return count };
+            pool.put(packet.frame);
+            self.count(lane, Sent::default(), reason, is_last.into());
+        }
+        max
+    }
+
     fn cut(
         &mut self,
         lane: LaneId,
