@@ -10,6 +10,8 @@ use std::ops::Range;
 use mem::Frame;
 use mem::frags::Frags;
 
+use crate::parse::checksum::Sum;
+
 /// The bytes at a place, as far as there are any there: the frame's own, then those of its pieces.
 pub(crate) fn bytes_in(frame: &Frame, place: Range<usize>) -> Stretches<'_> {
     Stretches {
@@ -44,6 +46,14 @@ impl<'a> Iterator for Stretches<'a> {
         self.skip -= before.len();
         self.left -= bytes.len();
         Some(bytes)
+    }
+}
+
+/// The sum of the bytes at a place, as far as there are any there.
+pub(crate) fn sum_in(frame: &Frame, place: Range<usize>) -> Sum {
+    match frame.data().get(place.clone()) {
+        Some(bytes) => Sum::of(bytes),
+        None => Sum::of_pieces(bytes_in(frame, place)),
     }
 }
 

@@ -40,7 +40,7 @@ use held::{Held, Rules};
 pub use held::{TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX};
 pub use refusal::{FlushReason, Refusal};
 pub use resegment::resegment;
-pub use segments::{Segment, Segments};
+pub use segments::{Fragments, Segment, Segments};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
 use table::{Place, Room, Table};
 

@@ -8,7 +8,7 @@ use super::wire::{CWR, FIN, PSH};
 use crate::packet::Packet;
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
-use crate::pieces::bytes_in;
+use crate::pieces::sum_in;
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
 /// as it is, also one that came whole: see [`cut`](super::cut()).
@@ -99,8 +99,8 @@ impl Plan {
     fn rewrite_looking(&self, number: u32, packet: &mut Packet) {
         let start = usize::from(self.headers.payload_offset);
         let (_, len) = self.place(number);
-        let payload = bytes_in(&packet.frame, start..start + len as usize);
-        self.rewrite(number, Sum::of_pieces(payload), packet);
+        let payload = sum_in(&packet.frame, start..start + len as usize);
+        self.rewrite(number, payload, packet);
     }
 
     /// Gives the segment of this number, which has the packet's headers and its own payload, of this

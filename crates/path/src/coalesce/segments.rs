@@ -4,11 +4,13 @@
 //! its payload. Its own headers, just before, are dead: whatever they said, the packet's say, or can
 //! be computed. What cannot, when the segment arrived, is written over their end.
 
+use std::fmt;
+
 use mem::Frame;
 use mem::chain::Followers;
 
 use crate::packet::{Arrival, Packet};
-use crate::pieces::bytes_in;
+use crate::pieces::{Stretches, bytes_in};
 
 /// Arrival number and timestamp.
 const TAG_BYTES: usize = 12;
@@ -41,6 +43,10 @@ impl<'a> Segment<'a> {
 
     /// All of its payload, as far as it was captured, in the stretches in which it lies.
     pub fn payload_fragments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.stretches()
+    }
+
+    fn stretches(&self) -> Stretches<'a> {
         bytes_in(self.frame, self.begin..self.begin.saturating_add(self.len))
     }
 }
@@ -61,13 +67,13 @@ impl Packet {
     /// The bytes of the packet as one: its headers with the first segment's payload, then the other
     /// payloads, without what was behind them, each with its pieces behind it. Of a datagram that was
     /// [reassembled](crate::network::reassembly) in several frames (with a `gso_size` of 0), those.
-    pub fn fragments(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn fragments(&self) -> Fragments<'_> {
         let first_len = match self.gso_size {
             1.. if self.is_merged() => usize::from(self.headers.payload_offset) + self.first_len(),
             _ => usize::MAX,
         };
-        bytes_in(&self.frame, 0..first_len)
-            .chain(self.segments().skip(1).flat_map(|segment| segment.payload_fragments()))
+        let segments = Segments { next: 1, ..self.segments() };
+        Fragments { here: bytes_in(&self.frame, 0..first_len), segments }
     }
 
     /// The length of the first segment's payload, of a packet that was merged.
@@ -80,6 +86,37 @@ impl Packet {
     pub fn last_arrival(&self) -> Arrival {
         let last = self.frame.followers().last();
         last.map_or(self.arrival, |frame| read_tag(frame).0)
+    }
+}
+
+/// See [`Packet::fragments`].
+pub struct Fragments<'a> {
+    /// What is left of the frame in hand.
+    here: Stretches<'a>,
+    /// Those of the other frames.
+    segments: Segments<'a>,
+}
+
+impl<'a> Iterator for Fragments<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        loop {
+            if let Some(bytes) = self.here.next() {
+                return Some(bytes);
+            }
+            let segment = self.segments.next()?;
+            if segment.payload.len() == segment.len {
+                return Some(segment.payload); // nothing of it is in pieces
+            }
+            self.here = segment.stretches();
+        }
+    }
+}
+
+impl fmt::Debug for Fragments<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fragments(of {:?})", self.segments)
     }
 }
 

@@ -7,7 +7,7 @@ use super::checksum::Sum;
 use super::device_sum::{DeviceSum, skipped};
 use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View};
 use crate::packet::Packet;
-use crate::pieces::bytes_in;
+use crate::pieces::sum_in;
 
 /// Where TCP's checksum stands in its header.
 const TCP_CSUM_OFFSET: u16 = 16;
@@ -87,11 +87,7 @@ pub(crate) fn complete_partial(packet: &mut Packet) -> Option<()> {
 
 /// The sum of what lies from `start` to `end`, or to the packet's end, in the frame and behind it.
 fn sum_from(frame: &Frame, start: usize, end: usize) -> Sum {
-    let end = end.min(frame.total_len_bytes() as usize);
-    match frame.data().get(start..end) {
-        Some(bytes) => Sum::of(bytes),
-        None => Sum::of_pieces(bytes_in(frame, start..end)),
-    }
+    sum_in(frame, start..end.min(frame.total_len_bytes() as usize))
 }
 
 /// Where the checksum stands in a header of TCP or UDP.
