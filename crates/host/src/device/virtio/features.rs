@@ -14,7 +14,7 @@ use virtio_bindings::virtio_net::{
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 /// The back end speaks the vhost-user protocol's own features (`VHOST_USER_F_PROTOCOL_FEATURES`).
-pub const VHOST_USER_F_PROTOCOL_FEATURES: u32 = 30;
+pub(super) const VHOST_USER_F_PROTOCOL_FEATURES: u32 = 30;
 
 /// Bytes of a virtio header (`virtio_net_hdr_mrg_rxbuf`).
 const HEADER_BYTES: u32 = 12;
@@ -161,5 +161,105 @@ impl fmt::Display for Features {
             write!(f, "{space}{}", feature.name)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
+
+    /// What takes what, as the specification says it (5.1.3.1), by bits.
+    const TAKES: [(u32, &[u32]); 21] = [
+        (7, &[1]),
+        (8, &[1]),
+        (9, &[7, 8]),
+        (10, &[1]),
+        (54, &[1]),
+        (55, &[1]),
+        (11, &[0]),
+        (12, &[0]),
+        (13, &[11, 12]),
+        (14, &[0]),
+        (56, &[0]),
+        (18, &[17]),
+        (19, &[17]),
+        (21, &[17]),
+        (22, &[17]),
+        (23, &[17]),
+        (57, &[17]),
+        (60, &[17]),
+        (61, &[11, 12]),
+        (53, &[17]),
+        (52, &[17]),
+    ];
+
+    fn wishes() -> impl Strategy<Value = Wishes> {
+        (any::<bool>(), any::<bool>())
+            .prop_map(|(packed, device_hash)| Wishes { packed, device_hash })
+    }
+
+    proptest! {
+        #[test]
+        fn feat_1_2_3_what_is_accepted_was_offered_and_has_all_that_it_takes(
+            offered: u64,
+            wishes in wishes(),
+        ) {
+            let features = Features::negotiate(offered | VERSION_1, wishes).unwrap();
+            prop_assert_eq!(features.bits() & !(offered | VERSION_1), 0);
+            prop_assert!(features.has(VIRTIO_F_VERSION_1));
+            for (bit, takes) in TAKES {
+                prop_assert!(!features.has(bit) || takes.iter().any(|&bit| features.has(bit)));
+            }
+            prop_assert!(wishes.packed || !features.has(VIRTIO_F_RING_PACKED));
+            prop_assert!(wishes.device_hash || !features.has(VIRTIO_NET_F_HASH_REPORT));
+        }
+
+        #[test]
+        fn feat_4_a_device_without_version_1_is_refused(offered: u64, wishes in wishes()) {
+            let refused = Features::negotiate(offered & !VERSION_1, wishes);
+            prop_assert!(refused.unwrap_err().contains("VIRTIO_F_VERSION_1"));
+        }
+    }
+
+    #[test]
+    fn feat_2_a_dependent_bit_alone_is_left() {
+        for (bit, _) in TAKES {
+            let offered = VERSION_1 | 1 << bit;
+            let wishes = Wishes { packed: true, device_hash: true };
+            assert_eq!(Features::negotiate(offered, wishes).unwrap().bits(), VERSION_1, "{bit}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_usable_is_used_where_all_is_offered() {
+        let all = Features::negotiate(u64::MAX, Wishes { packed: true, device_hash: true });
+        let all = all.unwrap();
+        assert!(USABLE.iter().all(|feature| all.has(feature.bit)));
+        assert_eq!(all.bits().count_ones(), u32::try_from(USABLE.len()).unwrap());
+        assert_eq!((all.header_bytes(), all.mergeable()), (20, true));
+        let plain = Features::negotiate(VERSION_1, Wishes::default()).unwrap();
+        assert_eq!((plain.header_bytes(), plain.mergeable()), (12, false));
+        assert_eq!(plain.to_string(), "version_1");
+    }
+
+    #[test]
+    fn net_11_a_gso_type_goes_with_its_feature() {
+        let of = |bits: &[u32]| {
+            let offered = bits.iter().fold(VERSION_1, |offered, bit| offered | 1 << bit);
+            Features::negotiate(offered, Wishes::default()).unwrap()
+        };
+        let accepted = |features: Features| -> Vec<u8> {
+            (0..=u8::MAX).filter(|&gso_type| features.accepts_gso(gso_type)).collect()
+        };
+        assert_eq!(accepted(of(&[])), [0]);
+        assert_eq!(accepted(of(&[1, 7])), [0, 1]);
+        assert_eq!(accepted(of(&[1, 8])), [0, 4]);
+        assert_eq!(accepted(of(&[1, 7, 8, 9])), [0, 1, 4, 0x81, 0x84]);
+        assert_eq!(accepted(of(&[1, 54])), [0, 5]);
+        assert_eq!(accepted(of(&[1, 10])), [0], "UFO is never accepted");
     }
 }

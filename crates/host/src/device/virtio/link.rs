@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::features::Wishes;
 use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
-use super::meet::Meeting;
+use super::meet::{Meeting, is_absence};
 use super::options::Role;
 use super::port::{Port, Session, Switchboard, Wish};
 use crate::device::Facts;
@@ -185,17 +185,17 @@ impl Keeper {
     /// Waits for a back end. None: the link ends.
     fn meet(&self) -> Option<UnixStream> {
         loop {
-            match self.meeting.try_meet() {
+            let error = match self.meeting.try_meet() {
                 Ok(stream) => return Some(stream),
-                Err(error) => self.tell_link(match self.meeting.descriptor() {
-                    Some(_) => format!("waiting for a back end at {}", self.place),
-                    None => format!("waiting for a back end at {}: {error}", self.place),
-                }),
-            }
-            let (watched, at_most) = match self.meeting.descriptor() {
-                Some(listener) => (vec![self.shared.stop.descriptor(), listener], None),
-                None => (vec![self.shared.stop.descriptor()], Some(RECONNECT_PAUSE)),
+                Err(error) => error,
             };
+            // Somebody who waits at the door and cannot be let in would have us look without end.
+            let door = self.meeting.descriptor().filter(|_| is_absence(&error));
+            let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
+            self.tell_link(format!("waiting for a back end at {}{why}", self.place));
+            let at_most = door.is_none().then_some(RECONNECT_PAUSE);
+            let stop = self.shared.stop.descriptor();
+            let watched: Vec<_> = door.into_iter().chain([stop]).collect();
             self.shared.tell.wait(&watched, at_most);
             if self.is_stopped() || self.shared.wish() == Wish::Leave {
                 return None;
@@ -375,3 +375,6 @@ fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
     poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
+
+#[cfg(test)]
+mod tests;

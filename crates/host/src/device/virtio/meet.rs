@@ -106,7 +106,7 @@ fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<Unix
 }
 
 /// Whether that is what one is told while nobody listens, or somebody who is too busy to accept.
-fn is_absence(error: &io::Error) -> bool {
+pub(super) fn is_absence(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
     [ConnectionRefused, NotFound, WouldBlock].contains(&error.kind())
 }

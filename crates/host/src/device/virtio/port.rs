@@ -281,7 +281,9 @@ impl Port {
     #[must_use]
     pub fn has_stopped_receiving(&self) -> bool {
         let board = self.shared.board();
-        board.session.is_none() || board.seats[self.index].receiving == Receiving::Off
+        let has_this = |session: &Arc<Session>| self.index < session.pairs.len();
+        !board.session.as_ref().is_some_and(has_this)
+            || board.seats[self.index].receiving == Receiving::Off
     }
 
     /// Tells the device that there are buffers to receive into. Nothing without a session.

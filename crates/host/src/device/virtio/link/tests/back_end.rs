@@ -1,0 +1,173 @@
+//! A back end whose every answer the test can see and choose.
+
+use std::collections::VecDeque;
+use std::io::{IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use vhost::vhost_user::message::FrontendReq;
+
+/// `VHOST_USER_NEED_REPLY_MASK` and the bit of an answer, in a header's flags.
+const NEED_REPLY: u32 = 8;
+const REPLY: u32 = 4;
+const VERSION: u32 = 1;
+
+/// Protocol features, by bits.
+pub(super) const MQ: u64 = 1;
+pub(super) const REPLY_ACK: u64 = 1 << 3;
+pub(super) const CONFIG: u64 = 1 << 9;
+
+/// What it says when it is asked.
+#[derive(Clone, Debug)]
+pub(super) struct Offer {
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    pub(super) pairs: u64,
+    /// What comes behind `offset`, `size` and `flags` in its answer to `GET_CONFIG`.
+    pub(super) config: Vec<u8>,
+}
+
+impl Default for Offer {
+    /// Everything, and four queue pairs.
+    fn default() -> Self {
+        let mut config = vec![0; 12];
+        config[10..].copy_from_slice(&9000_u16.to_le_bytes());
+        Self { features: u64::MAX, protocol: u64::MAX, pairs: 4, config }
+    }
+}
+
+/// What came from the front end.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) of: FrontendReq,
+    flags: u32,
+    pub(super) body: Vec<u8>,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+impl Message {
+    /// The 32-bit number at this place of the body: a ring's number is the first one.
+    pub(super) fn word(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.body[4 * at..4 * at + 4].try_into().unwrap())
+    }
+
+    /// The 64-bit number in the body.
+    pub(super) fn number(&self) -> u64 {
+        u64::from_ne_bytes(self.body[..8].try_into().unwrap())
+    }
+}
+
+/// A connection to the front end.
+pub(super) struct BackEnd {
+    pub(super) stream: UnixStream,
+    offer: Offer,
+    is_acknowledging: bool,
+    /// Descriptors that came with bytes that were not asked for yet.
+    descriptors: VecDeque<OwnedFd>,
+    pub(super) log: Vec<Message>,
+}
+
+impl BackEnd {
+    pub(super) fn accept(listener: &UnixListener, offer: Offer) -> Self {
+        Self::on(listener.accept().unwrap().0, offer)
+    }
+
+    pub(super) fn on(stream: UnixStream, offer: Offer) -> Self {
+        let (descriptors, log) = (VecDeque::new(), Vec::new());
+        Self { stream, offer, is_acknowledging: false, descriptors, log }
+    }
+
+    /// Answers until a message came that many times. False: the front end has gone.
+    pub(super) fn answer_until(&mut self, of: FrontendReq, times: usize) -> bool {
+        while self.log.iter().filter(|message| message.of == of).count() < times {
+            let Some(message) = self.read() else { return false };
+            self.answer(&message);
+            self.log.push(message);
+        }
+        true
+    }
+
+    /// Answers until the front end has gone.
+    pub(super) fn answer_to_the_end(&mut self) {
+        while let Some(message) = self.read() {
+            self.answer(&message);
+            self.log.push(message);
+        }
+    }
+
+    /// Answers all that comes before a message, which is left without an answer.
+    pub(super) fn be_silent_at(&mut self, of: FrontendReq) {
+        loop {
+            let message = self.read().unwrap();
+            if message.of == of {
+                return self.log.push(message);
+            }
+            self.answer(&message);
+            self.log.push(message);
+        }
+    }
+
+    /// How often a message came.
+    pub(super) fn count(&self, of: FrontendReq) -> usize {
+        self.log.iter().filter(|message| message.of == of).count()
+    }
+
+    /// The next message. None: there is none any more.
+    pub(super) fn read(&mut self) -> Option<Message> {
+        let header = self.read_bytes(12)?;
+        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+        let body = self.read_bytes(usize::try_from(word(8)).unwrap())?;
+        let descriptors = self.descriptors.drain(..).collect();
+        let of = FrontendReq::try_from(word(0)).unwrap();
+        Some(Message { of, flags: word(4), body, descriptors })
+    }
+
+    fn read_bytes(&mut self, len: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let mut filled = 0;
+        while filled < len {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut into = [IoSliceMut::new(&mut bytes[filled..])];
+            let got = recvmsg(&self.stream, &mut into, &mut ancillary, RecvFlags::empty()).ok()?;
+            assert!(!got.flags.contains(ReturnFlags::CTRUNC));
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    self.descriptors.extend(descriptors);
+                }
+            }
+            if got.bytes == 0 {
+                return None;
+            }
+            filled += got.bytes;
+        }
+        Some(bytes)
+    }
+
+    fn answer(&mut self, message: &Message) {
+        let answer = match message.of {
+            FrontendReq::GET_FEATURES => self.offer.features.to_ne_bytes().to_vec(),
+            FrontendReq::GET_PROTOCOL_FEATURES => self.offer.protocol.to_ne_bytes().to_vec(),
+            FrontendReq::GET_QUEUE_NUM => self.offer.pairs.to_ne_bytes().to_vec(),
+            FrontendReq::GET_VRING_BASE => message.body.clone(),
+            FrontendReq::GET_CONFIG => [&message.body[..12], &self.offer.config].concat(),
+            FrontendReq::SET_PROTOCOL_FEATURES => {
+                self.is_acknowledging = message.number() & REPLY_ACK != 0;
+                return;
+            }
+            _ if self.is_acknowledging && message.flags & NEED_REPLY != 0 => vec![0; 8],
+            _ => return,
+        };
+        self.say(message.of, &answer);
+    }
+
+    /// Says something, as an answer to that.
+    pub(super) fn say(&mut self, to: FrontendReq, body: &[u8]) {
+        let len = u32::try_from(body.len()).unwrap();
+        let header = [u32::from(to), REPLY | VERSION, len].map(u32::to_ne_bytes);
+        // A front end that has gone by now is noticed when it is read from.
+        let _ = self.stream.write_all(&[header.as_flattened(), body].concat());
+    }
+}
