@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mem::{PageFragCache, Region};
+use mem::{Claim, PageFragCache, Region};
 
 use super::buffers::Sizing;
 use super::options::VirtioOptions;
@@ -80,10 +80,11 @@ impl MemoryPlan {
         [at.rx_ring, at.tx_ring].map(|at| RingPlace::new(memory.region(), at, self.queue_size))
     }
 
-    /// Where a pair's packets lie that are to be sent, in slots of [`SLOT_BYTES`], one for each
-    /// entry of the ring.
-    pub(super) fn slots(&self, pair: usize) -> usize {
-        self.places(pair).slots
+    /// What a pair's slots for packets that are to be sent are cut from: as many as its ring has
+    /// entries, of [`SLOT_BYTES`].
+    pub(super) fn slots(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
+        let len_bytes = u32::from(self.queue_size) * SLOT_BYTES;
+        PageFragCache::new(memory.region(), self.places(pair).slots, len_bytes, 1)
     }
 
     /// What a pair's receive buffers are cut from.
@@ -96,14 +97,17 @@ impl MemoryPlan {
 /// Where a ring is, whatever its layout: that is known only with a session.
 #[derive(Debug)]
 pub(super) struct RingPlace {
-    memory: Arc<Region>,
-    offset_bytes: usize,
+    memory: Arc<Claim>,
     size: u16,
 }
 
 impl RingPlace {
     fn new(memory: &Arc<Region>, offset_bytes: usize, size: u16) -> Self {
-        Self { memory: Arc::clone(memory), offset_bytes, size }
+        let part = offset_bytes..offset_bytes + ring_bytes_max(size);
+        let Some(memory) = Region::claim(memory, part) else {
+            unreachable!("the parts of the plan lie one behind the other")
+        };
+        Self { memory: Arc::new(memory), size }
     }
 
     /// Its entries.
@@ -114,7 +118,7 @@ impl RingPlace {
     /// A new ring there. No device uses the one that was.
     pub(super) fn ring(&self, layout: Layout, event_idx: bool) -> Virtqueue {
         let config = RingConfig { layout, size: self.size, event_idx };
-        Virtqueue::new(&self.memory, self.offset_bytes, config)
+        Virtqueue::new(&self.memory, config)
     }
 
     /// What a device is told of it.

@@ -102,7 +102,7 @@ impl VirtioDevice {
             let cache = plan.cache(&memory, pair);
             let buffers = Buffers::new(Sizing::of(options), cache, rx.size(), Arc::clone(&shown));
             let receiver = Receiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
-            let transmit = Transmit::new(departures, tx, plan.slots(pair));
+            let transmit = Transmit::new(departures, tx, plan.slots(&memory, pair));
             device.egress.push(egress);
             device.counts.push(counts);
             device.rx_buffers.push(shown);

@@ -149,7 +149,7 @@ impl Source for VirtioSource {
     }
 
     fn transmit(&mut self, pool: &mut Pool) -> usize {
-        self.transmit.turn(&self.port, pool)
+        self.transmit.turn(&mut self.port, pool)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

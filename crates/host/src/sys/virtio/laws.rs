@@ -78,8 +78,10 @@ fn config() -> impl Strategy<Value = RingConfig> {
 }
 
 fn queue(config: RingConfig) -> Virtqueue {
-    let memory = Region::allocate_shared(ring_bytes(config.layout, config.size));
-    Virtqueue::new(&Arc::new(memory), 0, config)
+    let len_bytes = ring_bytes(config.layout, config.size);
+    let memory = Arc::new(Region::allocate_shared(len_bytes));
+    let claim = Region::claim(&memory, 0..len_bytes).unwrap();
+    Virtqueue::new(&Arc::new(claim), config)
 }
 
 /// What there must be.

@@ -22,7 +22,7 @@ pub(crate) mod twin; // a device
 
 use std::sync::Arc;
 
-use mem::Region;
+use mem::Claim;
 
 pub use memory::SharedMemory;
 use packed::Packed;
@@ -167,23 +167,21 @@ pub fn ring_bytes(layout: Layout, size: u16) -> usize {
 }
 
 impl Virtqueue {
-    /// Makes a ring there, all zero as a device expects a new one (VQ10).
+    /// Makes a ring at the beginning of that memory, all zero as a device expects a new one (VQ10). One
+    /// that was there before is of no use any more.
     ///
     /// # Panics
-    /// When the size is not a power of two, or [`ring_bytes`] from there on are not within the memory, do
-    /// not begin on a cache line, or are in use for something else.
+    /// When the size is not a power of two, or the memory has fewer than [`ring_bytes`] or does not begin
+    /// on a cache line.
     #[must_use]
-    pub fn new(memory: &Arc<Region>, offset_bytes: usize, config: RingConfig) -> Self {
+    pub fn new(memory: &Arc<Claim>, config: RingConfig) -> Self {
         let RingConfig { layout, size, event_idx } = config;
-        assert!(offset_bytes.is_multiple_of(LINE_BYTES), "a ring begins on a cache line");
-        let part = offset_bytes..offset_bytes + ring_bytes(layout, size);
-        let Some(memory) = Region::claim(memory, part.clone()) else {
-            panic!("{part:?} is no part of a shared region that nothing else uses: {memory:?}")
-        };
-        let memory = Arc::new(memory);
+        let part = memory.part();
+        assert!(part.start.is_multiple_of(LINE_BYTES), "a ring begins on a cache line");
+        assert!(part.len() >= ring_bytes(layout, size), "a ring takes more than {part:?}");
         let mut queue = Self(match layout {
-            Layout::Split => Ring::Split(Split::new(&memory, size)),
-            Layout::Packed => Ring::Packed(Packed::new(&memory, size)),
+            Layout::Split => Ring::Split(Split::new(memory, size)),
+            Layout::Packed => Ring::Packed(Packed::new(memory, size)),
         });
         queue.reset(event_idx);
         queue
