@@ -103,6 +103,18 @@ fn pieces_of_one_block_wait_for_each_other_until_another_block_or_the_end_of_the
 }
 
 #[test]
+fn pieces_of_two_homes_do_not_go_home_together() {
+    let ([mut pool, _], mut here, mut there) = (pools(), cache(1), cache(1));
+    for cache in [&mut here, &mut there] {
+        let mut frame = head(&mut pool, b"head");
+        frame.attach(piece(cache, 64, b"tail")).unwrap();
+        pool.put(frame);
+    }
+    pool.flush();
+    assert_eq!((here.away_blocks(), there.away_blocks()), (0, 0));
+}
+
+#[test]
 fn a_frame_with_pieces_is_not_lent() {
     let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1 }]];
     let region = Region::allocate(region_bytes(&shares));

@@ -382,3 +382,17 @@ fn promise_4_pieces_given_back_on_other_threads_are_cut_again_once() {
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     assert_eq!(cache.away_blocks(), 0);
 }
+
+#[test]
+fn the_last_reader_frees_the_home_of_a_cache_that_is_gone() {
+    let mut cache = cache(PAGE, 3);
+    let readers: Vec<_> = (0..5)
+        .map(|mark| {
+            let frag = filled(&mut cache, 2048, mark).unwrap();
+            std::thread::spawn(move || assert!(is_filled(&frag, mark)))
+        })
+        .collect();
+    drop(cache);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    // Miri and the leak check watch.
+}
