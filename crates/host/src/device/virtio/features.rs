@@ -13,13 +13,10 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
+use super::header::{HASH_HEADER_BYTES, HEADER_BYTES};
+
 /// The back end speaks the vhost-user protocol's own features (`VHOST_USER_F_PROTOCOL_FEATURES`).
 pub(super) const VHOST_USER_F_PROTOCOL_FEATURES: u32 = 30;
-
-/// Bytes of a virtio header (`virtio_net_hdr_mrg_rxbuf`).
-const HEADER_BYTES: u32 = 12;
-/// The same where the device reports hashes (`virtio_net_hdr_v1_hash`).
-const HEADER_WITH_HASH_BYTES: u32 = 20;
 
 /// A feature that we use where it is offered.
 struct Usable {
@@ -70,16 +67,16 @@ const fn one_of(bit: u32, name: &'static str, takes: &'static [u32]) -> Usable {
 
 /// What is asked of a back end beyond what is always welcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wishes {
+pub(super) struct Wishes {
     /// Packed rings.
-    pub packed: bool,
+    pub(super) packed: bool,
     /// The hashes that the device computed.
-    pub device_hash: bool,
+    pub(super) device_hash: bool,
 }
 
 /// Features that both sides agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Features(u64);
+pub(super) struct Features(u64);
 
 impl Features {
     /// What is accepted of `offered`: never a bit that is not offered (FEAT1), never one without
@@ -87,7 +84,7 @@ impl Features {
     ///
     /// # Errors
     /// Why the back end cannot be used: it does not offer `VERSION_1` (FEAT4).
-    pub fn negotiate(offered: u64, wishes: Wishes) -> Result<Self, String> {
+    pub(super) fn negotiate(offered: u64, wishes: Wishes) -> Result<Self, String> {
         let is_wished = |bit| match bit {
             VIRTIO_F_RING_PACKED => wishes.packed,
             VIRTIO_NET_F_HASH_REPORT => wishes.device_hash,
@@ -112,31 +109,31 @@ impl Features {
 
     /// As many as `SET_FEATURES` says.
     #[must_use]
-    pub fn bits(self) -> u64 {
+    pub(super) fn bits(self) -> u64 {
         self.0
     }
 
     /// Whether a feature was accepted, by its bit: one of `virtio_bindings`.
     #[must_use]
-    pub fn has(self, bit: u32) -> bool {
+    pub(super) fn has(self, bit: u32) -> bool {
         1_u64.checked_shl(bit).is_some_and(|mask| self.0 & mask != 0)
     }
 
     /// Bytes of the header in front of each packet, in both directions.
     #[must_use]
-    pub fn header_bytes(self) -> u32 {
-        if self.has(VIRTIO_NET_F_HASH_REPORT) { HEADER_WITH_HASH_BYTES } else { HEADER_BYTES }
+    pub(super) fn header_bytes(self) -> u32 {
+        if self.has(VIRTIO_NET_F_HASH_REPORT) { HASH_HEADER_BYTES } else { HEADER_BYTES }
     }
 
     /// Whether a packet may come in several buffers.
     #[must_use]
-    pub fn mergeable(self) -> bool {
+    pub(super) fn mergeable(self) -> bool {
         self.has(VIRTIO_NET_F_MRG_RXBUF)
     }
 
     /// Whether a packet that comes may have that `gso_type` (NET11).
     #[must_use]
-    pub fn accepts_gso(self, gso_type: u8) -> bool {
+    pub(super) fn accepts_gso(self, gso_type: u8) -> bool {
         let ecn = u32::from(gso_type) & VIRTIO_NET_HDR_GSO_ECN;
         let tcp = match u32::from(gso_type) & !VIRTIO_NET_HDR_GSO_ECN {
             VIRTIO_NET_HDR_GSO_NONE => return ecn == 0,

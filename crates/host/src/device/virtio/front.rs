@@ -23,33 +23,33 @@ use crate::sys::virtio::RingAddresses;
 
 /// The two rings of a queue pair in one layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PairRings {
+pub(super) struct PairRings {
     /// That of received packets.
-    pub rx: RingAddresses,
+    pub(super) rx: RingAddresses,
     /// That of sent packets.
-    pub tx: RingAddresses,
+    pub(super) tx: RingAddresses,
 }
 
 /// The rings of one queue pair. All bytes of them are as new when a session begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct QueueRings {
+pub(super) struct QueueRings {
     /// The entries of each.
-    pub size: u16,
+    pub(super) size: u16,
     /// Where they are if they are split.
-    pub split: PairRings,
+    pub(super) split: PairRings,
     /// Where they are if they are packed. None: packed rings are not asked for.
-    pub packed: Option<PairRings>,
+    pub(super) packed: Option<PairRings>,
 }
 
 /// The one region of memory that the device gets: guest-physical addresses are our own.
 #[derive(Debug)]
-pub struct MemoryTable {
+pub(super) struct MemoryTable {
     /// The file behind it, mapped from its beginning.
-    pub descriptor: OwnedFd,
+    pub(super) descriptor: OwnedFd,
     /// Where it is mapped.
-    pub base_address: u64,
+    pub(super) base_address: u64,
     /// How much of it.
-    pub len_bytes: u64,
+    pub(super) len_bytes: u64,
 }
 
 /// What a device is set up with.

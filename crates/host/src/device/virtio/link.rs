@@ -35,24 +35,24 @@ pub const QUEUE_PAIRS_MAX: usize = 128;
 
 /// What a link is started with.
 #[derive(Debug)]
-pub struct LinkConfig<'a> {
+pub(super) struct LinkConfig<'a> {
     /// The socket.
-    pub path: &'a Path,
+    pub(super) path: &'a Path,
     /// Who makes it.
-    pub role: Role,
+    pub(super) role: Role,
     /// What is asked for.
-    pub wishes: Wishes,
+    pub(super) wishes: Wishes,
     /// The memory that the device gets.
-    pub memory: MemoryTable,
+    pub(super) memory: MemoryTable,
     /// The rings in it, for each queue pair.
-    pub queues: Vec<QueueRings>,
+    pub(super) queues: Vec<QueueRings>,
     /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `last_end`.
-    pub facts: Facts,
+    pub(super) facts: Facts,
 }
 
 /// A link; the back end is let go of when it is dropped.
 #[derive(Debug)]
-pub struct Link {
+pub(super) struct Link {
     shared: Arc<Switchboard>,
     thread: Option<JoinHandle<()>>,
 }
@@ -63,7 +63,7 @@ impl Link {
     /// # Errors
     /// When there can never be one at that path, or the system refuses. That none is there yet is no
     /// error.
-    pub fn start(config: LinkConfig<'_>) -> Result<(Self, Vec<Port>)> {
+    pub(super) fn start(config: LinkConfig<'_>) -> Result<(Self, Vec<Port>)> {
         let LinkConfig { path, role, wishes, memory, queues, facts } = config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
@@ -89,15 +89,9 @@ impl Link {
         Ok((Self { shared, thread: Some(thread) }, ports))
     }
 
-    /// Ends the session, if there is one, and begins another: to recover a device that does not go on
-    /// (STAT1).
-    pub fn renew(&self, why: impl Into<String>) {
-        self.shared.renew(why.into());
-    }
-
     /// Has the device stop using the rings, and lets go of it. It takes as long as the device takes to
     /// answer, but no longer than [`CONTROL_TIMEOUT`].
-    pub fn stop(&mut self) {
+    pub(super) fn stop(&mut self) {
         self.shared.stop.signal();
         if let Some(thread) = self.thread.take() {
             // It has nothing to tell, and nothing in it panics.

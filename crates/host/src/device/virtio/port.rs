@@ -13,13 +13,13 @@ use crate::sys::{Event, PeerEvent};
 
 /// One time that a back end was there: from its queues being enabled to its connection's end.
 #[derive(Debug)]
-pub struct Session {
+pub(super) struct Session {
     /// From 1 on; no two share one.
-    pub number: u64,
+    pub(super) number: u64,
     /// What was agreed on.
-    pub features: Features,
+    pub(super) features: Features,
     /// The device's MTU, if it says one: packets are no longer than that and an Ethernet header.
-    pub mtu: Option<u16>,
+    pub(super) mtu: Option<u16>,
     /// One for each queue pair that the device has; it may have fewer than were asked of it.
     pub(super) pairs: Vec<PairEvents>,
 }
@@ -61,8 +61,6 @@ pub(super) struct Switchboard {
 struct Board {
     session: Option<Arc<Session>>,
     seats: Box<[Seat]>,
-    /// Why somebody wants the session to end.
-    renew: Option<String>,
 }
 
 /// What is known of one port.
@@ -118,7 +116,7 @@ impl Switchboard {
             wake: None,
             changed: Arc::clone(changed),
         });
-        let board = Board { session: None, seats: seats.collect(), renew: None };
+        let board = Board { session: None, seats: seats.collect() };
         let shared = Arc::new(Self {
             changes: AtomicU64::new(0),
             board: Mutex::new(board),
@@ -140,7 +138,6 @@ impl Switchboard {
     pub(super) fn publish(&self, session: Option<Arc<Session>>) {
         let mut board = self.board();
         if session.is_some() {
-            board.renew = None;
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
         }
         board.session = session;
@@ -166,9 +163,6 @@ impl Switchboard {
     /// What becomes of the session.
     pub(super) fn wish(&self) -> Wish {
         let board = self.board();
-        if let Some(why) = &board.renew {
-            return Wish::Renew(why.clone());
-        }
         if board.seats.iter().all(|seat| seat.is_gone) {
             return Wish::Leave;
         }
@@ -196,15 +190,6 @@ impl Switchboard {
         wake.iter().for_each(|wake| wake());
     }
 
-    /// Has the session end and another one begin.
-    pub(super) fn renew(&self, why: String) {
-        let mut board = self.board();
-        if board.session.is_some() {
-            board.renew.get_or_insert(why);
-            self.tell.signal();
-        }
-    }
-
     fn board(&self) -> MutexGuard<'_, Board> {
         // It is kept whole at every step.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
@@ -224,7 +209,7 @@ impl fmt::Debug for Seat {
 /// go of the rings, makes them as new and says so ([`released`](Self::released)): the next session
 /// waits for that.
 #[derive(Debug)]
-pub struct Port {
+pub(super) struct Port {
     index: usize,
     shared: Arc<Switchboard>,
     /// The changes that `session` goes by.
@@ -237,7 +222,7 @@ impl Port {
     /// The session, if there is one that has this queue: its rings may be used. As cheap as a look at
     /// one word that is rarely written.
     #[inline]
-    pub fn session(&mut self) -> Option<&Arc<Session>> {
+    pub(super) fn session(&mut self) -> Option<&Arc<Session>> {
         if self.shared.changes.load(Ordering::Acquire) != self.seen {
             self.look();
         }
@@ -257,7 +242,7 @@ impl Port {
 
     /// The source does not touch the rings any more, and has made them as new. Only when
     /// [`session`](Self::session) has said that there is none: until then the device uses them.
-    pub fn released(&mut self) {
+    pub(super) fn released(&mut self) {
         debug_assert!(self.session.is_none(), "a device still has the rings");
         self.shared.board().seats[self.index].is_held = false;
         self.shared.tell.signal();
@@ -265,21 +250,21 @@ impl Port {
 
     /// This queue is of no more use in this session, and `why`. The source leaves the rings alone until
     /// the session is over. When all queues are shut, it ends, and another one begins.
-    pub fn shut(&mut self, why: String) {
+    pub(super) fn shut(&mut self, why: String) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
         self.shared.tell.signal();
     }
 
     /// Has the device give no more, for the rest of the run. What it has given until then is still to be
     /// taken; sending goes on.
-    pub fn stop_receiving(&mut self) {
+    pub(super) fn stop_receiving(&mut self) {
         self.shared.board().seats[self.index].receiving = Receiving::Ending;
         self.shared.tell.signal();
     }
 
     /// Whether the device has said so, or is not there.
     #[must_use]
-    pub fn has_stopped_receiving(&self) -> bool {
+    pub(super) fn has_stopped_receiving(&self) -> bool {
         let board = self.shared.board();
         let has_this = |session: &Arc<Session>| self.index < session.pairs.len();
         !board.session.as_ref().is_some_and(has_this)
@@ -287,14 +272,14 @@ impl Port {
     }
 
     /// Tells the device that there are buffers to receive into. Nothing without a session.
-    pub fn kick_rx(&self) {
+    pub(super) fn kick_rx(&self) {
         if let Some(events) = self.events() {
             events.rx_kick.signal();
         }
     }
 
     /// Tells the device that there is something to send. Nothing without a session.
-    pub fn kick_tx(&self) {
+    pub(super) fn kick_tx(&self) {
         if let Some(events) = self.events() {
             events.tx_kick.signal();
         }
@@ -303,7 +288,7 @@ impl Port {
     /// What becomes readable when the device calls, for either ring; without a session, when one
     /// begins. It is another one after each change, and a change wakes by [`wake_by`](Self::wake_by).
     #[must_use]
-    pub fn call(&self) -> BorrowedFd<'_> {
+    pub(super) fn call(&self) -> BorrowedFd<'_> {
         match self.events() {
             Some(events) => events.call.descriptor(),
             None => self.changed.descriptor(),
@@ -311,12 +296,12 @@ impl Port {
     }
 
     /// Takes the calls that there were. Returns whether there were any.
-    pub fn acknowledge_call(&self) -> bool {
+    pub(super) fn acknowledge_call(&self) -> bool {
         self.events().is_some_and(|events| events.call.clear())
     }
 
     /// How the CPU that drives the queue is woken when a session begins or ends.
-    pub fn wake_by(&self, wake: Waker) {
+    pub(super) fn wake_by(&self, wake: Waker) {
         self.shared.board().seats[self.index].wake = Some(wake);
     }
 
