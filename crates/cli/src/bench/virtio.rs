@@ -65,15 +65,11 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         verify: if args.verify { Verify::Checksums } else { Verify::Nothing },
         ..DeviceConfig::new(sock.to_string_lossy(), Via::VhostUser)
     };
-    let mut device = Device::open(&config)?;
     let peer = Peer::beside(sock);
+    let mut device = Device::open(&config)?;
     let burst = args.burst.unwrap_or(BURST);
     let mut driver = Driver::over(&mut device, burst as usize, args.touch)?;
-    let measured = measure(&mut driver, peer.as_ref(), args.secs, &config.name);
-    if let Some(peer) = &peer {
-        peer.stop();
-    }
-    let figures = measured?.figures();
+    let figures = measure(&mut driver, peer.as_ref(), args.secs, &config.name)?.figures();
     let rx_buffer_size = driver.rx_buffer_size_bytes();
     let drops = device.counts.iter().flat_map(|counts| counts.iter().collect::<Vec<_>>());
     let drops: std::collections::BTreeMap<_, _> = drops.filter(|(_, count)| *count > 0).collect();

@@ -9,13 +9,16 @@ use forebay::{Error, sys};
 use mem::Pool;
 use mem::frame::BEFORE_PACKET_BYTES;
 use mem::pool::{ChunkClass, carve, region_bytes};
-use path::arrive::{Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, SourceError};
+use path::arrive::{
+    Ask, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
+};
 use path::{RxQueue, Source};
 
 use crate::failure::Failure;
 
-/// Frames of an ordinary network, and of any larger kind that the source may want: more than a few
-/// bursts, for none is kept.
+/// Heads of packets in pieces, frames of an ordinary network, and of any larger kind that the source
+/// may want: more than a few bursts, for none is kept.
+const HEADS: u32 = 4 << 10;
 const SMALL_CHUNK_BYTES: u32 = 2 << 10;
 const SMALL_CHUNKS: u32 = 4 << 10;
 const LARGE_CHUNKS: u32 = 256;
@@ -168,8 +171,12 @@ impl Counted {
 
 /// Memory for what the source gives and keeps.
 fn chunks(needs: FrameNeeds) -> Vec<ChunkClass> {
+    let mut classes = Vec::new();
+    if needs.head_frames > 0 {
+        classes.push(ChunkClass { chunk_bytes: HEAD_CHUNK_BYTES, chunks: HEADS });
+    }
     let small = SMALL_CHUNKS.saturating_add(needs.device_frames);
-    let mut classes = vec![ChunkClass { chunk_bytes: SMALL_CHUNK_BYTES, chunks: small }];
+    classes.push(ChunkClass { chunk_bytes: SMALL_CHUNK_BYTES, chunks: small });
     let largest = needs.largest_bytes.min(u32::from(u16::MAX) * 2) + BEFORE_PACKET_BYTES;
     if largest > SMALL_CHUNK_BYTES {
         let chunk_bytes = largest.next_multiple_of(PAGE_BYTES);

@@ -11,7 +11,7 @@ const TX_PKTS_AT: u64 = 512;
 const STOP_AT: u64 = 528;
 const LEN_BYTES_MIN: u64 = STOP_AT + 8;
 
-/// The file.
+/// The file. The sender is asked to end when this goes, whatever became of the measurement.
 pub(super) struct Peer(File);
 
 /// What the sender says of itself.
@@ -40,9 +40,10 @@ impl Peer {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
         Some(Sent { packets: word(packets)?, busy_cycles: word(busy_cycles)? })
     }
+}
 
-    /// Asks it to end.
-    pub(super) fn stop(&self) {
+impl Drop for Peer {
+    fn drop(&mut self) {
         if let Err(error) = self.0.write_all_at(&1u64.to_ne_bytes(), STOP_AT) {
             eprintln!("forebay: the sender could not be asked to end: {error}");
         }
@@ -81,7 +82,7 @@ mod tests {
         let before = Sent { packets: 5, busy_cycles: 2500 };
         assert_eq!(Sent::busy_cycles_per_packet(before, sent), Some(100.0));
         assert_eq!(Sent::busy_cycles_per_packet(sent, sent), None);
-        peer.stop();
+        drop(peer);
         words[66] = 1;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         assert_eq!(std::fs::read(&shared).unwrap(), bytes);
