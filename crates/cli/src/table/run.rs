@@ -3,6 +3,7 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use forebay::control::CpuList;
+use forebay::device::Via;
 use forebay::run::{DeviceReport, Report, SentReport, StoppedBy};
 
 use super::figures::{bytes, grouped};
@@ -30,7 +31,9 @@ pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
 fn devices(devices: &[DeviceReport]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(["device", "via", "queue", "packets", "dropped by the kernel"]);
+    let has_driver = devices.iter().any(|device| device.via == Via::VhostUser.name());
+    let dropped = if has_driver { "dropped by kernel or driver" } else { "dropped by the kernel" };
+    table.set_header(["device", "via", "queue", "packets", dropped]);
     for device in devices {
         let facts = device.facts.iter().map(|(name, value)| format!(", {name}: {value}"));
         let via = device.via.to_owned() + &facts.collect::<String>();

@@ -15,15 +15,16 @@ use signal_hook::iterator::Signals;
 /// Where packets come from.
 #[derive(Debug, Args)]
 pub(crate) struct From {
-    /// The interface; a TAP or TUN that does not exist is made
+    /// The interface, where a TAP or TUN that does not exist is made; or the socket of a
+    /// vhost-user device
     #[arg(value_name = "DEV")]
     device: String,
 
-    /// How it is opened: af_xdp, af_packet, tap or tun
+    /// How it is opened: af_xdp, af_packet, tap, tun or vhost-user
     #[arg(long, default_value = "af_xdp")]
     via: Via,
 
-    /// Who we are behind a TAP or TUN, as in 10.0.0.2/24; repeatable
+    /// Who we are behind a TAP or TUN, or on a vhost-user device, as in 10.0.0.2/24; repeatable
     #[arg(long = "address", value_name = "PREFIX", value_parser = parse_prefix)]
     addresses: Vec<(IpAddr, u8)>,
 
