@@ -1,6 +1,6 @@
 //! Both layouts against the device of `twin.rs`.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::twin::{Got, Twin};
 use mem::Region;
@@ -226,52 +226,96 @@ fn an_event_of_a_packed_ring_is_reached_on_any_way_over_it() {
     }
 }
 
-/// VQ7: a device that sleeps is kicked, and a driver that sleeps is called, however the two meet. A
-/// lost wake-up leaves both of them asleep.
-#[test]
-fn vq_7_no_wake_up_is_lost() {
-    for (layout, event_idx) in LAYOUTS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
-        let (mut queue, mut device) = pair(RingConfig { layout, size: 4, event_idx });
-        let driver = std::thread::current();
-        std::thread::scope(|scope| {
-            let device = scope.spawn(move || {
-                let mut left = WAKE_UPS;
-                while left > 0 {
-                    if let Some(got) = device.take() {
-                        left -= 1;
-                        device.give(got.id, 60);
-                        if device.calls() {
-                            driver.unpark();
-                        }
-                    } else if !device.ask_for_kick(true) {
-                        std::thread::park();
-                        device.ask_for_kick(false);
-                    }
-                }
-            });
-            let mut id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
-            for left in (0..WAKE_UPS).rev() {
-                if queue.publish() {
-                    device.thread().unpark();
-                }
-                // Half of the time it meets a device that is about to sleep, else it sleeps itself.
-                let used = loop {
-                    if let Some(used) = queue.next_used().unwrap() {
-                        break used;
-                    }
-                    if left % 2 == 0 && !queue.ask_for_call(true) {
-                        std::thread::park();
-                        let _ = queue.ask_for_call(false);
-                    }
-                };
-                id = queue.take(used.id).unwrap_or(id);
-                if left > 0 {
-                    queue.post_again(id);
-                }
-            }
-        });
+/// Two threads that begin each turn at the same time, as nearly as can be.
+#[derive(Default)]
+struct Start([AtomicU32; 2]);
+
+impl Start {
+    fn wait(&self, who: usize, turn: u32) {
+        self.0[who].store(turn, Ordering::Release);
+        let mut looks = 0;
+        while self.0[1 - who].load(Ordering::Acquire) < turn {
+            looks += 1;
+            if looks < 1000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+
+    /// Now the one is a little behind, now the other.
+    fn lag(who: usize, turn: u32) {
+        let lag = turn / 2 % 64;
+        let is_late = turn % 2 == u32::from(who == 0);
+        (0..if is_late { lag } else { 0 }).for_each(|_| std::hint::spin_loop());
     }
 }
 
-/// Of each kind of ring.
-const WAKE_UPS: u32 = 50_000;
+/// VQ7: one side does something while the other is about to sleep. Either the one that sleeps sees it,
+/// or the other sees that it is to be woken. How often neither was so.
+fn lost_wake_ups(config: RingConfig, does_driver_sleep: bool) -> u32 {
+    let mut lost = 0;
+    let (mut queue, mut device) = pair(config);
+    let mut id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
+    let start = Start::default();
+    // What each of them saw, in the other's view once the turn is over.
+    let saw = [AtomicBool::new(false), AtomicBool::new(false)];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 1..=TURNS {
+                if !does_driver_sleep {
+                    device.ask_for_kick(false);
+                    start.wait(1, 4 * turn);
+                    Start::lag(1, turn);
+                    saw[1].store(device.ask_for_kick(true), Ordering::Relaxed);
+                }
+                start.wait(1, 4 * turn + 1);
+                let got = device.take().unwrap();
+                if does_driver_sleep {
+                    device.calls();
+                    start.wait(1, 4 * turn + 2);
+                    Start::lag(1, turn);
+                }
+                device.give(got.id, 60);
+                if does_driver_sleep {
+                    saw[1].store(device.calls(), Ordering::Relaxed);
+                }
+                start.wait(1, 4 * turn + 3);
+            }
+        });
+        for turn in 1..=TURNS {
+            if !does_driver_sleep {
+                start.wait(0, 4 * turn);
+                Start::lag(0, turn);
+            }
+            saw[0].store(queue.publish(), Ordering::Relaxed);
+            start.wait(0, 4 * turn + 1);
+            if does_driver_sleep {
+                let _ = queue.ask_for_call(false);
+                start.wait(0, 4 * turn + 2);
+                Start::lag(0, turn);
+                saw[0].store(queue.ask_for_call(true), Ordering::Relaxed);
+            }
+            start.wait(0, 4 * turn + 3);
+            let [driver, device] = &saw;
+            let somebody = driver.load(Ordering::Relaxed) || device.load(Ordering::Relaxed);
+            lost += u32::from(!somebody);
+            let used = queue.next_used().unwrap().unwrap();
+            id = queue.take(used.id).unwrap_or(id);
+            queue.post_again(id);
+        }
+    });
+    lost
+}
+
+const TURNS: u32 = 10_000;
+
+#[test]
+fn vq_7_no_wake_up_is_lost() {
+    for layout in LAYOUTS {
+        for event_idx in [false, true] {
+            for does_driver_sleep in [false, true] {
+                let config = RingConfig { layout, size: 4, event_idx };
+                let lost = lost_wake_ups(config, does_driver_sleep);
+                assert_eq!(lost, 0, "{config:?}, driver sleeps: {does_driver_sleep}");
+            }
+        }
+    }
+}
