@@ -144,10 +144,7 @@ impl Keeper {
                             self.tell_end(why);
                             self.rest(RECONNECT_PAUSE);
                         }
-                        End::Stop => {
-                            self.tell_end("the run ended".to_owned());
-                            break;
-                        }
+                        End::Stop => break,
                     }
                 }
                 Err(why) => {
@@ -158,7 +155,6 @@ impl Keeper {
                 }
             }
         }
-        self.tell_link("ended".to_owned());
     }
 
     /// Waits until no source uses the rings any more. Returns whether the link goes on.

@@ -231,8 +231,8 @@ impl Port {
 
     #[cold]
     fn look(&mut self) {
-        self.changed.clear();
         let mut board = self.shared.board();
+        self.changed.clear(); // under the lock: it stands for no change but those that are seen now
         self.seen = self.shared.changes.load(Ordering::Relaxed); // written under the lock
         self.session = board.session.clone().filter(|session| self.index < session.pairs.len());
         if self.session.is_some() {

@@ -5,9 +5,15 @@ use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use vhost::vhost_user::message::FrontendReq;
+
+/// How long a test waits for what another thread is about to do.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `VHOST_USER_NEED_REPLY_MASK` and the bit of an answer, in a header's flags.
 const NEED_REPLY: u32 = 8;
@@ -71,10 +77,14 @@ pub(super) struct BackEnd {
 
 impl BackEnd {
     pub(super) fn accept(listener: &UnixListener, offer: Offer) -> Self {
+        let mut watched = [PollFd::new(listener, PollFlags::IN)];
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        assert_eq!(poll(&mut watched, Some(&patience)), Ok(1), "no front end comes");
         Self::on(listener.accept().unwrap().0, offer)
     }
 
     pub(super) fn on(stream: UnixStream, offer: Offer) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let (descriptors, log) = (VecDeque::new(), Vec::new());
         Self { stream, offer, is_acknowledging: false, descriptors, log }
     }
@@ -131,7 +141,10 @@ impl BackEnd {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut into = [IoSliceMut::new(&mut bytes[filled..])];
-            let got = recvmsg(&self.stream, &mut into, &mut ancillary, RecvFlags::empty()).ok()?;
+            let got = match recvmsg(&self.stream, &mut into, &mut ancillary, RecvFlags::empty()) {
+                Err(Errno::CONNRESET) => return None,
+                got => got.expect("the front end says nothing more, and does not go"),
+            };
             assert!(!got.flags.contains(ReturnFlags::CTRUNC));
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
