@@ -1,37 +1,25 @@
-//! The transmit side against a device that puts together what it reads, and cuts it by nothing but
-//! the header before it.
+//! The transmit side against a device that puts together what it reads.
+
+mod rig;
+mod wire;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use etherparse::{IpHeaders, Ipv4Header, Ipv6Header, PacketBuilder, ip_number};
-use mem::Region;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use path::coalesce::gso::{GSO_NONE, NEEDS_CSUM, VirtioNetHdr};
-use path::coalesce::{CoalesceConfig, Coalescer, FlushReason, cut};
-use path::hash::FlowHash;
-use path::packet::Arrival;
-use path::parse::{Link, Verify, parse_packet};
+use path::coalesce::cut;
+use path::coalesce::gso::{GSO_NONE, VirtioNetHdr};
+use path::parse::Link;
 use proptest::prelude::*;
 use proptest::sample::select;
-use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT,
 };
 
+use self::rig::Rig;
+use self::wire::{FLOWS, Flow, cut_by_header, frame, segments};
 use super::*;
-use crate::device::egress::{Egress, EgressSink};
-use crate::device::sink::{Sink, SinkCounters};
-use crate::device::virtio::VirtioOptions;
-use crate::device::virtio::features::Wishes;
-use crate::device::virtio::memory::MemoryPlan;
-use crate::sys::virtio::SharedMemory;
-use crate::sys::virtio::twin::{Got, Twin};
-
-const CWR: u8 = 0x80;
-const PSH: u8 = 0x08;
-const FIN: u8 = 0x01;
-const ACK: u8 = 0x10;
+use crate::device::sink::Sink;
+use crate::sys::virtio::twin::Twin;
 
 /// All that a device can offer for what is sent to it.
 const ALL: [u32; 5] = [
@@ -41,282 +29,6 @@ const ALL: [u32; 5] = [
     VIRTIO_NET_F_HOST_ECN,
     VIRTIO_NET_F_HOST_USO,
 ];
-
-/// A queue, two CPUs that send, and the device.
-struct Rig {
-    transmit: Transmit,
-    sinks: Vec<EgressSink>,
-    pool: Pool,
-    device: Option<Twin>,
-    /// What was handed in, by CPU.
-    handed: Vec<u64>,
-    _memory: SharedMemory,
-}
-
-impl Rig {
-    fn new(queue_size: u16) -> Self {
-        let plan = MemoryPlan::of(&VirtioOptions { queue_size, ..VirtioOptions::default() });
-        let memory = SharedMemory::new(plan.len_bytes(1)).unwrap();
-        let [_, place] = plan.rings(&memory, 0);
-        let (egress, departures) = Egress::new();
-        let transmit = Transmit::new(departures, place, plan.slots(&memory, 0));
-        let queues = [egress];
-        let sinks = (0..2).map(|_| EgressSink::new("twin".to_owned(), &queues)).collect();
-        let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
-        let shares = [vec![class(2048, 3000), class(1 << 14, 64), class(1 << 17, 8)]];
-        let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
-        Self { transmit, sinks, pool, device: None, handed: vec![0; 2], _memory: memory }
-    }
-
-    fn begin(&mut self, offered: &[u32], mtu: Option<u16>) {
-        let wishes = Wishes {
-            packed: offered.contains(&VIRTIO_F_RING_PACKED),
-            device_hash: offered.contains(&VIRTIO_NET_F_HASH_REPORT),
-        };
-        let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
-        self.device = None; // it holds the ring's memory
-        self.transmit.end();
-        self.transmit.begin(Features::negotiate(bits, wishes).unwrap(), mtu);
-        self.device = self.transmit.ring.as_ref().map(Twin::of);
-    }
-
-    fn packet(&mut self, bytes: &[u8]) -> Packet {
-        let mut frame = self.pool.allocate(len(bytes)).unwrap();
-        frame.copy_from(bytes);
-        let mut packet = Packet::received(frame, Arrival(0), len(bytes), Link::Ethernet);
-        parse_packet(&mut packet, Verify::Checksums, &mut self.pool).unwrap();
-        packet.hash = FlowHash::computed(7);
-        packet
-    }
-
-    /// What coalescing makes of these. It leaves alone what says CWR: that comes whole.
-    fn merged(&mut self, frames: &[Vec<u8>]) -> Packet {
-        if says_cwr(&frames[0]) {
-            return self.whole(frames);
-        }
-        let mut packets: Vec<_> = frames.iter().map(|bytes| self.packet(bytes)).collect();
-        let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
-        let mut out = Vec::new();
-        coalescer.coalesce(&mut packets, 0, &mut out);
-        coalescer.flush(FlushReason::PollEnd, &mut out);
-        assert_eq!(out.len(), 1, "they are one packet");
-        out.remove(0)
-    }
-
-    /// The same in one frame.
-    fn whole(&mut self, frames: &[Vec<u8>]) -> Packet {
-        let mut first = frames[0].clone();
-        let is_cwr = says_cwr(&first);
-        if is_cwr {
-            first[TCP_FLAGS] &= !CWR;
-            add(&mut first, TCP_FLAGS + 3, u32::from(CWR)); // the checksum
-        }
-        let merged = self.merged(&[&[first], &frames[1..]].concat());
-        let mut whole = merged.copied(&mut self.pool).unwrap();
-        self.pool.put(merged.frame);
-        if is_cwr {
-            whole.frame.data_mut()[TCP_FLAGS] |= CWR;
-        }
-        assert!(whole.is_whole_gso());
-        whole
-    }
-
-    /// Hands packets in on a CPU. Returns how many found no room.
-    fn hand(&mut self, cpu: usize, packets: impl IntoIterator<Item = Packet>) -> usize {
-        let mut packets: Vec<_> = packets.into_iter().collect();
-        self.handed[cpu] += packets.len() as u64;
-        self.sinks[cpu].send(&mut packets).unwrap();
-        let left = packets.len();
-        packets.drain(..).for_each(|packet| self.pool.put(packet.frame));
-        left
-    }
-
-    fn step(&mut self) -> Step {
-        self.transmit.step(&mut self.pool)
-    }
-
-    /// The next buffer that the device finds.
-    fn got(&mut self) -> Option<Got> {
-        self.device.as_mut().unwrap().take()
-    }
-
-    fn give(&mut self, id: u16) {
-        self.device.as_mut().unwrap().give(id, 0);
-    }
-
-    /// What is in a buffer: the device's header, and the bytes behind it.
-    fn read(&self, got: &Got) -> (VirtioNetHdr, Vec<u8>) {
-        let mut all = Vec::new();
-        for &(address, len_bytes, is_writable) in &got.pieces {
-            assert!(!is_writable && (1..=SLOT_BYTES).contains(&len_bytes));
-            let mut slots = self.transmit.slots.slots.iter();
-            let slot = slots.find(|slot| slot.address() == address).expect("one of ours");
-            let begin = all.len();
-            all.resize(begin + len_bytes as usize, 0);
-            slot.copy_in(0, &mut all[begin..]);
-        }
-        let header_bytes = self.transmit.limits.features.header_bytes() as usize;
-        let bytes = all.split_off(header_bytes);
-        assert!(all[10..].iter().all(|&byte| byte == 0), "no buffers are counted, nothing hashed");
-        (VirtioNetHdr::from_bytes(*all.first_chunk().unwrap()), bytes)
-    }
-
-    /// All that the device finds, which it sends at once.
-    fn sent(&mut self) -> Vec<(VirtioNetHdr, Vec<u8>)> {
-        let mut sent = Vec::new();
-        loop {
-            let count = self.step().count;
-            while let Some(got) = self.got() {
-                sent.push(self.read(&got));
-                self.give(got.id);
-            }
-            if count == 0 {
-                return sent;
-            }
-        }
-    }
-
-    fn counters(&self, cpu: usize) -> &SinkCounters {
-        self.sinks[cpu].counters()
-    }
-}
-
-/// TCP's flags, over IPv4.
-const TCP_FLAGS: usize = 14 + 20 + 13;
-
-fn says_cwr(frame: &[u8]) -> bool {
-    frame[12..14] == [8, 0] && frame[23] == 6 && frame[TCP_FLAGS] & CWR != 0
-}
-
-fn len(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.len()).unwrap()
-}
-
-/// A frame that is nobody's, in a station's hands.
-fn frame(len: usize) -> Vec<u8> {
-    let mut bytes: Vec<_> = (0..len).map(|at| (at * 7 + at / 251).to_le_bytes()[0]).collect();
-    bytes[12..14].copy_from_slice(&[0x88, 0xb5]); // for experiments
-    bytes
-}
-
-/// What is merged of which frames.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Flow {
-    Tcp4,
-    Tcp6,
-    /// With a first segment that says that congestion was heeded.
-    Tcp4Cwr,
-    Udp4,
-    Udp6,
-}
-
-const FLOWS: [Flow; 5] = [Flow::Tcp4, Flow::Tcp6, Flow::Tcp4Cwr, Flow::Udp4, Flow::Udp6];
-
-/// Frames of one flow, by etherparse: all of them `size` bytes of payload, the last one less.
-fn segments(flow: Flow, count: u16, size: usize) -> Vec<Vec<u8>> {
-    let segment = |number: u16| {
-        let is_last = number + 1 == count;
-        let is_v6 = matches!(flow, Flow::Tcp6 | Flow::Udp6);
-        let ip = if is_v6 {
-            let ends =
-                Ipv6Header { source: [0x20; 16], destination: [0xfd; 16], ..Default::default() };
-            IpHeaders::Ipv6(Ipv6Header { hop_limit: 64, ..ends }, Default::default())
-        } else {
-            let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
-            let mut header = Ipv4Header::new(0, 64, ip_number::UDP, from, to).unwrap();
-            header.identification = number.wrapping_sub(2);
-            header.dont_fragment = true;
-            IpHeaders::Ipv4(header, Default::default())
-        };
-        let step = PacketBuilder::ethernet2([2; 6], [4; 6]).ip(ip);
-        let len = if is_last { size / 3 + 1 } else { size };
-        let payload: Vec<_> =
-            (0..len).map(|at| (at * 5 + usize::from(number)).to_le_bytes()[0]).collect();
-        let mut bytes = Vec::new();
-        match flow {
-            Flow::Udp4 | Flow::Udp6 => step.udp(1000, 443).write(&mut bytes, &payload),
-            _ => {
-                let ahead = u32::from(number) * u32::try_from(size).unwrap();
-                let step = step.tcp(1000, 443, 0xffff_ff00_u32.wrapping_add(ahead), 512).ack(9);
-                let step = if is_last { step.psh() } else { step };
-                let is_cwr = flow == Flow::Tcp4Cwr && number == 0;
-                if is_cwr { step.cwr() } else { step }.write(&mut bytes, &payload)
-            }
-        }
-        .unwrap();
-        bytes
-    };
-    (0..count).map(segment).collect()
-}
-
-/// The Internet's sum of some bytes.
-fn sum(bytes: &[u8]) -> u32 {
-    let words = bytes
-        .chunks(2)
-        .map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u32::from(low)));
-    words.sum()
-}
-
-fn folded(mut sum: u32) -> [u8; 2] {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap().to_be_bytes()
-}
-
-fn add(bytes: &mut [u8], at: usize, ahead: u32) {
-    let field: &mut [u8; 2] = bytes[at..].first_chunk_mut().unwrap();
-    let sum = u32::from(u16::from_be_bytes(*field)).wrapping_add(ahead) & 0xffff;
-    *field = u16::try_from(sum).unwrap().to_be_bytes();
-}
-
-/// What a device does that is asked to cut a packet: it goes by the header, and by section 5.1.6.2.
-fn cut_by_header(header: VirtioNetHdr, bytes: &[u8]) -> Vec<Vec<u8>> {
-    if header.gso_type == GSO_NONE {
-        assert_eq!(header, VirtioNetHdr::default());
-        return vec![bytes.to_vec()];
-    }
-    assert_eq!(header.flags, NEEDS_CSUM);
-    let start = usize::from(header.csum_start);
-    let field = start + usize::from(header.csum_offset);
-    let (head, payload) = bytes.split_at(header.hdr_len.into());
-    let is_v4 = bytes[12..14] == [8, 0];
-    let (is_udp, is_ecn) = (header.gso_type == GSO_UDP_L4, header.gso_type & GSO_ECN != 0);
-    assert_eq!(is_ecn, !is_udp && head[start + 13] & CWR != 0);
-    let parts: Vec<_> = payload.chunks(header.gso_size.into()).collect();
-    let last = parts.len() - 1;
-    let segments = parts.iter().enumerate().map(|(number, part)| {
-        let mut segment = [head, part].concat();
-        let shorter = (len(payload) - len(part)).wrapping_neg();
-        add(&mut segment, if is_v4 { 16 } else { 18 }, shorter);
-        if is_v4 {
-            add(&mut segment, 18, u32::try_from(number).unwrap());
-            segment[24..26].fill(0);
-            let sum = folded(sum(&segment[14..34])).map(|byte| !byte);
-            segment[24..26].copy_from_slice(&sum);
-        }
-        if is_udp {
-            add(&mut segment, start + 4, shorter);
-        } else {
-            let sequence = u32::from_be_bytes(*segment[start + 4..].first_chunk().unwrap());
-            let ahead = u32::try_from(number * usize::from(header.gso_size)).unwrap();
-            segment[start + 4..start + 8]
-                .copy_from_slice(&sequence.wrapping_add(ahead).to_be_bytes());
-            segment[start + 13] &= if number < last { !(PSH | FIN) } else { !0 };
-            segment[start + 13] &= if number > 0 { !CWR } else { !0 };
-            assert_ne!(segment[start + 13] & ACK, 0);
-        }
-        // The field holds the sum of the pseudo header, whose length is the whole's.
-        let before = u32::from(u16::from_be_bytes(*segment[field..].first_chunk().unwrap()));
-        let pseudo =
-            before + 0xffff - u32::from(u16::from_be_bytes(folded(len(payload) - len(part))));
-        segment[field..field + 2].fill(0);
-        let sum = folded(pseudo + sum(&segment[start..])).map(|byte| !byte);
-        segment[field..field + 2].copy_from_slice(&sum);
-        segment
-    });
-    segments.collect()
-}
 
 #[test]
 fn a_packet_of_any_length_leaves_as_it_is_behind_a_header_that_says_nothing() {
@@ -335,6 +47,14 @@ fn a_packet_of_any_length_leaves_as_it_is_behind_a_header_that_says_nothing() {
             let bytes = lens.iter().sum::<usize>() as u64;
             let expected = (lens.len() as u64, lens.len() as u64, bytes);
             assert_eq!((counters.packets(), counters.frames(), counters.bytes()), expected);
+            for len in lens.into_iter().filter(|&len| len > 100) {
+                let packet = rig.packet(&frame(len));
+                let packet = rig.in_pieces(packet);
+                rig.hand(0, [packet]);
+                assert_eq!(rig.sent(), [(VirtioNetHdr::default(), frame(len))], "{len}");
+            }
+            rig.pool.flush();
+            assert_eq!(rig.buffers.away_blocks(), 0);
             assert_eq!(rig.pool.away(), 0);
         }
     }
@@ -347,16 +67,17 @@ fn a_merged_packet_leaves_as_one_and_the_device_cuts_it_into_what_it_was_merged_
             let frames = segments(flow, count, size);
             let mut rig = Rig::new(64);
             rig.begin(&ALL, Some(1520));
-            let packets = [rig.merged(&frames), rig.whole(&frames)];
+            let whole = rig.whole(&frames);
+            let packets = [rig.merged(&frames), rig.in_pieces(whole), rig.whole(&frames)];
             rig.hand(0, packets);
             let sent = rig.sent();
-            assert_eq!(sent.len(), 2);
+            assert_eq!(sent.len(), 3);
             for (header, bytes) in sent {
                 assert_ne!(header.gso_type, GSO_NONE, "{flow:?}");
                 assert_eq!(cut_by_header(header, &bytes), frames, "{flow:?} {count} of {size}");
             }
             let counters = rig.counters(0);
-            assert_eq!((counters.packets(), counters.frames()), (2, 2 * u64::from(count)));
+            assert_eq!((counters.packets(), counters.frames()), (3, 3 * u64::from(count)));
             // The same by the software that cuts where no device does.
             let (whole, mut segments) = (rig.whole(&frames), Vec::new());
             cut(whole, &mut rig.pool, &mut segments).unwrap();
@@ -380,7 +101,8 @@ fn what_the_device_does_not_cut_is_cut_before() {
         for left_out in [needed, VIRTIO_NET_F_CSUM] {
             let mut rig = Rig::new(64);
             rig.begin(&without(left_out).collect::<Vec<_>>(), None);
-            let packets = [rig.merged(&frames), rig.whole(&frames)];
+            let whole = rig.whole(&frames);
+            let packets = [rig.merged(&frames), rig.in_pieces(whole)];
             rig.hand(0, packets);
             let (headers, bytes): (Vec<_>, Vec<_>) = rig.sent().into_iter().unzip();
             assert!(headers.iter().all(|header| *header == VirtioNetHdr::default()));
@@ -477,8 +199,9 @@ fn promise_5_a_lie_shuts_the_queue_until_the_next_session() {
             let packets = [rig.packet(&frame(3000)), rig.packet(&frame(60))];
             rig.hand(0, packets);
             assert_eq!(rig.step().count, 2);
-            let got = rig.got().unwrap();
-            lie(&mut rig, got.id);
+            let first = rig.got().unwrap();
+            rig.got().expect("the second one");
+            lie(&mut rig, first.id);
             let why = rig.step().lie.expect("it was found out");
             assert!(!why.is_empty());
             let packet = rig.packet(&frame(60));
@@ -554,8 +277,14 @@ proptest! {
                 }
                 Event::Merged(cpu, flow, count) => {
                     let frames = segments(flow, count, 1000);
-                    let packet =
-                        if count % 2 == 0 { rig.merged(&frames) } else { rig.whole(&frames) };
+                    let packet = match count % 3 {
+                        0 => rig.merged(&frames),
+                        1 => rig.whole(&frames),
+                        _ => {
+                            let whole = rig.whole(&frames);
+                            rig.in_pieces(whole)
+                        }
+                    };
                     prop_assert_eq!(rig.hand(cpu, [packet]), 0);
                     expected.extend(frames);
                 }
@@ -599,8 +328,10 @@ proptest! {
                 }
             }
         }
-        let Rig { transmit, sinks, mut pool, handed, .. } = rig;
+        let Rig { transmit, sinks, mut pool, handed, mut buffers, .. } = rig;
         drop(transmit);
+        pool.flush();
+        prop_assert_eq!(buffers.away_blocks(), 0);
         for (sink, handed) in sinks.iter().zip(handed) {
             let counters = sink.counters();
             prop_assert_eq!(counters.packets() + counters.dropped_in_all(), handed);
