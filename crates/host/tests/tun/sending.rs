@@ -10,12 +10,15 @@ use std::time::Duration;
 
 use forebay::device::sink::{SendDrop, Sink, SinkCounters};
 use forebay::device::tun::{TunDevice, TunKind};
+use mem::frame::BEFORE_PACKET_BYTES;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{PageFragCache, Pool, Region};
 use path::Packet;
-use path::arrive::Behind;
+use path::arrive::{Behind, HEAD_CHUNK_BYTES};
 use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use path::counters::CoalesceCounters;
 use path::hash::Hasher;
-use path::parse::{Verify, parse_into};
+use path::parse::{Verify, parse_packet};
 
 use crate::Test;
 use crate::namespaces::{command, enter_new, ip};
@@ -36,6 +39,15 @@ const BOTH: [(&str, TunKind); 2] = [("tun", TunKind::Tun), ("tap", TunKind::Tap)
 enum Pass {
     AsTheyCame,
     Merged,
+    /// As if a device had given them that shares its memory: payloads lie in pieces.
+    InPieces,
+    InPiecesMerged,
+}
+
+impl Pass {
+    fn merges(self) -> bool {
+        matches!(self, Self::Merged | Self::InPiecesMerged)
+    }
 }
 
 /// From one device's sources to another device.
@@ -80,20 +92,63 @@ impl Pump {
 struct Stage {
     hasher: Hasher,
     coalescer: Option<Coalescer>,
+    splitter: Splitter,
+    splits: bool,
+}
+
+/// What a device has that shares its memory.
+struct Splitter {
+    heads: Pool,
+    shared: PageFragCache,
+}
+
+impl Splitter {
+    fn new() -> Self {
+        const BLOCKS: u32 = 64;
+        let share = vec![ChunkClass { chunk_bytes: HEAD_CHUNK_BYTES, chunks: 8192 }];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        let heads = carve(region, &[share]).unwrap().remove(0);
+        let shared = Arc::new(Region::allocate_shared((BLOCKS as usize) << 20));
+        Self { heads, shared: PageFragCache::new(&shared, 0, 1 << 20, BLOCKS) }
+    }
+
+    /// The same packet, with all but its first bytes in buffers of an odd length.
+    fn split(&mut self, packet: Packet) -> Packet {
+        const HEAD_LEN: usize = 116;
+        const BUFFER_LEN: usize = 1535;
+        let Some((head, rest)) = packet.frame.data().split_at_checked(HEAD_LEN) else {
+            return packet;
+        };
+        let mut frame = self.heads.allocate(HEAD_CHUNK_BYTES - BEFORE_PACKET_BYTES).unwrap();
+        frame.copy_from(head);
+        for bytes in rest.chunks(BUFFER_LEN) {
+            let mut frag = self.shared.cut(1536).unwrap();
+            frag.copy_out(0, bytes);
+            frag.set_len(u32::try_from(bytes.len()).unwrap());
+            frame.attach(frag).unwrap();
+        }
+        Packet { frame, ..packet }
+    }
 }
 
 impl Stage {
     fn new(pass: Pass) -> Self {
         let config = CoalesceConfig { mode: CoalesceMode::Gro, ..CoalesceConfig::default() };
         let coalescer = || Coalescer::new(config, Arc::new(CoalesceCounters::default()));
-        let coalescer = (pass == Pass::Merged).then(coalescer);
-        Self { hasher: Hasher::keyed(&[7; 16], false), coalescer }
+        let coalescer = pass.merges().then(coalescer);
+        let splits = matches!(pass, Pass::InPieces | Pass::InPiecesMerged);
+        let hasher = Hasher::keyed(&[7; 16], false);
+        Self { hasher, coalescer, splitter: Splitter::new(), splits }
     }
 
     fn turn(&mut self, mut packets: Vec<Packet>) -> Vec<Packet> {
+        let Self { splitter, splits, .. } = self;
+        splitter.heads.collect();
+        if *splits {
+            packets = packets.into_iter().map(|packet| splitter.split(packet)).collect();
+        }
         for packet in &mut packets {
-            let Packet { frame, wire_len, headers, device_sum, .. } = packet;
-            parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Checksums);
+            parse_packet(packet, Verify::Checksums, &mut splitter.heads).unwrap();
             packet.hash = self.hasher.hash(&packet.view());
         }
         let Some(coalescer) = &mut self.coalescer else { return packets };
@@ -140,7 +195,14 @@ fn snmp(protocol: &str, field: &str) -> u64 {
 }
 
 fn tcp() {
-    let cases = [("on", Pass::AsTheyCame), ("off", Pass::AsTheyCame), ("off", Pass::Merged)];
+    let cases = [
+        ("on", Pass::AsTheyCame),
+        ("off", Pass::AsTheyCame),
+        ("off", Pass::Merged),
+        ("on", Pass::InPieces),
+        ("off", Pass::InPieces),
+        ("off", Pass::InPiecesMerged),
+    ];
     for ((_, kind), (offload, pass)) in
         BOTH.into_iter().flat_map(|kind| cases.map(|case| (kind, case)))
     {
@@ -175,7 +237,7 @@ fn tcp() {
         drop(in_errors.0);
         assert_eq!(in_errors.1.join().unwrap(), 0, "checksums were wrong");
         let case = format!("{kind:?}, offloads {offload}, {pass:?}");
-        let is_gso = offload == "on" || pass == Pass::Merged;
+        let is_gso = offload == "on" || pass.merges();
         let (frames, packets) = (counters.frames(), counters.packets());
         assert_eq!(2 * frames > 3 * packets, is_gso, "{case}: {frames} frames, {packets} packets");
         assert_eq!(counters.dropped_in_all(), counters.dropped(SendDrop::Full), "{case}");
@@ -184,7 +246,8 @@ fn tcp() {
 
 /// Datagrams from one socket to another, whatever lies between: as they were sent, in order.
 fn datagrams() {
-    for (_, kind) in BOTH {
+    let passes = [Pass::Merged, Pass::InPiecesMerged];
+    for ((_, kind), pass) in BOTH.into_iter().flat_map(|kind| passes.map(|pass| (kind, pass))) {
         let near = station("tnnear", kind, 1);
         let (far, receiver) = elsewhere(|| {
             let far = station("tnfar", kind, 2);
@@ -193,7 +256,7 @@ fn datagrams() {
         let sender = UdpSocket::bind("10.9.0.1:1000").unwrap();
         sender.connect("10.9.0.2:2000").unwrap();
         let (mut rig, mut sink) = (Rig::new(&near), far.sink());
-        let mut stage = Stage::new(Pass::Merged);
+        let mut stage = Stage::new(pass);
         let mut merged = 0;
         for (round, len) in [1000, 1, 1472, 100, 33].into_iter().enumerate() {
             // More than are gathered into one write, and a last one that is shorter; fewer than a
