@@ -22,7 +22,7 @@ pub(crate) fn bytes_in(frame: &Frame, place: Range<usize>) -> Stretches<'_> {
     }
 }
 
-/// See [`bytes_in`].
+/// See [`bytes_in`]. None is empty.
 pub(crate) struct Stretches<'a> {
     own: Option<&'a [u8]>,
     frags: Frags<'a>,
@@ -37,15 +37,17 @@ impl<'a> Iterator for Stretches<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        if self.left == 0 {
-            return None;
+        while self.left > 0 {
+            let bytes = self.own.take().or_else(|| self.frags.next())?;
+            let (before, bytes) = bytes.split_at(self.skip.min(bytes.len()));
+            let (bytes, _) = bytes.split_at(self.left.min(bytes.len()));
+            self.skip -= before.len();
+            self.left -= bytes.len();
+            if !bytes.is_empty() {
+                return Some(bytes);
+            }
         }
-        let bytes = self.own.take().or_else(|| self.frags.next())?;
-        let (before, bytes) = bytes.split_at(self.skip.min(bytes.len()));
-        let (bytes, _) = bytes.split_at(self.left.min(bytes.len()));
-        self.skip -= before.len();
-        self.left -= bytes.len();
-        Some(bytes)
+        None
     }
 }
 

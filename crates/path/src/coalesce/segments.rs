@@ -171,6 +171,16 @@ pub(super) fn tag(packet: &mut Packet) {
         tag[4..].copy_from_slice(&timestamp);
     }
     packet.frame.pull(header_len.into());
+    if packet.is_in_pieces() {
+        give_back_copied(&mut packet.frame);
+    }
+}
+
+/// Has payload that was copied in along with the headers be where the rest of it is, too: so it is
+/// mostly one stretch. What was pulled in of several pieces stays.
+fn give_back_copied(frame: &mut Frame) {
+    let copied = frame.len_bytes();
+    let _ = frame.push_to_frags(copied);
 }
 
 /// What [`tag`] noted.

@@ -65,7 +65,8 @@ impl Queue {
         Self { pool: heads(1200), shared: PageFragCache::new(&region, 0, BLOCK_BYTES, BLOCKS) }
     }
 
-    /// A frame of these bytes, split so.
+    /// A frame of these bytes, split so. What is in the frame lies in the first piece's room, too: it
+    /// was copied from there.
     fn frame(&mut self, bytes: &[u8], split: &Split) -> mem::Frame {
         let mut frame = self.pool.allocate(HEAD_CHUNK_BYTES - BEFORE_PACKET_BYTES).unwrap();
         let head_len = split.head_len.min(bytes.len()).min(HEAD_BYTES as usize);
@@ -78,10 +79,13 @@ impl Queue {
             let is_last = frame.frag_count() + 1 == FRAGS_MAX;
             let len = if is_last { rest.len() } else { len.min(rest.len()) };
             let (piece, behind) = rest.split_at(len);
-            let len = u32::try_from(len).unwrap();
+            let copied = if frame.frag_count() == 0 { head } else { &[] };
+            let received = [copied, piece].concat();
+            let len = u32::try_from(received.len()).unwrap();
             let mut frag = self.shared.cut(len.next_multiple_of(FRAG_ALIGN_BYTES)).unwrap();
-            frag.copy_out(0, piece);
+            frag.copy_out(0, &received);
             frag.set_len(len);
+            frag.pull(u32::try_from(copied.len()).unwrap());
             frame.attach(frag).unwrap();
             rest = behind;
         }
@@ -236,6 +240,27 @@ fn what_is_in_pieces_is_not_added_to_what_is_not() {
     assert_eq!(rig.verdicts().0, [(Refusal::InPieces, 1)]);
     let counts: Vec<_> = rig.out.iter().map(Packet::segment_count).collect();
     assert_eq!(counts, [1, 2], "what is in one frame is added to what is in pieces");
+    let out = std::mem::take(&mut rig.out);
+    assert_eq!(taken_apart(out), rig.fed);
+    queue.check_all_is_home();
+}
+
+#[test]
+fn payload_that_lies_in_one_buffer_is_one_stretch_of_a_merged_packet() {
+    let mut queue = Queue::new();
+    let mut rig = Rig::gro();
+    let split = Split { head_len: 116, piece_lens: vec![2000] };
+    let wires = tcp().sized(1448).run(20);
+    let packets = (0..).zip(&wires);
+    let packets =
+        packets.map(|(number, wire)| queue.received(wire, rig.arrival(number), &split)).collect();
+    rig.take(packets);
+    rig.end_poll(Behind::End);
+    let merged = &rig.out[0];
+    assert_eq!((merged.segment_count(), merged.is_in_pieces()), (20, true));
+    assert_eq!(merged.fragments().count(), 21, "the first one's headers are in its frame");
+    let bytes: Vec<_> = merged.fragments().flatten().copied().collect();
+    assert_eq!(bytes.len(), merged.wire_len as usize);
     let out = std::mem::take(&mut rig.out);
     assert_eq!(taken_apart(out), rig.fed);
     queue.check_all_is_home();
