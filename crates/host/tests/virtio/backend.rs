@@ -263,6 +263,12 @@ impl Backend {
         Ok(())
     }
 
+    /// Ends the session.
+    pub(crate) fn close(&self) {
+        // The other end sees it now, and may have closed before.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
     fn fail(&mut self, request: FrontendReq, failure: Failure) -> Result<(), Closed> {
         match failure {
             Failure::Silence => return Ok(()),
@@ -270,8 +276,7 @@ impl Backend {
             Failure::Close => {}
         }
         if failure == Failure::Close {
-            // The other end sees it now, whoever still has a descriptor.
-            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            self.close();
             return Err(Closed);
         }
         Ok(())

@@ -1,0 +1,415 @@
+//! The lies, by the names that the requirements have for them, where they have some.
+
+use crate::backend::Closed;
+use crate::device::{Header, Placed};
+use crate::hostile::{Comes, In, Lie, RING, Scene};
+use crate::ring::{Layout, Used};
+use crate::split::Split;
+
+const DROPPED: Comes = Comes::Drops("length_error", 1);
+
+/// What is said of lengths.
+pub(crate) const LENGTHS: &[Lie] = &[
+    ("len_0", In::Both, DROPPED, |scene| length(scene, |_| 0)),
+    ("len_1", In::Both, DROPPED, |scene| length(scene, |_| 1)),
+    ("len_11", In::Both, DROPPED, |scene| length(scene, |_| 11)),
+    ("len_hdr", In::Both, DROPPED, |scene| length(scene, |_| 12)),
+    ("len_hdr1", In::Both, DROPPED, |scene| length(scene, |_| 13)),
+    ("len_hdr13", In::Both, DROPPED, |scene| length(scene, |_| 25)),
+    ("len_posted_plus_1", In::Both, DROPPED, |scene| length(scene, |posted| posted + 1)),
+    ("len_64k", In::Both, DROPPED, |scene| length(scene, |_| 1 << 16)),
+    ("len_max", In::Both, DROPPED, |scene| length(scene, |_| u32::MAX)),
+];
+
+/// Of how many buffers a packet has.
+pub(crate) const BUFFERS: &[Lie] = &[
+    ("nb_0", In::Both, DROPPED, |scene| number(scene, 0)),
+    ("nb_missing", In::Both, DROPPED, |scene| number(scene, 2)),
+    ("nb_half_a_ring", In::Both, DROPPED, |scene| number(scene, RING / 2)),
+    ("nb_ring_size", In::Both, DROPPED, |scene| number(scene, RING)),
+    ("nb_more_than_posted", In::Both, DROPPED, |scene| number(scene, RING + 1)),
+    ("nb_max", In::Both, DROPPED, |scene| number(scene, u16::MAX)),
+    ("nb_missing_behind_a_full_one", In::Both, DROPPED, missing_behind_full),
+    ("nb_missing_and_the_last_too_long", In::Both, DROPPED, last_too_long),
+    ("nb_continued_by_empty_buffers", In::Both, Comes::Nothing, continued_by_nothing),
+    ("nb_beyond_64k", In::Both, DROPPED, beyond_64k),
+    ("nb_closed_within_a_packet", In::Both, Comes::Anything, closed_within),
+];
+
+/// Of which buffers were used.
+pub(crate) const IDS: &[Lie] = &[
+    ("id_ring_size", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, RING.into())),
+    ("id_65535", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, 0xffff)),
+    ("id_max", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, u32::MAX)),
+    ("id_not_posted", In::Both, Comes::Anything, given_before),
+    ("id_twice_in_a_batch", In::Both, Comes::Anything, twice),
+    ("id_of_all_at_once_and_again", In::Split, Comes::Anything, all_again),
+    ("reverse_order", In::Split, Comes::Nothing, reverse),
+];
+
+/// Of the rings themselves.
+pub(crate) const RINGS: &[Lie] = &[
+    ("used_jump_beyond", In::Split, Comes::Renews, |scene| jump(scene, RING + 1)),
+    ("used_jump_32768", In::Split, Comes::Renews, |scene| jump(scene, 1 << 15)),
+    ("used_backwards", In::Split, Comes::Renews, |scene| jump(scene, u16::MAX)),
+    ("used_stale_entries", In::Split, Comes::Anything, stale),
+    ("used_flags_garbage", In::Split, Comes::Nothing, |scene| flags(scene, 0xfffe)),
+    ("avail_event_garbage", In::Split, Comes::Nothing, avail_event),
+    ("descriptors_overwritten", In::Split, Comes::Nothing, descriptors_overwritten),
+    ("avail_ring_overwritten", In::Split, Comes::Nothing, avail_overwritten),
+    ("spurious_kicks", In::Both, Comes::Nothing, spurious),
+    ("silence", In::Both, Comes::Anything, silence),
+];
+
+/// Of packets.
+pub(crate) const HEADERS: &[Lie] = &[
+    ("flags_unknown", In::Both, Comes::Nothing, |scene| {
+        good_behind(scene, Header { flags: 0xf8, ..Header::default() })
+    }),
+    ("hdrlen_big", In::Both, Comes::Nothing, |scene| {
+        good_behind(scene, Header { hdr_len: u16::MAX, flags: 2, ..Header::default() })
+    }),
+    ("csum_garbage_unasked", In::Both, Comes::Nothing, |scene| {
+        let (csum_start, csum_offset) = (0xffff, 0xffff);
+        good_behind(scene, Header { csum_start, csum_offset, ..Header::default() })
+    }),
+    ("csum_beyond", In::Both, VNET_HEADER, |scene| checksum(scene, 0xffff, 0)),
+    ("csum_offset_beyond", In::Both, VNET_HEADER, |scene| checksum(scene, 34, 0xffff)),
+    ("csum_at_the_end", In::Both, VNET_HEADER, |scene| checksum(scene, 499, 0)),
+    ("csum_anywhere", In::Both, Comes::Anything, |scene| checksum(scene, 200, 101)),
+    ("gso_unneg", In::Both, VNET_HEADER, |scene| gso(scene, 5, 1000)),
+    ("gso_ecn_unneg", In::Both, VNET_HEADER, |scene| gso(scene, 0x81, 1000)),
+    ("gso_type_2", In::Both, VNET_HEADER, |scene| gso(scene, 2, 1000)),
+    ("gso_type_3", In::Both, VNET_HEADER, |scene| gso(scene, 3, 1000)),
+    ("gso_type_6", In::Both, VNET_HEADER, |scene| gso(scene, 6, 1000)),
+    ("gso_type_255", In::Both, VNET_HEADER, |scene| gso(scene, 255, 1000)),
+    ("gso_of_another_transport", In::Both, VNET_HEADER, |scene| gso(scene, 1, 1000)),
+    ("gso_of_another_network", In::Both, VNET_HEADER, |scene| gso(scene, 4, 1000)),
+    ("gso_size_0", In::Both, Comes::Anything, |scene| gso(scene, 1, 0)),
+    ("gso_size_max", In::Both, Comes::Anything, |scene| gso(scene, 1, u16::MAX)),
+];
+
+const VNET_HEADER: Comes = Comes::Drops("vnet_header", 1);
+
+/// Of what is shared, at any time.
+pub(crate) const MEMORY: &[Lie] = &[
+    ("garbage_tail", In::Both, Comes::Nothing, garbage_tail),
+    ("header_rewritten_behind", In::Both, Comes::Anything, rewritten),
+    ("payload_rewritten_behind", In::Both, Comes::Anything, payload_rewritten),
+    ("scribbles_everywhere", In::Both, Comes::Anything, scribbles),
+    ("written_on_after_it_was_stopped", In::Both, Comes::Anything, written_on),
+];
+
+type Told = Result<(), Closed>;
+
+/// A good packet in buffers, not told of yet.
+fn placed(scene: &mut Scene, header: Header, len: usize) -> Result<Placed, Closed> {
+    let frame = scene.frame(len);
+    scene.device.place(0, header, &frame)
+}
+
+fn split(scene: &mut Scene) -> &mut Split {
+    match &mut scene.device.ring(0).layout {
+        Layout::Split(ring) => ring,
+        Layout::Packed(_) => panic!("a packed ring"),
+    }
+}
+
+fn length(scene: &mut Scene, of_posted: fn(u32) -> u32) -> Told {
+    let mut packet = placed(scene, Header::default(), 300)?;
+    packet.used[0].len_bytes = of_posted(packet.chains[0].len_bytes());
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+/// A packet in one buffer that is not full.
+fn number(scene: &mut Scene, buffers: u16) -> Told {
+    let header = Header { num_buffers: Some(buffers), ..Header::default() };
+    let packet = placed(scene, header, 100)?;
+    scene.device.give(0, &packet);
+    scene.await_count("rx_length_errors", 1)
+}
+
+/// So many buffers, all full, of a packet that is to have one more.
+fn full(scene: &mut Scene, buffers: usize) -> Result<Placed, Closed> {
+    scene.device.stocked(0, buffers)?;
+    let bytes: u32 = scene.device.stock[0].iter().take(buffers).map(|it| it.len_bytes()).sum();
+    let header =
+        Header { num_buffers: Some(u16::try_from(buffers).unwrap() + 1), ..Header::default() };
+    // It is no packet that anybody could know again.
+    let bytes = usize::try_from(bytes).unwrap() - scene.device.header_bytes();
+    scene.device.place(0, header, &vec![0x5a; bytes])
+}
+
+fn missing_behind_full(scene: &mut Scene) -> Told {
+    let packet = full(scene, 1)?;
+    scene.device.give(0, &packet);
+    scene.await_count("rx_length_errors", 1)
+}
+
+fn last_too_long(scene: &mut Scene) -> Told {
+    let mut packet = full(scene, 1)?;
+    let last = scene.device.buffer(0)?;
+    packet.used.push(last.used(u32::MAX));
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+fn continued_by_nothing(scene: &mut Scene) -> Told {
+    let header = Header { num_buffers: Some(4), ..Header::default() };
+    let mut packet = placed(scene, header, 200)?;
+    for _ in 0..3 {
+        packet.used.push(scene.device.buffer(0)?.used(0));
+    }
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+fn beyond_64k(scene: &mut Scene) -> Told {
+    let mut packet = full(scene, 50)?;
+    packet.rewrite(Header { num_buffers: Some(50), ..Header::default() });
+    packet.used.truncate(50);
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+fn closed_within(scene: &mut Scene) -> Told {
+    let packet = full(scene, 2)?;
+    scene.device.give(0, &packet);
+    scene.restart();
+    Ok(())
+}
+
+/// What it is given for is not what was used.
+fn id(scene: &mut Scene, id: u32) -> Told {
+    let buffer = scene.device.buffer(0)?;
+    scene.device.ring(0).give(&[Used { id, ..buffer.used(100) }]);
+    scene.await_count("rx_bad_ids", 1)
+}
+
+fn given_before(scene: &mut Scene) -> Told {
+    let packet = placed(scene, Header::default(), 100)?;
+    scene.device.give(0, &packet);
+    for _ in 0..10 {
+        scene.device.give(0, &packet);
+    }
+    scene.restart();
+    Ok(())
+}
+
+fn twice(scene: &mut Scene) -> Told {
+    for len in [100, 1200] {
+        let packet = placed(scene, Header::default(), len)?;
+        let used = packet.used[0];
+        scene.device.ring(0).give(&[used, used, used]);
+    }
+    scene.restart();
+    Ok(())
+}
+
+/// The whole ring, twice over.
+fn all_again(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 48)?;
+    let stock: Vec<_> = scene.device.stock[0].drain(..).collect();
+    let used: Vec<_> = stock.iter().map(|chain| chain.used(chain.len_bytes())).collect();
+    scene.device.ring(0).give(&used);
+    scene.device.ring(0).give(&used);
+    scene.restart();
+    Ok(())
+}
+
+fn reverse(scene: &mut Scene) -> Told {
+    let packets = (0..20).map(|_| placed(scene, Header::default(), 1000));
+    let packets = packets.collect::<Result<Vec<_>, _>>()?;
+    let used: Vec<_> = packets.iter().rev().flat_map(|packet| packet.used.clone()).collect();
+    scene.device.ring(0).give(&used);
+    Ok(())
+}
+
+fn jump(scene: &mut Scene, by: u16) -> Told {
+    scene.device.stocked(0, usize::from(RING) / 2)?;
+    let ring = split(scene);
+    ring.store_index(ring.given.wrapping_add(by));
+    scene.device.ring(0).call();
+    scene.device.wait("the end of the session", |_| false)
+}
+
+/// The index goes on, and the entries are those of a while ago.
+fn stale(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, usize::from(RING) / 2)?;
+    let ring = split(scene);
+    ring.store_index(ring.given.wrapping_add(RING / 4));
+    scene.device.ring(0).call();
+    scene.restart();
+    Ok(())
+}
+
+fn flags(scene: &mut Scene, flags: u16) -> Told {
+    let ring = split(scene);
+    ring.place.memory.store(ring.device(), flags);
+    Ok(())
+}
+
+fn avail_event(scene: &mut Scene) -> Told {
+    for garbage in [0, 1, 0x7fff, 0x8000, 0xffff] {
+        let ring = split(scene);
+        ring.place.memory.store(ring.used_entry(0) + 8 * u64::from(RING), garbage);
+        let packet = placed(scene, Header::default(), 100)?;
+        scene.device.give(0, &packet);
+    }
+    Ok(())
+}
+
+/// What only the driver writes. What is used meanwhile was taken before; then it is as it was, since
+/// the device of these tests could not go on.
+fn descriptors_overwritten(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 48)?;
+    let place = scene.device.ring(0).place().clone();
+    let before = place.memory.read_vec(place.areas[0], 16 * u32::from(RING));
+    for garbage in [0xff, 0, 0x80] {
+        place.memory.write(place.areas[0], &vec![garbage; before.len()]);
+        let buffer = scene.device.stock[0].pop_front().unwrap();
+        let (frame, count) = (scene.frame(100), scene.rig.delivered() + 1);
+        let memory = scene.device.memory.clone().unwrap();
+        memory.write(buffer.parts[0].address, &[&[0; 10], &[1, 0][..], &frame].concat());
+        scene.device.ring(0).give(&[buffer.used(112)]);
+        let Scene { rig, device, .. } = scene;
+        rig.await_delivered(device, count)?;
+    }
+    place.memory.write(place.areas[0], &before);
+    Ok(())
+}
+
+fn avail_overwritten(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 48)?;
+    let place = scene.device.ring(0).place().clone();
+    let before = place.memory.read_vec(place.areas[1] + 4, 2 * u32::from(RING));
+    place.memory.write(place.areas[1] + 4, &vec![0xff; before.len()]);
+    place.memory.write(place.areas[1] + 4, &before);
+    Ok(())
+}
+
+fn spurious(scene: &mut Scene) -> Told {
+    for at in 0..2000 {
+        scene.device.ring(at % 2).call();
+    }
+    for _ in 0..20 {
+        let packet = placed(scene, Header::default(), 100)?;
+        scene.device.ring(0).call();
+        scene.device.give(0, &packet);
+        (0..100).for_each(|_| scene.device.ring(0).call());
+    }
+    Ok(())
+}
+
+/// The device has all buffers, and says nothing more of them.
+fn silence(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 48)?;
+    scene.device.stock[0].clear();
+    scene.restart();
+    Ok(())
+}
+
+fn good_behind(scene: &mut Scene, header: Header) -> Told {
+    for len in [60, 300, 1500, 5000] {
+        let packet = placed(scene, header, len)?;
+        scene.device.give(0, &packet);
+    }
+    Ok(())
+}
+
+fn checksum(scene: &mut Scene, csum_start: u16, csum_offset: u16) -> Told {
+    let header = Header { flags: 1, csum_start, csum_offset, ..Header::default() };
+    let packet = placed(scene, header, 500)?;
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+fn gso(scene: &mut Scene, gso_type: u8, gso_size: u16) -> Told {
+    let (csum_start, csum_offset) = (34, if gso_type == 5 { 6 } else { 16 });
+    let header =
+        Header { flags: 1, gso_type, gso_size, csum_start, csum_offset, ..Header::default() };
+    let packet = placed(scene, header, 5000)?;
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+/// Behind what was used there is something else.
+fn garbage_tail(scene: &mut Scene) -> Told {
+    for len in [60, 300, 1400] {
+        let frame = scene.frame(len);
+        let buffer = scene.device.buffer(0)?;
+        let memory = scene.device.memory.clone().unwrap();
+        for part in &buffer.parts {
+            memory.write(part.address, &vec![0xff; part.len_bytes.try_into().unwrap()]);
+        }
+        scene.device.stock[0].push_front(buffer);
+        scene.device.deliver(0, Header::default(), &frame)?;
+    }
+    Ok(())
+}
+
+/// The header changes all the time, while it is looked at.
+fn rewritten(scene: &mut Scene) -> Told {
+    let headers = [(0, 0, 0), (u16::MAX, 255, 255), (2, 1, 1), (1, 0, 2)];
+    for at in 0..400 {
+        let packet = placed(scene, Header::default(), if at % 2 == 0 { 100 } else { 1400 })?;
+        scene.device.give(0, &packet);
+        for (buffers, gso_type, flags) in headers {
+            let num_buffers = Some(buffers);
+            packet.rewrite(Header { num_buffers, gso_type, flags, ..Header::default() });
+        }
+    }
+    scene.restart();
+    Ok(())
+}
+
+fn payload_rewritten(scene: &mut Scene) -> Told {
+    for at in 0..200u8 {
+        let packet = placed(scene, Header::default(), 3000)?;
+        scene.device.give(0, &packet);
+        packet.scribble(at);
+    }
+    scene.restart();
+    Ok(())
+}
+
+/// Anything, anywhere, again and again.
+fn scribbles(scene: &mut Scene) -> Told {
+    let mut state = 0x5eed_u64;
+    let mut random = move |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for _ in 0..10 {
+        let place = scene.device.ring(0).place().clone();
+        for _ in 0..2000 {
+            let byte = u8::try_from(random(256)).unwrap();
+            let near = random(3);
+            let area = place.areas[usize::try_from(near).unwrap()];
+            place.memory.write(area + random(1024), &[byte; 3]);
+            for (at, len) in place.memory.regions() {
+                place.memory.write(at + random(len - 4096), &[byte; 512]);
+            }
+        }
+        scene.restart();
+    }
+    Ok(())
+}
+
+/// It writes on into what it had while it was stopped, and the next one has it.
+fn written_on(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 48)?;
+    let stock: Vec<_> = scene.device.stock[0].drain(..).collect();
+    let memory = scene.device.memory.clone().unwrap();
+    let write = |byte| {
+        for part in stock.iter().flat_map(|chain| &chain.parts) {
+            memory.write(part.address, &vec![byte; part.len_bytes.try_into().unwrap()]);
+        }
+    };
+    write(1);
+    scene.restart();
+    write(2);
+    Ok(())
+}
