@@ -6,6 +6,7 @@
 mod driver;
 mod peer;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -71,8 +72,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
     let mut driver = Driver::over(&mut device, burst as usize, args.touch)?;
     let figures = measure(&mut driver, peer.as_ref(), args.secs, &config.name)?.figures();
     let rx_buffer_size = driver.rx_buffer_size_bytes();
-    let drops = device.counts.iter().flat_map(|counts| counts.iter().collect::<Vec<_>>());
-    let drops: std::collections::BTreeMap<_, _> = drops.filter(|(_, count)| *count > 0).collect();
+    let drops = device.counts.iter().flat_map(|counts| counts.iter());
+    let drops: BTreeMap<_, _> = drops.filter(|(_, count)| *count > 0).collect();
     Ok(figures
         .with("rx_buffers", config.virtio.rx_buffers.to_string())
         .with("rx_buffer_size", rx_buffer_size)
@@ -107,8 +108,9 @@ fn measure(
     secs: u64,
     name: &str,
 ) -> Result<Measured, Failure> {
-    if driver.run_until(Instant::now() + FIRST_PACKET_TIMEOUT, 1)?.packets == 0 {
-        return Err(nothing_received(name).into());
+    let first = driver.run_until(Instant::now() + FIRST_PACKET_TIMEOUT, 1)?;
+    if first.packets == 0 {
+        return Err(nothing_received(name, &first).into());
     }
     let end = Instant::now() + Duration::from_secs(secs);
     driver.run_until(Instant::now() + WARM_UP, usize::MAX)?;
@@ -155,7 +157,7 @@ impl Measured {
             .with("packets_per_nonempty_burst", ratio(sum.packets, sum.bursts))
             .with("empty_polls_share", ratio(sum.empty, sum.empty + sum.bursts))
             .with("packets", sum.packets)
-            .with("refused", sum.refused);
+            .with("refused", sum.refused());
         let figures = match sum.buffers {
             Some(buffers) => figures.with("buffers_per_packet", ratio(buffers, sum.packets)),
             None => figures,
@@ -169,17 +171,25 @@ impl Measured {
     }
 }
 
-fn nothing_received(name: &str) -> Error {
+fn nothing_received(name: &str, came: &Counted) -> Error {
+    let refused = came.refused().into_iter().map(|(reason, count)| format!("{count} {reason}"));
+    let refused = refused.collect::<Vec<_>>().join(", ");
     Error::Device {
         name: name.to_owned(),
         what: format!("receive a packet within {} s", FIRST_PACKET_TIMEOUT.as_secs()),
         source: std::io::ErrorKind::TimedOut.into(),
-        help: "see that the back end runs, that it is connected, and that it sends".to_owned(),
+        help: if refused.is_empty() {
+            "see that the back end runs, that it is connected, and that it sends".to_owned()
+        } else {
+            format!("it sends what cannot be received ({refused}): see how it describes packets")
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use path::DropReason;
+
     use super::*;
 
     #[test]
@@ -192,9 +202,10 @@ mod tests {
             bursts: 100,
             empty: 300,
             busy: Duration::from_micros(50),
-            refused: 3,
+            ..Counted::default()
         };
-        let nothing = Counted { empty: 100, ..Counted::default() };
+        let mut nothing = Counted { empty: 100, ..Counted::default() };
+        nothing.refused[DropReason::VnetHeader.index()] = 3;
         let mut measured = Measured {
             mpps: Vec::new(),
             gbit_s: Vec::new(),
@@ -217,8 +228,8 @@ mod tests {
             ("buffers_per_packet", 2.0),
             ("packets_per_nonempty_burst", 20.0),
             ("empty_polls_share", 0.8),
-            ("refused", 3.0),
             ("tx_busy_cycles_per_pkt/median", 100.0),
+            ("refused/vnet_header", 3.0),
         ] {
             assert!((figure(name) - expected).abs() < 1e-9, "{name}: {figures}");
         }

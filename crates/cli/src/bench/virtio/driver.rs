@@ -1,5 +1,6 @@
 //! One queue, polled by the calling thread.
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use mem::pool::{ChunkClass, carve, region_bytes};
 use path::arrive::{
     Ask, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
 };
-use path::{RxQueue, Source};
+use path::{DropReason, RxQueue, Source};
 
 use crate::failure::Failure;
 
@@ -53,8 +54,8 @@ pub(super) struct Counted {
     pub(super) empty: usize,
     /// The time of the former.
     pub(super) busy: Duration,
-    /// What came and could not be received.
-    pub(super) refused: usize,
+    /// What came and could not be received, by [`DropReason::index`].
+    pub(super) refused: [usize; DropReason::ALL.len()],
 }
 
 impl Driver {
@@ -129,9 +130,8 @@ impl Driver {
             }
             self.pool.put(packet.frame);
         }
-        if !self.burst.refused.is_empty() {
-            counted.refused += self.burst.refused.len();
-            self.burst.refused.clear();
+        for refused in self.burst.refused.drain(..) {
+            counted.refused[refused.reason.index()] += 1;
         }
         Ok(polled)
     }
@@ -165,7 +165,15 @@ impl Counted {
         self.bursts += other.bursts;
         self.empty += other.empty;
         self.busy += other.busy;
-        self.refused += other.refused;
+        for (refused, others) in self.refused.iter_mut().zip(other.refused) {
+            *refused += others;
+        }
+    }
+
+    /// What could not be received, by the name of the reason.
+    pub(super) fn refused(&self) -> BTreeMap<&'static str, usize> {
+        let named = DropReason::ALL.map(|reason| (reason.name(), self.refused[reason.index()]));
+        named.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 }
 
@@ -209,7 +217,7 @@ mod tests {
         assert_eq!((first.packets, first.bursts), (32, 1));
         let mut all = driver.run_until(end, usize::MAX).unwrap();
         all.add(&first);
-        assert_eq!((all.packets, all.bytes, all.refused), (10_000, 600_000, 0));
+        assert_eq!((all.packets, all.bytes, all.refused().len()), (10_000, 600_000, 0));
         assert!(all.truesize >= all.bytes && all.busy > Duration::ZERO, "{all:?}");
         assert_eq!(driver.close(), 0);
     }
