@@ -12,6 +12,8 @@ pub mod tun; //       the kernel's stack on the other side
 pub mod virtio; //    a device that another process is, over vhost-user
 pub mod sink; //      the way out of a device
 mod egress; //        from any CPU to the one that drives a device queue, in order
+#[cfg(test)]
+pub(crate) mod made_up;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};

@@ -131,6 +131,7 @@ mod tests {
     use path::packet::Arrival;
     use path::parse::Link;
 
+    use super::super::{flow_names, lro_row};
     use super::*;
 
     #[test]
@@ -161,6 +162,26 @@ mod tests {
         };
         assert_eq!(packet(to_be_cut), (true, "G".to_owned()));
         assert_eq!(packet(VirtioNetHdr::default()), (false, "B".to_owned()));
+    }
+
+    #[test]
+    fn what_lies_in_pieces_has_the_rows_of_what_lies_in_one_frame() {
+        let stamp = [b"STMP", &7u32.to_be_bytes()[..], &9u64.to_be_bytes(), &[1; 500]].concat();
+        let mut packets = crate::device::made_up::datagrams(&stamp, 42);
+        let [a, b] = packets.each_mut().map(|packet| {
+            let hasher = Hasher::keyed(&[7; 16], false);
+            // As it came: what parsing found is not told to it again.
+            let headers = Headers { link: Link::Ethernet, ..Headers::default() };
+            let found = std::mem::replace(&mut packet.headers, headers);
+            let parsed = row(packet, 7, &hasher, Verify::Checksums);
+            packet.headers = found;
+            let left = lro_row::row(packet, &[7]);
+            let stamp = packet.segments().next().map(|segment| flow_names::stamp(&segment));
+            assert!(stamp.is_some_and(|stamp| stamp.is_some()), "{packet:?}");
+            (parsed, left)
+        });
+        assert_eq!(a, b);
+        assert!(a.0.contains(",G,G,1000,9,516,"), "{}", a.0);
     }
 
     #[test]

@@ -108,3 +108,22 @@ fn failed(error: pcap_file::PcapError, path: &Path) -> Error {
     };
     Error::File { action: "write", path: path.to_owned(), source }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::made_up::datagrams;
+
+    #[test]
+    fn what_lies_in_pieces_is_written_as_what_lies_in_one_frame() {
+        let directory = tempfile::tempdir().unwrap();
+        let written = datagrams(&[3; 1001], 116).map(|packet| {
+            let mut writer = CaptureWriter::new(directory.path().join("written"));
+            writer.write(&packet).unwrap();
+            writer.finish().unwrap();
+            std::fs::read(directory.path().join("written.pcap")).unwrap()
+        });
+        assert_eq!(written[0].len(), 24 + 16 + 42 + 1001);
+        assert_eq!(written[0], written[1]);
+    }
+}
