@@ -8,8 +8,9 @@ pub(super) struct Slots {
     /// here at most once.
     listed: Vec<u16>,
     free: u16,
-    /// Buffers that are posted.
-    posted: u16,
+    /// Slots of further pieces. Buffers that are posted are not counted: as two halves of one word
+    /// that is written whole, that count and `free` would cost more than all else here together.
+    behind: u16,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ impl Slots {
     pub(super) fn new(size: u16) -> Self {
         let free = Slot { state: State::Free, is_listed: true, pieces: 0, next: 0 };
         let slots = vec![free; usize::from(size)].into();
-        Self { slots, listed: (0..size).rev().collect(), free: size, posted: 0 }
+        Self { slots, listed: (0..size).rev().collect(), free: size, behind: 0 }
     }
 
     /// As new.
@@ -47,7 +48,7 @@ impl Slots {
         self.listed.extend((0..size).rev());
         self.slots.fill(Slot { state: State::Free, is_listed: true, pieces: 0, next: 0 });
         self.free = size;
-        self.posted = 0;
+        self.behind = 0;
     }
 
     pub(super) fn size(&self) -> u16 {
@@ -59,9 +60,10 @@ impl Slots {
         self.free
     }
 
+    /// Buffers that are posted.
     #[inline]
     pub(super) fn posted(&self) -> u16 {
-        self.posted
+        self.size() - self.free - self.behind
     }
 
     /// A free slot for a piece that comes before the one in `next`.
@@ -90,7 +92,7 @@ impl Slots {
         let slot = &mut self.slots[usize::from(id)];
         slot.state = State::Posted;
         slot.pieces = pieces;
-        self.posted += 1;
+        self.behind += pieces - 1;
     }
 
     /// Posts a buffer of one piece once more.
@@ -106,7 +108,6 @@ impl Slots {
         );
         slot.state = State::Posted;
         self.free -= 1;
-        self.posted += 1;
     }
 
     /// How many pieces a posted buffer has; `None` when no such buffer is posted.
@@ -121,12 +122,12 @@ impl Slots {
     pub(super) fn take(&mut self, used_id: u32) -> Option<u16> {
         let id = u16::try_from(used_id).ok()?;
         let pieces = self.pieces(used_id)?;
-        self.posted -= 1;
         self.give_back(id);
         let mut last = id;
         for _ in 1..pieces {
             last = self.slots[usize::from(last)].next;
             self.give_back(last);
+            self.behind -= 1;
         }
         Some(id)
     }
@@ -138,6 +139,7 @@ impl Slots {
         self.free += 1;
         if !slot.is_listed {
             slot.is_listed = true;
+            debug_assert!(self.listed.len() < self.slots.len(), "each slot is listed once");
             self.listed.push(id);
         }
     }

@@ -183,7 +183,13 @@ fn a_part_of_a_chain_is_not_posted_again() {
     let id = device.take().unwrap().id;
     device.give(id, 60);
     let id = queue.next_used().unwrap().and_then(|used| queue.take(used.id)).unwrap();
-    queue.post(&[piece(2), piece(3)], Direction::ToDevice).unwrap();
+    // Its descriptor is the last of this one, and says so when it is free again.
+    let chain = queue.post(&[piece(2), piece(3)], Direction::ToDevice).unwrap();
+    let _ = queue.publish();
+    assert_ne!(chain, id);
+    let got = device.take().unwrap().id;
+    device.give(got, 0);
+    assert_eq!(queue.next_used().unwrap().and_then(|used| queue.take(used.id)), Some(chain));
     queue.post_again(id);
 }
 
