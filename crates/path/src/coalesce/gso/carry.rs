@@ -155,7 +155,6 @@ impl VirtioNetHdr {
             return Err(GsoLie::Snapped);
         }
         let headers = look(packet)?;
-        let bytes = packet.frame.data();
         if self.tells_of_inner(&headers) {
             return Ok(Shape::Tunnel(headers));
         }
