@@ -59,8 +59,9 @@ pub(crate) fn parse_pulling(
     }
     let reach = match walked {
         _ if frame.frag_count() == 0 => Reach::Held,
-        Ok(end) if holds(frame, end) => Reach::Held,
-        Ok(_) | Err(Stop::Snapped) => Reach::Beyond,
+        // What is of no transport that is known may have headers that go on: nobody reads them.
+        Ok(()) if holds(frame, headers.payload_offset.into()) => Reach::Held,
+        Ok(()) | Err(Stop::Snapped) => Reach::Beyond,
         // Ports can be read of a transport header that lies.
         Err(Stop::Flaw(_)) if holds(frame, ports_end(&headers)) => Reach::Held,
         Err(Stop::Flaw(_)) => Reach::Beyond,
@@ -103,7 +104,7 @@ fn walk(
     frame: &Frame,
     (wire_len, device_sum): (u32, Option<DeviceSum>),
     verify: Verify,
-) -> Result<usize, Stop> {
+) -> Result<(), Stop> {
     let wire_len = wire_len.max(frame.total_len_bytes());
     let seen = Seen::new(frame.data(), wire_len, headers.link);
     walk_noting(&Seen { in_pieces: Some(frame), device_sum, ..seen }, verify, headers)

@@ -205,7 +205,7 @@ pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Res
 pub struct NoMemory;
 
 /// Walks, and notes a flaw.
-fn walk_noting(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<usize, Stop> {
+fn walk_noting(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
     let walked = walk(seen, verify, headers);
     if let Err(Stop::Flaw(flaw)) = walked {
         headers.flaw.get_or_insert(flaw);
@@ -213,22 +213,20 @@ fn walk_noting(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result
     walked
 }
 
-/// Returns where the headers end.
-fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<usize, Stop> {
+fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
     let link_layer = ethernet::walk(seen, headers.link)?;
     headers.network_offset = link_layer.network_offset;
     let datagram = match link_layer.ethertype {
         Some(ETHERTYPE_IPV4) => ipv4::walk(seen, verify, headers)?,
         Some(ETHERTYPE_IPV6) => ipv6::walk(seen, headers)?,
-        _ => return Ok(link_layer.network_offset.into()),
+        _ => return Ok(()),
     };
     match headers.fragment {
-        Fragment::Later => {}
+        Fragment::Later => Ok(()),
         Fragment::Whole | Fragment::Atomic | Fragment::First => {
-            transport::walk(seen, &datagram, verify, headers)?;
+            transport::walk(seen, &datagram, verify, headers)
         }
     }
-    Ok(datagram.transport_offset.max(headers.payload_offset.into()))
 }
 
 /// The frame under the walk.

@@ -22,8 +22,6 @@ const SHORT_SLEEP_NS: u64 = 1_000_000;
 
 /// One queue pair.
 pub struct VirtioSource {
-    /// Ends with the last source.
-    _link: Arc<Link>,
     port: Port,
     /// The one that the rings are used in.
     session: Option<Arc<Session>>,
@@ -33,25 +31,23 @@ pub struct VirtioSource {
     is_armed: bool,
     /// The end of the run: when it is no longer waited for that the device stops.
     stopping: Option<u64>,
+    /// Ends with the last source, and after its port: so that it has nobody to wait for.
+    _link: Arc<Link>,
 }
 
 impl VirtioSource {
     pub(super) fn new(link: Arc<Link>, port: Port, receiver: Receiver, transmit: Transmit) -> Self {
         let (session, stopping) = (None, None);
-        Self { _link: link, port, session, receiver, transmit, is_armed: false, stopping }
+        Self { port, session, receiver, transmit, is_armed: false, stopping, _link: link }
     }
 
     /// Begins and ends with sessions. What a device has given before it went is taken first.
     fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) {
-        let now = self.port.session().cloned();
-        let is_same = match (&now, &self.session) {
-            (Some(now), Some(before)) => now.number == before.number,
-            (None, None) => true,
-            _ => false,
-        };
-        if is_same {
+        let now = self.port.session();
+        if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number) {
             return;
         }
+        let now = now.cloned();
         if self.session.is_some() {
             if self.receiver.turn(ask.max, ask.now_ns, pool, burst) == Ok(Rest::More) {
                 return; // the rest in the next turn
@@ -144,6 +140,8 @@ impl Source for VirtioSource {
             Rest::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
             // Of memory that comes home nobody tells.
             Rest::Nothing if self.receiver.is_starved() => Polled::IdleUntil { now_ns: soon_ns },
+            // Nor of what was sent, and it is counted then.
+            Rest::Nothing if self.transmit.is_sending() => Polled::IdleUntil { now_ns: soon_ns },
             Rest::Nothing => Polled::Idle,
         })
     }
@@ -158,8 +156,11 @@ impl Source for VirtioSource {
 
     /// Has the device say when there is something: whoever asks is about to sleep.
     fn has_work(&mut self) -> bool {
-        let is_receiving = self.session.is_some() && self.stopping.is_none();
-        self.transmit.has_work() || is_receiving && self.arm()
+        let is_ending = self.stopping.is_some();
+        let is_receiving = self.session.is_some() && !is_ending;
+        self.transmit.has_work()
+            || is_ending && self.transmit.is_sending()
+            || is_receiving && self.arm()
     }
 }
 
