@@ -89,10 +89,17 @@ pub(super) struct Position {
 }
 
 impl Position {
+    #[cfg(test)]
     pub(super) const FIRST: Self = Self { index: 0, wrap: true };
 
-    /// So many places on, at most one round.
+    /// Where a count of places stands that began at the first one.
     #[inline]
+    fn of(count: u16, size: u16) -> Self {
+        Self { index: count & (size - 1), wrap: count & size == 0 }
+    }
+
+    /// So many places on, at most one round.
+    #[cfg(test)]
     pub(super) fn after(self, places: u16, size: u16) -> Self {
         // At most 2 * 32768 - 1.
         let index = self.index + places;
@@ -184,17 +191,18 @@ pub(super) struct Packed {
     slots: Slots,
     posted: Box<[Posted]>,
     pub(super) event_idx: bool,
-    /// Where the next descriptor goes.
-    avail_next: Position,
-    /// Where the next used one is to be.
-    used_next: Position,
-    /// Places from there to `avail_next`.
-    taken: u16,
-    /// Places of the buffers that are posted: as many, unless the device has lied.
+    /// Where the next descriptor goes; ahead of `published` within a batch. A count, as the other two:
+    /// see [`Position::of`].
+    avail_next: u16,
+    /// What the device may see.
+    published: u16,
+    /// Where the next used one is to be; never ahead of `published`.
+    used_next: u16,
+    /// Places of the buffers that are posted: as many as from there to `avail_next`, unless the device
+    /// has lied.
     held: u16,
-    /// How many of them the device cannot see yet.
-    unseen: u16,
-    /// The flags of the first of these: without them it does not see the others either.
+    /// The flags of the first descriptor that the device cannot see yet: without them it does not see
+    /// the others either.
     withheld: u16,
 }
 
@@ -205,11 +213,10 @@ impl Packed {
             slots: Slots::new(size),
             posted: vec![NOTHING; usize::from(size)].into(),
             event_idx: false,
-            avail_next: Position::FIRST,
-            used_next: Position::FIRST,
-            taken: 0,
+            avail_next: 0,
+            published: 0,
+            used_next: 0,
             held: 0,
-            unseen: 0,
             withheld: 0,
         }
     }
@@ -219,8 +226,8 @@ impl Packed {
         self.slots.reset();
         self.posted.fill(NOTHING);
         self.event_idx = event_idx;
-        (self.avail_next, self.used_next) = (Position::FIRST, Position::FIRST);
-        (self.taken, self.held, self.unseen, self.withheld) = (0, 0, 0, 0);
+        (self.avail_next, self.published, self.used_next) = (0, 0, 0);
+        (self.held, self.withheld) = (0, 0);
     }
 
     pub(super) fn addresses(&self) -> RingAddresses {
@@ -236,7 +243,19 @@ impl Packed {
     }
 
     pub(super) fn free(&self) -> u16 {
-        self.size() - self.taken.max(self.held)
+        self.size() - self.taken().max(self.held)
+    }
+
+    /// Places that are not ours to fill.
+    #[inline]
+    fn taken(&self) -> u16 {
+        self.avail_next.wrapping_sub(self.used_next)
+    }
+
+    /// Those of them that the device may see.
+    #[inline]
+    fn seen(&self) -> u16 {
+        self.published.wrapping_sub(self.used_next)
     }
 
     #[inline]
@@ -268,7 +287,7 @@ impl Packed {
     #[inline]
     pub(super) fn post_again(&mut self, id: BufferId) {
         let Posted { places, flags, piece } = self.posted[id.index()];
-        assert!(places == 1 && self.taken < self.size(), "a buffer of one piece is posted again");
+        assert!(places == 1 && self.taken() < self.size(), "a buffer of one piece is posted again");
         self.slots.post_again(id.0);
         self.held += 1;
         self.describe(piece, id.0, flags);
@@ -277,39 +296,38 @@ impl Packed {
     /// Fills the next descriptor.
     #[inline]
     fn describe(&mut self, piece: Descriptor, id: u16, flags: u16) {
-        let at = self.avail_next;
+        let at = Position::of(self.avail_next, self.size());
         let flags = flags | at.available();
         let descriptor = &self.shown.ring.all()[usize::from(at.index)];
         descriptor.address.store(piece.address.to_le(), Ordering::Relaxed);
         descriptor.len_bytes.store(piece.len_bytes.to_le(), Ordering::Relaxed);
         descriptor.id.store(id.to_le(), Ordering::Relaxed);
-        if self.unseen == 0 {
+        if self.avail_next == self.published {
             self.withheld = flags;
         } else {
             // The device comes to it only behind the first, whose flags release it.
             descriptor.flags.store(flags.to_le(), Ordering::Relaxed);
         }
-        self.avail_next = at.after(1, self.size());
-        self.taken += 1;
-        self.unseen += 1;
+        self.avail_next = self.avail_next.wrapping_add(1);
     }
 
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
-        let places = std::mem::take(&mut self.unseen);
-        if places == 0 {
+        let (old, new, size) = (self.published, self.avail_next, self.size());
+        if old == new {
             return false;
         }
-        let size = self.size();
-        let first = self.avail_next.index.wrapping_sub(places) & (size - 1);
-        let first = &self.shown.ring.all()[usize::from(first)];
+        self.published = new;
+        let first = &self.shown.ring.all()[usize::from(Position::of(old, size).index)];
         // Release: the rest of the descriptor and all behind it come before it (VQ6).
         first.flags.store(self.withheld.to_le(), Ordering::Release);
         // The device says that it wants to be kicked, then looks at the descriptor; we the other way
         // round. Pairs with the barrier between these two of the device: one sees the other (VQ7).
         fence(Ordering::SeqCst);
         match Event::from_word(self.shown.device.all()[0].load(Ordering::Relaxed)) {
-            Event::At(event) if self.event_idx => self.avail_next.reaches(event, places, size),
+            Event::At(event) if self.event_idx => {
+                Position::of(new, size).reaches(event, new.wrapping_sub(old), size)
+            }
             Event::At(_) | Event::Enable => true,
             Event::Disable => false,
         }
@@ -318,10 +336,10 @@ impl Packed {
     /// The descriptor that many used ones on, if the device can have used it and says so.
     #[inline]
     fn used_at(&self, ahead: u16) -> Option<Used> {
-        if ahead >= self.taken - self.unseen {
+        if ahead >= self.seen() {
             return None;
         }
-        let at = self.used_next.after(ahead, self.size());
+        let at = Position::of(self.used_next.wrapping_add(ahead), self.size());
         let descriptor = &self.shown.ring.all()[usize::from(at.index)];
         if !at.is_used(u16::from_le(descriptor.flags.load(Ordering::Relaxed))) {
             return None;
@@ -341,11 +359,10 @@ impl Packed {
         let places = self.slots.pieces(used.id).and_then(|_| {
             let posted = self.posted.get(usize::try_from(used.id).ok()?)?;
             // Never beyond what is posted, whatever it has said before.
-            Some(posted.places.min(self.taken - self.unseen))
+            Some(posted.places.min(self.seen()))
         });
         let places = places.unwrap_or(1);
-        self.used_next = self.used_next.after(places, self.size());
-        self.taken -= places;
+        self.used_next = self.used_next.wrapping_add(places);
         Ok(Some(used))
     }
 
@@ -366,7 +383,7 @@ impl Packed {
         let event = match (wanted, self.event_idx) {
             (false, _) => Event::Disable,
             (true, false) => Event::Enable,
-            (true, true) => Event::At(self.used_next),
+            (true, true) => Event::At(Position::of(self.used_next, self.size())),
         };
         self.shown.driver.all()[0].store(event.to_word(), Ordering::Relaxed);
         // As in `publish`, with the roles exchanged.
