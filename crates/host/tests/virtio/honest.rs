@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay::device::virtio::BufferPolicy;
 use path::parse::Checksum;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::{
@@ -85,7 +86,9 @@ fn unmerged() {
 
 /// A machine may be so slow that the rest of a packet is given up: not for most.
 fn published_late() {
-    let (_site, rig, mut device) = meet(Offer::usual(), &Setup::usual());
+    let mut setup = Setup::usual();
+    setup.virtio.rx_buffers = BufferPolicy::Mtu;
+    let (_site, rig, mut device) = meet(Offer::usual(), &setup);
     for number in 0..50 {
         let placed = device.place(0, Header::default(), &datagram(number, 20_000)).unwrap();
         assert!(placed.used.len() > 1);
