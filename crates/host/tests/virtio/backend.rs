@@ -325,7 +325,7 @@ impl Backend {
         let index = usize::try_from(message.u32_at(0) & 0xff).unwrap();
         let value = message.u32_at(4);
         let vring = &mut self.vrings[index];
-        let mut descriptor = |message: &mut Message| {
+        let descriptor = |message: &mut Message| {
             assert_eq!(message.u64_at(0) & NO_DESCRIPTOR, 0, "polling was not asked for");
             message.descriptors.pop()
         };
@@ -362,7 +362,8 @@ impl Backend {
         }
         let memory = self.memory.clone().expect("the memory table before rings");
         let (size, base, areas) = (*size, *base, *areas);
-        let place = Place { memory, size, base, areas, event_idx, is_receive: index % 2 == 0 };
+        let place =
+            Place { memory, size, base, areas, event_idx, is_receive: index.is_multiple_of(2) };
         let ends = [kick, call].map(|end| end.try_clone().unwrap());
         vring.ring = Some(Ring::new(place, is_packed, ends));
     }

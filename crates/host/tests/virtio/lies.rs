@@ -378,25 +378,33 @@ fn payload_rewritten(scene: &mut Scene) -> Told {
 fn scribbles(scene: &mut Scene) -> Told {
     let mut state = 0x5eed_u64;
     let mut random = move |below: u64| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 33) % below
     };
     for _ in 0..10 {
-        let place = scene.device.ring(0).place().clone();
+        let memory = scene.device.memory.clone().unwrap();
+        let areas = [0, 1].map(|ring| scene.device.ring(ring).place().areas).concat();
         for _ in 0..2000 {
             let byte = u8::try_from(random(256)).unwrap();
-            let near = random(3);
-            let area = place.areas[usize::try_from(near).unwrap()];
-            place.memory.write(area + random(1024), &[byte; 3]);
-            for (at, len) in place.memory.regions() {
-                place.memory.write(at + random(len - 4096), &[byte; 512]);
+            let area = areas[usize::try_from(random(6)).unwrap()];
+            memory.write(area + random(AREA_BYTES - 3), &[byte; 3]);
+            for (at, len) in memory.regions() {
+                memory.write(at + random(len - 512), &[byte; 512]);
             }
         }
-        scene.restart();
+        // The driver may have made its rings anew before this one was done with them. The next one
+        // finds them so.
+        scene.end();
+        for area in areas {
+            memory.write(area, &vec![0; AREA_BYTES.try_into().unwrap()]);
+        }
+        scene.meet();
     }
     Ok(())
 }
+
+/// Each area of a ring of 64 entries is within so many bytes, and nothing but rings.
+const AREA_BYTES: u64 = 16 * 64;
 
 /// It writes on into what it had while it was stopped, and the next one has it.
 fn written_on(scene: &mut Scene) -> Told {

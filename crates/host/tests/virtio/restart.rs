@@ -9,6 +9,7 @@ use crate::rig::{Rig, Setup};
 pub(crate) const TESTS: &[Test] = &[
     ("stat_1_traffic_resumes_after_every_restart_and_all_is_accounted_for", || restarts(false)),
     ("stat_1_and_with_packed_rings", || restarts(true)),
+    ("stat_1_sessions_that_end_as_soon_as_they_began_are_followed_by_others", brief),
 ];
 
 /// How often; `RESTARTS` says otherwise.
@@ -48,4 +49,17 @@ fn restarts(packed: bool) {
     let ended = rig.stop(Some(&mut device));
     assert!(ended.frames >= u64::from(restarts) * 300, "{ended:?}");
     assert!(ended.drops.keys().all(|&reason| reason == "length_error"), "{:?}", ended.drops);
+}
+
+/// The driver may see the end before it sleeps, while it does or on the way there.
+fn brief() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual());
+    for _ in 0..200 {
+        drop(site.meet(Offer::usual()));
+    }
+    let mut device = site.meet(Offer::usual());
+    device.deliver(0, Header::default(), &datagram(1, 500)).unwrap();
+    rig.await_delivered(&mut device, 1).unwrap();
+    rig.stop(Some(&mut device));
 }
