@@ -1,9 +1,15 @@
 //! DPDK's testpmd as the device.
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::BufReader;
 use std::time::{Duration, Instant};
+
+use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 
 use crate::Test;
 use crate::backend::DEADLINE;
+use crate::frames::datagram;
 use crate::rig::{Rig, Setup};
 use crate::testpmd::Testpmd;
 
@@ -76,19 +82,46 @@ fn killed() {
         await_delivered(&rig, before + 500);
         assert_eq!(rig.sessions(), round);
         drop(device);
+        // It does not do so itself, and would not listen where there is one.
+        std::fs::remove_file(&path).unwrap();
     }
     rig.stop(None);
 }
 
-/// It begins with one packet of its own: none is there without.
+/// From a capture to us, back again, and into another capture.
 fn echoes() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("dpdk.sock");
-    let arguments = ["--forward-mode=io", "--tx-first=8"];
-    let device = Testpmd::device(&path, 1, &arguments);
+    let at = |name: &str| directory.path().join(name);
+    let (path, from, to) = (at("dpdk.sock"), at("from.pcap"), at("to.pcap"));
+    let frames = (0..).zip([60, 64, 300, 1000, 1514]).map(|(at, len)| datagram(at, len));
+    let frames: Vec<_> = frames.collect();
+    let mut writer = PcapWriter::new(File::create(&from).unwrap()).unwrap();
+    for frame in &frames {
+        let len = u32::try_from(frame.len()).unwrap();
+        writer.write_packet(&PcapPacket::new(Duration::ZERO, len, frame)).unwrap();
+    }
+    drop(writer);
+    let [from, to_name] = [&from, &to].map(|path| path.display());
+    let capture = format!("net_pcap0,rx_pcap={from},tx_pcap={to_name},infinite_rx=1");
+    let vdevs = [format!("net_vhost0,iface={},queues=1", path.display()), capture];
+    let device = Testpmd::start(&vdevs, &["--forward-mode=io"]);
     await_socket(&path);
     let rig = Rig::start(&path, &Setup::usual().echoing());
-    await_delivered(&rig, 1);
+    await_delivered(&rig, 5000);
+    // What it has not written yet it loses when it is killed.
+    let began = Instant::now();
+    while std::fs::metadata(&to).map_or(0, |file| file.len()) < 1 << 16 {
+        assert!(began.elapsed() < DEADLINE, "nothing came back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     rig.stop(None);
     drop(device);
+    let mut reader = PcapReader::new(BufReader::new(File::open(&to).unwrap())).unwrap();
+    let mut came = BTreeSet::new();
+    // The last one may be cut short.
+    while let Some(Ok(packet)) = reader.next_packet() {
+        assert!(frames.iter().any(|frame| *frame == *packet.data), "{} bytes", packet.data.len());
+        came.insert(packet.data.len());
+    }
+    assert_eq!(came.len(), frames.len(), "{came:?}");
 }

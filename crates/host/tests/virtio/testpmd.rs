@@ -19,12 +19,14 @@ pub(crate) fn missing() -> Option<String> {
 }
 
 impl Testpmd {
-    /// Starts it with one device, and arguments of its own.
-    pub(crate) fn start(vdev: &str, arguments: &[&str]) -> Self {
+    /// Starts it with devices, and arguments of its own.
+    pub(crate) fn start(vdevs: &[String], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let child = Command::new("dpdk-testpmd")
             .args(["--no-huge", "-m", "256", "--no-pci", "--no-telemetry", "-l", "0,1"])
-            .args(["--file-prefix=forebay", "--vdev", vdev, "--"])
+            .arg("--file-prefix=forebay")
+            .args(vdevs.iter().flat_map(|vdev| ["--vdev", vdev.as_str()]))
+            .arg("--")
             .args(["--total-num-mbufs=16384", "--auto-start", "--no-flush-rx"])
             .args(arguments)
             .env("RUNTIME_DIRECTORY", directory.path())
@@ -40,13 +42,13 @@ impl Testpmd {
     pub(crate) fn device(socket: &Path, queues: u16, arguments: &[&str]) -> Self {
         let vdev = format!("net_vhost0,iface={},queues={queues}", socket.display());
         let [rxq, txq] = ["rxq", "txq"].map(|which| format!("--{which}={queues}"));
-        Self::start(&vdev, &[&[rxq.as_str(), &txq], arguments].concat())
+        Self::start(&[vdev], &[&[rxq.as_str(), &txq], arguments].concat())
     }
 
     /// A driver that connects there.
     pub(crate) fn driver(socket: &Path, settings: &str, arguments: &[&str]) -> Self {
         let vdev = format!("net_virtio_user0,path={},{settings}", socket.display());
-        Self::start(&vdev, arguments)
+        Self::start(&[vdev], arguments)
     }
 }
 
