@@ -141,10 +141,16 @@ impl Site {
         backend
     }
 
-    /// Waits for a front end.
-    pub(crate) fn accept(&self, offer: Offer) -> Backend {
+    /// Waits until a front end can be accepted.
+    pub(crate) fn await_front_end(&self) -> &UnixListener {
         let listener = self.listener.as_ref().unwrap();
         assert!(is_readable(listener, DEADLINE), "no front end came");
+        listener
+    }
+
+    /// Waits for a front end.
+    pub(crate) fn accept(&self, offer: Offer) -> Backend {
+        let listener = self.await_front_end();
         Backend::new(listener.accept().unwrap().0, offer)
     }
 }
@@ -272,7 +278,11 @@ impl Backend {
     fn fail(&mut self, request: FrontendReq, failure: Failure) -> Result<(), Closed> {
         match failure {
             Failure::Silence => return Ok(()),
-            Failure::Nonsense(bytes) => reply(&self.stream, request, &vec![0xff; bytes]),
+            Failure::Nonsense(bytes) => {
+                // Of features it is an offer of all.
+                (self.offer.features, self.offer.protocol) = (u64::MAX, u64::MAX);
+                reply(&self.stream, request, &vec![0xff; bytes]);
+            }
             Failure::Close => {}
         }
         if failure == Failure::Close {

@@ -67,6 +67,17 @@ impl Scene {
     /// Another device in the place of this one, which is there until the other one is.
     pub(crate) fn restart(&mut self) {
         self.device.close();
+        self.meet();
+    }
+
+    /// Ends the session, and waits until the driver has done so, too: it looks for another device.
+    pub(crate) fn end(&self) {
+        self.device.close();
+        self.site.await_front_end();
+    }
+
+    /// Another device, behind one that is gone.
+    pub(crate) fn meet(&mut self) {
         self.device = self.site.meet(self.device.offer.clone());
     }
 

@@ -45,7 +45,7 @@ fn restarts(packed: bool) {
         }
     }
     let mut device = site.meet(offer);
-    assert_eq!(rig.sessions(), u64::from(restarts) + 1);
+    device.wait("as many sessions", |_| rig.sessions() == u64::from(restarts) + 1).unwrap();
     let ended = rig.stop(Some(&mut device));
     assert!(ended.frames >= u64::from(restarts) * 300, "{ended:?}");
     assert!(ended.drops.keys().all(|&reason| reason == "length_error"), "{:?}", ended.drops);

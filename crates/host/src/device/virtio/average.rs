@@ -2,7 +2,7 @@
 
 /// Packets that the average looks back over, about: `RECEIVE_AVG_WEIGHT` in the kernel's
 /// `virtio_net.c`. The whole ring may be filled at once, so it must not follow every whim.
-pub const WEIGHT: u32 = 64;
+pub(super) const WEIGHT: u32 = 64;
 
 /// Bits behind the point. Without them, as in the kernel, a rise of less than [`WEIGHT`] bytes would
 /// never move it.

@@ -12,14 +12,14 @@ use crate::sys::virtio::{BufferId, Descriptor, Direction, Virtqueue};
 
 /// A frame of an ordinary network with a VLAN tag, without the checksum at its end: the kernel's
 /// `GOOD_PACKET_LEN` (VIO-3).
-pub const GOOD_PACKET_LEN: u32 = 14 + 4 + 1500;
+pub(super) const GOOD_PACKET_LEN: u32 = 14 + 4 + 1500;
 
 /// The kernel's `PAGE_SIZE` here.
-pub const PAGE_BYTES: u32 = 4096;
+pub(super) const PAGE_BYTES: u32 = 4096;
 
 /// Buffers begin and end on cache lines (the kernel's `L1_CACHE_BYTES`), so that no two packets
 /// share one.
-pub const BUFFER_ALIGN_BYTES: u32 = 64;
+pub(super) const BUFFER_ALIGN_BYTES: u32 = 64;
 
 /// How large the next buffers are.
 #[derive(Clone, Copy, Debug)]

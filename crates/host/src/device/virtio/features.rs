@@ -41,6 +41,7 @@ const USABLE: [Usable; 20] = [
     one_of(VIRTIO_NET_F_MQ, "mq", &[VIRTIO_NET_F_CTRL_VQ]),
     one_of(VIRTIO_NET_F_HASH_REPORT, "hash_report", &[VIRTIO_NET_F_CTRL_VQ]),
     alone(VIRTIO_NET_F_GUEST_CSUM, "guest_csum"),
+    // Those that come whole need buffers that are merged, too: see `negotiate`.
     one_of(VIRTIO_NET_F_GUEST_TSO4, "guest_tso4", &[VIRTIO_NET_F_GUEST_CSUM]),
     one_of(VIRTIO_NET_F_GUEST_TSO6, "guest_tso6", &[VIRTIO_NET_F_GUEST_CSUM]),
     one_of(
@@ -85,7 +86,13 @@ impl Features {
     /// # Errors
     /// Why the back end cannot be used: it does not offer `VERSION_1` (FEAT4).
     pub(super) fn negotiate(offered: u64, wishes: Wishes) -> Result<Self, String> {
+        let is_mergeable = offered >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1;
         let is_wished = |bit| match bit {
+            // Each buffer would have to hold 64 KiB (NET2).
+            VIRTIO_NET_F_GUEST_TSO4
+            | VIRTIO_NET_F_GUEST_TSO6
+            | VIRTIO_NET_F_GUEST_USO4
+            | VIRTIO_NET_F_GUEST_USO6 => is_mergeable,
             VIRTIO_F_RING_PACKED => wishes.packed,
             VIRTIO_NET_F_HASH_REPORT => wishes.device_hash,
             _ => true,

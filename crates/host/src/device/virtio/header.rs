@@ -4,13 +4,13 @@ use path::coalesce::gso::{VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use path::hash::FlowHash;
 
 /// The header of a device with virtio 1: with the count of buffers, used or not.
-pub const HEADER_BYTES: u32 = 12;
+pub(super) const HEADER_BYTES: u32 = 12;
 /// The same with a hash behind it (`VIRTIO_NET_F_HASH_REPORT`).
-pub const HASH_HEADER_BYTES: u32 = 20;
+pub(super) const HASH_HEADER_BYTES: u32 = 20;
 
 /// A header as it was copied in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NetHeader {
+pub(super) struct NetHeader {
     /// What the packet lacks, and how it is cut.
     pub offloads: VirtioNetHdr,
     /// Buffers that the packet lies in.
