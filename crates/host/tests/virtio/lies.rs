@@ -396,7 +396,7 @@ fn scribbles(scene: &mut Scene) -> Told {
         // finds them so.
         scene.end();
         for area in areas {
-            memory.write(area, &[0; AREA_BYTES as usize]);
+            memory.write(area, &vec![0; AREA_BYTES.try_into().unwrap()]);
         }
         scene.meet();
     }

@@ -41,7 +41,6 @@ const USABLE: [Usable; 20] = [
     one_of(VIRTIO_NET_F_MQ, "mq", &[VIRTIO_NET_F_CTRL_VQ]),
     one_of(VIRTIO_NET_F_HASH_REPORT, "hash_report", &[VIRTIO_NET_F_CTRL_VQ]),
     alone(VIRTIO_NET_F_GUEST_CSUM, "guest_csum"),
-    // Those that come whole need buffers that are merged, too: see `negotiate`.
     one_of(VIRTIO_NET_F_GUEST_TSO4, "guest_tso4", &[VIRTIO_NET_F_GUEST_CSUM]),
     one_of(VIRTIO_NET_F_GUEST_TSO6, "guest_tso6", &[VIRTIO_NET_F_GUEST_CSUM]),
     one_of(
@@ -252,10 +251,11 @@ mod tests {
 
     #[test]
     fn net_11_a_gso_type_goes_with_its_feature() {
-        let of = |bits: &[u32]| {
-            let offered = bits.iter().fold(VERSION_1, |offered, bit| offered | 1 << bit);
+        let without = |bits: &[u32], merged| {
+            let offered = bits.iter().fold(VERSION_1 | merged, |offered, bit| offered | 1 << bit);
             Features::negotiate(offered, Wishes::default()).unwrap()
         };
+        let of = |bits: &[u32]| without(bits, 1 << VIRTIO_NET_F_MRG_RXBUF);
         let accepted = |features: Features| -> Vec<u8> {
             (0..=u8::MAX).filter(|&gso_type| features.accepts_gso(gso_type)).collect()
         };
@@ -265,5 +265,6 @@ mod tests {
         assert_eq!(accepted(of(&[1, 7, 8, 9])), [0, 1, 4, 0x81, 0x84]);
         assert_eq!(accepted(of(&[1, 54])), [0, 5]);
         assert_eq!(accepted(of(&[1, 10])), [0], "UFO is never accepted");
+        assert_eq!(accepted(without(&[1, 7, 8, 9, 54], 0)), [0], "each buffer would hold 64 KiB");
     }
 }

@@ -23,7 +23,7 @@ impl NetHeader {
     /// Reads it. Of a header without a hash, the last 8 bytes are not looked at.
     #[inline]
     #[must_use]
-    pub fn from_bytes(bytes: &[u8; HASH_HEADER_BYTES as usize], has_hash: bool) -> Self {
+    pub(super) fn from_bytes(bytes: &[u8; HASH_HEADER_BYTES as usize], has_hash: bool) -> Self {
         let &[
             a,
             b,

@@ -229,6 +229,12 @@ impl Port {
         self.session.as_ref()
     }
 
+    /// Whether there is another session, or none any more, since [`session`](Self::session) was asked
+    /// for.
+    pub(super) fn has_changed(&self) -> bool {
+        self.shared.changes.load(Ordering::Acquire) != self.seen
+    }
+
     #[cold]
     fn look(&mut self) {
         let mut board = self.shared.board();

@@ -44,7 +44,8 @@ impl VirtioSource {
     /// Begins and ends with sessions. What a device has given before it went is taken first.
     fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) {
         let now = self.port.session();
-        if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number) {
+        if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number)
+        {
             return;
         }
         let now = now.cloned();
@@ -154,11 +155,13 @@ impl Source for VirtioSource {
         Some(self.port.call())
     }
 
-    /// Has the device say when there is something: whoever asks is about to sleep.
+    /// Has the device say when there is something: whoever asks is about to sleep. A session that
+    /// began or ended since the last poll woke a CPU that was awake, and will not do so again.
     fn has_work(&mut self) -> bool {
         let is_ending = self.stopping.is_some();
         let is_receiving = self.session.is_some() && !is_ending;
-        self.transmit.has_work()
+        !is_ending && self.port.has_changed()
+            || self.transmit.has_work()
             || is_ending && self.transmit.is_sending()
             || is_receiving && self.arm()
     }
