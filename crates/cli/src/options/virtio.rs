@@ -23,6 +23,11 @@ pub(crate) struct VhostUserOptions {
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
 
+    /// Have the back end give packets as they were on the wire: checksums done, segments not merged
+    /// (vhost-user)
+    #[arg(long)]
+    pub(crate) no_rx_offloads: bool,
+
     /// Use packed rings where the back end has them (vhost-user)
     #[arg(long)]
     pub(crate) packed: bool,
@@ -35,12 +40,13 @@ pub(crate) struct VhostUserOptions {
 
 impl VhostUserOptions {
     /// Each option's name, and whether it was given.
-    pub(crate) fn given(&self) -> [(&'static str, bool); 5] {
+    pub(crate) fn given(&self) -> [(&'static str, bool); 6] {
         [
             ("--rx-buffers", self.rx_buffers.is_some()),
             ("--rx-buffer-max", self.rx_buffer_max.is_some()),
             ("--queue-size", self.queue_size.is_some()),
             ("--packed", self.packed),
+            ("--no-rx-offloads", self.no_rx_offloads),
             ("--listen", self.listen),
         ]
     }
@@ -60,9 +66,9 @@ impl VhostUserOptions {
             role: if self.listen { Role::Listen } else { Role::Connect },
             queue_size: self.queue_size.unwrap_or(QUEUE_SIZE_DEFAULT),
             packed: self.packed,
+            rx_offloads: !self.no_rx_offloads,
             rx_buffers,
             rx_buffer_max_bytes: self.rx_buffer_max.unwrap_or(RX_BUFFER_MAX_BYTES_DEFAULT),
-            ..VirtioOptions::default()
         };
         options.check()?;
         Ok(options)

@@ -72,6 +72,8 @@ pub(super) struct Wishes {
     pub(super) packed: bool,
     /// The hashes that the device computed.
     pub(super) device_hash: bool,
+    /// Packets as they were on the wire: none of `GUEST_*`.
+    pub(super) without_offloads: bool,
 }
 
 /// Features that both sides agreed on.
@@ -92,6 +94,7 @@ impl Features {
             | VIRTIO_NET_F_GUEST_TSO6
             | VIRTIO_NET_F_GUEST_USO4
             | VIRTIO_NET_F_GUEST_USO6 => is_mergeable,
+            VIRTIO_NET_F_GUEST_CSUM => !wishes.without_offloads,
             VIRTIO_F_RING_PACKED => wishes.packed,
             VIRTIO_NET_F_HASH_REPORT => wishes.device_hash,
             _ => true,
@@ -201,8 +204,11 @@ mod tests {
     ];
 
     fn wishes() -> impl Strategy<Value = Wishes> {
-        (any::<bool>(), any::<bool>())
-            .prop_map(|(packed, device_hash)| Wishes { packed, device_hash })
+        any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| Wishes {
+            packed,
+            device_hash,
+            without_offloads,
+        })
     }
 
     proptest! {
@@ -232,14 +238,17 @@ mod tests {
     fn feat_2_a_dependent_bit_alone_is_left() {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
-            let wishes = Wishes { packed: true, device_hash: true };
+            let wishes = Wishes { packed: true, device_hash: true, without_offloads: false };
             assert_eq!(Features::negotiate(offered, wishes).unwrap().bits(), VERSION_1, "{bit}");
         }
     }
 
     #[test]
     fn all_that_is_usable_is_used_where_all_is_offered() {
-        let all = Features::negotiate(u64::MAX, Wishes { packed: true, device_hash: true });
+        let all = Features::negotiate(
+            u64::MAX,
+            Wishes { packed: true, device_hash: true, without_offloads: false },
+        );
         let all = all.unwrap();
         assert!(USABLE.iter().all(|feature| all.has(feature.bit)));
         assert_eq!(all.bits().count_ones(), u32::try_from(USABLE.len()).unwrap());

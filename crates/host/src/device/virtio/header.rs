@@ -1,6 +1,6 @@
 //! What a virtio device says before a packet (virtio 1.2, section 5.1.6).
 
-use path::coalesce::gso::{VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
+use path::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use path::hash::FlowHash;
 
 /// The header of a device with virtio 1: with the count of buffers, used or not.
@@ -20,6 +20,16 @@ pub(super) struct NetHeader {
 }
 
 impl NetHeader {
+    /// Whether the packet is as any: complete, of one segment and, if the device's hash would be used,
+    /// without one. The rest of the header is not to be looked at then (NET4, NET5, NET6).
+    #[inline]
+    pub(super) fn says_nothing(&self, uses_hash: bool) -> bool {
+        let VirtioNetHdr { flags, gso_type, .. } = self.offloads;
+        flags & (NEEDS_CSUM | DATA_VALID) == 0
+            && gso_type == GSO_NONE
+            && !(uses_hash && self.hash.is_some())
+    }
+
     /// Reads it. Of a header without a hash, the last 8 bytes are not looked at.
     #[inline]
     #[must_use]

@@ -83,7 +83,11 @@ impl VirtioDevice {
         let (link, ports) = Link::start(LinkConfig {
             path: Path::new(&config.name),
             role: options.role,
-            wishes: Wishes { packed: options.packed, device_hash: config.device_hash },
+            wishes: Wishes {
+                packed: options.packed,
+                device_hash: config.device_hash,
+                without_offloads: !options.rx_offloads,
+            },
             memory: memory_table(&memory).map_err(no_memory)?,
             queues: rings.iter().map(|pair| queue_rings(pair, options)).collect(),
             facts: facts.clone(),

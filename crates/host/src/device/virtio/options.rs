@@ -22,16 +22,13 @@ pub struct VirtioOptions {
     pub queue_size: u16,
     /// Whether packed rings are used where the back end has them.
     pub packed: bool,
-    /// Whether the back end has a control queue of its own, behind the queue pairs, that is to be
-    /// told how many of them are used. Over vhost-user the messages of the socket say that.
-    pub control_queue: bool,
     /// How large receive buffers are.
     pub rx_buffers: BufferPolicy,
     /// The most that `auto` makes them, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
-    /// Whether memory is shared in huge pages that the administrator has set aside, if there are
-    /// enough of them.
-    pub huge_pages: bool,
+    /// Whether the back end may leave checksums to be done, say that they are right, and give packets
+    /// of many segments whole. It costs a back end that fills headers in a look at each of them.
+    pub rx_offloads: bool,
 }
 
 /// What `auto` makes receive buffers at most, unless it is told: measured, see ARCHITECTURE.md.
@@ -44,10 +41,9 @@ impl Default for VirtioOptions {
             role: Role::Connect,
             queue_size: QUEUE_SIZE_DEFAULT,
             packed: false,
-            control_queue: false,
             rx_buffers: BufferPolicy::Auto,
             rx_buffer_max_bytes: RX_BUFFER_MAX_BYTES_DEFAULT,
-            huge_pages: true,
+            rx_offloads: true,
         }
     }
 }

@@ -44,7 +44,7 @@ impl Place {
         Link::start(LinkConfig {
             path: &self.path(),
             role,
-            wishes: Wishes { packed: false, device_hash: false },
+            wishes: Wishes::default(),
             memory: MemoryTable { descriptor, base_address: BASE, len_bytes: 1 << 20 },
             queues: (0..pairs).map(rings).collect(),
             facts: self.facts.clone(),

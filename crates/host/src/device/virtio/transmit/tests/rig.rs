@@ -63,6 +63,7 @@ impl Rig {
         let wishes = Wishes {
             packed: offered.contains(&VIRTIO_F_RING_PACKED),
             device_hash: offered.contains(&VIRTIO_NET_F_HASH_REPORT),
+            ..Wishes::default()
         };
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
         self.device = None; // it holds the ring's memory
