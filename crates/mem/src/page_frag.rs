@@ -35,7 +35,7 @@ pub(crate) use home::FragHome;
 
 mod home; // where pieces belong, and the way there
 
-/// Pieces begin on cache lines: their lengths are multiples of this.
+/// A cache line: lengths of pieces are multiples of it.
 pub const FRAG_ALIGN_BYTES: u32 = 64;
 
 /// The least size of a block: a page.
@@ -58,22 +58,17 @@ unsafe impl Send for PageFragCache {}
 
 impl PageFragCache {
     /// Cuts pieces from `blocks` blocks of `block_bytes` each, which lie in `region` from
-    /// `offset_bytes` on. The memory is claimed until the last piece is home.
+    /// `offset_bytes` on; each piece begins a multiple of [`FRAG_ALIGN_BYTES`] from there. The memory is claimed until the last piece is home.
     ///
     /// # Panics
     /// When `region` is not [shared](Region::is_shared), the blocks are not all in it or something
-    /// else has a [claim](Region::claim) there, they come to 4 GiB or more, `block_bytes` is not a
-    /// power of two of at least [`MIN_BLOCK_BYTES`], or `offset_bytes` is not a multiple of
-    /// [`FRAG_ALIGN_BYTES`].
+    /// else has a [claim](Region::claim) there, they come to 4 GiB or more, or `block_bytes` is not a
+    /// power of two of at least [`MIN_BLOCK_BYTES`].
     #[must_use]
     pub fn new(region: &Arc<Region>, offset_bytes: usize, block_bytes: u32, blocks: u32) -> Self {
         assert!(
             block_bytes.is_power_of_two() && block_bytes >= MIN_BLOCK_BYTES,
             "a block is a power of two of at least {MIN_BLOCK_BYTES} bytes, not {block_bytes}"
-        );
-        assert!(
-            offset_bytes.is_multiple_of(FRAG_ALIGN_BYTES as usize),
-            "blocks begin at a multiple of {FRAG_ALIGN_BYTES} bytes, not at {offset_bytes}"
         );
         let Some(bytes) = block_bytes.checked_mul(blocks) else {
             panic!("{blocks} blocks of {block_bytes} bytes are more than handles can tell apart")
@@ -346,12 +341,16 @@ impl PageFrag {
         Ok(())
     }
 
-    /// Asks for the room's first two cache lines, where a packet's headers are, ahead of their use.
+    /// Asks for the room's first two cache lines ahead of their use, and for the third if more than
+    /// two lines' bytes are used.
     #[inline]
-    pub fn prefetch(&self) {
+    pub fn prefetch(&self, used_bytes: u32) {
         let first_byte = self.span(0, LINE_BYTES);
         prefetch_to_read(first_byte);
         prefetch_to_read(first_byte.wrapping_add(LINE_BYTES));
+        if used_bytes as usize > 2 * LINE_BYTES {
+            prefetch_to_read(first_byte.wrapping_add(2 * LINE_BYTES));
+        }
     }
 
     /// The first of `len` bytes, `at` bytes behind the room's beginning, all of which are the

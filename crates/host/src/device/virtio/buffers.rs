@@ -87,6 +87,14 @@ impl Sizing {
     }
 }
 
+/// What is cut for a buffer of so many bytes, which it all gets: an odd number of cache lines. With an
+/// even one, the first lines of all buffers would fall into a few sets of a cache, and with them what
+/// both sides look at of every packet.
+#[inline]
+pub(super) fn pitch_bytes(len_bytes: u32) -> u32 {
+    len_bytes | BUFFER_ALIGN_BYTES
+}
+
 /// The buffers of one receive queue.
 pub(super) struct Buffers {
     pub(super) sizing: Sizing,
@@ -129,7 +137,7 @@ impl Buffers {
         }
         self.is_short = self.cache.away_blocks() > self.away_max;
         while ring.free() > 0 {
-            let Some(frag) = self.cache.cut(len_bytes) else { return false };
+            let Some(frag) = self.cache.cut(pitch_bytes(len_bytes)) else { return false };
             let buffer = Descriptor { address: frag.address(), len_bytes: frag.room_bytes() };
             match ring.post(&[buffer], Direction::ToDriver) {
                 Ok(id) => self.posted[id.index()] = Some(frag),
@@ -154,11 +162,11 @@ impl Buffers {
         self.posted.get_mut(id.index())?.take()
     }
 
-    /// Asks for the first line of a buffer that will be looked at soon.
+    /// Asks for the beginning of a buffer that will be looked at soon.
     #[inline]
-    pub(super) fn prefetch(&self, id: u32) {
+    pub(super) fn prefetch(&self, id: u32, used_bytes: u32) {
         if let Some(Some(frag)) = self.posted.get(id as usize) {
-            frag.prefetch();
+            frag.prefetch(used_bytes);
         }
     }
 
@@ -204,6 +212,12 @@ mod tests {
         assert_eq!([60, 1514, 1518, 1524].map(auto), [1536; 4]);
         assert_eq!([1525, 3000, 4084, 9000].map(auto), [1600, 3072, 4096, 9024]);
         assert_eq!([16_372, 16_373, 65_549].map(auto), [16 << 10; 3]);
+    }
+
+    #[test]
+    fn buffers_are_an_odd_number_of_cache_lines_apart() {
+        let cut = [1536, 1600, 4096, 9024, 16 << 10].map(pitch_bytes);
+        assert_eq!(cut, [1600, 1600, 4160, 9024, (16 << 10) + 64]);
     }
 
     #[test]

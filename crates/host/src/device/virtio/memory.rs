@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use mem::{Claim, PageFragCache, Region};
 
-use super::buffers::Sizing;
+use super::buffers::{Sizing, pitch_bytes};
+use super::header::HEADER_BYTES;
 use super::options::VirtioOptions;
 use super::transmit::SLOT_BYTES;
 use crate::sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
@@ -20,8 +21,12 @@ const BUFFERS_A_BLOCK: u32 = 16;
 const BLOCK_BYTES_MIN: u32 = 64 << 10;
 const BLOCK_BYTES_MAX: u32 = 1 << 20;
 
-/// A page: blocks begin on one.
+/// A page: the parts begin on one.
 const PAGE_BYTES: usize = 4096;
+
+/// Receive buffers begin so far behind a cache line's beginning that the device's header ends with a
+/// line, and the packet begins on one: the back end copies in whole lines.
+const BLOCKS_SHIFT: usize = 2 * 64 - HEADER_BYTES as usize;
 
 /// The places of one queue pair's rings and buffers, one behind the other, pair by pair.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +48,7 @@ struct Places {
 
 impl MemoryPlan {
     pub(super) fn of(options: &VirtioOptions) -> Self {
-        let largest = Sizing::of(options).largest_bytes();
+        let largest = pitch_bytes(Sizing::of(options).largest_bytes());
         let block_bytes = largest
             .saturating_mul(BUFFERS_A_BLOCK)
             .next_power_of_two()
@@ -65,7 +70,8 @@ impl MemoryPlan {
     fn places(&self, pair: usize) -> Places {
         let ring = ring_bytes_max(self.queue_size).next_multiple_of(PAGE_BYTES);
         let slots = usize::from(self.queue_size) * SLOT_BYTES as usize;
-        let blocks = self.blocks as usize * self.block_bytes as usize;
+        let blocks = self.blocks as usize * self.block_bytes as usize + BLOCKS_SHIFT;
+        let blocks = blocks.next_multiple_of(PAGE_BYTES);
         let len = 2 * ring + slots.next_multiple_of(PAGE_BYTES) + blocks;
         let begin = pair.saturating_mul(len);
         let places = [begin, begin + ring, begin + 2 * ring];
@@ -89,7 +95,7 @@ impl MemoryPlan {
 
     /// What a pair's receive buffers are cut from.
     pub(super) fn cache(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
-        let at = self.places(pair).blocks;
+        let at = self.places(pair).blocks + BLOCKS_SHIFT;
         PageFragCache::new(memory.region(), at, self.block_bytes, self.blocks)
     }
 }

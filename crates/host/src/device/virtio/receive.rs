@@ -27,10 +27,9 @@ use crate::sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
 /// it costs to keep the buffer and cut another one is more than that.
 const COPYBREAK_BYTES: u32 = 256;
 
-/// Bytes of a longer packet that are copied in, for its headers: with the header of the device they
-/// fill two cache lines of the buffer, and two of the frame. Rarely are there more headers; those are
-/// pulled in when they are parsed.
-const HEAD_BYTES: u32 = 2 * 64 - HEADER_BYTES;
+/// Bytes of a longer packet that are copied in, for its headers: two cache lines of the buffer, and two
+/// of the frame. Rarely are there more headers; those are pulled in when they are parsed.
+const HEAD_BYTES: u32 = 2 * 64;
 
 /// What a head's frame has room for: as much as is copied of any packet.
 pub(super) const HEAD_ROOM_BYTES: u32 = COPYBREAK_BYTES;
@@ -173,7 +172,7 @@ impl Receiver {
                 break self.rest(now_ns, pool, burst);
             };
             if taken == 0 {
-                self.buffers.prefetch(used.id);
+                self.prefetch_used(used);
                 (0..PREFETCH_AHEAD - 1).for_each(|ahead| self.prefetch(ahead));
             }
             self.prefetch(PREFETCH_AHEAD - 1);
@@ -207,8 +206,13 @@ impl Receiver {
     #[inline]
     fn prefetch(&self, ahead: u16) {
         if let Some(used) = self.ring.peek_used(ahead) {
-            self.buffers.prefetch(used.id);
+            self.prefetch_used(used);
         }
+    }
+
+    #[inline]
+    fn prefetch_used(&self, used: Used) {
+        self.buffers.prefetch(used.id, used.len_bytes);
     }
 
     #[inline]
