@@ -68,6 +68,8 @@ pub(super) struct Receiver {
     header_bytes: u32,
     device_hash: bool,
     numbering: Numbering,
+    /// There was no memory for all buffers when they were last posted.
+    is_starved: bool,
     /// A packet whose last buffers have not come.
     partial: Option<Partial>,
     counted: [u64; COUNTS.len()],
@@ -118,6 +120,7 @@ impl Receiver {
             header_bytes: HEADER_BYTES,
             device_hash,
             numbering: Numbering::of_queue(path::RxQueue(0), 1),
+            is_starved: false,
             partial: None,
             counted: [0; COUNTS.len()],
             counts,
@@ -186,7 +189,8 @@ impl Receiver {
     /// Posts buffers for those that were taken. Returns whether the device is to be told.
     #[must_use]
     pub(super) fn refill(&mut self) -> bool {
-        if !self.buffers.refill(&mut self.ring) {
+        self.is_starved = !self.buffers.refill(&mut self.ring);
+        if self.is_starved {
             self.count(Count::BuffersShort);
         }
         self.ring.publish()
@@ -197,9 +201,9 @@ impl Receiver {
         self.ring.ask_for_call(wanted)
     }
 
-    /// Whether the device has no buffer left to receive into.
+    /// Whether the device has fewer buffers than it could: too few, perhaps, for the next packet.
     pub(super) fn is_starved(&self) -> bool {
-        self.ring.free() == self.ring.size()
+        self.is_starved
     }
 
     /// Asks for the buffer that is taken after so many others.
