@@ -9,6 +9,7 @@ pub(crate) const LINE_BYTES: usize = 64;
 pub(crate) struct OwnLine<T>(pub(crate) T);
 
 /// Asks for the line at `address`, to read it.
+#[inline]
 pub(crate) fn prefetch_to_read(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
@@ -31,8 +32,15 @@ pub fn prefetch_value<T>(value: &T) {
     prefetch_to_read(std::ptr::from_ref(value).cast());
 }
 
+/// Asks for the line that `value` begins on, to write it a little later.
+#[inline]
+pub fn prefetch_value_to_write<T>(value: &T) {
+    prefetch_to_write(std::ptr::from_ref(value).cast());
+}
+
 /// Asks for the line at `address`, to write it: takes it from the CPU that has it. A store waits
 /// for its line, and every later load that needs the store's bytes in another shape waits with it.
+#[inline]
 pub(crate) fn prefetch_to_write(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch touches no memory that the program can see, and never faults. Where the

@@ -73,8 +73,9 @@ impl Frame {
         unsafe { slice::from_raw_parts_mut(self.first_byte(), self.len_bytes as usize) }
     }
 
-    /// All the room behind the headroom, up to where pieces are listed if there are any, for a device to write into; then [`set_len`] says how
-    /// much of it is packet. What stands there before is left over from an earlier packet.
+    /// All the room behind the headroom, up to where pieces are listed if there are any, for a device
+    /// to write into; then [`set_len`] says how much of it is packet. What stands there before is left
+    /// over from an earlier packet.
     ///
     /// [`set_len`]: Self::set_len
     #[must_use]
@@ -184,9 +185,13 @@ impl Frame {
     /// What the packet occupies, holes included: its whole chunk, its pieces, and those of the
     /// frames that follow.
     #[must_use]
+    #[inline]
     pub fn truesize(&self) -> u32 {
         let alone = |frame: &Self| frame.home().chunk_bytes + frame.frags_truesize();
-        self.followers().map(alone).sum::<u32>() + alone(self)
+        match self.follower_count() {
+            0 => alone(self),
+            _ => self.followers().map(alone).sum::<u32>() + alone(self),
+        }
     }
 
     /// The CPU slot whose pool this frame belongs to.

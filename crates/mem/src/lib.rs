@@ -25,7 +25,7 @@ mod lot; //          frames on their way home, thirty-two at a time
 mod cache; //        cache lines: kept apart, and asked for ahead of their use
 mod sync; //         the standard library's atomics, or loom's
 
-pub use cache::{prefetch, prefetch_value};
+pub use cache::{prefetch, prefetch_value, prefetch_value_to_write};
 pub use carousel::Carousel;
 pub use frame::Frame;
 pub use lent::Lent;

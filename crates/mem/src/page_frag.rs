@@ -341,14 +341,14 @@ impl PageFrag {
         Ok(())
     }
 
-    /// Asks for the room's first two cache lines ahead of their use, and for the third if more than
-    /// two lines' bytes are used.
+    /// Asks for the cache lines of the room's first `len_bytes` bytes ahead of their use: for two at
+    /// least, and for three at most.
     #[inline]
-    pub fn prefetch(&self, used_bytes: u32) {
+    pub fn prefetch(&self, len_bytes: u32) {
         let first_byte = self.span(0, LINE_BYTES);
         prefetch_to_read(first_byte);
         prefetch_to_read(first_byte.wrapping_add(LINE_BYTES));
-        if used_bytes as usize > 2 * LINE_BYTES {
+        if len_bytes as usize > 2 * LINE_BYTES {
             prefetch_to_read(first_byte.wrapping_add(2 * LINE_BYTES));
         }
     }

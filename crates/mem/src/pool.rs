@@ -219,8 +219,8 @@ impl Pool {
         }
     }
 
-    /// Sends every frame that waits in a bin home, and the pieces that wait. Called at the end of a turn, so that nothing
-    /// is held back while this CPU idles.
+    /// Sends every frame that waits in a bin home, and the pieces that wait. Called at the end of a
+    /// turn, so that nothing is held back while this CPU idles.
     pub fn flush(&mut self) {
         self.homebound = None;
         for id in self.open.drain(..) {
