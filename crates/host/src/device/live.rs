@@ -155,7 +155,8 @@ pub enum CopyMode {
     ZeroCopy,
 }
 
-/// What the kernel counts of one queue, by its own names. Written by the source, read by anyone.
+/// What the kernel counts of one queue, by its own names: what it dropped. Of a device that is no interface
+/// it is what our driver counts, drops and others. Written by the source, read by anyone.
 #[derive(Debug)]
 pub struct KernelCounts {
     counts: Box<[(&'static str, AtomicU64)]>,
@@ -172,6 +173,12 @@ impl KernelCounts {
     /// source calls this.
     pub fn set(&self, index: usize, count: u64) {
         self.counts[index].1.store(count, Ordering::Relaxed);
+    }
+
+    /// Counts on, where nobody but the source knows the count. Only the source calls this.
+    pub fn add(&self, index: usize, count: u64) {
+        let (_, so_far) = &self.counts[index];
+        so_far.store(so_far.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
 
     /// All counts, by name.
@@ -250,7 +257,7 @@ pub struct Device {
     pub via: Via,
     /// One for each queue: what an engine polls.
     pub sources: Vec<Box<dyn Source>>,
-    /// What the kernel counts, for each queue.
+    /// What the kernel counts, or our driver, for each queue.
     pub counts: Vec<Arc<KernelCounts>>,
     /// What each queue of a virtio device tells of its receive buffers; any other device has none.
     pub rx_buffers: Vec<Arc<RxBuffers>>,

@@ -7,7 +7,7 @@ use path::counters::IntakeCounters;
 use serde::Serialize;
 
 use crate::device::sink::{SendDrop, SinkCounters};
-use crate::device::{Device, Facts, KernelCounts};
+use crate::device::{Device, Facts, KernelCounts, Via};
 use crate::engine::Outcome;
 use crate::error::Error;
 use crate::ledger::Flows;
@@ -84,8 +84,13 @@ pub struct QueueReport {
     pub rx_queue: u16,
     /// Frames that it gave.
     pub packets: u64,
-    /// Frames that the kernel, or a device's driver, dropped, by its own names.
+    /// Frames that the kernel dropped before they could be taken, by its own names. Only the queues
+    /// of interfaces have any: they are not among `packets`.
     pub kernel_dropped: BTreeMap<&'static str, u64>,
+    /// What a driver in this process counted of a device that is no interface, by the names of kernel
+    /// drivers. No further drops: the frames that are among them are among `packets`, and among the
+    /// path's own drops.
+    pub driver: BTreeMap<&'static str, u64>,
 }
 
 /// What the kernel counted on an interface during the run, by its own names.
@@ -120,10 +125,10 @@ pub struct SentReport {
 /// What is looked at again when a run ends.
 pub(super) struct DeviceWatch {
     name: String,
-    via: &'static str,
+    via: Via,
     facts: Facts,
     queues: usize,
-    /// For each queue, if the kernel counts there.
+    /// For each queue, if the kernel or a driver counts there.
     counts: Vec<Arc<KernelCounts>>,
     /// The interface, and what was counted there before. A source of another kind has none.
     interface: Option<(Interface, InterfaceCounters)>,
@@ -216,7 +221,7 @@ impl DeviceWatch {
             Some((interface, counters))
         });
         Self {
-            via: device.via.name(),
+            via: device.via,
             facts: device.facts.clone(),
             queues: device.sources.len(),
             counts: device.counts.clone(),
@@ -228,18 +233,20 @@ impl DeviceWatch {
     fn report(&self, intakes: &[Arc<IntakeCounters>]) -> DeviceReport {
         let queues = (0..).zip(intakes).map(|(rx_queue, intake)| {
             let counts = self.counts.get(usize::from(rx_queue));
-            QueueReport {
-                rx_queue,
-                packets: intake.frames.get(),
-                kernel_dropped: counts.map(|counts| counts.iter().collect()).unwrap_or_default(),
-            }
+            let counts = counts.map(|counts| counts.iter().collect()).unwrap_or_default();
+            let (kernel_dropped, driver) = if self.via.is_interface() {
+                (counts, BTreeMap::new())
+            } else {
+                (BTreeMap::new(), counts)
+            };
+            QueueReport { rx_queue, packets: intake.frames.get(), kernel_dropped, driver }
         });
         let now = self.interface.as_ref().and_then(|(interface, before)| {
             Some(InterfaceReport::between(before, &interface.counters().ok()?))
         });
         DeviceReport {
             name: self.name.clone(),
-            via: self.via,
+            via: self.via.name(),
             queues: queues.collect(),
             facts: self.facts.all(),
             interface: now,

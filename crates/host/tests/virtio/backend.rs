@@ -2,6 +2,7 @@
 //!
 //! It is turned by the test's own thread: whoever waits for anything serves the socket meanwhile.
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -17,9 +18,10 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
+use crate::control::Control;
 use crate::memory::Memory;
-use crate::messages::{Message, reply};
-use crate::ring::{Place, Ring, is_readable};
+use crate::messages::{Message, Oddity, reply, reply_oddly};
+use crate::ring::{Carries, Place, Ring, is_readable};
 
 /// How long something that must happen may take. Nothing is said by that about speed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -27,8 +29,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// `VHOST_USER_F_PROTOCOL_FEATURES`.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// Bytes of `virtio_net_config` up to the MTU, which is the last of them (virtio 1.2, 5.1.4).
-const CONFIG_BYTES: usize = 12;
+/// Bytes of `virtio_net_config` (virtio 1.2, 5.1.4).
+const CONFIG_BYTES: usize = 24;
 
 /// Bit 8 of what comes with a descriptor: there is none.
 const NO_DESCRIPTOR: u64 = 1 << 8;
@@ -45,6 +47,10 @@ pub(crate) struct Offer {
     pub(crate) protocol: u64,
     pub(crate) queue_pairs: u64,
     pub(crate) mtu: u16,
+    /// `VIRTIO_NET_RSS_HASH_TYPE_*`.
+    pub(crate) hash_types: u32,
+    /// What becomes of commands, where `CTRL_VQ` is offered.
+    pub(crate) control: Control,
     /// At this request it does something else.
     pub(crate) fails: Option<(FrontendReq, Failure)>,
 }
@@ -58,6 +64,8 @@ pub(crate) enum Failure {
     Silence,
     /// Answers with that many bytes of nonsense.
     Nonsense(usize),
+    /// Answers as it should, but for this.
+    But(Oddity),
 }
 
 impl Offer {
@@ -73,7 +81,15 @@ impl Offer {
         ];
         let features = features.into_iter().fold(PROTOCOL_FEATURES, |all, one| all | bit(one));
         let protocol = Protocol::MQ | Protocol::REPLY_ACK | Protocol::CONFIG;
-        Self { features, protocol: protocol.bits(), queue_pairs: 1, mtu: 1500, fails: None }
+        Self {
+            features,
+            protocol: protocol.bits(),
+            queue_pairs: 1,
+            mtu: 1500,
+            hash_types: 0x1ff,
+            control: Control::Serves,
+            fails: None,
+        }
     }
 
     pub(crate) fn with(mut self, feature: u32) -> Self {
@@ -177,7 +193,10 @@ pub(crate) struct Backend {
     pub(crate) features: u64,
     protocol: u64,
     pub(crate) memory: Option<Memory>,
+    /// Those of queue pairs, and that of commands.
     vrings: Vec<Vring>,
+    /// The commands that came, as they are in the ring.
+    pub(crate) commands: Vec<Vec<u8>>,
     /// What each rx ring had available and is not used yet.
     pub(crate) stock: Vec<std::collections::VecDeque<crate::ring::Chain>>,
 }
@@ -199,7 +218,8 @@ impl Backend {
     fn new(stream: UnixStream, offer: Offer) -> Self {
         let pairs = usize::try_from(offer.queue_pairs.clamp(1, 64)).unwrap();
         Self {
-            vrings: (0..2 * pairs).map(|_| Vring::default()).collect(),
+            vrings: (0..=2 * pairs).map(|_| Vring::default()).collect(),
+            commands: Vec::new(),
             stock: vec![std::collections::VecDeque::new(); pairs],
             offer,
             stream,
@@ -228,9 +248,19 @@ impl Backend {
         self.vrings[index].ring.is_some()
     }
 
-    /// Serves until all rings are in use.
+    pub(crate) fn is_enabled(&self, index: usize) -> bool {
+        self.vrings[index].is_enabled
+    }
+
+    /// The ring of commands, behind those of all queue pairs (5.1.2).
+    pub(crate) fn control_ring(&self) -> usize {
+        self.vrings.len() - 1
+    }
+
+    /// Serves until the rings of all queue pairs are in use.
     pub(crate) fn come_up(&mut self) -> Result<(), Closed> {
-        self.wait("its rings", |backend| backend.vrings.iter().all(|vring| vring.ring.is_some()))
+        let rings = self.control_ring();
+        self.wait("its rings", |backend| (0..rings).all(|ring| backend.is_up(ring)))
     }
 
     /// Serves until that is so, or the front end has closed.
@@ -259,13 +289,24 @@ impl Backend {
             let message = Message::receive(&self.stream).ok_or(Closed)?;
             self.log.push(message.request);
             match self.offer.fails {
+                Some((request, Failure::But(oddity))) if request == message.request => {
+                    if let Some(answer) = self.answer(message) {
+                        reply_oddly(&self.stream, request, &answer, oddity);
+                    }
+                }
                 Some((request, failure)) if request == message.request => {
                     self.fail(request, failure)?;
                 }
-                _ => self.answer(message),
+                _ => {
+                    let request = message.request;
+                    if let Some(answer) = self.answer(message) {
+                        reply(&self.stream, request, &answer);
+                    }
+                }
             }
             at_most = Duration::ZERO;
         }
+        self.serve_commands();
         Ok(())
     }
 
@@ -275,9 +316,17 @@ impl Backend {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Says so many bytes that nobody has asked for, as far as they go away.
+    pub(crate) fn say_unasked(&mut self, bytes: usize) {
+        self.stream.set_nonblocking(true).unwrap();
+        // It may be gone, or not listen: then there are fewer.
+        let _ = (&self.stream).write_all(&vec![0x41; bytes]);
+        self.stream.set_nonblocking(false).unwrap();
+    }
+
     fn fail(&mut self, request: FrontendReq, failure: Failure) -> Result<(), Closed> {
         match failure {
-            Failure::Silence => return Ok(()),
+            Failure::Silence | Failure::But(_) => return Ok(()),
             Failure::Nonsense(bytes) => {
                 // Of features it is an offer of all.
                 (self.offer.features, self.offer.protocol) = (u64::MAX, u64::MAX);
@@ -292,7 +341,8 @@ impl Backend {
         Ok(())
     }
 
-    fn answer(&mut self, message: Message) {
+    /// What is to be answered, if anything is.
+    fn answer(&mut self, message: Message) -> Option<Vec<u8>> {
         let (request, needs_reply) = (message.request, message.needs_reply);
         let answer = match request {
             FrontendReq::GET_FEATURES => Some(self.offer.features.to_ne_bytes().to_vec()),
@@ -306,11 +356,7 @@ impl Backend {
             }
         };
         let acknowledges = self.protocol & Protocol::REPLY_ACK.bits() > 0;
-        if let Some(answer) = answer {
-            reply(&self.stream, request, &answer);
-        } else if needs_reply && acknowledges {
-            reply(&self.stream, request, &0u64.to_ne_bytes());
-        }
+        answer.or_else(|| (needs_reply && acknowledges).then(|| 0u64.to_ne_bytes().to_vec()))
     }
 
     /// What wants no answer.
@@ -334,6 +380,14 @@ impl Backend {
     fn note_of_ring(&mut self, mut message: Message) {
         let index = usize::try_from(message.u32_at(0) & 0xff).unwrap();
         let value = message.u32_at(4);
+        if index == self.control_ring() {
+            if self.offer.control == Control::Missing {
+                return self.close();
+            }
+            // Its only kick comes with the ring. Back ends by rust-vmm forget it otherwise.
+            let is_kick = message.request == FrontendReq::SET_VRING_KICK;
+            assert!(!is_kick || self.is_enabled(index), "kicked before it is enabled");
+        }
         let vring = &mut self.vrings[index];
         let descriptor = |message: &mut Message| {
             assert_eq!(message.u64_at(0) & NO_DESCRIPTOR, 0, "polling was not asked for");
@@ -359,6 +413,11 @@ impl Backend {
     fn start(&mut self, index: usize) {
         let is_packed = self.has(VIRTIO_F_RING_PACKED);
         let event_idx = self.has(VIRTIO_RING_F_EVENT_IDX);
+        let carries = match index {
+            _ if index == self.control_ring() => Carries::Commands,
+            _ if index.is_multiple_of(2) => Carries::Received,
+            _ => Carries::Sent,
+        };
         let vring = &mut self.vrings[index];
         let Vring { size, base, areas: Some(areas), kick: Some(kick), call: Some(call), .. } =
             vring
@@ -372,8 +431,7 @@ impl Backend {
         }
         let memory = self.memory.clone().expect("the memory table before rings");
         let (size, base, areas) = (*size, *base, *areas);
-        let place =
-            Place { memory, size, base, areas, event_idx, is_receive: index.is_multiple_of(2) };
+        let place = Place { memory, size, base, areas, event_idx, carries };
         let ends = [kick, call].map(|end| end.try_clone().unwrap());
         vring.ring = Some(Ring::new(place, is_packed, ends));
     }
@@ -392,7 +450,9 @@ impl Backend {
         let mut config = [0; CONFIG_BYTES];
         let pairs = u16::try_from(self.offer.queue_pairs.min(0x8000)).unwrap();
         config[8..10].copy_from_slice(&pairs.to_le_bytes());
-        config[10..].copy_from_slice(&self.offer.mtu.to_le_bytes());
+        config[10..12].copy_from_slice(&self.offer.mtu.to_le_bytes());
+        config[17] = 40;
+        config[20..].copy_from_slice(&self.offer.hash_types.to_le_bytes());
         let mut answer = message.payload;
         let offset = usize::try_from(u32::from_ne_bytes(*answer.first_chunk().unwrap())).unwrap();
         for (at, byte) in answer[12..].iter_mut().enumerate() {

@@ -33,6 +33,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_packet_that_is_yet_to_be_cut_comes_whole", whole),
     ("cfg_2_buffers_hold_a_packet_of_the_mtu", mtu),
     ("net_2_unmerged_buffers_are_as_long_as_what_was_agreed_on", unmerged_sizes),
+    ("vio_3_buffers_grow_and_shrink_with_the_packets", || follow(Offer::usual(), false)),
+    ("vio_3_and_those_of_packed_rings", || follow(Offer::usual().packed(), true)),
     ("net_9_without_merged_buffers_their_number_says_nothing", unmerged_number),
     ("vq_7_nobody_sleeps_while_there_is_something", wake_ups),
     ("what_is_sent_back_reaches_the_device", || echoes(Offer::usual(), false)),
@@ -216,6 +218,36 @@ fn mtu() {
         let frames: Vec<_> = (0..10).map(|number| datagram(number, 9014)).collect();
         check(rig, &mut device, &frames);
     }
+}
+
+/// Small packets are copied, and their buffer is posted again: but not for ever, if it is large.
+fn follow(offer: Offer, packed: bool) {
+    let (_site, rig, mut device) = meet(offer, &Setup::usual().packed(packed));
+    let small = |posted: &[u32]| posted.len() == 64 && posted.iter().all(|&bytes| bytes < 3400);
+    let large = |posted: &[u32]| posted.iter().all(|&bytes| bytes >= 9012);
+    let mut delivered = 0;
+    for _ in 0..2 {
+        device.stocked(0, 64).unwrap();
+        assert!(small(&device.posted_bytes(0)), "{:?}", device.posted_bytes(0));
+        for (len, count) in [(9000, 900), (60, 2000)] {
+            // Never more than a backlog holds.
+            for number in 0..count {
+                device.deliver(0, Header::default(), &datagram(number, len)).unwrap();
+                delivered += 1;
+                if number % 100 == 99 {
+                    rig.await_delivered(&mut device, delivered).unwrap();
+                }
+            }
+            if len == 9000 {
+                let posted = device.posted_bytes(0);
+                assert!(large(&posted) && !posted.is_empty(), "{posted:?}");
+                // Two of the largest packets, and the buffer that goes beyond.
+                let most = (128 << 10) + 2 * 9088;
+                assert!(posted.iter().sum::<u32>() <= most, "{posted:?}");
+            }
+        }
+    }
+    rig.stop(Some(&mut device));
 }
 
 fn unmerged_sizes() {

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::backend::{Backend, Closed, Offer, Site};
+use virtio_bindings::virtio_net::VIRTIO_NET_F_HASH_REPORT;
+
+use crate::backend::{Backend, Closed, Offer, Site, bit};
 use crate::device::Header;
 use crate::frames::datagram;
 use crate::rig::{Ended, Rig, Setup};
@@ -34,6 +36,7 @@ pub(crate) enum Comes {
 pub(crate) enum In {
     Both,
     Split,
+    Packed,
 }
 
 /// What is told, where, and what it comes to.
@@ -52,9 +55,12 @@ impl Scene {
     pub(crate) fn open(offer: Offer, packed: bool) -> Self {
         let offer = if packed { offer.packed() } else { offer };
         let site = Site::new();
-        let rig = Rig::start(&site.path(), &Setup::usual().packed(packed));
+        let mut setup = Setup::usual().packed(packed);
+        setup.device_hash = offer.features & bit(VIRTIO_NET_F_HASH_REPORT) > 0;
+        let rig = Rig::start(&site.path(), &setup);
         let mut device = site.meet(offer);
         assert_eq!(device.ring(0).place().size, RING);
+        assert_eq!(device.has(VIRTIO_NET_F_HASH_REPORT), setup.device_hash);
         Self { site, rig, device, next: 0 }
     }
 
@@ -115,11 +121,15 @@ impl Scene {
 }
 
 /// Tells one lie in every kind of ring.
-pub(crate) fn tell((name, rings, comes, lie): Lie) {
-    let layouts: &[bool] = if rings == In::Both { &[false, true] } else { &[false] };
+pub(crate) fn tell(offer: &Offer, (name, rings, comes, lie): Lie) {
+    let layouts: &[bool] = match rings {
+        In::Both => &[false, true],
+        In::Split => &[false],
+        In::Packed => &[true],
+    };
     for &packed in layouts {
         eprintln!("{name}, {}", if packed { "packed" } else { "split" });
-        let mut scene = Scene::open(Offer::usual(), packed);
+        let mut scene = Scene::open(offer.clone(), packed);
         scene.good().unwrap();
         let told = lie(&mut scene);
         if told == Err(Closed) {

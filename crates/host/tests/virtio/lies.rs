@@ -13,9 +13,11 @@ pub(crate) const LENGTHS: &[Lie] = &[
     ("len_0", In::Both, DROPPED, |scene| length(scene, |_| 0)),
     ("len_1", In::Both, DROPPED, |scene| length(scene, |_| 1)),
     ("len_11", In::Both, DROPPED, |scene| length(scene, |_| 11)),
-    ("len_hdr", In::Both, DROPPED, |scene| length(scene, |_| 12)),
-    ("len_hdr1", In::Both, DROPPED, |scene| length(scene, |_| 13)),
-    ("len_hdr13", In::Both, DROPPED, |scene| length(scene, |_| 25)),
+    ("len_hdr", In::Both, DROPPED, |scene| behind_header(scene, 0)),
+    ("len_hdr1", In::Both, DROPPED, |scene| behind_header(scene, 1)),
+    ("len_hdr13", In::Both, DROPPED, |scene| behind_header(scene, 13)),
+    // A header of Ethernet, and nothing behind it.
+    ("len_hdr14", In::Both, Comes::Anything, |scene| behind_header(scene, 14)),
     ("len_posted_plus_1", In::Both, DROPPED, |scene| length(scene, |posted| posted + 1)),
     ("len_64k", In::Both, DROPPED, |scene| length(scene, |_| 1 << 16)),
     ("len_max", In::Both, DROPPED, |scene| length(scene, |_| u32::MAX)),
@@ -33,6 +35,8 @@ pub(crate) const BUFFERS: &[Lie] = &[
     ("nb_missing_and_the_last_too_long", In::Both, DROPPED, last_too_long),
     ("nb_continued_by_empty_buffers", In::Both, Comes::Nothing, continued_by_nothing),
     ("nb_beyond_64k", In::Both, DROPPED, beyond_64k),
+    ("nb_more_pieces_than_a_packet_has", In::Both, DROPPED, many_pieces),
+    ("nb_a_byte_in_each_buffer", In::Both, Comes::Nothing, a_byte_each),
     ("nb_closed_within_a_packet", In::Both, Comes::Anything, closed_within),
 ];
 
@@ -42,7 +46,10 @@ pub(crate) const IDS: &[Lie] = &[
     ("id_65535", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, 0xffff)),
     ("id_max", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, u32::MAX)),
     ("id_not_posted", In::Both, Comes::Anything, given_before),
-    ("id_twice_in_a_batch", In::Both, Comes::Anything, twice),
+    ("id_twice_in_a_batch", In::Both, Comes::Counts("rx_bad_ids", 2), |scene| twice(scene, 100)),
+    ("id_twice_of_a_large_packet", In::Both, Comes::Counts("rx_bad_ids", 2), |scene| {
+        twice(scene, 1200)
+    }),
     ("id_of_all_at_once_and_again", In::Split, Comes::Anything, all_again),
     ("reverse_order", In::Split, Comes::Nothing, reverse),
 ];
@@ -52,12 +59,16 @@ pub(crate) const RINGS: &[Lie] = &[
     ("used_jump_beyond", In::Split, Comes::Renews, |scene| jump(scene, RING + 1)),
     ("used_jump_32768", In::Split, Comes::Renews, |scene| jump(scene, 1 << 15)),
     ("used_backwards", In::Split, Comes::Renews, |scene| jump(scene, u16::MAX)),
-    ("used_stale_entries", In::Split, Comes::Anything, stale),
+    ("used_stale_entries", In::Split, Comes::Anything, |scene| stale(scene, RING / 4)),
+    ("used_stale_entries_of_a_whole_round", In::Split, Comes::Anything, |scene| stale(scene, RING)),
+    ("used_to_and_fro", In::Split, Comes::Anything, to_and_fro),
+    ("used_in_another_round", In::Packed, Comes::Nothing, another_round),
     ("used_flags_garbage", In::Split, Comes::Nothing, |scene| flags(scene, 0xfffe)),
-    ("avail_event_garbage", In::Split, Comes::Nothing, avail_event),
+    ("event_garbage", In::Both, Comes::Nothing, events),
     ("descriptors_overwritten", In::Split, Comes::Nothing, descriptors_overwritten),
     ("avail_ring_overwritten", In::Split, Comes::Nothing, avail_overwritten),
     ("spurious_kicks", In::Both, Comes::Nothing, spurious),
+    ("no_calls", In::Both, Comes::Nothing, uncalled),
     ("silence", In::Both, Comes::Anything, silence),
 ];
 
@@ -85,25 +96,16 @@ pub(crate) const HEADERS: &[Lie] = &[
     ("gso_type_255", In::Both, VNET_HEADER, |scene| gso(scene, 255, 1000)),
     ("gso_of_another_transport", In::Both, VNET_HEADER, |scene| gso(scene, 1, 1000)),
     ("gso_of_another_network", In::Both, VNET_HEADER, |scene| gso(scene, 4, 1000)),
-    ("gso_size_0", In::Both, Comes::Anything, |scene| gso(scene, 1, 0)),
-    ("gso_size_max", In::Both, Comes::Anything, |scene| gso(scene, 1, u16::MAX)),
+    ("gso_size_0", In::Both, VNET_HEADER, |scene| gso(scene, 1, 0)),
+    ("gso_size_max", In::Both, VNET_HEADER, |scene| gso(scene, 1, u16::MAX)),
 ];
 
 const VNET_HEADER: Comes = Comes::Drops("vnet_header", 1);
 
-/// Of what is shared, at any time.
-pub(crate) const MEMORY: &[Lie] = &[
-    ("garbage_tail", In::Both, Comes::Nothing, garbage_tail),
-    ("header_rewritten_behind", In::Both, Comes::Anything, rewritten),
-    ("payload_rewritten_behind", In::Both, Comes::Anything, payload_rewritten),
-    ("scribbles_everywhere", In::Both, Comes::Anything, scribbles),
-    ("written_on_after_it_was_stopped", In::Both, Comes::Anything, written_on),
-];
-
-type Told = Result<(), Closed>;
+pub(crate) type Told = Result<(), Closed>;
 
 /// A good packet in buffers, not told of yet.
-fn placed(scene: &mut Scene, header: Header, len: usize) -> Result<Placed, Closed> {
+pub(crate) fn placed(scene: &mut Scene, header: Header, len: usize) -> Result<Placed, Closed> {
     let frame = scene.frame(len);
     scene.device.place(0, header, &frame)
 }
@@ -118,6 +120,14 @@ fn split(scene: &mut Scene) -> &mut Split {
 fn length(scene: &mut Scene, of_posted: fn(u32) -> u32) -> Told {
     let mut packet = placed(scene, Header::default(), 300)?;
     packet.used[0].len_bytes = of_posted(packet.chains[0].len_bytes());
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+/// So many bytes of a packet.
+fn behind_header(scene: &mut Scene, bytes: u32) -> Told {
+    let mut packet = placed(scene, Header::default(), 300)?;
+    packet.used[0].len_bytes = u32::try_from(scene.device.header_bytes()).unwrap() + bytes;
     scene.device.give(0, &packet);
     Ok(())
 }
@@ -173,6 +183,36 @@ fn beyond_64k(scene: &mut Scene) -> Told {
     Ok(())
 }
 
+/// More buffers with a few bytes each than a packet can lie in.
+fn many_pieces(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 60)?;
+    let header = Header { num_buffers: Some(60), ..Header::default() };
+    let mut packet = placed(scene, header, 1000)?;
+    for _ in 1..60 {
+        packet.used.push(scene.device.buffer(0)?.used(20));
+    }
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
+/// A good packet, of which only the link's header is in the first buffer.
+fn a_byte_each(scene: &mut Scene) -> Told {
+    let frame = scene.frame(46);
+    let (first, rest) = frame.split_at(14);
+    scene.device.stocked(0, 1 + rest.len())?;
+    let num_buffers = Some(u16::try_from(1 + rest.len()).unwrap());
+    let header = Header { num_buffers, ..Header::default() };
+    let mut packet = scene.device.place(0, header, first)?;
+    let memory = scene.device.memory.clone().unwrap();
+    for byte in rest {
+        let buffer = scene.device.buffer(0)?;
+        memory.write(buffer.parts[0].address, &[*byte]);
+        packet.used.push(buffer.used(1));
+    }
+    scene.device.give(0, &packet);
+    Ok(())
+}
+
 fn closed_within(scene: &mut Scene) -> Told {
     let packet = full(scene, 2)?;
     scene.device.give(0, &packet);
@@ -197,14 +237,12 @@ fn given_before(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-fn twice(scene: &mut Scene) -> Told {
-    for len in [100, 1200] {
-        let packet = placed(scene, Header::default(), len)?;
-        let used = packet.used[0];
-        scene.device.ring(0).give(&[used, used, used]);
-    }
-    scene.restart();
-    Ok(())
+/// Three times, at once: the second and the third are of a buffer that the driver may have posted again,
+/// and not shown.
+fn twice(scene: &mut Scene, len: usize) -> Told {
+    let packet = placed(scene, Header::default(), len)?;
+    scene.device.ring(0).give(&[packet.used[0]; 3]);
+    scene.await_count("rx_bad_ids", 2)
 }
 
 /// The whole ring, twice over.
@@ -235,12 +273,35 @@ fn jump(scene: &mut Scene, by: u16) -> Told {
 }
 
 /// The index goes on, and the entries are those of a while ago.
-fn stale(scene: &mut Scene) -> Told {
-    scene.device.stocked(0, usize::from(RING) / 2)?;
+fn stale(scene: &mut Scene, by: u16) -> Told {
+    scene.device.stocked(0, by.into())?;
     let ring = split(scene);
-    ring.store_index(ring.given.wrapping_add(RING / 4));
+    ring.store_index(ring.given.wrapping_add(by));
     scene.device.ring(0).call();
     scene.restart();
+    Ok(())
+}
+
+/// The index comes and goes while it is looked at.
+fn to_and_fro(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, usize::from(RING) / 2)?;
+    for by in (0..RING / 2).cycle().take(5000) {
+        let ring = split(scene);
+        ring.store_index(ring.given.wrapping_add(by));
+        if by == 1 {
+            scene.device.ring(0).call();
+        }
+    }
+    scene.restart();
+    Ok(())
+}
+
+/// As if they had been used in the round before or after.
+fn another_round(scene: &mut Scene) -> Told {
+    scene.device.stocked(0, 48)?;
+    let Layout::Packed(ring) = &scene.device.ring(0).layout else { panic!("a split ring") };
+    ring.give_in_another_round(40);
+    scene.device.ring(0).call();
     Ok(())
 }
 
@@ -250,12 +311,20 @@ fn flags(scene: &mut Scene, flags: u16) -> Told {
     Ok(())
 }
 
-fn avail_event(scene: &mut Scene) -> Told {
+/// When it wants to be kicked makes no sense.
+fn events(scene: &mut Scene) -> Told {
     for garbage in [0, 1, 0x7fff, 0x8000, 0xffff] {
-        let ring = split(scene);
-        ring.place.memory.store(ring.used_entry(0) + 8 * u64::from(RING), garbage);
-        let packet = placed(scene, Header::default(), 100)?;
-        scene.device.give(0, &packet);
+        let ring = scene.device.ring(0);
+        let place = ring.place().clone();
+        let events = match &ring.layout {
+            Layout::Split(ring) => vec![ring.used_entry(0) + 8 * u64::from(RING)],
+            Layout::Packed(_) => vec![place.areas[2], place.areas[2] + 2],
+        };
+        events.into_iter().for_each(|at| place.memory.store(at, garbage));
+        for _ in 0..10 {
+            let packet = placed(scene, Header::default(), 100)?;
+            scene.device.give(0, &packet);
+        }
     }
     Ok(())
 }
@@ -302,6 +371,19 @@ fn spurious(scene: &mut Scene) -> Told {
     Ok(())
 }
 
+/// It gives and does not call, whatever it was asked for, but at last.
+fn uncalled(scene: &mut Scene) -> Told {
+    for _ in 0..20 {
+        let packet = placed(scene, Header::default(), 100)?;
+        let _ = match &mut scene.device.ring(0).layout {
+            Layout::Split(ring) => ring.give(&packet.used),
+            Layout::Packed(ring) => ring.give(&packet.used),
+        };
+    }
+    scene.device.ring(0).call();
+    Ok(())
+}
+
 /// The device has all buffers, and says nothing more of them.
 fn silence(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
@@ -331,93 +413,5 @@ fn gso(scene: &mut Scene, gso_type: u8, gso_size: u16) -> Told {
         Header { flags: 1, gso_type, gso_size, csum_start, csum_offset, ..Header::default() };
     let packet = placed(scene, header, 5000)?;
     scene.device.give(0, &packet);
-    Ok(())
-}
-
-/// Behind what was used there is something else.
-fn garbage_tail(scene: &mut Scene) -> Told {
-    for len in [60, 300, 1400] {
-        let frame = scene.frame(len);
-        let buffer = scene.device.buffer(0)?;
-        let memory = scene.device.memory.clone().unwrap();
-        for part in &buffer.parts {
-            memory.write(part.address, &vec![0xff; part.len_bytes.try_into().unwrap()]);
-        }
-        scene.device.stock[0].push_front(buffer);
-        scene.device.deliver(0, Header::default(), &frame)?;
-    }
-    Ok(())
-}
-
-/// The header changes all the time, while it is looked at.
-fn rewritten(scene: &mut Scene) -> Told {
-    let headers = [(0, 0, 0), (u16::MAX, 255, 255), (2, 1, 1), (1, 0, 2)];
-    for at in 0..400 {
-        let packet = placed(scene, Header::default(), if at % 2 == 0 { 100 } else { 1400 })?;
-        scene.device.give(0, &packet);
-        for (buffers, gso_type, flags) in headers {
-            let num_buffers = Some(buffers);
-            packet.rewrite(Header { num_buffers, gso_type, flags, ..Header::default() });
-        }
-    }
-    scene.restart();
-    Ok(())
-}
-
-fn payload_rewritten(scene: &mut Scene) -> Told {
-    for at in 0..200u8 {
-        let packet = placed(scene, Header::default(), 3000)?;
-        scene.device.give(0, &packet);
-        packet.scribble(at);
-    }
-    scene.restart();
-    Ok(())
-}
-
-/// Anything, anywhere, again and again.
-fn scribbles(scene: &mut Scene) -> Told {
-    let mut state = 0x5eed_u64;
-    let mut random = move |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) % below
-    };
-    for _ in 0..10 {
-        let memory = scene.device.memory.clone().unwrap();
-        let areas = [0, 1].map(|ring| scene.device.ring(ring).place().areas).concat();
-        for _ in 0..2000 {
-            let byte = u8::try_from(random(256)).unwrap();
-            let area = areas[usize::try_from(random(6)).unwrap()];
-            memory.write(area + random(AREA_BYTES - 3), &[byte; 3]);
-            for (at, len) in memory.regions() {
-                memory.write(at + random(len - 512), &[byte; 512]);
-            }
-        }
-        // The driver may have made its rings anew before this one was done with them. The next one
-        // finds them so.
-        scene.end();
-        for area in areas {
-            memory.write(area, &vec![0; AREA_BYTES.try_into().unwrap()]);
-        }
-        scene.meet();
-    }
-    Ok(())
-}
-
-/// Each area of a ring of 64 entries is within so many bytes, and nothing but rings.
-const AREA_BYTES: u64 = 16 * 64;
-
-/// It writes on into what it had while it was stopped, and the next one has it.
-fn written_on(scene: &mut Scene) -> Told {
-    scene.device.stocked(0, 48)?;
-    let stock: Vec<_> = scene.device.stock[0].drain(..).collect();
-    let memory = scene.device.memory.clone().unwrap();
-    let write = |byte| {
-        for part in stock.iter().flat_map(|chain| &chain.parts) {
-            memory.write(part.address, &vec![byte; part.len_bytes.try_into().unwrap()]);
-        }
-    };
-    write(1);
-    scene.restart();
-    write(2);
     Ok(())
 }

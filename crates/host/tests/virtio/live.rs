@@ -10,22 +10,27 @@ use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use crate::Test;
 use crate::backend::DEADLINE;
 use crate::frames::datagram;
+use crate::restart::Pauses;
 use crate::rig::{Rig, Setup};
 use crate::testpmd::Testpmd;
 
 pub(crate) const TESTS: &[Test] = &[
     ("dpdks_device_sends_frames_of_every_length", lengths),
     ("dpdks_device_sends_by_packed_rings", packed),
+    ("dpdks_device_has_queue_pairs_and_takes_no_commands", queue_pairs),
     ("dpdks_device_is_killed_and_comes_again", killed),
     ("dpdks_device_sends_back_what_it_is_sent", echoes),
 ];
+
+/// Between two looks at something.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Waits until so many were delivered.
 fn await_delivered(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.delivered() < count {
         assert!(began.elapsed() < DEADLINE, "{} packets: {:?}", rig.delivered(), rig.facts);
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -55,7 +60,7 @@ fn await_socket(path: &std::path::Path) {
     let began = Instant::now();
     while !path.exists() {
         assert!(began.elapsed() < DEADLINE, "testpmd makes no socket");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -72,19 +77,44 @@ fn packed() {
     receives(&Setup::usual().packed(true), 9000, &["--mbuf-size=9344"]);
 }
 
+/// It offers `CTRL_VQ` and leaves commands to the front end: its queue pairs are enabled, and used.
+fn queue_pairs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("dpdk.sock");
+    let device = Testpmd::device(&path, 2, &["--forward-mode=txonly"]);
+    await_socket(&path);
+    let rig = Rig::start(&path, &Setup { queues: 2, ..Setup::usual() });
+    let began = Instant::now();
+    while rig.queues().len() < 2 {
+        assert!(began.elapsed() < DEADLINE, "packets of {:?}: {:?}", rig.queues(), rig.facts);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let features = rig.fact("features");
+    assert!(features.contains("ctrl_vq mq"), "{features}");
+    assert_eq!((rig.fact("queues"), rig.sessions()), ("2".to_owned(), 1));
+    rig.stop(None);
+    drop(device);
+}
+
 fn killed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("dpdk.sock");
     let rig = Rig::start(&path, &Setup::usual());
+    let mut pauses = Pauses::default();
     for round in 1..=3 {
         let device = Testpmd::device(&path, 1, &["--forward-mode=txonly", "--txpkts=3000"]);
         let before = rig.delivered();
+        await_socket(&path);
+        let listening = Instant::now();
+        await_delivered(&rig, before + 1);
+        pauses.add(listening);
         await_delivered(&rig, before + 500);
         assert_eq!(rig.sessions(), round);
         drop(device);
         // It does not do so itself, and would not listen where there is one.
         std::fs::remove_file(&path).unwrap();
     }
+    pauses.tell("starts of DPDK's device");
     rig.stop(None);
 }
 
@@ -112,7 +142,7 @@ fn echoes() {
     let began = Instant::now();
     while std::fs::metadata(&to).map_or(0, |file| file.len()) < 1 << 16 {
         assert!(began.elapsed() < DEADLINE, "nothing came back");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
     }
     rig.stop(None);
     drop(device);

@@ -89,6 +89,11 @@ impl Memory {
         self.0.iter().map(|part| (part.guest, part.len_bytes))
     }
 
+    /// The file of each.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
+        self.0.iter().map(|part| part.mapped.file_offset().unwrap().file())
+    }
+
     fn part(&self, at: u64, len: usize) -> (&Part, usize) {
         let len = u64::try_from(len).unwrap();
         let is_in = |part: &&Part| {

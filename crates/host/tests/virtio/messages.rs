@@ -1,12 +1,16 @@
 //! Messages of the vhost-user protocol, as they are on the socket: the back end's end of it.
 
-use std::io::{ErrorKind, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::cmsg_space;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use vhost::vhost_user::message::FrontendReq;
 
 /// Descriptors that come with one message: regions of memory, of which eight are allowed.
@@ -36,7 +40,7 @@ impl Message {
         let received = recvmsg(stream, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
         let len = match received {
             Ok(received) => received.bytes,
-            Err(rustix::io::Errno::CONNRESET) => 0,
+            Err(Errno::CONNRESET) => 0,
             Err(errno) => panic!("the front end cannot be heard: {errno}"),
         };
         let mut descriptors = Vec::new();
@@ -70,15 +74,58 @@ impl Message {
     }
 }
 
+/// What is wrong with an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Oddity {
+    /// It is of another request.
+    OtherRequest,
+    /// It is no answer, by its flags.
+    NoReply,
+    /// It is of another version.
+    OtherVersion,
+    /// It is to be so long.
+    Length(u32),
+    /// It comes with so many descriptors.
+    Descriptors(usize),
+}
+
 /// Answers a request. A front end that has gone does not hear it.
-pub(crate) fn reply(mut stream: &UnixStream, request: FrontendReq, payload: &[u8]) {
+pub(crate) fn reply(stream: &UnixStream, request: FrontendReq, payload: &[u8]) {
     let size = u32::try_from(payload.len()).unwrap();
-    let header = [u32::from(request), VERSION | IS_REPLY, size];
-    let header: Vec<u8> = header.into_iter().flat_map(u32::to_ne_bytes).collect();
-    let written = stream.write_all(&[&header, payload].concat());
-    if let Err(error) = written {
-        let gone = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
-        assert!(gone.contains(&error.kind()), "the front end cannot be told: {error}");
+    send(stream, [request.into(), VERSION | IS_REPLY, size], payload, &[]);
+}
+
+/// The same, but for one thing.
+pub(crate) fn reply_oddly(
+    stream: &UnixStream,
+    request: FrontendReq,
+    payload: &[u8],
+    oddity: Oddity,
+) {
+    let mut header = [request.into(), VERSION | IS_REPLY, u32::try_from(payload.len()).unwrap()];
+    let mut descriptors = Vec::new();
+    match oddity {
+        Oddity::OtherRequest => header[0] += 1,
+        Oddity::NoReply => header[1] = VERSION,
+        Oddity::OtherVersion => header[1] = 2 | IS_REPLY,
+        Oddity::Length(size) => header[2] = size,
+        Oddity::Descriptors(count) => descriptors = vec![stream.as_fd(); count],
+    }
+    send(stream, header, payload, &descriptors);
+}
+
+fn send(stream: &UnixStream, header: [u32; 3], payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let message = [header.map(u32::to_ne_bytes).as_flattened(), payload].concat();
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let parts = &[IoSlice::new(&message)];
+    match sendmsg(stream, parts, &mut ancillary, SendFlags::NOSIGNAL) {
+        Ok(sent) => assert_eq!(sent, message.len()),
+        Err(Errno::PIPE | Errno::CONNRESET) => {}
+        Err(error) => panic!("the front end cannot be told: {error}"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The packed ring from the device's side (virtio 1.2, section 2.8).
 
-use crate::ring::{Chain, INDIRECT, NEXT, Part, Place, Used, WRITE};
+use crate::ring::{Carries, Chain, INDIRECT, NEXT, Part, Place, Used, WRITE};
 
 /// Bytes of a descriptor, and where its id and flags are.
 const DESCRIPTOR_BYTES: u64 = 16;
@@ -74,7 +74,7 @@ impl Packed {
         self.place.areas[0] + DESCRIPTOR_BYTES * u64::from(at)
     }
 
-    fn is_available(&self) -> bool {
+    pub(crate) fn is_available(&self) -> bool {
         let flags = self.place.memory.load(self.entry(self.taken.at) + FLAGS);
         (flags & AVAILABLE > 0) == self.taken.wraps && (flags & USED > 0) != self.taken.wraps
     }
@@ -91,7 +91,6 @@ impl Packed {
             let [id, flags] = [short(12), short(14)];
             assert_eq!(flags & INDIRECT, 0, "VQ4: indirect");
             let is_writable = flags & WRITE > 0;
-            assert_eq!(is_writable, self.place.is_receive, "VQ2: descriptor {}", self.taken.at);
             parts.push(Part {
                 address: u64::from_le_bytes(descriptor[..8].try_into().unwrap()),
                 len_bytes: u32::from_le_bytes(descriptor[8..12].try_into().unwrap()),
@@ -99,6 +98,7 @@ impl Packed {
             });
             self.taken = self.taken.plus(1, self.place.size);
             if flags & NEXT == 0 {
+                self.place.carries.judge(&parts);
                 return Some(Chain { id, parts });
             }
         }
@@ -114,7 +114,7 @@ impl Packed {
             self.place.memory.write(at + 8, &used.len_bytes.to_le_bytes());
             let [low, high, ..] = used.id.to_le_bytes();
             self.place.memory.write(at + ID, &[low, high]);
-            let writable = if self.place.is_receive { WRITE } else { 0 };
+            let writable = if self.place.carries == Carries::Sent { 0 } else { WRITE };
             places.push((at + FLAGS, self.given.flags() | writable));
             self.given = self.given.plus(used.descriptors, self.place.size);
         }
@@ -122,6 +122,16 @@ impl Packed {
             self.place.memory.store(at, flags);
         }
         self.is_wanted(before)
+    }
+
+    /// Says of so many entries, the next ones, that they were used when they could not have been.
+    pub(crate) fn give_in_another_round(&self, entries: u16) {
+        let mut cursor = self.given;
+        for _ in 0..entries {
+            let other = Cursor { wraps: !cursor.wraps, ..cursor };
+            self.place.memory.store(self.entry(cursor.at) + FLAGS, other.flags() | WRITE);
+            cursor = cursor.plus(1, self.place.size);
+        }
     }
 
     /// Whether the driver wants to be called for what was given since then.

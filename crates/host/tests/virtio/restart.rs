@@ -1,7 +1,9 @@
 //! Back ends that are killed and started again, under load.
 
+use std::time::{Duration, Instant};
+
 use crate::Test;
-use crate::backend::{Offer, Site};
+use crate::backend::{Backend, DEADLINE, Offer, Site};
 use crate::device::Header;
 use crate::frames::datagram;
 use crate::rig::{Rig, Setup};
@@ -21,10 +23,14 @@ fn restarts(packed: bool) {
     let mut site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual().packed(packed).echoing());
     let offer = if packed { Offer::usual().packed() } else { Offer::usual() };
-    let mut number = 0;
+    let (mut number, mut listening) = (0, Instant::now());
+    let mut pauses = Pauses::default();
     for round in 0..restarts {
         let mut device = site.meet(offer.clone());
         let before = rig.delivered();
+        device.deliver(0, Header::default(), &datagram(0, 60)).unwrap();
+        await_first(&rig, &mut device, before);
+        pauses.add(listening);
         while rig.delivered() < before + 300 {
             number += 1;
             let len = [60, 1514, 9000, 300][number as usize % 4];
@@ -43,12 +49,47 @@ fn restarts(packed: bool) {
         if round % 4 >= 2 {
             site.listen();
         }
+        listening = Instant::now();
     }
+    pauses.tell("restarts");
     let mut device = site.meet(offer);
     device.wait("as many sessions", |_| rig.sessions() == u64::from(restarts) + 1).unwrap();
     let ended = rig.stop(Some(&mut device));
     assert!(ended.frames >= u64::from(restarts) * 300, "{ended:?}");
     assert!(ended.drops.keys().all(|&reason| reason == "length_error"), "{:?}", ended.drops);
+}
+
+/// Waits for the first packet of a device, and looks as often as it can.
+fn await_first(rig: &Rig, device: &mut Backend, before: usize) {
+    let began = Instant::now();
+    while rig.delivered() == before {
+        assert!(began.elapsed() < DEADLINE, "nothing came after a restart");
+        device.serve(Duration::ZERO).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+/// How long it took each time from a device's listening to its first packet's delivery. Told, and not
+/// judged: it depends on the machine.
+#[derive(Default)]
+pub(crate) struct Pauses(Vec<Duration>);
+
+impl Pauses {
+    /// Now the first packet is there.
+    pub(crate) fn add(&mut self, listening: Instant) {
+        self.0.push(listening.elapsed());
+    }
+
+    pub(crate) fn tell(mut self, what: &str) {
+        self.0.sort_unstable();
+        let Some((median, largest)) = self.0.get(self.0.len() / 2).zip(self.0.last()) else {
+            return;
+        };
+        eprintln!(
+            "{} {what}: from listening to the first packet {median:.1?} (median), {largest:.1?} (largest)",
+            self.0.len()
+        );
+    }
 }
 
 /// The driver may see the end before it sleeps, while it does or on the way there.

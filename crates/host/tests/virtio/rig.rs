@@ -1,6 +1,6 @@
 //! The driver under test: a device in an engine, and what its packets are delivered as.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -11,6 +11,7 @@ use forebay::device::{Device, DeviceConfig, Facts, KernelCounts, Via};
 use forebay::engine::{Config, Engine, Outcome, Stopper};
 use forebay::{Batch, Handler, Sink};
 use path::DropReason;
+use path::hash::FlowHash;
 use path::parse::Checksum;
 
 use crate::backend::{Backend, Closed, DEADLINE};
@@ -24,6 +25,7 @@ pub(crate) struct Delivered {
     pub(crate) gso_size: u16,
     pub(crate) truesize: u32,
     pub(crate) checksum: Checksum,
+    pub(crate) hash: FlowHash,
 }
 
 /// One CPU's handler: copies all, and sends it back if it is to.
@@ -40,6 +42,7 @@ impl Handler for Taker {
             gso_size: packet.gso_size,
             truesize: packet.frame.truesize(),
             checksum: packet.headers.l4_checksum,
+            hash: packet.hash,
         });
         self.seen.lock().unwrap().extend(packets);
         if let Some(way) = &mut self.way_back {
@@ -53,6 +56,8 @@ impl Handler for Taker {
 pub(crate) struct Setup {
     pub(crate) virtio: VirtioOptions,
     pub(crate) queues: u16,
+    /// Whether the device's hashes are used.
+    pub(crate) device_hash: bool,
     /// Whether packets go back where they came from.
     pub(crate) echoes: bool,
 }
@@ -61,7 +66,7 @@ impl Setup {
     /// Rings of 64 entries.
     pub(crate) fn usual() -> Self {
         let virtio = VirtioOptions { queue_size: 64, ..VirtioOptions::default() };
-        Self { virtio, queues: 1, echoes: false }
+        Self { virtio, queues: 1, device_hash: false, echoes: false }
     }
 
     pub(crate) fn packed(mut self, packed: bool) -> Self {
@@ -101,6 +106,7 @@ impl Rig {
         let name = path.to_str().unwrap();
         let mut devices = [Device::open(&DeviceConfig {
             queues: setup.queues,
+            device_hash: setup.device_hash,
             virtio: setup.virtio.clone(),
             ..DeviceConfig::new(name, Via::VhostUser)
         })
@@ -130,6 +136,16 @@ impl Rig {
         all.filter(|(known, _)| *known == name).map(|(_, count)| count).sum()
     }
 
+    /// One of the facts; empty if it is not known.
+    pub(crate) fn fact(&self, name: &str) -> String {
+        self.facts.all().get(name).cloned().unwrap_or_default()
+    }
+
+    /// The queues that packets were delivered of.
+    pub(crate) fn queues(&self) -> BTreeSet<u16> {
+        self.seen.lock().unwrap().iter().map(|delivered| delivered.queue).collect()
+    }
+
     /// How many sessions there were.
     pub(crate) fn sessions(&self) -> u64 {
         self.facts.all().get("sessions").map_or(0, |count| count.parse().unwrap())
@@ -152,14 +168,21 @@ impl Rig {
 
     /// Stops the run while the device goes on, and sees that all is accounted for.
     pub(crate) fn stop(self, mut device: Option<&mut Backend>) -> Ended {
-        self.stopper.stop();
-        let began = Instant::now();
-        while !self.engine.is_finished() {
-            assert!(began.elapsed() < DEADLINE, "the run does not end");
+        self.stop_while(|| {
             let served = device.as_mut().map(|device| device.serve(Duration::from_millis(1)));
             if served != Some(Ok(())) {
                 thread::sleep(Duration::from_millis(1));
             }
+        })
+    }
+
+    /// The same while that is done, again and again.
+    pub(crate) fn stop_while(self, mut meanwhile: impl FnMut()) -> Ended {
+        self.stopper.stop();
+        let began = Instant::now();
+        while !self.engine.is_finished() {
+            assert!(began.elapsed() < DEADLINE, "the run does not end");
+            meanwhile();
         }
         let mut outcome = self.engine.join().unwrap();
         assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);

@@ -71,8 +71,30 @@ pub(crate) struct Place {
     /// Descriptors, the driver's area, the device's area.
     pub(crate) areas: [u64; 3],
     pub(crate) event_idx: bool,
-    /// Whether the driver takes what is in it, rather than fills it.
-    pub(crate) is_receive: bool,
+    pub(crate) carries: Carries,
+}
+
+/// What is in a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Carries {
+    /// Packets that the device writes.
+    Received,
+    /// Packets that the driver has written.
+    Sent,
+    /// What the driver has written, and behind it what the device answers.
+    Commands,
+}
+
+impl Carries {
+    /// What the device writes comes last, and only where it writes.
+    pub(crate) fn judge(self, parts: &[Part]) {
+        let is_right = match self {
+            Self::Received => parts.iter().all(|part| part.is_writable),
+            Self::Sent => !parts.iter().any(|part| part.is_writable),
+            Self::Commands => parts.is_sorted_by_key(|part| part.is_writable),
+        };
+        assert!(is_right, "VQ2: {self:?}: {parts:x?}");
+    }
 }
 
 /// The ring itself, in its layout.
@@ -105,6 +127,14 @@ impl Ring {
         match &mut self.layout {
             Layout::Split(ring) => ring.take(),
             Layout::Packed(ring) => ring.take(),
+        }
+    }
+
+    /// Whether there is one.
+    pub(crate) fn has_some(&self) -> bool {
+        match &self.layout {
+            Layout::Split(ring) => ring.available() > 0,
+            Layout::Packed(ring) => ring.is_available(),
         }
     }
 

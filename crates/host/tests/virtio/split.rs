@@ -49,7 +49,7 @@ impl Split {
     }
 
     /// Buffers made available and not taken.
-    fn available(&self) -> u16 {
+    pub(crate) fn available(&self) -> u16 {
         let flags = self.place.memory.load(self.driver());
         assert!(flags <= NO_INTERRUPT, "VQ9: avail.flags are {flags:#x}");
         let count = self.place.memory.load(self.driver() + INDEX).wrapping_sub(self.taken);
@@ -67,6 +67,18 @@ impl Split {
         Some(Chain { id, parts: self.parts(id) })
     }
 
+    /// What became available since all of it had been given. For a device that goes on where it must not: of
+    /// a ring that is not in use any more it is nothing.
+    pub(crate) fn not_given(&self) -> Vec<u16> {
+        let Place { memory, size, .. } = &self.place;
+        let count = memory.load(self.driver() + INDEX).wrapping_sub(self.given);
+        let entries = (0..if count <= *size { count } else { 0 }).map(|further| {
+            let index = self.given.wrapping_add(further) % size;
+            memory.load(self.driver() + ENTRIES + 2 * u64::from(index))
+        });
+        entries.collect()
+    }
+
     fn parts(&self, id: u16) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         let mut next = Some(id);
@@ -79,7 +91,6 @@ impl Split {
             let flags = short(12);
             assert_eq!(flags & INDIRECT, 0, "VQ4: indirect");
             let is_writable = flags & WRITE > 0;
-            assert_eq!(is_writable, self.place.is_receive, "VQ2: descriptor {index}");
             parts.push(Part {
                 address: u64::from_le_bytes(descriptor[..8].try_into().unwrap()),
                 len_bytes: u32::from_le_bytes(descriptor[8..12].try_into().unwrap()),
@@ -87,6 +98,7 @@ impl Split {
             });
             next = (flags & NEXT > 0).then(|| short(14));
         }
+        self.place.carries.judge(&parts);
         parts
     }
 

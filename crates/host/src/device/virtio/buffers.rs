@@ -17,9 +17,18 @@ pub(super) const GOOD_PACKET_LEN: u32 = 14 + 4 + 1500;
 /// The kernel's `PAGE_SIZE` here.
 pub(super) const PAGE_BYTES: u32 = 4096;
 
-/// Buffers begin and end on cache lines (the kernel's `L1_CACHE_BYTES`), so that no two packets
-/// share one.
+/// Buffers are a number of cache lines long (the kernel's `L1_CACHE_BYTES`).
 pub(super) const BUFFER_ALIGN_BYTES: u32 = 64;
+
+/// Two cache lines.
+const LINE_PAIR_BYTES: u32 = 2 * BUFFER_ALIGN_BYTES;
+
+/// How much of a queue the device has at once where buffers are larger than the least, for each place
+/// of the ring: what it writes to then stays in its cache.
+const POSTED_BYTES_A_PLACE: u32 = 1280;
+
+/// The same, at least: two of the largest packets.
+const POSTED_BYTES_MIN: u32 = 128 << 10;
 
 /// How large the next buffers are.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +66,8 @@ impl Sizing {
     }
 
     /// Sets what a session asks for: bytes before a packet, and the least of a packet that a buffer
-    /// must hold, as far as [the largest](Self::largest_bytes) can. The average goes on: the packets are likely the same.
+    /// must hold, as far as [the largest](Self::largest_bytes) can. The average goes on: the packets
+    /// are likely the same.
     pub(super) fn begin(&mut self, header_bytes: u32, min_packet_bytes: u32) {
         self.header_bytes = header_bytes;
         let most = self.largest_bytes() - header_bytes;
@@ -68,6 +78,11 @@ impl Sizing {
     #[inline]
     pub(super) fn add(&mut self, packet_bytes: u32) {
         self.average.add(packet_bytes);
+    }
+
+    /// The least length of a buffer.
+    fn least_bytes(&self) -> u32 {
+        (self.header_bytes + self.min_packet_bytes).next_multiple_of(BUFFER_ALIGN_BYTES)
     }
 
     /// The length of the next buffer, header included (VIO-3).
@@ -87,12 +102,13 @@ impl Sizing {
     }
 }
 
-/// What is cut for a buffer of so many bytes, which it all gets: an odd number of cache lines. With an
-/// even one, the first lines of all buffers would fall into a few sets of a cache, and with them what
-/// both sides look at of every packet.
+/// What is cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines.
+/// Pairs, because the neighbouring line is fetched along, and should not be another buffer's. Odd,
+/// because otherwise the first lines of all buffers would fall into a few sets of a cache, and with
+/// them what both sides look at of every packet.
 #[inline]
 pub(super) fn pitch_bytes(len_bytes: u32) -> u32 {
-    len_bytes | BUFFER_ALIGN_BYTES
+    len_bytes.next_multiple_of(LINE_PAIR_BYTES) | LINE_PAIR_BYTES
 }
 
 /// The buffers of one receive queue.
@@ -102,9 +118,11 @@ pub(super) struct Buffers {
     /// By the number that the ring gave each buffer: what the device has. Our own record, in private
     /// memory; a place is filled once the ring has taken the buffer, and not before (VIO-R4).
     posted: Box<[Option<PageFrag>]>,
-    /// The size of the latest buffers.
-    size_bytes: u32,
-    /// The same for whoever asks: `mergeable_rx_buffer_size`.
+    /// The room of all these.
+    posted_bytes: u32,
+    /// While the device has as much, only buffers of the least length are posted.
+    posted_max_bytes: u32,
+    /// For whoever asks: how large the latest are (`mergeable_rx_buffer_size`), how many were used.
     shown: Arc<RxBuffers>,
     /// Blocks, at most, that may be away before packets are copied out of them.
     away_max: usize,
@@ -120,27 +138,32 @@ impl Buffers {
         shown: Arc<RxBuffers>,
     ) -> Self {
         let posted = (0..queue_size).map(|_| None).collect();
+        let posted_max_bytes = u32::from(queue_size) * POSTED_BYTES_A_PLACE;
+        let posted_max_bytes = posted_max_bytes.max(POSTED_BYTES_MIN);
         let away_max = cache.blocks() / 4 * 3;
-        Self { sizing, cache, posted, size_bytes: 0, shown, away_max, is_short: false }
+        let (posted_bytes, is_short) = (0, false);
+        Self { sizing, cache, posted, posted_bytes, posted_max_bytes, shown, away_max, is_short }
     }
 
-    /// Posts buffers until the ring is full or the memory is all away. Returns whether the ring is
-    /// full.
+    /// Posts buffers until the device has enough: the ring is full, or they come to the most that is
+    /// posted. Returns whether it has; if not, the memory is all away.
     pub(super) fn refill(&mut self, ring: &mut Virtqueue) -> bool {
-        if ring.free() == 0 {
-            return true;
-        }
         let len_bytes = self.sizing.buffer_bytes();
-        if len_bytes != self.size_bytes {
-            self.size_bytes = len_bytes;
+        if len_bytes != self.shown.size_bytes() {
             self.shown.set_size_bytes(len_bytes);
         }
+        if !self.has_room(ring, len_bytes) {
+            return true;
+        }
         self.is_short = self.cache.away_blocks() > self.away_max;
-        while ring.free() > 0 {
+        while self.has_room(ring, len_bytes) {
             let Some(frag) = self.cache.cut(pitch_bytes(len_bytes)) else { return false };
             let buffer = Descriptor { address: frag.address(), len_bytes: frag.room_bytes() };
             match ring.post(&[buffer], Direction::ToDriver) {
-                Ok(id) => self.posted[id.index()] = Some(frag),
+                Ok(id) => {
+                    self.posted_bytes += frag.room_bytes();
+                    self.posted[id.index()] = Some(frag);
+                }
                 Err(_full) => {
                     self.cache.roll_back(frag); // VIO-R3
                     return true;
@@ -150,23 +173,37 @@ impl Buffers {
         true
     }
 
+    #[inline]
+    fn has_room(&self, ring: &Virtqueue, len_bytes: u32) -> bool {
+        let is_enough = self.posted_bytes >= self.posted_max_bytes;
+        ring.free() > 0 && (!is_enough || len_bytes == self.sizing.least_bytes())
+    }
+
+    /// Whether a buffer is not to be posted again: two would be cut from its room now.
+    #[inline]
+    pub(super) fn is_outgrown(&self, frag: &PageFrag) -> bool {
+        frag.room_bytes() >= 2 * pitch_bytes(self.shown.size_bytes())
+    }
+
     /// The buffer of a number that the ring has just given back.
     #[inline]
-    pub(super) fn posted(&mut self, id: BufferId) -> Option<&mut PageFrag> {
-        self.posted.get_mut(id.index())?.as_mut()
+    pub(super) fn posted(&self, id: BufferId) -> Option<&PageFrag> {
+        self.posted.get(id.index())?.as_ref()
     }
 
     /// Takes that buffer away from the ring.
     #[inline]
     pub(super) fn take(&mut self, id: BufferId) -> Option<PageFrag> {
-        self.posted.get_mut(id.index())?.take()
+        let frag = self.posted.get_mut(id.index())?.take()?;
+        self.posted_bytes -= frag.room_bytes();
+        Some(frag)
     }
 
     /// Asks for the beginning of a buffer that will be looked at soon.
     #[inline]
-    pub(super) fn prefetch(&self, id: u32, used_bytes: u32) {
+    pub(super) fn prefetch(&self, id: u32, len_bytes: u32) {
         if let Some(Some(frag)) = self.posted.get(id as usize) {
-            frag.prefetch(used_bytes);
+            frag.prefetch(len_bytes);
         }
     }
 
@@ -184,6 +221,7 @@ impl Buffers {
     /// Takes back all that the device had: it is gone, or has stopped.
     pub(super) fn take_back(&mut self) {
         self.posted.iter_mut().for_each(|place| *place = None);
+        self.posted_bytes = 0;
     }
 }
 
@@ -215,9 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_an_odd_number_of_cache_lines_apart() {
+    fn buffers_are_an_odd_number_of_pairs_of_cache_lines_apart() {
         let cut = [1536, 1600, 4096, 9024, 16 << 10].map(pitch_bytes);
-        assert_eq!(cut, [1600, 1600, 4160, 9024, (16 << 10) + 64]);
+        assert_eq!(cut, [1664, 1664, 4224, 9088, (16 << 10) + 128]);
     }
 
     #[test]

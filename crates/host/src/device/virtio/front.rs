@@ -15,10 +15,14 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
 
+use super::commands::{Answer, Commands, Known, Remarks};
+use super::config::{HASH_CONFIG_BYTES, MTU_CONFIG_BYTES, NetConfig};
+use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, Posted};
 use super::features::{Features, VHOST_USER_F_PROTOCOL_FEATURES, Wishes};
 use super::port::{PairEvents, Session};
+use crate::sys::PeerEvent;
 use crate::sys::virtio::RingAddresses;
 
 /// The two rings of a queue pair in one layout.
@@ -57,6 +61,7 @@ pub(super) struct MemoryTable {
 pub(super) struct Plan {
     pub(super) memory: MemoryTable,
     pub(super) queues: Vec<QueueRings>,
+    pub(super) control: ControlPlace,
     pub(super) wishes: Wishes,
 }
 
@@ -82,58 +87,119 @@ impl fmt::Display for Failure {
 /// A back end that is set up.
 pub(super) struct Front {
     vhost: Frontend,
-    rings: usize,
+    /// The rings that it was told of.
+    rings: Vec<usize>,
     /// It can be told to leave a ring alone.
     has_enable: bool,
+    commands: Commands,
 }
+
+/// As many as a message can name, by eight bits (`SET_VRING_KICK`).
+const RINGS_MAX: u64 = 1 << 8;
 
 /// VRING_BASE of a packed ring that is as new: index 0, wrap counter 1.
 const PACKED_BASE: u16 = 1 << 15;
 
 impl Front {
-    /// Sets a device up, from its first message to all queues being enabled (INIT1).
+    /// Sets a device up, from its first message to all queues being enabled (INIT1), and to its
+    /// knowing how they are used.
     pub(super) fn set_up(
         stream: &UnixStream,
-        plan: &Plan,
+        plan: &mut Plan,
         number: u64,
     ) -> Result<(Self, Session), Failure> {
         let own = stream.try_clone().map_err(Failure::of("dup"))?;
-        let rings_asked = 2 * u64::try_from(plan.queues.len()).unwrap_or(u64::MAX);
-        let mut vhost = Frontend::from_stream(own, rings_asked);
+        let mut vhost = Frontend::from_stream(own, RINGS_MAX);
         vhost.set_owner().map_err(Failure::of("SET_OWNER"))?;
-        let mut offered = vhost.get_features().map_err(Failure::of("GET_FEATURES"))?;
+        let offered = vhost.get_features().map_err(Failure::of("GET_FEATURES"))?;
         let protocol = agree_on_protocol(&mut vhost, offered)?;
-        let has = |feature| protocol.contains(feature);
-        let mtu = if offered >> VIRTIO_NET_F_MTU & 1 == 1 && has(VhostUserProtocolFeatures::CONFIG)
-        {
-            config_mtu(stream)?
-        } else {
-            None
-        };
-        if mtu.is_none() {
-            offered &= !(1 << VIRTIO_NET_F_MTU);
-        }
-        let features =
-            Features::negotiate(offered, plan.wishes).map_err(Failure::of("features"))?;
-        let most = if features.has(VIRTIO_NET_F_MQ) && has(VhostUserProtocolFeatures::MQ) {
-            queue_pairs(stream)?
-        } else {
-            1
-        };
-        let pairs = plan.queues.len().min(usize::try_from(most).unwrap_or(usize::MAX));
+        let (features, config) = agree_on_features(stream, offered, protocol, plan)?;
+        let has_many =
+            features.has(VIRTIO_NET_F_MQ) && protocol.contains(VhostUserProtocolFeatures::MQ);
+        let queue_pairs = if has_many { queue_pairs(stream)? } else { 1 };
+        let known = Known { features, config, queue_pairs };
+        let most = usize::try_from(known.queue_pairs_max()).unwrap_or(usize::MAX);
+        let pairs = plan.queues.len().min(most);
         vhost.set_features(features.bits()).map_err(Failure::of("SET_FEATURES"))?;
         set_memory(&vhost, &plan.memory)?;
         let events = (0..pairs).map(|_| PairEvents::new()).collect::<std::io::Result<Vec<_>>>();
-        let events = events.map_err(Failure::of("eventfd"))?;
+        let mut events = events.map_err(Failure::of("eventfd"))?;
         for (pair, (rings, events)) in plan.queues.iter().zip(&events).enumerate() {
             set_pair(&vhost, pair, rings, events, features)?;
         }
         let has_enable = features.has(VHOST_USER_F_PROTOCOL_FEATURES);
-        let mut front = Self { vhost, rings: 2 * pairs, has_enable };
-        for ring in 0..front.rings {
+        let rings = (0..2 * pairs).collect();
+        let key = plan.wishes.device_hash.then_some(plan.control.hash_key);
+        let commands = Commands::new(known, pairs, key);
+        let mut front = Self { vhost, rings, has_enable, commands };
+        for ring in 0..2 * pairs {
             front.enable(ring, true)?;
         }
-        Ok((front, Session { number, features, mtu, pairs: events }))
+        if !front.give_commands(stream, &mut plan.control, known)? {
+            (1..pairs).try_for_each(|pair| front.disable(pair))?;
+            events.truncate(1);
+        }
+        Ok((front, Session { number, features, mtu: config.mtu, pairs: events }))
+    }
+
+    /// Tells the device how its queues are used, by the control queue if it has one. Returns whether it
+    /// may use more than one queue pair.
+    fn give_commands(
+        &mut self,
+        stream: &UnixStream,
+        place: &mut ControlPlace,
+        known: Known,
+    ) -> Result<bool, Failure> {
+        let ring = known.control_ring().filter(|_| !self.commands.list.is_empty());
+        let Some(ring) = ring.map(usize::from) else { return Ok(true) };
+        if let Some(why) = place.given_up() {
+            self.commands.withdraw(&why);
+            return Ok(true);
+        }
+        let answers = self.exchange(stream, place, ring, known.features);
+        // A device that lies is stopped like any other (VQ11), or is cut off.
+        let answers = answers.inspect_err(|failure| {
+            place.failed(failure.to_string());
+            let _ = self.stop();
+        })?;
+        place.worked();
+        Ok(self.commands.take_answers(&answers))
+    }
+
+    /// Gives the commands, and waits for what comes of them.
+    fn exchange(
+        &mut self,
+        stream: &UnixStream,
+        place: &mut ControlPlace,
+        ring: usize,
+        features: Features,
+    ) -> Result<Vec<Answer>, Failure> {
+        let posted = place.post(features, &self.commands.list);
+        self.begin_control(ring, &posted, features)?;
+        posted.answers(stream).map_err(Failure::of("control queue"))
+    }
+
+    /// Has the device take up the control queue.
+    fn begin_control(
+        &mut self,
+        ring: usize,
+        posted: &Posted<'_>,
+        features: Features,
+    ) -> Result<(), Failure> {
+        let events = PeerEvent::new().and_then(|kick| Ok((kick, PeerEvent::new()?)));
+        let (kick, call) = events.map_err(Failure::of("eventfd"))?;
+        kick.signal();
+        set_ring(&self.vhost, ring, CONTROL_QUEUE_SIZE, posted.addresses(), features)?;
+        set_call(&self.vhost, ring, &call)?;
+        self.rings.push(ring);
+        // The kick comes last: there are back ends that forget one of a ring that is not enabled.
+        self.enable(ring, true)?;
+        set_kick(&self.vhost, ring, &kick)
+    }
+
+    /// What there is to be told of it.
+    pub(super) fn remarks(&self) -> &Remarks {
+        &self.commands.remarks
     }
 
     /// Has the device leave a queue pair alone, if it can be told.
@@ -157,7 +223,7 @@ impl Front {
     /// Has the device stop: it has answered for every ring that it uses none of the memory any more
     /// (VQ11).
     pub(super) fn stop(&self) -> Result<(), Failure> {
-        for ring in 0..self.rings {
+        for &ring in &self.rings {
             self.vhost.get_vring_base(ring).map_err(Failure::of("GET_VRING_BASE"))?;
         }
         Ok(())
@@ -194,6 +260,31 @@ fn agree_on_protocol(
     Ok(agreed)
 }
 
+/// Settles what both sides can. The device's configuration is read if it says something of that.
+fn agree_on_features(
+    stream: &UnixStream,
+    offered: u64,
+    protocol: VhostUserProtocolFeatures,
+    plan: &Plan,
+) -> Result<(Features, NetConfig), Failure> {
+    let offers = |bit: u32| offered >> bit & 1 == 1;
+    let has_many = offers(VIRTIO_NET_F_MQ) && plan.queues.len() > 1;
+    let config = if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
+        NetConfig::default()
+    } else if offers(VIRTIO_NET_F_HASH_REPORT) && plan.wishes.device_hash {
+        net_config(stream, HASH_CONFIG_BYTES)?
+    } else if offers(VIRTIO_NET_F_MTU) || has_many {
+        net_config(stream, MTU_CONFIG_BYTES)?
+    } else {
+        NetConfig::default()
+    };
+    let usable = if config.mtu.is_some() { u64::MAX } else { !(1 << VIRTIO_NET_F_MTU) };
+    let features = Features::negotiate(offered & usable, plan.wishes);
+    let features = features.map_err(Failure::of("features"))?;
+    let mtu = config.mtu.filter(|_| features.has(VIRTIO_NET_F_MTU));
+    Ok((features, NetConfig { mtu, ..config }))
+}
+
 /// The one region, at our own addresses.
 fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), Failure> {
     let region = VhostUserMemoryRegionInfo {
@@ -215,28 +306,47 @@ fn set_pair(
     features: Features,
 ) -> Result<(), Failure> {
     let packed = rings.packed.filter(|_| features.has(VIRTIO_F_RING_PACKED));
-    let base = if packed.is_some() { PACKED_BASE } else { 0 };
     let PairRings { rx, tx } = packed.unwrap_or(rings.split);
     let both = [(2 * pair, rx, &events.rx_kick), (2 * pair + 1, tx, &events.tx_kick)];
-    let call = events.call.handle().map_err(Failure::of("dup"))?;
     for (ring, addresses, kick) in both {
-        let kick = kick.handle().map_err(Failure::of("dup"))?;
-        let addresses = VringConfigData {
-            queue_max_size: rings.size,
-            queue_size: rings.size,
-            flags: 0,
-            desc_table_addr: addresses.descriptors,
-            used_ring_addr: addresses.device,
-            avail_ring_addr: addresses.driver,
-            log_addr: None,
-        };
-        vhost.set_vring_num(ring, rings.size).map_err(Failure::of("SET_VRING_NUM"))?;
-        vhost.set_vring_base(ring, base).map_err(Failure::of("SET_VRING_BASE"))?;
-        vhost.set_vring_addr(ring, &addresses).map_err(Failure::of("SET_VRING_ADDR"))?;
-        vhost.set_vring_call(ring, &call).map_err(Failure::of("SET_VRING_CALL"))?;
-        vhost.set_vring_kick(ring, &kick).map_err(Failure::of("SET_VRING_KICK"))?;
+        set_ring(vhost, ring, rings.size, addresses, features)?;
+        set_call(vhost, ring, &events.call)?;
+        set_kick(vhost, ring, kick)?;
     }
     Ok(())
+}
+
+/// Tells where a ring is, which is as new.
+fn set_ring(
+    vhost: &Frontend,
+    ring: usize,
+    size: u16,
+    addresses: RingAddresses,
+    features: Features,
+) -> Result<(), Failure> {
+    let addresses = VringConfigData {
+        queue_max_size: size,
+        queue_size: size,
+        flags: 0,
+        desc_table_addr: addresses.descriptors,
+        used_ring_addr: addresses.device,
+        avail_ring_addr: addresses.driver,
+        log_addr: None,
+    };
+    let base = if features.has(VIRTIO_F_RING_PACKED) { PACKED_BASE } else { 0 };
+    vhost.set_vring_num(ring, size).map_err(Failure::of("SET_VRING_NUM"))?;
+    vhost.set_vring_base(ring, base).map_err(Failure::of("SET_VRING_BASE"))?;
+    vhost.set_vring_addr(ring, &addresses).map_err(Failure::of("SET_VRING_ADDR"))
+}
+
+fn set_call(vhost: &Frontend, ring: usize, call: &PeerEvent) -> Result<(), Failure> {
+    let call = call.handle().map_err(Failure::of("dup"))?;
+    vhost.set_vring_call(ring, &call).map_err(Failure::of("SET_VRING_CALL"))
+}
+
+fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), Failure> {
+    let kick = kick.handle().map_err(Failure::of("dup"))?;
+    vhost.set_vring_kick(ring, &kick).map_err(Failure::of("SET_VRING_KICK"))
 }
 
 /// How many queue pairs the back end has. The crate takes the answer for a number of rings, and then
@@ -251,23 +361,17 @@ fn queue_pairs(stream: &UnixStream) -> Result<u64, Failure> {
     }
 }
 
-/// The least MTU of a device (virtio 1.2, section 5.1.4).
-const MTU_MIN: u16 = 68;
-
-/// The MTU in the device's configuration: `virtio_net_config.mtu`. None if it has none that can be.
-fn config_mtu(stream: &UnixStream) -> Result<Option<u16>, Failure> {
-    /// `mac`, `status`, `max_virtqueue_pairs`, `mtu`.
-    const CONFIG_BYTES: usize = 6 + 2 + 2 + 2;
+/// So many bytes of the device's configuration, from its beginning. A back end that cannot say them
+/// answers with fewer.
+fn net_config(stream: &UnixStream, len_bytes: usize) -> Result<NetConfig, Failure> {
     /// `offset`, `size`, `flags` (struct vhost_user_config).
     const WHICH_BYTES: usize = 4 + 4 + 4;
-    let mut request = [0; WHICH_BYTES + CONFIG_BYTES];
-    request[4..8].copy_from_slice(&12_u32.to_ne_bytes());
+    let size = u32::try_from(len_bytes).unwrap_or(u32::MAX);
+    let mut request = vec![0; WHICH_BYTES + len_bytes];
+    request[4..8].copy_from_slice(&size.to_ne_bytes());
     let answer = ask(stream, FrontendReq::GET_CONFIG, &request);
     let answer = answer.map_err(Failure::of("GET_CONFIG"))?;
-    // A back end that cannot say it answers with less.
-    let config = answer.get(WHICH_BYTES..).and_then(<[u8]>::first_chunk::<CONFIG_BYTES>);
-    let mtu = config.map(|&[.., low, high]| u16::from_le_bytes([low, high]));
-    Ok(mtu.filter(|&mtu| mtu >= MTU_MIN))
+    Ok(NetConfig::from_bytes(answer.get(WHICH_BYTES..).unwrap_or_default()))
 }
 
 /// One question and its answer. For what the crate reads in its own way: it takes an answer for as long

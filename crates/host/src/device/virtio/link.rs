@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::commands::Remarks;
+use super::control::ControlPlace;
 use super::features::Wishes;
 use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
 use super::meet::{Meeting, is_absence};
@@ -46,7 +48,10 @@ pub(super) struct LinkConfig<'a> {
     pub(super) memory: MemoryTable,
     /// The rings in it, for each queue pair.
     pub(super) queues: Vec<QueueRings>,
-    /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `last_end`.
+    /// Where commands to the device are in it.
+    pub(super) control: ControlPlace,
+    /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `last_end`,
+    /// `device_hash`.
     pub(super) facts: Facts,
 }
 
@@ -64,7 +69,7 @@ impl Link {
     /// When there can never be one at that path, or the system refuses. That none is there yet is no
     /// error.
     pub(super) fn start(config: LinkConfig<'_>) -> Result<(Self, Vec<Port>)> {
-        let LinkConfig { path, role, wishes, memory, queues, facts } = config;
+        let LinkConfig { path, role, wishes, memory, queues, control, facts } = config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
                 what: "the queue pairs of a vhost-user device",
@@ -81,7 +86,7 @@ impl Link {
         let (meeting, first) = Meeting::open(path, role)?;
         let (shared, ports) = Switchboard::new(queues.len()).map_err(refused)?;
         let place = path.display().to_string();
-        let plan = Plan { memory, queues, wishes };
+        let plan = Plan { memory, queues, control, wishes };
         let keeper = Keeper { shared: Arc::clone(&shared), meeting, plan, facts, place, number: 0 };
         keeper.facts.set("sessions", "0".to_owned());
         let thread = thread::Builder::new().name("forebay-virtio".to_owned());
@@ -196,16 +201,20 @@ impl Keeper {
     /// Sets a back end up, or says why it cannot be.
     fn set_up(&mut self, stream: &UnixStream) -> Result<(Front, Session), String> {
         let number = self.number + 1;
-        let set_up = || Front::set_up(stream, &self.plan, number);
+        let asked = self.plan.queues.len();
+        let set_up = || Front::set_up(stream, &mut self.plan, number);
         let (front, session) = within(stream, Some(&self.shared.stop), set_up)?;
         self.number = number;
         self.facts.set("sessions", number.to_string());
         self.facts.set("features", session.features.to_string());
-        let (has, asked) = (session.pairs.len(), self.plan.queues.len());
-        if has < asked {
-            self.facts.set("queues", format!("{has} of {asked}: the back end has no more"));
-        } else {
-            self.facts.set("queues", has.to_string());
+        let Remarks { queues, device_hash } = front.remarks().clone();
+        let has = session.pairs.len();
+        let count = if has < asked { format!("{has} of {asked}") } else { has.to_string() };
+        let fewer = (has < asked).then(|| "the back end has no more".to_owned());
+        let why = queues.or(fewer).map_or_else(String::new, |why| format!(": {why}"));
+        self.facts.set("queues", count + &why);
+        if let Some(device_hash) = device_hash {
+            self.facts.set("device_hash", device_hash);
         }
         self.tell_link("up".to_owned());
         Ok((front, session))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mem::{Claim, PageFragCache, Region};
 
 use super::buffers::{Sizing, pitch_bytes};
+use super::control::{CONTROL_QUEUE_SIZE, ControlPlace};
 use super::header::HEADER_BYTES;
 use super::options::VirtioOptions;
 use super::transmit::SLOT_BYTES;
@@ -15,18 +16,23 @@ use crate::sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtqu
 const UNDER_WAY_BYTES: usize = 16 << 20;
 
 /// Buffers that a block is for, at least: what is left at its end is a small part of it.
-const BUFFERS_A_BLOCK: u32 = 16;
+const BUFFERS_A_BLOCK: u32 = 4;
 
-/// The least and the most that a block has, unless a buffer is larger.
-const BLOCK_BYTES_MIN: u32 = 64 << 10;
+/// The least and the most that a block has, unless a buffer is larger. Blocks are used again as
+/// wholes: large ones spread the same buffers over more memory than the back end's cache has.
+const BLOCK_BYTES_MIN: u32 = 128 << 10;
 const BLOCK_BYTES_MAX: u32 = 1 << 20;
 
 /// A page: the parts begin on one.
 const PAGE_BYTES: usize = 4096;
 
-/// Receive buffers begin so far behind a cache line's beginning that the device's header ends with a
-/// line, and the packet begins on one: the back end copies in whole lines.
-const BLOCKS_SHIFT: usize = 2 * 64 - HEADER_BYTES as usize;
+/// Receive buffers begin so far behind a cache line's beginning that the device's header ends with the
+/// line, and the packet begins with the next: the back end copies in whole lines. Both are of one pair
+/// of lines, which come together.
+const BLOCKS_SHIFT: usize = 64 - HEADER_BYTES as usize;
+
+/// What commands to the device are cut from: the least that a block has.
+const COMMANDS_BYTES: u32 = 4096;
 
 /// The places of one queue pair's rings and buffers, one behind the other, pair by pair.
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +68,14 @@ impl MemoryPlan {
         Self { queue_size: options.queue_size, block_bytes, blocks: blocks.unwrap_or(u32::MAX) }
     }
 
-    /// The memory of so many queue pairs.
+    /// The memory of so many queue pairs, and of the control queue.
     pub(super) fn len_bytes(&self, pairs: usize) -> usize {
+        let control = control_ring_bytes() + COMMANDS_BYTES as usize;
+        self.control_offset_bytes(pairs).saturating_add(control)
+    }
+
+    /// Behind all pairs.
+    fn control_offset_bytes(&self, pairs: usize) -> usize {
         self.places(0).end.saturating_mul(pairs)
     }
 
@@ -97,6 +109,14 @@ impl MemoryPlan {
     pub(super) fn cache(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
         let at = self.places(pair).blocks + BLOCKS_SHIFT;
         PageFragCache::new(memory.region(), at, self.block_bytes, self.blocks)
+    }
+
+    /// Where the control queue is, behind so many pairs.
+    pub(super) fn control(&self, memory: &SharedMemory, pairs: usize) -> ControlPlace {
+        let at = self.control_offset_bytes(pairs);
+        let ring = RingPlace::new(memory.region(), at, CONTROL_QUEUE_SIZE);
+        let commands = at + control_ring_bytes();
+        ControlPlace::new(ring, PageFragCache::new(memory.region(), commands, COMMANDS_BYTES, 1))
     }
 }
 
@@ -138,6 +158,10 @@ fn ring_bytes_max(size: u16) -> usize {
     ring_bytes(Layout::Split, size).max(ring_bytes(Layout::Packed, size))
 }
 
+fn control_ring_bytes() -> usize {
+    ring_bytes_max(CONTROL_QUEUE_SIZE).next_multiple_of(PAGE_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,8 +183,20 @@ mod tests {
                 assert!(tx_ring - rx_ring >= ring_bytes_max(queue_size));
                 last = end;
             }
-            assert_eq!(plan.len_bytes(3), last);
+            assert_eq!(plan.len_bytes(3), last + 4096 + 4096);
         }
+    }
+
+    /// Nobody gets what is another's: see [`Region::claim`].
+    #[test]
+    fn all_parts_of_two_pairs_and_the_control_queue_are_there_at_once() {
+        let plan = MemoryPlan::of(&VirtioOptions::default());
+        let memory = SharedMemory::new(plan.len_bytes(2)).unwrap();
+        let of_pair = |pair| {
+            (plan.rings(&memory, pair), plan.slots(&memory, pair), plan.cache(&memory, pair))
+        };
+        let _pairs = [0, 1].map(of_pair);
+        let _control = plan.control(&memory, 2);
     }
 
     #[test]

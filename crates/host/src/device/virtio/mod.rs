@@ -14,13 +14,17 @@ mod options; //  how a back end is reached, and what is asked of it
 mod memory; //   what is shared with it
 mod meet; //     the socket that it is reached by
 mod front; //    what is said there
+mod config; //   what a device says of itself
 mod features; // what is agreed on
+mod commands; // what a device is told beyond that
+mod control; //  the ring that it is told by
 mod link; //     that there is one, time and again
 mod port; //     what a queue knows of it
 
 mod average; //  how long packets are
 mod buffers; //  receive buffers as large as those
 mod header; //   what the device says before a packet
+mod heads; //    how much of a packet is copied in
 mod receive; //  from used buffers to packets
 mod transmit; // from packets to buffers
 mod source; //   one queue pair, as an engine polls it
@@ -90,6 +94,7 @@ impl VirtioDevice {
             },
             memory: memory_table(&memory).map_err(no_memory)?,
             queues: rings.iter().map(|pair| queue_rings(pair, options)).collect(),
+            control: plan.control(&memory, pairs),
             facts: facts.clone(),
         })?;
         let mut device = Self {

@@ -4,20 +4,20 @@
 use std::sync::Arc;
 
 use mem::frags::FRAG_TABLE_BYTES;
-use mem::{Frame, Pool};
-use path::arrive::{Burst, Numbering, Refused};
+use mem::{Frame, PageFrag, Pool};
+use path::arrive::{Burst, HEAD_BYTES, Numbering, Refused};
 use path::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM};
 use path::packet::Arrival;
 use path::parse::Link;
 use path::{DropReason, Packet};
-
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_CSUM;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::buffers::{Buffers, GOOD_PACKET_LEN};
 use super::features::Features;
-use super::header::{HASH_HEADER_BYTES, HEADER_BYTES, NetHeader};
+use super::header::{HASH_HEADER_BYTES, NetHeader};
+use super::heads::{Heads, copy_head};
 use super::memory::RingPlace;
 use super::port::Session;
 use crate::device::KernelCounts;
@@ -27,12 +27,8 @@ use crate::sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
 /// it costs to keep the buffer and cut another one is more than that.
 const COPYBREAK_BYTES: u32 = 256;
 
-/// Bytes of a longer packet that are copied in, for its headers: two cache lines of the buffer, and two
-/// of the frame. Rarely are there more headers; those are pulled in when they are parsed.
-const HEAD_BYTES: u32 = 2 * 64;
-
-/// What a head's frame has room for: as much as is copied of any packet.
-pub(super) const HEAD_ROOM_BYTES: u32 = COPYBREAK_BYTES;
+/// A packet up to this length is copied as if it were as long.
+const SMALLEST_BYTES: u32 = 64;
 
 /// An Ethernet header: nothing shorter is a packet (SEED1).
 const ETHERNET_BYTES: u32 = 14;
@@ -64,21 +60,20 @@ pub(super) struct Receiver {
     place: RingPlace,
     ring: Virtqueue,
     buffers: Buffers,
+    heads: Heads,
     features: Features,
-    header_bytes: u32,
     device_hash: bool,
     numbering: Numbering,
     /// There was no memory for all buffers when they were last posted.
     is_starved: bool,
     /// A packet whose last buffers have not come.
     partial: Option<Partial>,
-    counted: [u64; COUNTS.len()],
     counts: Arc<KernelCounts>,
 }
 
 /// The first buffers of a packet.
 struct Partial {
-    /// None if the packet is lost already, and its other buffers are only waited for.
+    /// If the packet is lost already, why: its other buffers are only waited for.
     frame: Result<Frame, DropReason>,
     header: NetHeader,
     /// Bytes so far, without the device's header.
@@ -116,13 +111,12 @@ impl Receiver {
             ring: place.ring(Layout::Split, false),
             place,
             buffers,
+            heads: Heads::default(),
             features: Features::default(),
-            header_bytes: HEADER_BYTES,
             device_hash,
             numbering: Numbering::of_queue(path::RxQueue(0), 1),
             is_starved: false,
             partial: None,
-            counted: [0; COUNTS.len()],
             counts,
         }
     }
@@ -136,12 +130,11 @@ impl Receiver {
     pub(super) fn begin(&mut self, session: &Session) -> bool {
         let features = session.features;
         self.features = features;
-        self.header_bytes = features.header_bytes();
         self.ring = self.place.ring(layout(features), features.has(VIRTIO_RING_F_EVENT_IDX));
         // Without buffers that are merged, each must hold a packet (NET2).
         let mtu = session.mtu.map_or(GOOD_PACKET_LEN, |mtu| u32::from(mtu) + ETHERNET_BYTES + 4);
         let min_packet_bytes = if features.mergeable() { 0 } else { mtu };
-        self.buffers.sizing.begin(self.header_bytes, min_packet_bytes);
+        self.buffers.sizing.begin(features.header_bytes(), min_packet_bytes);
         // Until its CPU is to sleep; nothing can have come.
         let _ = self.ring.ask_for_call(false);
         self.refill()
@@ -175,8 +168,7 @@ impl Receiver {
                 break self.rest(now_ns, pool, burst);
             };
             if taken == 0 {
-                self.prefetch_used(used);
-                (0..PREFETCH_AHEAD - 1).for_each(|ahead| self.prefetch(ahead));
+                self.prefetch_first(used);
             }
             self.prefetch(PREFETCH_AHEAD - 1);
             self.take(used, now_ns, pool, burst);
@@ -206,17 +198,31 @@ impl Receiver {
         self.is_starved
     }
 
+    /// Asks for the first buffers of a turn.
+    #[inline(never)] // once for a turn
+    fn prefetch_first(&self, used: Used) {
+        self.prefetch_used(used);
+        (0..PREFETCH_AHEAD - 1).for_each(|ahead| self.prefetch(ahead));
+    }
+
     /// Asks for the buffer that is taken after so many others.
-    #[inline]
+    #[inline(always)] // once for a packet
     fn prefetch(&self, ahead: u16) {
         if let Some(used) = self.ring.peek_used(ahead) {
             self.prefetch_used(used);
         }
     }
 
-    #[inline]
+    #[inline(always)] // once for a packet
     fn prefetch_used(&self, used: Used) {
-        self.buffers.prefetch(used.id, used.len_bytes);
+        let header_bytes = self.features.header_bytes();
+        if used.len_bytes <= header_bytes + COPYBREAK_BYTES {
+            self.buffers.prefetch(used.id, used.len_bytes);
+        } else {
+            self.buffers.prefetch(used.id, header_bytes + self.heads.len_bytes());
+            // Another buffer will be posted in its place.
+            self.ring.prefetch_place(used.id);
+        }
     }
 
     #[inline]
@@ -238,7 +244,7 @@ impl Receiver {
         pool: &mut Pool,
         burst: &mut Burst,
     ) {
-        let header_bytes = self.header_bytes;
+        let header_bytes = self.features.header_bytes();
         let out = self.ring.size() - self.ring.free();
         let is_mergeable = self.features.mergeable();
         let Some(frag) = self.buffers.posted(id) else { return self.count(Count::BadIds) };
@@ -256,12 +262,12 @@ impl Receiver {
         }
         let len_bytes = used_bytes - header_bytes;
         if buffers == 1 && len_bytes <= COPYBREAK_BYTES {
-            let frame = pool.allocate(len_bytes).map(|mut frame| {
-                frame.set_len(len_bytes);
-                frag.copy_in(header_bytes, frame.data_mut());
-                frame
-            });
-            self.ring.post_again(id);
+            let frame = copied(frag, header_bytes, len_bytes, pool);
+            if self.buffers.is_outgrown(frag) {
+                self.buffers.take(id);
+            } else {
+                self.ring.post_again(id);
+            }
             return match frame {
                 Some(frame) => self.finish(frame, &header, len_bytes, pool, burst),
                 None => self.refuse(len_bytes, DropReason::NoBuffer, burst),
@@ -289,16 +295,18 @@ impl Receiver {
         used_bytes: u32,
         pool: &mut Pool,
     ) -> Result<Frame, DropReason> {
-        let Some(mut frame) = pool.allocate(HEAD_ROOM_BYTES + FRAG_TABLE_BYTES) else {
+        let Some(mut frame) = pool.allocate(HEAD_BYTES + FRAG_TABLE_BYTES) else {
             self.ring.post_again(id);
             return Err(DropReason::NoBuffer);
         };
         let Some(mut frag) = self.buffers.take(id) else { return Err(DropReason::LengthError) };
-        let head_bytes = (used_bytes - self.header_bytes).min(HEAD_BYTES);
+        let header_bytes = self.features.header_bytes();
+        let head_bytes = (used_bytes - header_bytes).min(self.heads.len_bytes());
         frame.set_len(head_bytes);
-        frag.copy_in(self.header_bytes, frame.data_mut());
+        copy_head(&frag, header_bytes, frame.data_mut());
+        self.heads.add(frame.data());
         frag.set_len(used_bytes);
-        frag.pull(self.header_bytes + head_bytes);
+        frag.pull(header_bytes + head_bytes);
         if frag.len_bytes() > 0 && frame.attach(frag).is_err() {
             pool.put(frame);
             return Err(DropReason::Oversize);
@@ -359,7 +367,8 @@ impl Receiver {
         burst: &mut Burst,
     ) {
         let arrival = self.numbering.next_arrival();
-        if header.says_nothing(self.device_hash) && !self.buffers.is_short() {
+        let is_pinning = self.buffers.is_short() && frame.frag_count() > 0;
+        if header.says_nothing(self.device_hash) && !is_pinning {
             self.buffers.sizing.add(len_bytes);
             burst.packets.push(Packet::received(frame, arrival, len_bytes, Link::Ethernet));
             return;
@@ -450,10 +459,21 @@ impl Receiver {
 
     #[cold]
     fn count(&mut self, what: Count) {
-        let place = what as usize;
-        self.counted[place] += 1;
-        self.counts.set(place, self.counted[place]);
+        self.counts.add(what as usize, 1);
     }
+}
+
+/// A private frame with a small packet.
+#[inline(always)] // as `finish`
+fn copied(frag: &PageFrag, header_bytes: u32, len_bytes: u32, pool: &mut Pool) -> Option<Frame> {
+    let mut frame = pool.allocate(len_bytes)?;
+    frame.set_len(len_bytes);
+    match frame.room_mut().first_chunk_mut::<{ SMALLEST_BYTES as usize }>() {
+        // As with a header: of the smallest packets a few bytes too many.
+        Some(line) if len_bytes <= SMALLEST_BYTES => frag.copy_in(header_bytes, line),
+        _ => frag.copy_in(header_bytes, frame.data_mut()),
+    }
+    Some(frame)
 }
 
 /// How rings are laid out where these features were agreed on.

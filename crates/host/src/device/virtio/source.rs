@@ -27,6 +27,8 @@ pub struct VirtioSource {
     session: Option<Arc<Session>>,
     receiver: Receiver,
     transmit: Transmit,
+    /// The device has lied in this session: its receive ring is left alone until the next.
+    is_shut: bool,
     /// Whether the device is to say when there is something.
     is_armed: bool,
     /// The end of the run: when it is no longer waited for that the device stops.
@@ -38,7 +40,8 @@ pub struct VirtioSource {
 impl VirtioSource {
     pub(super) fn new(link: Arc<Link>, port: Port, receiver: Receiver, transmit: Transmit) -> Self {
         let (session, stopping) = (None, None);
-        Self { port, session, receiver, transmit, is_armed: false, stopping, _link: link }
+        let (is_shut, is_armed) = (false, false);
+        Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
     }
 
     /// Begins and ends with sessions. What a device has given before it went is taken first.
@@ -56,7 +59,7 @@ impl VirtioSource {
             self.receiver.end(pool, burst);
             self.transmit.set_session(None);
             self.session = None;
-            self.is_armed = false;
+            (self.is_shut, self.is_armed) = (false, false);
             self.port.released();
         } else if let Some(session) = now {
             if self.receiver.begin(&session) {
@@ -75,18 +78,26 @@ impl VirtioSource {
             self.receiver.ask_for_call(false);
         }
         let first = burst.packets.len();
-        let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst).unwrap_or_else(|lie| {
-            self.port.shut(lie.to_string());
-            Rest::Nothing
-        });
+        let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst);
         if burst.packets.len() > first {
             let timestamp_ns = now_since_1970_ns();
             burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
         }
-        if self.receiver.refill() {
-            self.port.kick_rx();
+        match rest {
+            Ok(rest) => {
+                // When the run ends nothing is shown any more, so that a device that does not stop comes
+                // to an end: it has a ring's worth of buffers.
+                if self.stopping.is_none() && self.receiver.refill() {
+                    self.port.kick_rx();
+                }
+                rest
+            }
+            Err(lie) => {
+                self.is_shut = true;
+                self.port.shut(lie.to_string());
+                Rest::Nothing
+            }
         }
-        rest
     }
 
     /// What there is left to do when a run ends: the device stops, and what it has given is taken.
@@ -130,7 +141,7 @@ impl Source for VirtioSource {
         if self.session.is_none() {
             return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
         }
-        let rest = self.receive(ask, pool, burst);
+        let rest = if self.is_shut { Rest::Nothing } else { self.receive(ask, pool, burst) };
         if ask.is_last {
             let is_over = self.is_over(ask, rest, pool, burst);
             return Ok(if is_over { Polled::Exhausted } else { Polled::Ready });
@@ -159,7 +170,7 @@ impl Source for VirtioSource {
     /// began or ended since the last poll woke a CPU that was awake, and will not do so again.
     fn has_work(&mut self) -> bool {
         let is_ending = self.stopping.is_some();
-        let is_receiving = self.session.is_some() && !is_ending;
+        let is_receiving = self.session.is_some() && !self.is_shut && !is_ending;
         !is_ending && self.port.has_changed()
             || self.transmit.has_work()
             || is_ending && self.transmit.is_sending()

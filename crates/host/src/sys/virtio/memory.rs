@@ -117,7 +117,7 @@ impl Mapping {
         let Self { base, len_bytes } = self;
         std::mem::forget(self);
         // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`. The file behind it
-        // is sealed, so the bytes stay.
+        // keeps its length; a page that a device punches out is there again, zeroed, when it is touched.
         unsafe { Region::from_shared_mapping(base, len_bytes, unmap) }
     }
 }

@@ -288,8 +288,19 @@ impl Virtqueue {
         }
     }
 
-    /// Takes back a buffer that the device says it has used. `None`: no such buffer is posted (out of
-    /// range, or said twice); the ring goes on.
+    /// Asks for what is written when another buffer is posted in the place of that one, ahead of it:
+    /// a device has read it, so its line is elsewhere. A packed ring has such on the lines that it is
+    /// read from.
+    #[inline]
+    pub fn prefetch_place(&self, used_id: u32) {
+        match &self.0 {
+            Ring::Split(ring) => ring.prefetch_place(used_id),
+            Ring::Packed(_) => {}
+        }
+    }
+
+    /// Takes back a buffer that the device says it has used. `None`: it has no such buffer (out of range,
+    /// said twice, or posted since and not to be seen when it said so); the ring goes on.
     #[inline]
     pub fn take(&mut self, used_id: u32) -> Option<BufferId> {
         ring!(self, ring => ring.take(used_id))

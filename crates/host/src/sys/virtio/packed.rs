@@ -318,6 +318,9 @@ impl Packed {
             return false;
         }
         self.published = new;
+        // Each used descriptor is looked at when its turn comes.
+        self.slots.publish();
+        self.slots.look();
         let first = &self.shown.ring.all()[usize::from(Position::of(old, size).index)];
         // Release: the rest of the descriptor and all behind it come before it (VQ6).
         first.flags.store(self.withheld.to_le(), Ordering::Release);

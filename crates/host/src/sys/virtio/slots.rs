@@ -11,11 +11,17 @@ pub(super) struct Slots {
     /// Slots of further pieces. Buffers that are posted are not counted: as two halves of one word
     /// that is written whole, that count and `free` would cost more than all else here together.
     behind: u16,
+    /// What is posted now is of this batch, which the device does not see yet.
+    batch: u64,
+    /// The device may have used what is of a batch before this one: such buffers can be taken.
+    shown: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    state: State,
+    /// The batch that a buffer was posted in whose first piece is here; else `FREE` or `BEHIND`, which
+    /// are later than any. So one comparison says of what a device names whether it can have used it.
+    batch: u64,
     /// Whether `listed` has it.
     is_listed: bool,
     /// How many pieces the buffer has or had that began here; 0: none since the slot was last used
@@ -25,20 +31,18 @@ struct Slot {
     next: u16,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Free,
-    /// The first piece of a buffer that is posted.
-    Posted,
-    /// A further one.
-    Behind,
-}
+/// Nothing is posted there.
+const FREE: u64 = u64::MAX;
+/// A further piece of a buffer that is.
+const BEHIND: u64 = u64::MAX - 1;
+
+const NEW: Slot = Slot { batch: FREE, is_listed: true, pieces: 0, next: 0 };
 
 impl Slots {
     pub(super) fn new(size: u16) -> Self {
-        let free = Slot { state: State::Free, is_listed: true, pieces: 0, next: 0 };
-        let slots = vec![free; usize::from(size)].into();
-        Self { slots, listed: (0..size).rev().collect(), free: size, behind: 0 }
+        let slots = vec![NEW; usize::from(size)].into();
+        let listed = (0..size).rev().collect();
+        Self { slots, listed, free: size, behind: 0, batch: 0, shown: 0 }
     }
 
     /// As new.
@@ -46,9 +50,10 @@ impl Slots {
         let size = self.size();
         self.listed.clear();
         self.listed.extend((0..size).rev());
-        self.slots.fill(Slot { state: State::Free, is_listed: true, pieces: 0, next: 0 });
+        self.slots.fill(NEW);
         self.free = size;
         self.behind = 0;
+        (self.batch, self.shown) = (0, 0);
     }
 
     pub(super) fn size(&self) -> u16 {
@@ -78,8 +83,8 @@ impl Slots {
             };
             let slot = &mut self.slots[usize::from(id)];
             slot.is_listed = false;
-            if slot.state == State::Free {
-                *slot = Slot { state: State::Behind, is_listed: false, pieces: 0, next };
+            if slot.batch == FREE {
+                *slot = Slot { batch: BEHIND, is_listed: false, pieces: 0, next };
                 self.free -= 1;
                 return id;
             }
@@ -90,7 +95,7 @@ impl Slots {
     #[inline]
     pub(super) fn post(&mut self, id: u16, pieces: u16) {
         let slot = &mut self.slots[usize::from(id)];
-        slot.state = State::Posted;
+        slot.batch = self.batch;
         slot.pieces = pieces;
         self.behind += pieces - 1;
     }
@@ -103,39 +108,59 @@ impl Slots {
     pub(super) fn post_again(&mut self, id: u16) {
         let slot = &mut self.slots[usize::from(id)];
         assert!(
-            slot.state == State::Free && slot.pieces == 1,
+            slot.batch == FREE && slot.pieces == 1,
             "a buffer of one piece is posted again when it was taken, and nothing else is in its place"
         );
-        slot.state = State::Posted;
+        slot.batch = self.batch;
         self.free -= 1;
     }
 
-    /// How many pieces a posted buffer has; `None` when no such buffer is posted.
+    /// The device can see what was posted until now.
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        self.batch += 1;
+    }
+
+    /// What the device says from now on can be of what it can see now.
+    #[inline]
+    pub(super) fn look(&mut self) {
+        self.shown = self.batch;
+    }
+
+    /// How many pieces a buffer has that the device can have used; `None` when there is no such one.
     #[inline]
     pub(super) fn pieces(&self, used_id: u32) -> Option<u16> {
         let slot = self.slots.get(usize::try_from(used_id).ok()?)?;
-        (slot.state == State::Posted).then_some(slot.pieces)
+        (slot.batch < self.shown).then_some(slot.pieces)
     }
 
-    /// Frees the slots of a posted buffer; `None` when no such buffer is posted.
-    #[inline]
+    /// Frees the slots of a buffer that the device can have used; `None` when there is no such one.
+    #[inline(always)] // once for a packet
     pub(super) fn take(&mut self, used_id: u32) -> Option<u16> {
         let id = u16::try_from(used_id).ok()?;
         let pieces = self.pieces(used_id)?;
         self.give_back(id);
-        let mut last = id;
+        if pieces > 1 {
+            self.give_back_behind(id, pieces);
+        }
+        Some(id)
+    }
+
+    /// Frees the slots of the other pieces.
+    #[inline(never)] // receive buffers are of one piece
+    fn give_back_behind(&mut self, first: u16, pieces: u16) {
+        let mut last = first;
         for _ in 1..pieces {
             last = self.slots[usize::from(last)].next;
             self.give_back(last);
             self.behind -= 1;
         }
-        Some(id)
     }
 
     #[inline]
     fn give_back(&mut self, id: u16) {
         let slot = &mut self.slots[usize::from(id)];
-        slot.state = State::Free;
+        slot.batch = FREE;
         self.free += 1;
         if !slot.is_listed {
             slot.is_listed = true;

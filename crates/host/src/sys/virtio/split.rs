@@ -169,6 +169,31 @@ impl Split {
         to_device: &[Descriptor],
         to_driver: &[Descriptor],
     ) -> Result<BufferId, Full> {
+        match (to_device, to_driver) {
+            ([], [piece]) => self.post_one(piece),
+            _ => self.post_chain(to_device, to_driver),
+        }
+    }
+
+    /// Posts a buffer of one piece to receive in.
+    #[inline(always)] // once for a packet
+    fn post_one(&mut self, piece: &Descriptor) -> Result<BufferId, Full> {
+        let free = self.slots.free();
+        if free == 0 {
+            return Err(Full { needed: 1, free });
+        }
+        let id = self.describe(piece, WRITE, 0);
+        self.slots.post(id, 1);
+        self.offer(id);
+        Ok(BufferId(id))
+    }
+
+    #[inline(never)]
+    fn post_chain(
+        &mut self,
+        to_device: &[Descriptor],
+        to_driver: &[Descriptor],
+    ) -> Result<BufferId, Full> {
         let needed = to_device.len() + to_driver.len();
         assert!(needed > 0, "a buffer has at least one piece");
         let free = self.slots.free();
@@ -221,6 +246,7 @@ impl Split {
             return false;
         }
         self.published = new;
+        self.slots.publish();
         // Release: descriptors and entries come before it (VQ6).
         self.shown.avail.all()[INDEX].store(new.to_le(), Ordering::Release);
         // The device says that it wants to be kicked, then looks at the index; we the other way round.
@@ -235,7 +261,7 @@ impl Split {
         }
     }
 
-    #[inline]
+    #[inline(always)] // once for a packet
     pub(super) fn next_used(&mut self) -> Result<Option<Used>, RingLie> {
         if self.used_next == self.used_seen && !self.look()? {
             return Ok(None);
@@ -246,7 +272,7 @@ impl Split {
     }
 
     /// Looks how far the device has come; whether there is something new.
-    #[inline]
+    #[inline(never)] // once for a batch
     fn look(&mut self) -> Result<bool, RingLie> {
         if let Some(lie) = self.lie {
             return Err(lie);
@@ -265,6 +291,7 @@ impl Split {
         // Acquire: the entries up to there, and what is in their buffers, were written before.
         fence(Ordering::Acquire);
         self.used_seen = to;
+        self.slots.look();
         Ok(true)
     }
 
@@ -286,6 +313,13 @@ impl Split {
     pub(super) fn peek_used(&self, ahead: u16) -> Option<Used> {
         let known = self.used_seen.wrapping_sub(self.used_next);
         (ahead < known).then(|| self.used_at(self.used_next.wrapping_add(ahead)))
+    }
+
+    #[inline]
+    pub(super) fn prefetch_place(&self, used_id: u32) {
+        if let Some(descriptor) = self.shown.descriptors.all().get(used_id as usize) {
+            mem::prefetch_value_to_write(descriptor);
+        }
     }
 
     #[inline]

@@ -167,6 +167,38 @@ fn promise_5_bad_ids_are_no_buffers_and_the_ring_goes_on() {
 }
 
 #[test]
+fn promise_5_a_buffer_that_was_posted_again_is_not_used_before_the_device_can_see_it() {
+    for layout in LAYOUTS {
+        let (mut queue, mut device) = pair(config(layout, 8));
+        (0..6).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
+        let _ = queue.publish();
+        let ids: Vec<u16> = std::iter::from_fn(|| device.take().map(|got| got.id)).collect();
+        for _ in 0..4 {
+            device.give(ids[2], 60);
+        }
+        let mut next = || {
+            let used = queue.next_used().unwrap().unwrap();
+            let id = queue.take(used.id);
+            id.into_iter().for_each(|id| queue.post_again(id));
+            id.is_some()
+        };
+        assert_eq!([next(), next()], [true, false], "{layout:?}");
+        let _ = queue.publish();
+        // Of a split ring, all four were said before.
+        let used = queue.next_used().unwrap().unwrap();
+        assert_eq!(queue.take(used.id).is_some(), layout == Layout::Packed);
+        // It gets it as ever.
+        let _ = queue.next_used();
+        device.take().unwrap();
+        device.give(ids[2], 60);
+        if layout == Layout::Split {
+            let used = queue.next_used().unwrap().unwrap();
+            assert_eq!(queue.take(used.id).map(BufferId::index), Some(usize::from(ids[2])));
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "posted again")]
 fn a_buffer_that_the_device_has_is_not_posted_again() {
     let (mut queue, _) = pair(config(Layout::Split, 8));

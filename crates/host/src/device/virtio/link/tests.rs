@@ -11,8 +11,10 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MTU;
 
 use super::super::front::PairRings;
+use super::super::memory::MemoryPlan;
+use super::super::options::VirtioOptions;
 use super::*;
-use crate::sys::virtio::RingAddresses;
+use crate::sys::virtio::{RingAddresses, SharedMemory};
 use back_end::{BackEnd, CONFIG, MQ, Offer, PATIENCE, REPLY_ACK};
 
 mod back_end;
@@ -41,12 +43,15 @@ impl Place {
     fn start(&self, role: Role, pairs: usize) -> Result<(Link, Vec<Port>)> {
         let descriptor = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
         File::from(descriptor.try_clone().unwrap()).set_len(1 << 20).unwrap();
+        let options = VirtioOptions::default();
+        let memory = SharedMemory::new(MemoryPlan::of(&options).len_bytes(0)).unwrap();
         Link::start(LinkConfig {
             path: &self.path(),
             role,
             wishes: Wishes::default(),
             memory: MemoryTable { descriptor, base_address: BASE, len_bytes: 1 << 20 },
             queues: (0..pairs).map(rings).collect(),
+            control: MemoryPlan::of(&options).control(&memory, 0),
             facts: self.facts.clone(),
         })
     }

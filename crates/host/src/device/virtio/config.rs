@@ -1,0 +1,79 @@
+//! What a device says of itself (virtio 1.2, section 5.1.4: `struct virtio_net_config`).
+
+/// Bytes up to and with `mtu`: the MAC address, the status and the number of queue pairs come before.
+pub(super) const MTU_CONFIG_BYTES: usize = 6 + 2 + 2 + 2;
+
+/// Bytes up to and with `supported_hash_types`: the speed, the duplex mode and what is about RSS come
+/// before.
+pub(super) const HASH_CONFIG_BYTES: usize = MTU_CONFIG_BYTES + 4 + 1 + 1 + 2 + 4;
+
+/// The least MTU of a device.
+const MTU_MIN: u16 = 68;
+
+/// The most queue pairs of a device (`VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX`).
+const QUEUE_PAIRS_MAX: u16 = 0x8000;
+
+/// What is used of it. What cannot be counts as not said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct NetConfig {
+    /// `max_virtqueue_pairs`; it has a meaning with `MQ`.
+    pub(super) queue_pairs_max: Option<u16>,
+    /// `mtu`, in bytes; it has a meaning with `MTU`.
+    pub(super) mtu: Option<u16>,
+    /// `rss_max_key_size`; it has a meaning with `HASH_REPORT`, as what follows.
+    pub(super) hash_key_max_bytes: u8,
+    /// `supported_hash_types`: bits of `VIRTIO_NET_RSS_HASH_TYPE_*`.
+    pub(super) hash_types: u32,
+}
+
+impl NetConfig {
+    /// Reads the beginning of it: of [`MTU_CONFIG_BYTES`], of [`HASH_CONFIG_BYTES`], or of what there
+    /// is. A field is there whole, or not at all.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        let short = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u16::from_le_bytes);
+        let long = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);
+        Self {
+            queue_pairs_max: short(8).filter(|pairs| (1..=QUEUE_PAIRS_MAX).contains(pairs)),
+            mtu: short(10).filter(|&mtu| mtu >= MTU_MIN),
+            hash_key_max_bytes: bytes.get(17).copied().unwrap_or(0),
+            hash_types: long(20).unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: [u8; HASH_CONFIG_BYTES] =
+        [2, 0, 0, 0, 0, 1, 1, 0, 4, 0, 0x28, 0x23, 0, 0, 0, 0, 1, 40, 128, 0, 0x3f, 1, 0, 0];
+
+    #[test]
+    fn fields_stand_where_the_specification_has_them() {
+        let all = NetConfig {
+            queue_pairs_max: Some(4),
+            mtu: Some(9000),
+            hash_key_max_bytes: 40,
+            hash_types: 0x13f,
+        };
+        assert_eq!(NetConfig::from_bytes(&BYTES), all);
+        let short = NetConfig { hash_key_max_bytes: 0, hash_types: 0, ..all };
+        assert_eq!(NetConfig::from_bytes(&BYTES[..MTU_CONFIG_BYTES]), short);
+        assert_eq!(NetConfig::from_bytes(&BYTES[..11]), NetConfig { mtu: None, ..short });
+        assert_eq!(NetConfig::from_bytes(&[]), NetConfig::default());
+    }
+
+    #[test]
+    fn what_cannot_be_counts_as_not_said() {
+        for (pairs, said) in [(0, None), (1, Some(1)), (0x8000, Some(0x8000)), (0x8001, None)] {
+            let mut bytes = BYTES;
+            bytes[8..10].copy_from_slice(&u16::to_le_bytes(pairs));
+            assert_eq!(NetConfig::from_bytes(&bytes).queue_pairs_max, said);
+        }
+        for (mtu, said) in [(0, None), (67, None), (68, Some(68))] {
+            let mut bytes = BYTES;
+            bytes[10..12].copy_from_slice(&u16::to_le_bytes(mtu));
+            assert_eq!(NetConfig::from_bytes(&bytes).mtu, said);
+        }
+    }
+}
