@@ -72,8 +72,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
     let mut driver = Driver::over(&mut device, burst as usize, args.touch)?;
     let figures = measure(&mut driver, peer.as_ref(), args.secs, &config.name)?.figures();
     let rx_buffer_size = driver.rx_buffer_size_bytes();
-    let drops = device.counts.iter().flat_map(|counts| counts.iter());
-    let drops: BTreeMap<_, _> = drops.filter(|(_, count)| *count > 0).collect();
+    let counts = device.counts.iter().flat_map(|counts| counts.iter());
+    let counts: BTreeMap<_, _> = counts.filter(|(_, count)| *count > 0).collect();
     Ok(figures
         .with("rx_buffers", config.virtio.rx_buffers.to_string())
         .with("rx_buffer_size", rx_buffer_size)
@@ -84,7 +84,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         .with("touch", args.touch)
         .with("verify", args.verify)
         .with("facts", device.facts.all())
-        .with("drops", drops)
+        .with("driver", counts)
         .with("frames_away", driver.close()))
 }
 

@@ -27,24 +27,27 @@ pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
     text
 }
 
-/// What came by each queue of each device.
+/// What came by each queue of each device. What our own driver counts is no further drop: its frames
+/// are among the packets.
 fn devices(devices: &[DeviceReport]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    let has_driver = devices.iter().any(|device| device.via == Via::VhostUser.name());
-    let dropped = if has_driver { "dropped by kernel or driver" } else { "dropped by the kernel" };
-    table.set_header(["device", "via", "queue", "packets", dropped]);
+    let is_driven = |device: &DeviceReport| device.via == Via::VhostUser.name();
+    let has_kernel = devices.iter().any(|device| !is_driven(device));
+    let kernel = has_kernel.then_some("dropped by the kernel");
+    let driver = devices.iter().any(is_driven).then_some("counted by our driver");
+    let columns = ["device", "via", "queue", "packets"].into_iter().chain(kernel).chain(driver);
+    table.set_header(columns);
     for device in devices {
         let facts = device.facts.iter().map(|(name, value)| format!(", {name}: {value}"));
         let via = device.via.to_owned() + &facts.collect::<String>();
         for queue in &device.queues {
-            table.add_row([
-                device.name.clone(),
-                via.clone(),
-                queue.rx_queue.to_string(),
-                grouped(queue.packets),
-                named(queue.kernel_dropped.iter()),
-            ]);
+            let (rx_queue, packets) = (queue.rx_queue.to_string(), grouped(queue.packets));
+            let counts = [(kernel, &queue.kernel_dropped), (driver, &queue.driver)];
+            let counts = counts.into_iter().filter(|(column, _)| column.is_some());
+            let counts = counts.map(|(_, counts)| named(counts.iter()));
+            let row = [device.name.clone(), via.clone(), rx_queue, packets];
+            table.add_row(row.into_iter().chain(counts));
         }
     }
     for column in table.column_iter_mut().skip(2).take(2) {
@@ -84,4 +87,52 @@ fn verdict(report: &Report) -> String {
         StoppedBy::Sources => "ended when nothing more came",
     };
     format!("{order}; {}; {ended}\n", path::conservation(&report.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use forebay::run::QueueReport;
+
+    use super::*;
+
+    fn device(via: Via, packets: u64, counts: &[(&'static str, u64)]) -> DeviceReport {
+        let counts: BTreeMap<_, _> = counts.iter().copied().collect();
+        let (kernel_dropped, driver) = match via.is_interface() {
+            true => (counts, BTreeMap::new()),
+            false => (BTreeMap::new(), counts),
+        };
+        DeviceReport {
+            name: "d0".to_owned(),
+            via: via.name(),
+            queues: vec![QueueReport { rx_queue: 0, packets, kernel_dropped, driver }],
+            facts: BTreeMap::new(),
+            interface: None,
+        }
+    }
+
+    #[test]
+    fn promise_2_what_a_driver_counts_does_not_look_like_drops_of_the_kernel() {
+        let kernel = device(Via::AfPacket, 5, &[("tp_drops", 2)]);
+        let driven = device(Via::VhostUser, 9, &[("rx_bad_ids", 1200), ("rx_length_errors", 0)]);
+        let lines = |devices: &[DeviceReport]| {
+            let table = super::devices(devices);
+            let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            lines.map(|words| words.join(" ")).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            lines(std::slice::from_ref(&kernel)),
+            ["device via queue packets dropped by the kernel", "d0 af_packet 0 5 2 tp_drops"]
+        );
+        assert_eq!(
+            lines(std::slice::from_ref(&driven)),
+            [
+                "device via queue packets counted by our driver",
+                "d0 vhost-user 0 9 1,200 rx_bad_ids"
+            ]
+        );
+        let columns = "device via queue packets dropped by the kernel counted by our driver";
+        assert_eq!(lines(&[kernel, driven])[0], columns);
+    }
 }
