@@ -35,6 +35,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("net_2_unmerged_buffers_are_as_long_as_what_was_agreed_on", unmerged_sizes),
     ("vio_3_buffers_grow_and_shrink_with_the_packets", || follow(Offer::usual(), false)),
     ("vio_3_and_those_of_packed_rings", || follow(Offer::usual().packed(), true)),
+    ("a_burst_of_the_largest_packets_finds_room", burst_room),
     ("net_9_without_merged_buffers_their_number_says_nothing", unmerged_number),
     ("vq_7_nobody_sleeps_while_there_is_something", wake_ups),
     ("what_is_sent_back_reaches_the_device", || echoes(Offer::usual(), false)),
@@ -223,7 +224,7 @@ fn mtu() {
 /// Small packets are copied, and their buffer is posted again: but not for ever, if it is large.
 fn follow(offer: Offer, packed: bool) {
     let (_site, rig, mut device) = meet(offer, &Setup::usual().packed(packed));
-    let small = |posted: &[u32]| posted.len() == 64 && posted.iter().all(|&bytes| bytes < 3400);
+    let small = |posted: &[u32]| posted.len() == 64 && posted.iter().all(|&bytes| bytes < 2 * 2176);
     let large = |posted: &[u32]| posted.iter().all(|&bytes| bytes >= 9012);
     let mut delivered = 0;
     for _ in 0..2 {
@@ -241,12 +242,24 @@ fn follow(offer: Offer, packed: bool) {
             if len == 9000 {
                 let posted = device.posted_bytes(0);
                 assert!(large(&posted) && !posted.is_empty(), "{posted:?}");
-                // Two of the largest packets, and the buffer that goes beyond.
-                let most = (128 << 10) + 2 * 9088;
+                // Sixteen packets, and the buffer that goes beyond, with what was left of its block.
+                let most = 16 * 9000 + 2 * 9088;
                 assert!(posted.iter().sum::<u32>() <= most, "{posted:?}");
             }
         }
     }
+    rig.stop(Some(&mut device));
+}
+
+/// However large the packets are, so many fit into what is posted.
+fn burst_room() {
+    let (_site, rig, mut device) = meet(Offer::usual(), &Setup::usual());
+    for number in 0..100 {
+        device.deliver(0, Header::default(), &datagram(number, 60_000)).unwrap();
+        rig.await_delivered(&mut device, number as usize + 1).unwrap();
+    }
+    let room = |device: &mut Backend| device.posted_bytes(0).iter().sum::<u32>();
+    device.wait("room", |device| room(device) >= 16 * 60_000).unwrap();
     rig.stop(Some(&mut device));
 }
 

@@ -30,6 +30,14 @@ const POSTED_BYTES_A_PLACE: u32 = 1280;
 /// The same, at least: two of the largest packets.
 const POSTED_BYTES_MIN: u32 = 128 << 10;
 
+/// And at least so many packets of the average length: a back end that sends bursts loses the rest of
+/// one, or tries again with all of it.
+const POSTED_PACKETS_MIN: u32 = 16;
+
+/// What is left free behind a small buffer. Whoever writes a packet asks for the lines behind it, too:
+/// those should not be what this side looks at of the next packet.
+const GAP_BYTES: u32 = 8 * BUFFER_ALIGN_BYTES;
+
 /// How large the next buffers are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizing {
@@ -102,13 +110,14 @@ impl Sizing {
     }
 }
 
-/// What is cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines.
-/// Pairs, because the neighbouring line is fetched along, and should not be another buffer's. Odd,
+/// What is cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines,
+/// with a gap where buffers are smaller than a page, and packets begin often. Pairs, because the neighbouring line is fetched along, and should not be another buffer's. Odd,
 /// because otherwise the first lines of all buffers would fall into a few sets of a cache, and with
 /// them what both sides look at of every packet.
 #[inline]
 pub(super) fn pitch_bytes(len_bytes: u32) -> u32 {
-    len_bytes.next_multiple_of(LINE_PAIR_BYTES) | LINE_PAIR_BYTES
+    let gap_bytes = if len_bytes < PAGE_BYTES { GAP_BYTES } else { 0 };
+    (len_bytes + gap_bytes).next_multiple_of(LINE_PAIR_BYTES) | LINE_PAIR_BYTES
 }
 
 /// The buffers of one receive queue.
@@ -120,7 +129,7 @@ pub(super) struct Buffers {
     posted: Box<[Option<PageFrag>]>,
     /// The room of all these.
     posted_bytes: u32,
-    /// While the device has as much, only buffers of the least length are posted.
+    /// What the device has at most, where packets are not so long that it needs more.
     posted_max_bytes: u32,
     /// For whoever asks: how large the latest are (`mergeable_rx_buffer_size`), how many were used.
     shown: Arc<RxBuffers>,
@@ -152,11 +161,12 @@ impl Buffers {
         if len_bytes != self.shown.size_bytes() {
             self.shown.set_size_bytes(len_bytes);
         }
-        if !self.has_room(ring, len_bytes) {
+        let most_bytes = self.posted_max_bytes(len_bytes);
+        if !self.has_room(ring, most_bytes) {
             return true;
         }
         self.is_short = self.cache.away_blocks() > self.away_max;
-        while self.has_room(ring, len_bytes) {
+        while self.has_room(ring, most_bytes) {
             let Some(frag) = self.cache.cut(pitch_bytes(len_bytes)) else { return false };
             let buffer = Descriptor { address: frag.address(), len_bytes: frag.room_bytes() };
             match ring.post(&[buffer], Direction::ToDriver) {
@@ -173,10 +183,19 @@ impl Buffers {
         true
     }
 
+    /// While the device has as much, no more buffers of that length are posted.
     #[inline]
-    fn has_room(&self, ring: &Virtqueue, len_bytes: u32) -> bool {
-        let is_enough = self.posted_bytes >= self.posted_max_bytes;
-        ring.free() > 0 && (!is_enough || len_bytes == self.sizing.least_bytes())
+    fn posted_max_bytes(&self, len_bytes: u32) -> u32 {
+        if len_bytes == self.sizing.least_bytes() {
+            return u32::MAX; // as many as there are places
+        }
+        let packets_bytes = POSTED_PACKETS_MIN.saturating_mul(self.sizing.average.bytes());
+        self.posted_max_bytes.max(packets_bytes)
+    }
+
+    #[inline]
+    fn has_room(&self, ring: &Virtqueue, most_bytes: u32) -> bool {
+        ring.free() > 0 && self.posted_bytes < most_bytes
     }
 
     /// Whether a buffer is not to be posted again: two would be cut from its room now.
@@ -255,7 +274,7 @@ mod tests {
     #[test]
     fn buffers_are_an_odd_number_of_pairs_of_cache_lines_apart() {
         let cut = [1536, 1600, 4096, 9024, 16 << 10].map(pitch_bytes);
-        assert_eq!(cut, [1664, 1664, 4224, 9088, (16 << 10) + 128]);
+        assert_eq!(cut, [2176, 2176, 4224, 9088, (16 << 10) + 128]);
     }
 
     #[test]
