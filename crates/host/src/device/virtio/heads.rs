@@ -1,6 +1,7 @@
-//! How much of a packet is copied in for its headers.
+//! How much of a packet is copied in: its headers, or all of it.
 
-use mem::PageFrag;
+use mem::{Frame, PageFrag, Pool};
+use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
 /// A cache line of a packet.
 const SHORT_HEAD_BYTES: u32 = 64;
@@ -10,9 +11,6 @@ const LONG_HEAD_BYTES: u32 = 2 * 64;
 /// So many packets in a row whose headers end in their first line, and the second is left alone.
 const SHORT_RUN: u8 = 64;
 
-const ETHERTYPE: usize = 12;
-const IPV4: [u8; 2] = [0x08, 0x00];
-const IPV6: [u8; 2] = [0x86, 0xdd];
 const UDP: u8 = 17;
 
 /// What was seen of the packets of late. It is a guess of what [parsing](path::parse) will look at: where
@@ -50,13 +48,31 @@ pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {
     }
 }
 
+/// A private frame with all of a small packet.
+#[inline(always)] // a frame that is passed on in memory is waited for
+pub(super) fn copied(
+    frag: &PageFrag,
+    header_bytes: u32,
+    len_bytes: u32,
+    pool: &mut Pool,
+) -> Option<Frame> {
+    let mut frame = pool.allocate(len_bytes)?;
+    frame.set_len(len_bytes);
+    match frame.room_mut().first_chunk_mut::<{ SHORT_HEAD_BYTES as usize }>() {
+        // Of packets shorter than a line a few bytes too many: a length that is known is copied faster.
+        Some(line) if len_bytes <= SHORT_HEAD_BYTES => frag.copy_in(header_bytes, line),
+        _ => frag.copy_in(header_bytes, frame.data_mut()),
+    }
+    Some(frame)
+}
+
 /// Whether all headers end in the first line: those of UDP over IP, without a tag or options, do.
 #[inline]
 fn is_short(head: &[u8]) -> bool {
     let Some(head) = head.first_chunk::<{ SHORT_HEAD_BYTES as usize }>() else { return false };
-    match [head[ETHERTYPE], head[ETHERTYPE + 1]] {
-        IPV4 => head[14] == 0x45 && head[23] == UDP,
-        IPV6 => head[20] == UDP,
+    match u16::from_be_bytes([head[12], head[13]]) {
+        ETHERTYPE_IPV4 => head[14] == 0x45 && head[23] == UDP,
+        ETHERTYPE_IPV6 => head[20] == UDP,
         _ => false,
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mem::frags::FRAG_TABLE_BYTES;
-use mem::{Frame, PageFrag, Pool};
+use mem::{Frame, Pool};
 use path::arrive::{Burst, HEAD_BYTES, Numbering, Refused};
 use path::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM};
 use path::packet::Arrival;
@@ -17,7 +17,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use super::buffers::{Buffers, GOOD_PACKET_LEN};
 use super::features::Features;
 use super::header::{HASH_HEADER_BYTES, NetHeader};
-use super::heads::{Heads, copy_head};
+use super::heads::{Heads, copied, copy_head};
 use super::memory::RingPlace;
 use super::port::Session;
 use crate::device::KernelCounts;
@@ -26,9 +26,6 @@ use crate::sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
 /// A packet up to this length is copied out of its buffer, which is posted again on the spot: what
 /// it costs to keep the buffer and cut another one is more than that.
 const COPYBREAK_BYTES: u32 = 256;
-
-/// A packet up to this length is copied as if it were as long.
-const SMALLEST_BYTES: u32 = 64;
 
 /// An Ethernet header: nothing shorter is a packet (SEED1).
 const ETHERNET_BYTES: u32 = 14;
@@ -461,19 +458,6 @@ impl Receiver {
     fn count(&mut self, what: Count) {
         self.counts.add(what as usize, 1);
     }
-}
-
-/// A private frame with a small packet.
-#[inline(always)] // as `finish`
-fn copied(frag: &PageFrag, header_bytes: u32, len_bytes: u32, pool: &mut Pool) -> Option<Frame> {
-    let mut frame = pool.allocate(len_bytes)?;
-    frame.set_len(len_bytes);
-    match frame.room_mut().first_chunk_mut::<{ SMALLEST_BYTES as usize }>() {
-        // As with a header: of the smallest packets a few bytes too many.
-        Some(line) if len_bytes <= SMALLEST_BYTES => frag.copy_in(header_bytes, line),
-        _ => frag.copy_in(header_bytes, frame.data_mut()),
-    }
-    Some(frame)
 }
 
 /// How rings are laid out where these features were agreed on.
