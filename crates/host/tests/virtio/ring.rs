@@ -130,14 +130,6 @@ impl Ring {
         }
     }
 
-    /// Whether there is one.
-    pub(crate) fn has_some(&self) -> bool {
-        match &self.layout {
-            Layout::Split(ring) => ring.available() > 0,
-            Layout::Packed(ring) => ring.is_available(),
-        }
-    }
-
     /// Tells of buffers that were used, all at once.
     pub(crate) fn give(&mut self, used: &[Used]) {
         let is_wanted = match &mut self.layout {

@@ -111,7 +111,10 @@ fn of_the_sent() {
             let Layout::Split(split) = &device.ring(1).layout else { panic!("a packed ring") };
             split.store_index(split.given.wrapping_add(1000));
         }),
-        ("what it was not given", |device| give_sent(device, 1)),
+        ("what it was not given", |device| {
+            let has = to_be_sent(device);
+            give_sent(device, (0..).find(|id| !has.contains(id)).unwrap().into());
+        }),
         ("what there is not", |device| give_sent(device, u32::MAX)),
         ("twice", |device| {
             let chain = device.ring(1).take().unwrap();
@@ -138,7 +141,7 @@ fn of_the_sent() {
         for number in [1, 2] {
             device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
         }
-        device.wait("what is to be sent", |device| device.ring(1).has_some()).unwrap();
+        device.wait("what is to be sent", |device| to_be_sent(device).len() == 2).unwrap();
         lie(&mut device);
         // Whoever sends looks at what was sent.
         device.deliver(0, Header::default(), &datagram(3, 300)).unwrap();
@@ -146,6 +149,12 @@ fn of_the_sent() {
     }
     let mut device = met();
     rig.stop(Some(&mut device));
+}
+
+/// The ids of what the device has and has not sent.
+fn to_be_sent(device: &mut Backend) -> Vec<u16> {
+    let Layout::Split(split) = &device.ring(1).layout else { panic!("a packed ring") };
+    split.not_given()
 }
 
 fn give_sent(device: &mut Backend, id: u32) {
