@@ -111,9 +111,10 @@ impl Sizing {
 }
 
 /// What is cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines,
-/// with a gap where buffers are smaller than a page, and packets begin often. Pairs, because the neighbouring line is fetched along, and should not be another buffer's. Odd,
-/// because otherwise the first lines of all buffers would fall into a few sets of a cache, and with
-/// them what both sides look at of every packet.
+/// with a gap where buffers are smaller than a page, and packets begin often. Pairs, because the
+/// neighbouring line is fetched along, and should not be another buffer's. Odd, because otherwise the
+/// first lines of all buffers would fall into a few sets of a cache, and with them what both sides look
+/// at of every packet.
 #[inline]
 pub(super) fn pitch_bytes(len_bytes: u32) -> u32 {
     let gap_bytes = if len_bytes < PAGE_BYTES { GAP_BYTES } else { 0 };
@@ -161,7 +162,7 @@ impl Buffers {
         if len_bytes != self.shown.size_bytes() {
             self.shown.set_size_bytes(len_bytes);
         }
-        let most_bytes = self.posted_max_bytes(len_bytes);
+        let most_bytes = self.most_bytes(len_bytes);
         if !self.has_room(ring, most_bytes) {
             return true;
         }
@@ -185,7 +186,7 @@ impl Buffers {
 
     /// While the device has as much, no more buffers of that length are posted.
     #[inline]
-    fn posted_max_bytes(&self, len_bytes: u32) -> u32 {
+    fn most_bytes(&self, len_bytes: u32) -> u32 {
         if len_bytes == self.sizing.least_bytes() {
             return u32::MAX; // as many as there are places
         }
