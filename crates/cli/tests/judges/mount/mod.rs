@@ -5,6 +5,7 @@ mod scripts; // what people do with such files
 mod sides; //   where they do it: in the kernel's tree, and in ours
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use forebay::control::CpuList;
@@ -12,7 +13,8 @@ use forebay::sys;
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::Judgement;
+use crate::namespace::run;
+use crate::{Judgement, program};
 use scripts::{SCRIPTS, STRANGERS};
 use sides::{Kernel, Mountpoint, Run};
 
@@ -23,12 +25,14 @@ const TOOLS: [&str; 9] =
 type Judge = (&'static str, fn() -> Judgement);
 
 /// All that is judged here.
-pub(crate) const TRIALS: [Judge; 5] = [
+pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_8_scripts_for_sysfs_and_procfs_run_unchanged_on_the_mount", judge_scripts),
     ("promise_8_a_second_user_cannot_change_anything_on_the_mount", judge_strangers),
     ("promise_8_programs_without_a_prefix_work_on_the_mount", judge_unprefixed),
     ("promise_1_order_holds_while_shells_write_to_the_mount", judge_order),
     ("promise_2_a_mount_goes_with_its_run", judge_ends),
+    ("promise_12_the_mount_of_a_killed_run_is_mounted_anew", judge_killed),
+    ("promise_12_a_foreign_dead_mount_stays", judge_foreign),
 ];
 
 /// Why there is nothing to judge.
@@ -137,7 +141,7 @@ fn judge_order() -> Judgement {
     Ok(())
 }
 
-/// A mount goes with its run, whoever stands in it; that of a run that was killed is told apart.
+/// A mount goes with its run, whoever stands in it.
 fn judge_ends() -> Judgement {
     let directory = Mountpoint::new()?;
     let run = Run::start(&directory)?;
@@ -156,21 +160,66 @@ fn judge_ends() -> Judgement {
     if fs::read_dir(directory.path())?.next().is_some() {
         return Err("something is left behind".into());
     }
+    Ok(())
+}
 
-    Run::start(&directory)?.kill()?;
-    let Err(refused) = Run::start(&directory) else {
-        return Err("what is dead was mounted on".into());
-    };
-    let words = refused.message().unwrap_or_default();
-    let command = words.split('`').find(|words| words.starts_with("umount -l"));
-    let Some(command) = command else {
-        return Err(format!("nobody says what to do: {words}").into());
-    };
-    let status = Command::new("sh").args(["-c", command]).status()?;
-    if !status.success() {
-        return Err(format!("{command}: {status}").into());
+/// A run that was killed is followed by the next, as a supervisor starts it, however often, and by
+/// any name of the directory; the next is refused while the first lives.
+fn judge_killed() -> Judgement {
+    let directory = Mountpoint::new()?;
+    for _ in 0..3 {
+        Run::start(&directory)?.kill()?;
     }
-    assert_is_clean(&Run::start(&directory)?.stop()?)
+    let link = tempfile::tempdir()?;
+    let name = link.path().join("link");
+    std::os::unix::fs::symlink(directory.path(), &name)?;
+    let next = Run::start_by(&name, "2k")?;
+    refused(&directory, "it is not empty")?;
+    assert_is_clean(&next.stop()?)?;
+    if mounts_on(directory.path())? != 0 {
+        return Err("something is left mounted".into());
+    }
+    Ok(())
+}
+
+/// A dead mount that is another's stays.
+fn judge_foreign() -> Judgement {
+    let directory = Mountpoint::new()?;
+    // A process that opens the device, mounts, and goes; then one of another user's run.
+    let script = "exec 3<>/dev/fuse
+        mount -i -t fuse -o fd=3,rootmode=40000,user_id=$1,group_id=0,allow_other $0 $T";
+    for (name, user) in [("sshfs", "0"), ("forebay", "1")] {
+        let script = ["-ec", script, name, user];
+        let mut command = Command::new("bash");
+        let told = command.args(script).env("T", directory.path()).output()?;
+        if !told.status.success() {
+            return Err(program::told(&told).into());
+        }
+        refused(&directory, "it was no run of yours")?;
+        if mounts_on(directory.path())? != 1 {
+            return Err(format!("the mount of {name}, user {user}, was touched").into());
+        }
+        run("umount", &["-l", &directory.path().to_string_lossy()])?;
+    }
+    Ok(())
+}
+
+/// How many mounts there are on a directory.
+fn mounts_on(directory: &Path) -> Result<usize, Failed> {
+    let directory = directory.to_string_lossy();
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(mounts.lines().filter(|line| line.split(' ').nth(4) == Some(&directory)).count())
+}
+
+/// A run that would be mounted there says why it is not.
+fn refused(directory: &Mountpoint, words: &str) -> Judgement {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let output = command.args(["replay", "--mount"]).arg(directory.path()).output()?;
+    let told = program::told(&output);
+    if output.status.code() == Some(2) && told.contains(words) {
+        return Ok(());
+    }
+    Err(format!("{words:?} was expected: {}, {told}", output.status).into())
 }
 
 /// Nothing was lost or reordered, whatever was set.

@@ -121,7 +121,11 @@ impl Run {
 
     /// Starts one of so many packets a second.
     pub(super) fn start_at(directory: &Mountpoint, rate: &str) -> Result<Self, Failed> {
-        let root = directory.path();
+        Self::start_by(directory.path(), rate)
+    }
+
+    /// Starts one on a directory that goes by another name.
+    pub(super) fn start_by(root: &Path, rate: &str) -> Result<Self, Failed> {
         let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
             .args(["replay", "--json", "--rate", rate, "--loops", "1000000", "--queues", "2"])
             .arg("--mount")

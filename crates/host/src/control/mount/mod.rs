@@ -5,6 +5,7 @@ mod files; //    what the kernel asks, and what it is answered
 mod like; //     which of the kernel's file systems a file behaves like
 mod inodes; //   numbers for paths
 mod readings; // what open files are in the middle of being read from
+mod dead; //     what a killed run has left
 
 use std::fs;
 use std::io;
@@ -36,13 +37,15 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts the tree on an empty directory.
+    /// Mounts the tree on an empty directory. What a killed run of this user has left mounted there
+    /// is taken away before.
     ///
     /// # Errors
     /// When the directory cannot be mounted on, see [`check`](Self::check), or the system refuses.
     pub fn new(control: Control, directory: &Path) -> Result<Self> {
-        Self::check(directory)?;
         let refused = |source| Error::Mount { directory: directory.to_owned(), source };
+        dead::remove(directory).map_err(refused)?;
+        Self::check(directory)?;
         let whole = directory.canonicalize().map_err(refused)?;
         let knobs = Knobs(Arc::new(RwLock::new(Some(control))));
         let mut config = Config::default();
@@ -62,7 +65,8 @@ impl Mount {
         Ok(Self { directory: whole, device, knobs, session: Some(session) })
     }
 
-    /// Says whether a directory can be mounted on: one that is there, and empty.
+    /// Says whether a directory can be mounted on: one that is there, and empty, or that a killed run
+    /// of this user has left mounted.
     ///
     /// # Errors
     /// When it is not, with what to do.
@@ -72,6 +76,9 @@ impl Mount {
             Err(Error::Mountpoint { directory: directory.to_owned(), problem, help })
         };
         let name = directory.display();
+        if dead::is_there(directory) {
+            return Ok(());
+        }
         let first = fs::read_dir(directory).and_then(|mut entries| entries.next().transpose());
         match first.map_err(|error| (error.kind(), error)) {
             Ok(None) => Ok(()),
@@ -81,8 +88,8 @@ impl Mount {
             }
             // Nobody answers for what is mounted there.
             Err((io::ErrorKind::NotConnected, _)) => refused(
-                "what is mounted there belongs to a run that was killed",
-                format!("remove it with `umount -l {name}`, then try again"),
+                "the process that has mounted something there is gone, and it was no run of yours",
+                format!("give another directory, or remove it with `umount -l {name}`"),
             ),
             Err((io::ErrorKind::NotFound, _)) => {
                 refused("there is no such directory", format!("make it with `mkdir -p {name}`"))
