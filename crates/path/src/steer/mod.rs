@@ -53,7 +53,7 @@ use journal::Watch;
 pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX, WATCHES_MAX};
 pub use rps::RpsMap;
 pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
-pub use spread::{SPREAD_WINDOW_NS, SpreadPolicy, Tick};
+pub use spread::{FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadPolicy, Tick};
 pub use state::{FlowPlace, FlowState};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 use wish::Wishes;

@@ -1,9 +1,13 @@
 //! Whether spreading pays: a queue that one CPU serves with ease stays on that CPU.
 //!
 //! Waking another CPU costs more than handling a packet, so at light load RPS is a loss (RPS-C2).
-//! The polling CPU, if it is in the map, keeps the queue to itself until it is busy for half of
-//! the time or finds a full burst waiting, and takes it back when all of the map's CPUs together
-//! are busy for less than a quarter of one. Either way packets move by the drain rule.
+//! The polling CPU, if it is in the map, keeps the queue to itself until all of the map's CPUs together
+//! are busy for half of a window, or its bursts have been full many times in a row. It takes the queue
+//! back after they were busy for less than a quarter of one CPU in every window of a second. Either way
+//! packets move by the drain rule.
+//!
+//! Both directions need time, so that bursts of strangers do not move everybody else's flows: a burst
+//! that comes now and then spreads nothing, and load that does keeps the queue spread for a second.
 
 /// When packets leave the polling CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -15,8 +19,15 @@ pub enum SpreadPolicy {
     Always,
 }
 
-/// How long the load is watched before packets are spread or gathered.
+/// How long the load is watched before packets are spread, or first gathered.
 pub const SPREAD_WINDOW_NS: u64 = 10_000_000;
+
+/// How long a queue that was spread must have been quiet before it is gathered again: flows are moved
+/// by the load at most twice in this time.
+pub const GATHER_AFTER_NS: u64 = 1_000_000_000;
+
+/// Full bursts in a row that spread a queue before its window ends: a thousand packets without a pause.
+pub const FULL_BURSTS_TO_SPREAD: u32 = 16;
 
 /// What the engine measures for the path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,11 +44,24 @@ pub(super) struct Spread {
     policy: SpreadPolicy,
     spreading: bool,
     window_start: Tick,
+    /// Full bursts of late: one more for each, half as many for each that is not full.
+    full_bursts: u32,
+    /// The time at which there last was a reason to spread.
+    busy_until_ns: u64,
+    /// How long the queue must be quiet to be gathered.
+    gather_after_ns: u64,
 }
 
 impl Spread {
     pub(super) fn new(policy: SpreadPolicy) -> Self {
-        Self { policy, spreading: true, window_start: Tick::default() }
+        Self {
+            policy,
+            spreading: true,
+            window_start: Tick::default(),
+            full_bursts: 0,
+            busy_until_ns: 0,
+            gather_after_ns: SPREAD_WINDOW_NS,
+        }
     }
 
     pub(super) fn is_spreading(&self) -> bool {
@@ -50,24 +74,48 @@ impl Spread {
         if self.policy == SpreadPolicy::Always {
             return false;
         }
-        let spread_now = !self.spreading && full_burst;
+        self.full_bursts = if full_burst { self.full_bursts + 1 } else { self.full_bursts / 2 };
+        let is_flooded = self.full_bursts >= FULL_BURSTS_TO_SPREAD;
         let window_ns = tick.now_ns.saturating_sub(self.window_start.now_ns);
-        if !spread_now && window_ns < SPREAD_WINDOW_NS {
+        if !is_flooded && window_ns < SPREAD_WINDOW_NS {
             return false;
+        }
+        if is_flooded {
+            self.full_bursts = 0;
         }
         let busy_ns = tick.busy_ns.saturating_sub(self.window_start.busy_ns);
         self.window_start = tick;
-        let spreading = if self.spreading {
-            busy_ns >= window_ns / 4
+        if self.spreading {
+            self.gather(tick, is_flooded || busy_ns >= window_ns / 4)
         } else {
-            full_burst || busy_ns >= window_ns / 2
-        };
-        std::mem::replace(&mut self.spreading, spreading) != spreading
+            self.spread(tick, is_flooded || busy_ns >= window_ns / 2)
+        }
+    }
+
+    /// Gathers the queue if it has been quiet for long enough.
+    fn gather(&mut self, tick: Tick, is_busy: bool) -> bool {
+        if is_busy {
+            self.busy_until_ns = tick.now_ns;
+        }
+        let quiet_ns = tick.now_ns.saturating_sub(self.busy_until_ns);
+        self.spreading = quiet_ns < self.gather_after_ns;
+        !self.spreading
+    }
+
+    /// Spreads the queue if it is busy.
+    fn spread(&mut self, tick: Tick, is_busy: bool) -> bool {
+        if is_busy {
+            self.spreading = true;
+            (self.busy_until_ns, self.gather_after_ns) = (tick.now_ns, GATHER_AFTER_NS);
+        }
+        is_busy
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Windows of a given load in percent, and whether packets are spread after each.
@@ -87,16 +135,66 @@ mod tests {
     #[test]
     fn rps_c2_light_load_gathers_and_heavy_load_spreads_with_a_gap_between() {
         let states = after_windows(&[100, 30, 20, 30, 49, 60, 30, 24]);
-        assert_eq!(states, [true, true, false, false, false, true, true, false]);
+        assert_eq!(states, [true, true, false, false, false, true, true, true]);
+        let quiet = usize::try_from(GATHER_AFTER_NS / SPREAD_WINDOW_NS).unwrap();
+        let loads = [&[20, 60], &[24].repeat(quiet)[..]].concat();
+        let spread_for = after_windows(&loads).iter().skip(1).take_while(|is| **is).count();
+        assert_eq!(spread_for, quiet, "and is gathered with the last of them");
     }
 
     #[test]
-    fn a_full_burst_spreads_at_once() {
+    fn rps_c2_bursts_spread_when_they_do_not_end() {
         let mut spread = Spread::new(SpreadPolicy::WhenBusy);
-        let tick = Tick { now_ns: SPREAD_WINDOW_NS, busy_ns: 0 };
+        let mut tick = Tick { now_ns: SPREAD_WINDOW_NS, busy_ns: 0 };
         assert!(spread.update(tick, false) && !spread.is_spreading());
-        let tick = Tick { now_ns: SPREAD_WINDOW_NS + 1, busy_ns: 0 };
-        assert!(spread.update(tick, true) && spread.is_spreading());
+        for burst in 1..=FULL_BURSTS_TO_SPREAD {
+            tick.now_ns += 20_000;
+            assert_eq!(spread.update(tick, true), burst == FULL_BURSTS_TO_SPREAD);
+        }
+        assert!(spread.is_spreading());
+    }
+
+    /// Turns of one queue, 10 µs apart: full ones and others, in runs, and how busy its CPUs are.
+    fn runs() -> impl Strategy<Value = Vec<(u32, u32, u64)>> {
+        prop::collection::vec((0u32..40, 1u32..4000, 0u64..=200), 1..200)
+    }
+
+    proptest! {
+        /// Strangers who send in bursts, of whatever length and period, move everybody else's flows
+        /// at most twice a second.
+        #[test]
+        fn rps_c2_flows_move_by_load_twice_a_second_at_most(runs in runs()) {
+            let mut spread = Spread::new(SpreadPolicy::WhenBusy);
+            let (mut tick, mut changes) = (Tick { now_ns: 1, busy_ns: 0 }, Vec::new());
+            for (full, quiet, load) in runs {
+                for turn in 0..full + quiet {
+                    tick.now_ns += 10_000;
+                    tick.busy_ns += 10_000 * load / 100;
+                    if spread.update(tick, turn < full) {
+                        changes.push(tick.now_ns);
+                    }
+                }
+            }
+            // The first is that of a queue that has never been busy.
+            for three in changes.get(1..).unwrap_or_default().windows(3) {
+                prop_assert!(three[2] - three[0] >= GATHER_AFTER_NS, "{:?}", changes);
+            }
+        }
+
+        #[test]
+        fn rps_c2_a_burst_now_and_then_spreads_nothing(
+            full in 1..FULL_BURSTS_TO_SPREAD / 2,
+            pause in 10u32..1000,
+        ) {
+            let mut spread = Spread::new(SpreadPolicy::WhenBusy);
+            let mut tick = Tick { now_ns: SPREAD_WINDOW_NS, busy_ns: 0 };
+            spread.update(tick, false);
+            for turn in 0..20_000 {
+                tick.now_ns += 20_000;
+                spread.update(tick, turn % (full + pause) < full);
+                prop_assert!(!spread.is_spreading());
+            }
+        }
     }
 
     #[test]

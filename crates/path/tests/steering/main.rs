@@ -18,7 +18,7 @@ use path::arrive::Burst;
 use path::backlog::{Backlogs, FlowLimit};
 use path::hash::{FlowHash, Hasher};
 use path::parse::{self, Link, Verify, View};
-use path::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
+use path::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
 use path::{Because, CpuId, Delivery, DropReason, RxQueue};
 
 use journal::Journal;
@@ -438,7 +438,7 @@ fn promise_2_what_a_source_refused_is_counted_once_and_named() {
 }
 
 #[test]
-fn rps_c2_a_quiet_queue_gathers_on_the_polling_cpu_and_a_full_burst_spreads_it_again() {
+fn rps_c2_a_quiet_queue_gathers_and_full_bursts_spread_it() {
     let quiet = |spread, rps_cpus| {
         let mut world = World::new(Settings { spread, rps_cpus, ..Settings::default() });
         world.now_ns += SPREAD_WINDOW_NS;
@@ -452,10 +452,15 @@ fn rps_c2_a_quiet_queue_gathers_on_the_polling_cpu_and_a_full_burst_spreads_it_a
     };
     let mut gathered = quiet(SpreadPolicy::WhenBusy, 0b1111);
     assert_eq!(gathered.journal.ways().last(), Some(&(POLLING.0, Inline)));
-    gathered.arrive(&[OTHER; 64]);
+    for burst in 0..FULL_BURSTS_TO_SPREAD {
+        gathered.deliver(POLLING.0, 64);
+        let cpu = gathered.journal.ways().last().map(|(cpu, _)| *cpu);
+        assert_eq!(cpu, Some(POLLING.0), "burst {burst}");
+        gathered.arrive(&[OTHER; 64]);
+    }
     gathered.settle();
     gathered.check();
-    assert_eq!(gathered.journal.ways().last(), Some(&(3, Rps)));
+    assert_eq!(gathered.journal.ways().last().map(|(cpu, _)| *cpu), Some(3));
 
     let always = quiet(SpreadPolicy::Always, 0b1111);
     assert_eq!(always.journal.ways(), [(3, Rps); 2]);
