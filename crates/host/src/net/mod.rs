@@ -413,10 +413,12 @@ fn ways_out(
 
 /// A copy cache for each CPU; if there is no memory for them, says so.
 fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
-    let budget_bytes = net
-        .copy_cache_bytes
-        .or_else(|| sys::udp_mem_low_pages().map(copy_cache::budget_bytes))
-        .unwrap_or(0);
+    let of_kernel = || sys::udp_mem_low_pages().map(copy_cache::budget_bytes);
+    // Only the first network namespace has the file.
+    let budget_bytes = net.copy_cache_bytes.or_else(of_kernel).ok_or(
+        "a copy cache has 1 % of the memory that net.ipv4.udp_mem names, and this network \
+         namespace has no such file: say how much it may be (copy_cache_bytes)",
+    )?;
     let count = u32::try_from(cpus).unwrap_or(u32::MAX);
     let buffers = copy_cache::buffers_per_cpu(budget_bytes, count);
     let bytes = CopyCache::region_bytes(buffers.map_err(|low| low.to_string())?);

@@ -13,6 +13,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("promise_4_a_socket_that_is_not_read_holds_its_rcvbuf_and_harms_nobody", not_read),
     ("udp_1_policies_may_change_at_any_time_under_load", policies),
     ("udp_5_without_memory_for_a_copy_cache_all_else_works", memory_low),
+    ("udp_5_a_missing_udp_mem_is_named", without_udp_mem),
     ("promise_2_a_socket_that_is_closed_under_load_leaves_nothing_behind", closed),
 ];
 
@@ -113,6 +114,15 @@ fn memory_low() {
     let refused = net.set_policy(BufferPolicy::CopyCache).unwrap_err().to_string();
     assert!(refused.contains("copy-cache") && refused.contains("256"), "{refused}");
     net.set_policy(BufferPolicy::Condense).unwrap();
+    drop(engine);
+}
+
+/// Only the first network namespace has the file; this is another.
+fn without_udp_mem() {
+    assert!(!std::path::Path::new("/proc/sys/net/ipv4/udp_mem").exists());
+    let (net, engine) = over_tap(&NetConfig::default());
+    let refused = net.set_policy(BufferPolicy::CopyCache).unwrap_err().to_string();
+    assert!(refused.contains("net.ipv4.udp_mem") && !refused.contains("0 bytes"), "{refused}");
     drop(engine);
 }
 
