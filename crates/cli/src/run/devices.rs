@@ -70,6 +70,7 @@ fn xdp(args: &RunArgs) -> XdpOptions {
 /// is none of that name, or it is the one that this machine is reached by, and nobody has said what
 /// to take or that all is meant.
 pub(super) fn check_interfaces(args: &RunArgs, devices: &[DeviceConfig]) -> Result<(), Failure> {
+    DeviceConfig::check_named_once(devices)?;
     let is_meant = args.yes || args.take.is_some();
     // No other process is how a machine is reached.
     for DeviceConfig { name, via, .. } in devices.iter().filter(|device| device.via.is_interface())

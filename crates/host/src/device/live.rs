@@ -1,6 +1,6 @@
 //! Live devices: how one is named and opened, and what it tells of itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::sink::Sink;
 use super::take::Take;
 use super::tun::{TunDevice, TunKind};
 use super::virtio::{VirtioDevice, VirtioOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::interface::Interface;
 use crate::sys::privilege;
 
@@ -114,6 +114,23 @@ impl DeviceConfig {
             promiscuous: false,
             device_hash: false,
             verify: Verify::Checksums,
+        }
+    }
+
+    /// Says which device is named more than once, by whatever way: its queues would have no names of
+    /// their own, and the second opening of it would fail for a reason that blames somebody else.
+    ///
+    /// # Errors
+    /// When one is.
+    pub fn check_named_once(configs: &[Self]) -> Result<()> {
+        let mut names = BTreeSet::new();
+        match configs.iter().find(|config| !names.insert(&config.name)) {
+            None => Ok(()),
+            Some(Self { name, .. }) => Err(Error::Setting {
+                what: "devices",
+                value: name.clone(),
+                why: "it is named twice, and a run opens a device once".to_owned(),
+            }),
         }
     }
 }

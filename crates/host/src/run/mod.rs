@@ -76,6 +76,7 @@ impl Run {
     /// # Errors
     /// When a device cannot be opened or used, a file not be created, or there is no memory.
     pub fn open(plan: Plan) -> Result<Self> {
+        DeviceConfig::check_named_once(&plan.devices)?;
         let devices = plan.devices.iter().map(Device::open).collect::<Result<Vec<_>>>()?;
         Self::with_devices(plan, devices)
     }
