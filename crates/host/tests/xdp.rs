@@ -67,6 +67,7 @@ fn options() -> AttachOptions<'static> {
         is_multi_buffer: false,
         device_hash: false,
         replace: false,
+        promiscuous: false,
     }
 }
 

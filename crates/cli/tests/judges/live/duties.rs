@@ -5,25 +5,56 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use libtest_mimic::Failed;
+use serde_json::Value;
 
 use crate::Judgement;
 use crate::live::Judge;
 use crate::live::program::{Run, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
-use crate::live::way::{Link, Way};
+use crate::live::way::{DEVICE, Link, Way};
 
-pub(crate) const TRIALS: [Judge; 4] = [
+pub(crate) const TRIALS: [Judge; 5] = [
     ("a_run_drops_privileges_and_works_on", || Way::ALL.into_iter().try_for_each(judge_user)),
     ("promise_8_a_hangup_reloads_the_config", judge_reload),
     ("promise_2_what_a_signal_finds_queued_is_delivered", judge_drain),
     ("a_run_ends_when_its_time_is_up", judge_duration),
+    ("promise_12_an_interface_is_promiscuous_while_asked", || {
+        [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket]
+            .into_iter()
+            .try_for_each(judge_promiscuous)
+    }),
 ];
 
 const PPS: u32 = 50_000;
 
 /// Fewer than a backlog takes.
 const QUEUED_FRAMES: usize = 800;
+
+/// The kernel counts who wants frames for other stations: nobody before, behind, and unasked.
+fn judge_promiscuous(way: Way) -> Judgement {
+    let link = Link::new(way)?;
+    let judge = |wanted: u64, when: &str| {
+        let told = link.near.tell(&["ip", "-d", "-j", "link", "show", "dev", DEVICE])?;
+        let shown: Value = serde_json::from_str(&told)?;
+        let count = shown[0]["promiscuity"].as_u64();
+        if count == Some(wanted) {
+            return Ok(());
+        }
+        Err(Failed::from(format!("{way:?}, {when}: promiscuity is {count:?}, not {wanted}")))
+    };
+    let mut plain = Run::start(&link.near, link.args(&[]))?;
+    judge(0, "not asked")?;
+    plain.stop()?;
+    let mut run = Run::start(&link.near, link.args(&["--promiscuous"]))?;
+    judge(1, "asked")?;
+    run.stop()?;
+    judge(0, "ended")?;
+    let mut run = Run::start(&link.near, link.args(&["--promiscuous", "--user", "nobody"]))?;
+    judge(1, "asked, as nobody")?;
+    run.kill()?;
+    judge(0, "killed")
+}
 
 fn judge_user(way: Way) -> Judgement {
     let link = Link::new(way)?;

@@ -11,6 +11,7 @@ use crate::device::take::Take;
 use crate::error::{Error, Result};
 use crate::sys::bpf::{Refused, Request, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
 use crate::sys::interface::Interface;
+use crate::sys::packet::PacketSocket;
 use crate::sys::privilege;
 use crate::sys::xdp_attached::{self, AttachedProgram};
 
@@ -27,6 +28,8 @@ pub struct AttachOptions<'a> {
     pub device_hash: bool,
     /// Takes the place of another's program, if need be.
     pub replace: bool,
+    /// Has the interface take frames for other stations too.
+    pub promiscuous: bool,
 }
 
 /// A program that is attached: as long as this lives, and this process.
@@ -35,6 +38,8 @@ pub struct Attached {
     interface: String,
     map: XskMap,
     _link: XdpLink,
+    /// Keeps the interface promiscuous; the kernel gives that up when it is closed.
+    _promiscuous: Option<PacketSocket>,
     place: XdpPlace,
     metadata: Option<MetadataLayout>,
     facts: Vec<(&'static str, String)>,
@@ -52,6 +57,7 @@ impl Attached {
         make_room(interface, options.replace)?;
         let refused = |refused| refusal(&interface.name, &refused);
         let map = XskMap::create(options.queues).map_err(refused)?;
+        let promiscuous = options.promiscuous.then(|| be_promiscuous(interface)).transpose()?;
         let mut facts = Vec::new();
         if options.device_hash {
             match attach_with_hash(interface, take, &map, options) {
@@ -62,7 +68,15 @@ impl Attached {
                     ];
                     let (interface, place) = (interface.name.clone(), XdpPlace::Native);
                     let metadata = Some(metadata);
-                    return Ok(Self { interface, map, _link: link, place, metadata, facts });
+                    return Ok(Self {
+                        interface,
+                        map,
+                        _link: link,
+                        _promiscuous: promiscuous,
+                        place,
+                        metadata,
+                        facts,
+                    });
                 }
                 Err(why) => facts.push(("device_hash", format!("no: {why}"))),
             }
@@ -73,7 +87,15 @@ impl Attached {
         let (link, place, mode) = attach(interface, &program, options.places)?;
         facts.insert(0, ("mode", mode));
         let interface = interface.name.clone();
-        Ok(Self { interface, map, _link: link, place, metadata: None, facts })
+        Ok(Self {
+            interface,
+            map,
+            _link: link,
+            _promiscuous: promiscuous,
+            place,
+            metadata: None,
+            facts,
+        })
     }
 
     /// Packets of `queue` go to this socket from now on.
@@ -109,6 +131,22 @@ impl Attached {
     pub fn facts(&self) -> &[(&'static str, String)] {
         &self.facts
     }
+}
+
+/// A socket that receives nothing, and for as long as it is open has the interface take frames for
+/// other stations: a program sees only what the interface takes.
+fn be_promiscuous(interface: &Interface) -> Result<PacketSocket> {
+    let socket = PacketSocket::open().and_then(|socket| {
+        socket.be_promiscuous(interface.index.0)?;
+        Ok(socket)
+    });
+    socket.map_err(|source| Error::Device {
+        name: interface.name.clone(),
+        what: "make it promiscuous".to_owned(),
+        source,
+        help: "see that this kernel has AF_PACKET (CONFIG_PACKET), or leave out --promiscuous"
+            .to_owned(),
+    })
 }
 
 /// Attaches the program in the first place that works; and says which, and why not the one before.

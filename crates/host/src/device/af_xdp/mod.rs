@@ -80,6 +80,7 @@ impl XdpDevice {
                     is_multi_buffer: is_scattered,
                     device_hash: config.device_hash,
                     replace: config.xdp.replace,
+                    promiscuous: config.promiscuous,
                 };
                 Some(Arc::new(Attached::open(interface, &config.take, &options)?))
             }
