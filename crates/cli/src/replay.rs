@@ -26,7 +26,7 @@ use crate::script;
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
 use crate::table;
-use crate::ticker::Ticker;
+use crate::ticker::{Ticker, tell_once};
 
 /// How often the progress bar moves.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
@@ -40,9 +40,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let replay = Replay::open(plan)?;
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let faces = args.control.open(&replay.control(), config.as_ref(), &args.engine.given())?;
+    let failure = Arc::clone(replay.failure());
+    let teller = tell_once(move || failure.get().cloned());
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
-    drop(faces);
+    drop((teller, faces));
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+/// How soon what goes wrong is told.
+const TELL_PERIOD: Duration = Duration::from_millis(100);
+
 /// A thread that does something at intervals until this is dropped.
 pub(crate) struct Ticker {
     done: Arc<AtomicBool>,
@@ -35,4 +38,15 @@ impl Drop for Ticker {
             let _ = thread.join();
         }
     }
+}
+
+/// Says on standard error what keeps packets from being written, once, as soon as there is something.
+pub(crate) fn tell_once(mut failure: impl FnMut() -> Option<String> + Send + 'static) -> Ticker {
+    let mut is_told = false;
+    Ticker::every(TELL_PERIOD, move || {
+        if !is_told && let Some(failure) = failure() {
+            eprintln!("forebay: {failure}; what follows is counted as not_written");
+            is_told = true;
+        }
+    })
 }

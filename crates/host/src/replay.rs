@@ -12,7 +12,7 @@ use path::{RxQueue, Source};
 
 use crate::clock::Clock;
 use crate::control::{Control, Explanation, FlowName};
-use crate::device::pcap::{Capture, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
+use crate::device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
 use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
 use crate::device::{Progress, QueueShare};
 use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
@@ -76,6 +76,7 @@ pub struct Replay {
     ledger: Arc<Ledger>,
     progress: Arc<Progress>,
     trace: Option<Arc<Trace>>,
+    failure: FirstFailure,
 }
 
 impl Replay {
@@ -101,10 +102,11 @@ impl Replay {
             std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
         }
         let ledger = Arc::new(Ledger::new(plan.queues.get()));
+        let failure = FirstFailure::default();
         let engine = Engine::build(&plan.engine, sources, clock.clone(), |cpu| {
-            ReplayHandler::new(cpu, &plan, &clock, &ledger, trace.as_ref())
+            ReplayHandler::new(cpu, &plan, &clock, &ledger, trace.as_ref(), &failure)
         })?;
-        Ok(Self { engine, plan, ledger, progress, trace })
+        Ok(Self { engine, plan, ledger, progress, trace, failure })
     }
 
     /// How far the run has come.
@@ -112,6 +114,13 @@ impl Replay {
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
+
+    /// Tells, while it runs, what keeps delivered packets from being written, once anything does.
+    #[must_use]
+    pub fn failure(&self) -> &FirstFailure {
+        &self.failure
+    }
+
     /// What asks the run to end early; everything taken in is delivered all the same.
     #[must_use]
     pub fn stopper(&self) -> Stopper {

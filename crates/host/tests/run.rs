@@ -174,7 +174,7 @@ fn promise_2_each_device_has_its_place_and_a_full_disk_is_told() {
     let unwritable = plan_to(vec![To::Pcap("/proc/self/fd".into())]);
     let run = Run::with_devices(unwritable, devices()).unwrap();
     let report = kept(run.run().unwrap());
-    assert_eq!((report.sent[0].packets, report.sent[0].dropped["refused"]), (0, 1000));
+    assert_eq!((report.sent[0].packets, report.sent[0].dropped["not_written"]), (0, 1000));
     assert!(report.error.unwrap().starts_with("cannot create /proc/self/fd/cpu"));
 }
 

@@ -21,7 +21,7 @@ use crate::options::engine::Cpus;
 use crate::output;
 use crate::signals::{Hangup, on_hangup, stop_on_signals};
 use crate::table;
-use crate::ticker::Ticker;
+use crate::ticker::{Ticker, tell_once};
 
 /// Runs devices until somebody ends it, and prints the report.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -40,10 +40,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let given = args.engine.given();
     let faces = args.control.open(&run.control(), config.as_ref(), &given)?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
+    let watch = run.watch();
+    let teller = tell_once(move || watch.failure().map(str::to_owned));
     let status = Status::show(run.watch());
     let report = run.run();
     status.finish();
-    drop((reloader, faces));
+    drop((teller, reloader, faces));
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
 }
 

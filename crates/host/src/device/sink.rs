@@ -99,6 +99,15 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    /// Both together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            packets: self.packets + other.packets,
+            frames: self.frames + other.frames,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+
     /// Counts a packet that went out.
     pub(crate) fn add(&mut self, packet: &Packet) {
         let payload_len = u64::from(packet.headers.payload_len);
@@ -126,12 +135,21 @@ pub enum SendDrop {
     Down,
     /// The kernel refused it for another reason.
     Refused,
+    /// It did not get into its capture: the disk is full, or broken.
+    NotWritten,
 }
 
 impl SendDrop {
     /// Every reason.
-    pub const ALL: [Self; 6] =
-        [Self::Full, Self::TooLong, Self::NotIp, Self::LinkHeader, Self::Down, Self::Refused];
+    pub const ALL: [Self; 7] = [
+        Self::Full,
+        Self::TooLong,
+        Self::NotIp,
+        Self::LinkHeader,
+        Self::Down,
+        Self::Refused,
+        Self::NotWritten,
+    ];
 
     /// The name in reports.
     #[must_use]
@@ -143,6 +161,7 @@ impl SendDrop {
             Self::LinkHeader => "link_header",
             Self::Down => "down",
             Self::Refused => "refused",
+            Self::NotWritten => "not_written",
         }
     }
 

@@ -9,7 +9,7 @@ use path::{CpuId, Handler};
 
 use super::{Mode, Plan};
 use crate::clock::Clock;
-use crate::device::pcap::DeliveredCapture;
+use crate::device::pcap::{DeliveredCapture, FirstFailure};
 use crate::error::Result;
 use crate::ledger::Ledger;
 use crate::trace::{DeliverTrace, Trace};
@@ -31,8 +31,11 @@ impl ReplayHandler {
         clock: &Clock,
         ledger: &Arc<Ledger>,
         trace: Option<&Arc<Trace>>,
+        failure: &FirstFailure,
     ) -> Self {
-        let capture = |directory: &PathBuf| DeliveredCapture::new(directory, cpu, plan.resegment);
+        let capture = |directory: &PathBuf| {
+            DeliveredCapture::new(directory, cpu, plan.resegment, Arc::clone(failure))
+        };
         Self {
             clock: clock.clone(),
             work_ns: if plan.mode == Mode::Live { plan.work_ns } else { 0 },

@@ -8,7 +8,7 @@ use super::report::SentReport;
 use super::to::To;
 use crate::device::Device;
 use crate::device::af_packet::PacketSink;
-use crate::device::pcap::DeliveredCapture;
+use crate::device::pcap::{DeliveredCapture, FirstFailure};
 use crate::device::sink::{Sink, SinkCounters};
 use crate::device::tun::TunDevice;
 use crate::error::{Error, Result};
@@ -22,6 +22,14 @@ struct Place {
     to: To,
     /// What got there, for each CPU; none where packets are only counted.
     counters: Vec<Arc<SinkCounters>>,
+}
+
+/// How captures are written.
+pub(super) struct Captured {
+    /// Whether merged packets are written as the frames that they were merged of.
+    pub(super) resegments: bool,
+    /// Where it is told that one cannot be written.
+    pub(super) failure: FirstFailure,
 }
 
 /// One CPU's ways to all places.
@@ -61,7 +69,7 @@ impl Destinations {
         to: &[To],
         devices: &[Device],
         cpus: &[CpuId],
-        resegments: bool,
+        captured: &Captured,
     ) -> Result<(Self, Vec<Ways>)> {
         let (places, by_device) = places(to, devices.len())?;
         let queues = devices.iter().zip(&by_device);
@@ -72,7 +80,7 @@ impl Destinations {
         let mut ways: Vec<_> = cpus.iter().map(|_| ways()).collect();
         let places = places.into_iter().map(|to| {
             let mut counters = Vec::new();
-            for (ways, way) in ways.iter_mut().zip(open_ways(&to, devices, cpus, resegments)?) {
+            for (ways, way) in ways.iter_mut().zip(open_ways(&to, devices, cpus, captured)?) {
                 counters.extend(way.counters().cloned());
                 ways.ways.push(OpenWay { way, handed: 0 });
             }
@@ -109,6 +117,15 @@ impl Ways {
     pub(super) fn of(&mut self, queue: RxQueue) -> Option<&mut OpenWay> {
         let place = self.by_queue.get(usize::from(queue.0))?;
         self.ways.get_mut(*place)
+    }
+
+    /// Writes out what is still buffered, so that all of it is counted.
+    pub(super) fn flush(&mut self) {
+        for open in &mut self.ways {
+            if let Way::Capture(capture) = &mut open.way {
+                capture.flush();
+            }
+        }
     }
 
     /// Writes out what is still buffered, and returns what went wrong with that or before.
@@ -157,12 +174,14 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
 }
 
 /// The ways of all CPUs to one place.
-fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], resegments: bool) -> Result<Vec<Way>> {
+fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], captured: &Captured) -> Result<Vec<Way>> {
     let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
     match to {
         To::Count => Ok(cpus.iter().map(|_| Way::Count).collect()),
         To::Pcap(directory) => {
-            let capture = |&cpu| DeliveredCapture::new(directory, cpu, resegments);
+            let Captured { resegments, failure } = captured;
+            let capture =
+                |&cpu| DeliveredCapture::new(directory, cpu, *resegments, Arc::clone(failure));
             Ok(cpus.iter().map(capture).map(Box::new).map(Way::Capture).collect())
         }
         To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {

@@ -42,6 +42,11 @@ impl RunHandler {
         }
     }
 
+    /// Writes out what is still buffered, so that all of it is counted.
+    pub(super) fn flush(&mut self) {
+        self.ways.flush();
+    }
+
     /// What was handed to each destination.
     pub(super) fn ways(&self) -> &Ways {
         &self.ways

@@ -14,6 +14,7 @@ use path::Source;
 
 use crate::clock::Clock;
 use crate::control::Control;
+use crate::device::pcap::FirstFailure;
 use crate::device::{Device, DeviceConfig};
 use crate::engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
 use crate::error::{Error, Result};
@@ -21,7 +22,7 @@ use crate::ledger::{Flows, Ledger};
 use crate::outputs::Outputs;
 use crate::sys;
 use crate::trace::{Trace, TracePlan};
-use destination::Destinations;
+use destination::{Captured, Destinations};
 use ending::{Ending, WatchedSource};
 use handler::RunHandler;
 use report::DeviceWatch;
@@ -63,6 +64,8 @@ pub struct Run {
     engine: Engine<RunHandler>,
     devices: Vec<DeviceWatch>,
     destinations: Destinations,
+    /// The first capture that cannot be written says so here.
+    failure: FirstFailure,
     /// One for each queue, for a flow may come by several; none if order is not checked.
     ledgers: Arc<[Ledger]>,
     trace: Option<Arc<Trace>>,
@@ -89,7 +92,9 @@ impl Run {
         plan.engine.when_full = WhenFull::Drop;
         plan.engine.devices = DeviceQueues::of(&devices);
         let cpus = plan.engine.cpus.cpus();
-        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, plan.resegment)?;
+        let failure = FirstFailure::default();
+        let captured = Captured { resegments: plan.resegment, failure: Arc::clone(&failure) };
+        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, &captured)?;
         clear_outputs(&plan)?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();
@@ -104,7 +109,8 @@ impl Run {
             RunHandler::new(ways, &ledgers, trace.as_ref(), &clock, &ending)
         })?;
         let duration = plan.duration;
-        Ok(Self { engine, devices: watched, destinations, ledgers, trace, ending, duration })
+        let devices = watched;
+        Ok(Self { engine, devices, destinations, failure, ledgers, trace, ending, duration })
     }
 
     /// What changes the run while it lasts.
@@ -123,7 +129,8 @@ impl Run {
     /// What tells how the run stands, while it lasts.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch::new(self.engine.control(), self.destinations.counters())
+        let failure = Arc::clone(&self.failure);
+        Watch::new(self.engine.control(), self.destinations.counters(), failure)
     }
 
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.
@@ -132,13 +139,14 @@ impl Run {
     /// When a thread fails. What goes wrong with a device, or with a file that is written, is part
     /// of the report.
     pub fn run(self) -> Result<Report> {
-        let Self { engine, devices, destinations, ledgers, trace, ending, duration } = self;
+        let Self { engine, devices, destinations, ledgers, trace, ending, duration, .. } = self;
         let stopper = engine.stopper();
         let guard = ending.guard(stopper.clone(), duration)?;
         let cpu_ns = sys::process_cpu_ns();
         let outcome = engine.run();
         let ended_by = guard.finish();
-        let outcome = outcome?;
+        let mut outcome = outcome?;
+        outcome.handlers.iter_mut().for_each(RunHandler::flush);
         let cpu_ns = sys::process_cpu_ns() - cpu_ns;
         let stopped_by = match ended_by {
             Some(stopped_by) => stopped_by,

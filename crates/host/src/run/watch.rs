@@ -7,6 +7,7 @@ use path::CpuId;
 use path::counters::{CoalesceCounters, Counter, IntakeCounters};
 
 use crate::control::Control;
+use crate::device::pcap::FirstFailure;
 use crate::device::sink::SinkCounters;
 use crate::report::dropped;
 
@@ -15,6 +16,7 @@ use crate::report::dropped;
 pub struct Watch {
     control: Control,
     sinks: Vec<Arc<SinkCounters>>,
+    failure: FirstFailure,
 }
 
 /// What a run has counted so far. Numbers that belong together may be a moment apart.
@@ -58,8 +60,19 @@ pub struct CpuSnapshot {
 }
 
 impl Watch {
-    pub(super) fn new(control: Control, sinks: Vec<Arc<SinkCounters>>) -> Self {
-        Self { control, sinks }
+    pub(super) fn new(
+        control: Control,
+        sinks: Vec<Arc<SinkCounters>>,
+        failure: FirstFailure,
+    ) -> Self {
+        Self { control, sinks, failure }
+    }
+
+    /// What keeps packets from being written where they are to go, if anything does: the first such
+    /// thing. The run goes on, and counts them.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// How the run stands now.

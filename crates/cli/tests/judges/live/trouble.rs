@@ -1,17 +1,22 @@
 //! What can go wrong with a device: a run says so and ends with 3, or goes on when it can. Nothing
 //! is left attached either way.
 
+use std::fs::{self, File};
 use std::process::Output;
 
-use crate::Judgement;
+use libtest_mimic::Failed;
+use pcap_file::pcap::PcapReader;
+use tempfile::TempDir;
+
 use crate::live::Judge;
 use crate::live::program::{Run, Shared, command, try_run, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 use crate::live::way::{DEVICE, Link, Way};
 use crate::program::told;
+use crate::{Judgement, namespace};
 
-pub(crate) const TRIALS: [Judge; 6] = [
+pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_2_a_run_goes_on_when_its_link_was_down", || {
         Way::ALL.into_iter().try_for_each(judge_down)
     }),
@@ -20,6 +25,7 @@ pub(crate) const TRIALS: [Judge; 6] = [
     ("a_run_says_which_privilege_is_missing", || Way::ALL.into_iter().try_for_each(judge_nobody)),
     ("a_run_says_what_a_device_cannot_do", judge_features),
     ("a_run_does_not_take_a_default_route_unasked", judge_default_route),
+    ("promise_2_a_full_disk_is_told_and_counted", judge_full_disk),
 ];
 
 /// One more, if there is [a program of others](FOREIGN_PROGRAM).
@@ -143,6 +149,57 @@ fn judge_features() -> Judgement {
     weak.args(["--bounding-set", "-bpf,-sys_admin"]).arg(env!("CARGO_BIN_EXE_forebay"));
     expect(&try_run(weak, &link.args(&[]))?, &["CAP_BPF"])?;
     judge_silence(&link)
+}
+
+/// A directory with room for little, for as long as this lives.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn new() -> Result<Self, Failed> {
+        let disk = Self(tempfile::tempdir()?);
+        namespace::run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk.name()])?;
+        Ok(disk)
+    }
+
+    fn name(&self) -> String {
+        self.0.path().display().to_string()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = namespace::run("umount", &["-l", &self.name()]);
+    }
+}
+
+/// What is said to be written is there, what is not is counted, and it is told once.
+fn judge_full_disk() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    let disk = SmallDisk::new()?;
+    let capture = Capture::write(Way::AfPacket, 0)?;
+    let to = format!("pcap:{}", disk.name());
+    let mut run = Run::start(&link.near, link.args(&["--cpus", "2", "--rps", "3", "--to", &to]))?;
+    play(&link, &capture, Pace::Packets(PPS), 1)?;
+    settle();
+    run.signal("TERM")?;
+    let (report, told) = run.ends(3)?;
+    let mut records = 0;
+    for entry in fs::read_dir(disk.name())? {
+        let mut capture = PcapReader::new(File::open(entry?.path())?)?;
+        while let Some(record) = capture.next_packet() {
+            record?;
+            records += 1;
+        }
+    }
+    let sent = &report.value()["sent"][0];
+    let not_written = &sent["dropped"]["not_written"];
+    let sum = sent["packets"].as_u64().zip(not_written.as_u64()).map(|(some, rest)| some + rest);
+    let is_told = told.matches("counted as not_written").count() == 1;
+    if sent["packets"] == records && records > 0 && *not_written != 0 && is_told {
+        return if sum == sent["handed"].as_u64() { Ok(()) } else { Err("no balance".into()) };
+    }
+    Err(format!("{records} records, {sent}; {told}").into())
 }
 
 fn judge_default_route() -> Judgement {

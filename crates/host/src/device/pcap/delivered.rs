@@ -1,14 +1,18 @@
 //! What one CPU delivers, written to a capture of its own.
 
+use std::mem;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use path::coalesce::resegment;
 use path::{CpuId, Packet};
 
-use super::CaptureWriter;
+use super::writer::{CaptureWriter, Outcome};
 use crate::device::sink::{SendDrop, Sent, SinkCounters};
 use crate::error::{Error, Result};
+
+/// The first thing that went wrong with any of several captures, for whoever watches over them.
+pub type FirstFailure = Arc<OnceLock<String>>;
 
 /// The capture of one CPU: `cpuN.pcap` in some directory.
 #[derive(Debug)]
@@ -16,58 +20,81 @@ pub struct DeliveredCapture {
     writer: CaptureWriter,
     /// Whether merged packets are written as the frames that they were merged of.
     resegments: bool,
-    /// Written packets are sent ones, and all others refused.
+    /// Written packets are sent ones, and all others are not written.
     counters: Arc<SinkCounters>,
     failed: Option<Error>,
+    /// Empty, but for its room.
+    frames: Vec<Packet>,
+    told: FirstFailure,
 }
 
 impl DeliveredCapture {
-    /// Will write to a file of `directory`, which must be there.
+    /// Will write to a file of `directory`, which must be there. What goes wrong first is `told` at
+    /// once.
     #[must_use]
-    pub fn new(directory: &Path, cpu: CpuId, resegments: bool) -> Self {
-        let writer = CaptureWriter::new(directory.join(format!("cpu{cpu}")));
-        Self { writer, resegments, counters: Arc::default(), failed: None }
+    pub fn new(directory: &Path, cpu: CpuId, resegments: bool, told: FirstFailure) -> Self {
+        let writer = CaptureWriter::new(&directory.join(format!("cpu{cpu}")));
+        let (counters, failed, frames) = (Arc::default(), None, Vec::new());
+        Self { writer, resegments, counters, failed, frames, told }
     }
 
     /// Writes packets; they may have been taken apart afterwards. Once that has failed nothing more
     /// is written, and [`finish`](Self::finish) says so.
     pub fn write(&mut self, packets: &mut Vec<Packet>) {
-        let handed = packets.len() as u64;
-        let sent = Sent {
-            packets: handed,
-            frames: packets.iter().map(|packet| u64::from(packet.segment_count())).sum(),
-            bytes: packets.iter().map(|packet| u64::from(packet.wire_len)).sum(),
-        };
-        if self.failed.is_none() {
+        if self.failed.is_some() {
+            return self.counters.add_dropped(SendDrop::NotWritten, packets.len() as u64);
+        }
+        let mut frames = mem::take(&mut self.frames);
+        for packet in packets.drain(..) {
+            let sent = Sent {
+                packets: 1,
+                frames: packet.segment_count().into(),
+                bytes: packet.wire_len.into(),
+            };
+            let first = frames.len();
             if self.resegments {
-                take_apart(packets);
+                resegment(packet, &mut frames);
+            } else {
+                frames.push(packet);
             }
-            self.failed = packets.iter().find_map(|packet| self.writer.write(packet).err());
+            if self.failed.is_some() {
+                self.counters.add_dropped(SendDrop::NotWritten, 1);
+            } else {
+                let outcome = self.writer.write(&frames[first..], sent);
+                self.count(outcome);
+            }
         }
-        match self.failed {
-            Some(_) => self.counters.add_dropped(SendDrop::Refused, handed),
-            None => self.counters.add_sent(sent),
-        }
+        self.frames = mem::replace(packets, frames);
     }
 
-    /// What was written so far, and what was not.
+    /// What was written so far, and what was not. What still waits to be written is neither.
     #[must_use]
     pub fn counters(&self) -> &Arc<SinkCounters> {
         &self.counters
     }
 
-    /// Writes out what is still buffered.
+    /// Writes out what still waits: afterwards everything is counted.
+    pub fn flush(&mut self) {
+        let outcome = self.writer.flush();
+        self.count(outcome);
+    }
+
+    /// Writes out what still waits.
     ///
     /// # Errors
     /// When this fails, or anything before has.
-    pub fn finish(self) -> Result<()> {
-        self.failed.map_or_else(|| self.writer.finish(), Err)
+    pub fn finish(mut self) -> Result<()> {
+        self.flush();
+        self.failed.map_or(Ok(()), Err)
     }
-}
 
-/// Has the frames that packets were merged of take their places.
-fn take_apart(packets: &mut Vec<Packet>) {
-    let mut frames = Vec::with_capacity(packets.len());
-    packets.drain(..).for_each(|packet| resegment(packet, &mut frames));
-    *packets = frames;
+    fn count(&mut self, Outcome { written, lost, error }: Outcome) {
+        self.counters.add_sent(written);
+        self.counters.add_dropped(SendDrop::NotWritten, lost);
+        if let Some(error) = error {
+            // Only the first is told.
+            let _ = self.told.set(error.to_string());
+            self.failed.get_or_insert(error);
+        }
+    }
 }

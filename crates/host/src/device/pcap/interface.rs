@@ -81,6 +81,10 @@ impl Resolution {
     }
 }
 
+/// The link types of what is written.
+pub(super) const ETHERNET: u32 = 1;
+pub(super) const RAW: u32 = 101;
+
 /// What packets of a link type (tcpdump.org/linktypes.html) begin with.
 pub(super) fn link_of(link_type: i32) -> Option<Link> {
     match link_type {

@@ -22,9 +22,8 @@ use path::{DropReason, Packet, Source};
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
 use crate::error::{Error, Result};
-pub use delivered::DeliveredCapture;
+pub use delivered::{DeliveredCapture, FirstFailure};
 pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
-pub use writer::CaptureWriter;
 
 /// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;
