@@ -118,7 +118,7 @@ impl Rig {
             Received::Answer(packet) => self.is_answer(packet),
             Received::Heard(packet, heard) if heard.is_answer => self.is_answer(packet),
             Received::Heard(packet, _) => self.pool.put(packet.frame),
-            Received::Taken(packet) => self.pool.put(packet.frame),
+            Received::Taken(packet) | Received::Refused(packet, _) => self.pool.put(packet.frame),
             Received::Kept => assert!(self.pool.away() <= away, "one waits, and others may go"),
             Received::Dropped(packet, _) => {
                 assert!(self.counters.drops.total() > dropped, "what is dropped is counted");

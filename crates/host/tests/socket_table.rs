@@ -133,7 +133,7 @@ struct Sockets {
 impl Sockets {
     /// Binds and connects a socket, if the kernel lets it be bound; so must the table.
     fn add(&mut self, plan: &Plan) {
-        let id = SocketId(u16::try_from(self.own.len()).unwrap());
+        let id = SocketId(self.own.len() as u64);
         let mut binding = Binding {
             is_v6_only: plan.is_v6_only,
             reuse: plan.reuse,

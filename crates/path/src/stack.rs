@@ -6,29 +6,24 @@ use std::sync::Arc;
 
 use mem::Pool;
 
-use crate::arrive::Waker;
 use crate::cpu::CpuId;
 use crate::network::neighbours::Sighting;
-use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received};
+use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received, Refusal};
 use crate::packet::Packet;
 use crate::parse::Network;
 use crate::socket::SocketId;
 use crate::socket::policy::{BufferPolicy, Relief};
-use crate::socket::queue::{Inlet, Put};
+use crate::socket::queue::{Hub, Inlet, Put};
 use crate::socket::table::{Flow4Tuple, Found, SocketTable};
 
-/// One socket, as one CPU sees it.
-pub struct Seat {
-    /// Where packets for it are put.
-    pub inlet: Inlet,
-    /// Wakes its reader.
-    pub wake: Waker,
-}
+/// Where a CPU learns of sockets.
+pub trait Sockets: fmt::Debug + Send + Sync {
+    /// What a CPU makes its inlet to a socket of. None once the socket is closed. Asked when a CPU has
+    /// its first packet for it.
+    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>>;
 
-impl fmt::Debug for Seat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Seat({:?})", self.inlet.id())
-    }
+    /// How many sockets have been closed, ever.
+    fn closed(&self) -> u64;
 }
 
 /// What packets are taken through the stack with.
@@ -48,14 +43,24 @@ pub struct Around<'a> {
     pub sightings: &'a mut Vec<Sighting>,
 }
 
+/// Inlets that are looked at in a turn, after sockets were closed.
+const SWEPT_A_TURN: usize = 64;
+
 /// The stack of one CPU.
 #[derive(Debug)]
 pub struct Stack {
     cpu: CpuId,
+    /// The CPU's place among all that put packets into sockets' queues.
+    place: usize,
     network: NetworkLayer,
     table: Arc<SocketTable>,
-    /// By [`SocketId::index`].
-    seats: Vec<Option<Seat>>,
+    sockets: Arc<dyn Sockets>,
+    /// This CPU's inlets to the sockets that it has had packets for, by [`SocketId::index`].
+    inlets: Vec<Option<Inlet>>,
+    /// How many sockets had been closed when this CPU last looked.
+    closed: u64,
+    /// Inlets that are yet to be looked at, from the first on: their sockets may be closed.
+    unswept: usize,
     relief: Relief,
     /// Datagrams for one socket, one behind the other; empty between turns.
     run: Vec<Packet>,
@@ -72,14 +77,23 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// The stack of a CPU that has no sockets yet.
+    /// The stack of a CPU, which has a place among all of them.
     #[must_use]
-    pub fn new(cpu: CpuId, network: NetworkLayer, relief: Relief) -> Self {
+    pub fn new(
+        (cpu, place): (CpuId, usize),
+        network: NetworkLayer,
+        relief: Relief,
+        sockets: Arc<dyn Sockets>,
+    ) -> Self {
         Self {
             cpu,
+            place,
             network,
             table: Arc::new(SocketTable::new(Vec::new(), 0)),
-            seats: Vec::new(),
+            sockets,
+            inlets: Vec::new(),
+            closed: 0,
+            unswept: 0,
             relief,
             run: Vec::new(),
             run_for: SocketId(0),
@@ -93,7 +107,8 @@ impl Stack {
     /// Frames of this CPU's own, cached and small ones, that have not come home. First it lets go of
     /// sockets that were closed.
     pub fn frames_away(&mut self) -> usize {
-        self.drop_closed();
+        self.unswept = self.inlets.len();
+        self.sweep(usize::MAX);
         self.relief.frames_away()
     }
 
@@ -102,25 +117,30 @@ impl Stack {
         self.relief.set_small(small);
     }
 
-    /// Makes room for a socket, in place of a closed one that had the same id. Before the table that
-    /// has it.
-    pub fn seat(&mut self, seat: Seat) {
-        let index = seat.inlet.id().index();
-        if self.seats.len() <= index {
-            self.seats.resize_with(index + 1, || None);
-        }
-        self.seats[index] = Some(seat);
-    }
-
-    /// Goes by this table from now on, and lets go of sockets that were closed.
+    /// Goes by this table from now on.
     pub fn set_table(&mut self, table: Arc<SocketTable>) {
         self.table = table;
-        self.drop_closed();
     }
 
+    /// Lets go of sockets that were closed since it last looked: some of them in each turn.
     fn drop_closed(&mut self) {
-        for seat in &mut self.seats {
-            seat.take_if(|seat| seat.inlet.is_closed());
+        let closed = self.sockets.closed();
+        if closed != self.closed {
+            (self.closed, self.unswept) = (closed, self.inlets.len());
+        }
+        if self.unswept > 0 {
+            self.sweep(SWEPT_A_TURN);
+        }
+    }
+
+    /// Looks at so many inlets, the last ones first.
+    fn sweep(&mut self, count: usize) {
+        for _ in 0..count.min(self.unswept) {
+            self.unswept -= 1;
+            self.inlets[self.unswept].take_if(|inlet| inlet.hub().is_closed());
+            if self.unswept + 1 == self.inlets.len() && self.inlets[self.unswept].is_none() {
+                self.inlets.pop();
+            }
         }
     }
 
@@ -130,6 +150,7 @@ impl Stack {
     /// pieces is copied together first, for the device that shares those can rewrite them at any time.
     /// One that there is no memory for is dropped as [`NetworkDrop::Nomem`].
     pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut Around<'_>) {
+        self.drop_closed();
         for mut packet in packets.drain(..) {
             if packet.is_in_pieces() {
                 packet = match packet.copied_together(around.pool) {
@@ -147,8 +168,8 @@ impl Stack {
         }
         self.end_run(around);
         for socket in self.sleepers.drain(..) {
-            if let Some(Some(seat)) = self.seats.get(socket.index()) {
-                (seat.wake)();
+            if let Some(Some(inlet)) = self.inlets.get(socket.index()) {
+                inlet.hub().wake_reader();
             }
         }
     }
@@ -173,6 +194,15 @@ impl Stack {
                 } else {
                     around.pool.put(packet.frame);
                 }
+            }
+            Received::Refused(packet, Refusal { ours, theirs }) => {
+                if let Found::One(socket) = self.table.find_connected(ours, theirs)
+                    && let Some(hub) = self.sockets.hub(socket)
+                    && hub.refuse() == Put::WakeReader
+                {
+                    hub.wake_reader();
+                }
+                around.pool.put(packet.frame);
             }
             Received::Kept => {}
         }
@@ -234,10 +264,11 @@ impl Stack {
             return;
         }
         let before = Families::of(&self.run);
-        let seat = self.seats.get_mut(self.run_for.index()).and_then(Option::as_mut);
-        let put = seat.map_or(Put::Closed, |Seat { inlet, .. }| {
-            self.relief.relieve(around.policy, inlet.account(), &mut self.run, around.pool);
-            inlet.put(&mut self.run, &mut self.refused)
+        let Self { inlets, sockets, relief, run, refused, .. } = self;
+        let inlet = inlet_of(inlets, &**sockets, self.run_for, self.place);
+        let put = inlet.map_or(Put::Closed, |inlet| {
+            relief.relieve(around.policy, inlet.account(), run, around.pool);
+            inlet.put(run, refused)
         });
         if put == Put::WakeReader {
             self.sleepers.push(self.run_for);
@@ -266,6 +297,25 @@ impl Stack {
     pub fn network(&self) -> &NetworkLayer {
         &self.network
     }
+}
+
+/// A CPU's inlet to a socket, by the CPU's place. None if the socket is closed.
+fn inlet_of<'a>(
+    inlets: &'a mut Vec<Option<Inlet>>,
+    sockets: &dyn Sockets,
+    socket: SocketId,
+    place: usize,
+) -> Option<&'a mut Inlet> {
+    let index = socket.index();
+    let is_there = |inlet: &Option<Inlet>| inlet.as_ref().is_some_and(|of| of.id() == socket);
+    if !inlets.get(index).is_some_and(is_there) {
+        let inlet = sockets.hub(socket)?.inlet(place)?;
+        if inlets.len() <= index {
+            inlets.resize_with(index + 1, || None);
+        }
+        inlets[index] = Some(inlet);
+    }
+    inlets[index].as_mut()
 }
 
 /// How many datagrams came over each.

@@ -45,6 +45,13 @@ impl Tickets {
         Self { next: OwnLine(AtomicU32::new(first)) }
     }
 
+    /// Whether any was drawn after those before `due`.
+    #[must_use]
+    pub fn has_drawn(&self, due: u32) -> bool {
+        // Relaxed: whoever must not miss a packet is woken for it, or fences this off.
+        self.next.0.load(Ordering::Relaxed) != due
+    }
+
     /// Draws a ticket for each of these packets. They are to be [handed in](Feeder::send) at once:
     /// all that is drawn later waits for them.
     pub fn draw(&self, packets: &[Packet]) -> Drawn {
@@ -195,12 +202,23 @@ impl Lanes {
         self.lanes.push(lane);
     }
 
+    /// How many lanes there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The ticket of the packet that comes next.
+    #[must_use]
+    pub fn due(&self) -> u32 {
+        self.due
+    }
+
     /// Whether packets have drawn tickets that have not been taken out. The first of them may be a
     /// moment away: then there is none to be taken yet.
     #[must_use]
     pub fn has_some(&self, tickets: &Tickets) -> bool {
-        // Relaxed: whoever must not miss a packet is woken for it, or fences this off.
-        tickets.next.0.load(Ordering::Relaxed) != self.due
+        tickets.has_drawn(self.due)
     }
 
     /// Moves up to `max` packets to the end of `out`, in the order of their tickets, and returns how

@@ -16,9 +16,9 @@ use path::packet::Arrival;
 use path::parse::{Link, Verify, parse_packet};
 use path::socket::SocketId;
 use path::socket::policy::{BufferPolicy, Relief};
-use path::socket::queue::{Outlet, QueueConfig, queue};
+use path::socket::queue::{Awake, Hub, Outlet, QueueConfig, open};
 use path::socket::table::{Binding, SocketTable};
-use path::stack::{Around, Seat, Stack};
+use path::stack::{Around, Sockets, Stack};
 use path::{CpuId, Packet};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -43,6 +43,20 @@ struct Host {
     answers: Vec<Packet>,
 }
 
+/// All sockets that there are.
+#[derive(Debug)]
+struct OneSocket(Arc<Hub>);
+
+impl Sockets for OneSocket {
+    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>> {
+        (self.0.id() == socket).then(|| Arc::clone(&self.0))
+    }
+
+    fn closed(&self) -> u64 {
+        0
+    }
+}
+
 fn pools(classes: [ChunkClass; 2]) -> Pool {
     let share = classes.to_vec();
     let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
@@ -54,10 +68,12 @@ impl Host {
     fn new(copies: u32) -> Self {
         let counters = Arc::<NetworkCounters>::default();
         let network = Network::new(NetworkConfig::default(), Arc::clone(&counters));
-        let mut stack = Stack::new(CpuId(0), network, Relief::new(None, None, Arc::default()));
         let id = SocketId(0);
-        let (mut inlets, outlet) = queue(QueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 });
-        stack.seat(Seat { inlet: inlets.remove(0), wake: Arc::new(|| ()) });
+        let (hub, outlet) =
+            open(QueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
+        let relief = Relief::new(None, None, Arc::default());
+        let socket = Arc::new(OneSocket(hub));
+        let mut stack = Stack::new((CpuId(0), 0), network, relief, socket);
         let local = (ADDRESSES[1], PORT).into();
         stack.set_table(Arc::new(SocketTable::new(vec![Binding::new(id, local)], 0)));
         let region = Arc::new(Region::allocate_shared(1 << 20));

@@ -5,6 +5,7 @@
 //! has nothing to read, as `sk_busy_loop` does in the kernel. So a packet is taken in, delivered and
 //! answered without another thread being woken.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,15 @@ pub struct CpuThread<H: Handler> {
     is_over: bool,
 }
 
+thread_local! {
+    static IS_CPU: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread turns a CPU of an engine: then what it waits for would not come.
+pub(crate) fn is_cpu() -> bool {
+    IS_CPU.get()
+}
+
 impl<H: Handler> CpuThread<H> {
     pub(super) fn new(worker: Worker<H>) -> Self {
         let shared = Arc::clone(&worker.shared);
@@ -48,6 +58,7 @@ impl<H: Handler> CpuThread<H> {
         let _ = sys::pin_to(self.worker.cpu);
         sys::make_timers_precise();
         sys::ask_to_be_woken_promptly();
+        IS_CPU.set(true);
         self.shared.bell(self.worker.index).belongs_to_this_thread();
         self.shared.ready_to_start();
         self.turn_ns = self.shared.clock.now_ns();

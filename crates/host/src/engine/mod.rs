@@ -41,6 +41,7 @@ use crate::error::{Error, Result};
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use cpu_thread::CpuThread;
+pub(crate) use cpu_thread::is_cpu;
 pub use devices::DeviceQueues;
 pub(crate) use devices::Devices;
 pub use flows::Flows;

@@ -4,33 +4,40 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use arc_swap::ArcSwapOption;
 use path::Packet;
-use path::arrive::Waker;
 use path::network::Identity;
 use path::socket::SocketId;
+use path::socket::queue::Hub;
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
 use super::reader::Reader;
 use super::shared::{Bound, Shared};
 use super::transmit::{Between, Gathered, Marks};
-use crate::sys::{self, Event};
+use super::wake::Wake;
+use crate::sys;
+use crate::sys::readiness::Told;
 
 /// One socket, however many handles there are on it.
 pub(super) struct Inner {
     pub(super) shared: Arc<Shared>,
     pub(super) id: SocketId,
-    pub(super) local: SocketAddr,
-    pub(super) remote: Mutex<Option<SocketAddr>>,
+    /// What it was bound to.
+    bound: SocketAddr,
+    peer: Mutex<Option<Peer>>,
+    is_connected: AtomicBool,
+    pub(super) hub: Arc<Hub>,
     pub(super) reader: Mutex<Reader>,
     pub(super) wake: Arc<Wake>,
+    /// Made when somebody asks for it.
+    pub(super) descriptor: OnceLock<Told>,
     pub(super) is_nonblocking: AtomicBool,
     /// 0: for ever.
     pub(super) read_timeout_ns: AtomicU64,
+    /// The same for what is sent.
+    pub(super) write_timeout_ns: AtomicU64,
     /// Whether flows are to come to where they are read (RFS).
     pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
@@ -40,24 +47,12 @@ pub(super) struct Inner {
     pub(super) reserved: Option<std::net::UdpSocket>,
 }
 
-/// How the reader is woken.
-pub(super) struct Wake {
-    pub(super) event: Event,
-    /// A reader that turns its CPU itself sleeps there.
-    pub(super) inline: ArcSwapOption<Waker>,
-}
-
-impl Wake {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { event: Event::new()?, inline: ArcSwapOption::empty() })
-    }
-
-    pub(super) fn wake(&self) {
-        match &*self.inline.load() {
-            Some(wake) => wake(),
-            None => self.event.signal(),
-        }
-    }
+/// Whom a socket is connected to, as it shows it.
+#[derive(Clone, Copy)]
+struct Peer {
+    /// The socket's own address.
+    local: SocketAddr,
+    remote: SocketAddr,
 }
 
 /// When the device is told of what was sent.
@@ -79,12 +74,16 @@ impl Inner {
         Self {
             shared,
             id,
-            local,
-            remote: Mutex::new(None),
+            bound: local,
+            peer: Mutex::default(),
+            is_connected: AtomicBool::new(false),
+            hub: Arc::clone(outlet.hub()),
+            descriptor: OnceLock::new(),
             reader: Mutex::new(Reader::new(outlet, home)),
             wake,
             is_nonblocking: AtomicBool::new(false),
             read_timeout_ns: AtomicU64::new(0),
+            write_timeout_ns: AtomicU64::new(0),
             is_followed: AtomicBool::new(is_followed),
             ttl: AtomicU8::new(Marks::default().ttl),
             tos: AtomicU8::new(0),
@@ -96,51 +95,42 @@ impl Inner {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn remote(&self) -> MutexGuard<'_, Option<SocketAddr>> {
-        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
+    fn peer(&self) -> MutexGuard<'_, Option<Peer>> {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries until there is something, as long as may be waited.
-    pub(super) fn wait_for<T>(
-        &self,
-        mut attempt: impl FnMut(&mut Reader) -> Option<T>,
-    ) -> io::Result<T> {
-        let mut until = None;
-        loop {
-            let mut reader = self.reader();
-            if let Some(found) = attempt(&mut reader) {
-                return Ok(found);
-            }
-            let has_ended = self.shared.has_ended();
-            self.wake.inline.store(None);
-            self.wake.event.clear();
-            if reader.is_ready_or_armed() {
-                drop(reader);
-                std::thread::yield_now(); // it is a moment away
-                continue;
-            }
-            drop(reader);
-            if has_ended {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            if self.is_nonblocking.load(Ordering::Relaxed) {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-            let left = match self.read_timeout_ns.load(Ordering::Relaxed) {
-                0 => None,
-                ns => {
-                    let now = Instant::now();
-                    let until = *until.get_or_insert_with(|| now + Duration::from_nanos(ns));
-                    match until.checked_duration_since(now) {
-                        Some(left) if !left.is_zero() => Some(left),
-                        _ => return Err(io::ErrorKind::TimedOut.into()),
-                    }
-                }
-            };
-            if !self.shared.has_ended() {
-                self.wake.event.wait(&[], left);
-            }
+    /// Its own address, as it is now.
+    pub(super) fn local(&self) -> SocketAddr {
+        let chosen = || self.peer().map(|peer| peer.local);
+        let is_connected = self.is_connected.load(Ordering::Acquire);
+        is_connected.then(chosen).flatten().unwrap_or(self.bound)
+    }
+
+    /// Whom it is connected to.
+    pub(super) fn remote(&self) -> Option<SocketAddr> {
+        self.is_connected.load(Ordering::Acquire).then(|| *self.peer())?.map(|peer| peer.remote)
+    }
+
+    pub(super) fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        if to.is_ipv6() != self.bound.is_ipv6() {
+            return Err(Errno::AFNOSUPPORT.into());
         }
+        let remote = plain(to);
+        let (_, own) = self.shared.routes().find(remote.ip()).ok_or(Errno::NETUNREACH)?;
+        let mut local = self.local();
+        // As the kernel does: from now on it has an address of its own.
+        if plain(local).ip().is_unspecified()
+            && let Some(own) = own
+        {
+            local = self.shown(SocketAddr::new(own, local.port()));
+        }
+        let mut peer = self.peer();
+        *peer = Some(Peer { local, remote: to });
+        self.is_connected.store(true, Ordering::Release);
+        self.shared.rebind(self.id, |binding| {
+            (binding.local, binding.remote) = (plain(local), Some(remote));
+        });
+        Ok(())
     }
 
     /// Copies what fits, and records that the flow is read here.
@@ -159,7 +149,7 @@ impl Inner {
 
     /// An IPv6 socket shows IPv4 addresses as IPv6 ones (RFC 3493, section 3.7).
     fn shown(&self, address: SocketAddr) -> SocketAddr {
-        match (self.local, address) {
+        match (self.bound, address) {
             (SocketAddr::V6(_), SocketAddr::V4(v4)) => {
                 SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
             }
@@ -210,12 +200,16 @@ impl Inner {
         flush: Flush,
     ) -> io::Result<usize> {
         let to = plain(to);
-        if self.local.is_ipv4() && to.is_ipv6() {
+        if self.bound.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        if self.hub.take_refusal() {
+            self.tell_if_readable(&mut self.reader());
+            return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let routes = self.shared.routes();
         let (device, address) = routes.find(to.ip()).ok_or(Errno::NETUNREACH)?;
-        let bound = plain(self.local);
+        let bound = plain(self.local());
         let is_bound = !bound.ip().is_unspecified() && !bound.ip().is_multicast();
         let ip = if is_bound { Some(bound.ip()) } else { address };
         let source = SocketAddr::new(ip.ok_or(Errno::NETUNREACH)?, bound.port());
@@ -228,10 +222,22 @@ impl Inner {
         };
         let marks = self.marks(gso_size);
         let empty = payload.is_empty().then_some(&[][..]);
+        let mut patience = self.patience();
         for piece in pieces.chain(empty) {
-            match transmitter.gather(device, identity, between, (piece, marks))? {
-                Gathered::Yes => {}
-                Gathered::NextUnknown => self.send_by_kernel(piece, to, gso_size)?,
+            loop {
+                match transmitter.gather(device, identity, between, (piece, marks)) {
+                    Ok(Gathered::Yes) => break,
+                    Ok(Gathered::NextUnknown) => {
+                        self.send_by_kernel(piece, to, gso_size)?;
+                        break;
+                    }
+                    Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
+                        drop(transmitter);
+                        patience.wait()?;
+                        transmitter = self.shared.transmitter();
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         if flush == Flush::Now {
@@ -308,13 +314,15 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).outlet.close();
         self.shared.close(self.id);
+        self.wake.close();
     }
 }
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.id, self.local)
+        write!(f, "{} {}", self.id, self.local())
     }
 }
 

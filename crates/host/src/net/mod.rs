@@ -40,6 +40,7 @@
 //! ```
 
 mod datagram; //   what a reader gets
+mod directory; //  all sockets by their ids
 mod endpoint; //   a socket behind its face
 mod identities; // who we are on a device
 mod neighbours; // the next station
@@ -49,6 +50,8 @@ mod stack; //      the stack of one CPU, as a handler
 mod snmp; //       what was counted, as the kernel writes it
 mod transmit; //   the way out
 mod udp; //        sockets
+mod wake; //       who waits for a socket
+mod waiting; //    until something may be read, or sent
 
 use std::fmt;
 use std::io;
@@ -56,7 +59,6 @@ use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
 use path::CpuId;
-use path::arrive::Waker;
 use path::network::{Network, NetworkConfig};
 use path::socket::SocketId;
 use path::socket::copy_cache::{self, CopyCache};
@@ -77,10 +79,11 @@ pub use shared::SOCKETS_MAX;
 pub use stack::NetStack;
 pub use udp::{SocketCounts, UdpSocket};
 
-use endpoint::{Inner, Wake};
+use endpoint::Inner;
 use neighbours::Neighbours;
 use shared::{NetDevice, Parts, Shared};
 use transmit::Transmitter;
+use wake::Wake;
 
 /// What a socket may hold of packet memory when nobody says otherwise, in bytes: what the kernel's
 /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
@@ -177,7 +180,9 @@ impl Net {
             |(index, (((&cpu, counters), cache), relief))| {
                 let network = Network::new(network_config(cpus.len()), counters);
                 let relief = Relief::new(cache, None, relief);
-                NetStack::new(index, Arc::clone(&shared), Stack::new(cpu, network, relief))
+                let directory = Arc::clone(&shared.directory);
+                let stack = Stack::new((cpu, index), network, relief, directory);
+                NetStack::new(index, Arc::clone(&shared), stack)
             },
         );
         let mut engine = Engine::over(&config, devices, |_| {
@@ -343,14 +348,10 @@ impl SocketOptions {
         if let Some(reserved) = &reserved {
             local.set_port(reserved.local_addr()?.port());
         }
-        let wake = Arc::new(Wake::new()?);
-        let waker: Waker = {
-            let wake = Arc::clone(&wake);
-            Arc::new(move || wake.wake())
-        };
+        let wake = Arc::new(Wake::default());
         let binding =
             Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), endpoint::plain(local)) };
-        let bound = shared.bind(binding, rcvbuf, &waker)?;
+        let bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
         Ok(UdpSocket(Arc::new(Inner::new(shared, bound, wake, reserved))))
     }
 }

@@ -39,9 +39,9 @@ impl Reader {
         }
     }
 
-    /// Whether there is anything to read. If not, whoever delivers next wakes the reader.
-    pub(super) fn is_ready_or_armed(&mut self) -> bool {
-        !self.ready.is_empty() || !self.outlet.arm()
+    /// Whether something was taken out of the queue that has not been read.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
     }
 
     /// The next packet, which stays.

@@ -8,28 +8,27 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use mem::Pool;
-use path::arrive::Waker;
 use path::network::neighbours::Neighbours as Learned;
 use path::network::{Identity, NetworkCounters, Prefix};
 use path::socket::SocketId;
 use path::socket::policy::{ReliefCounters, SharedPolicy};
-use path::socket::queue::{Outlet, QueueConfig, queue};
+use path::socket::queue::{Outlet, QueueConfig, WakeReader, open};
 use path::socket::table::{Binding, Reuse, SocketTable};
-use path::stack::Seat;
 use path::{CpuId, RxQueue};
 use rustix::io::Errno;
 
+use super::directory::Directory;
 use super::transmit::Transmitter;
+use super::waiting::Blocked;
 use crate::engine::Flows;
-use crate::engine::mailbox::Mailbox;
 use crate::sys;
 use crate::sys::interface::InterfaceIndex;
 
 /// The most sockets that there are at once.
-pub const SOCKETS_MAX: usize = 1 << 15;
+pub const SOCKETS_MAX: usize = 1 << 17;
 
 /// Slots that each CPU's ring to a socket begins with.
-const SLOTS: u32 = 256;
+const SLOTS: u32 = 32;
 
 /// One device, as the stack sees it.
 pub(super) struct NetDevice {
@@ -52,14 +51,14 @@ impl NetDevice {
 /// All that is shared.
 pub(super) struct Shared {
     cpus: Box<[CpuId]>,
-    /// New sockets on their way to each CPU's stack.
-    mail: Box<[Mailbox<Seat>]>,
+    pub(super) directory: Arc<Directory>,
     pub(super) table: Arc<ArcSwap<SocketTable>>,
     sockets: Mutex<Sockets>,
     pub(super) devices: Box<[NetDevice]>,
     /// By rx queue: its device.
     queues: Box<[usize]>,
     late: OnceLock<Late>,
+    pub(super) blocked: Blocked,
     pub(super) policy: SharedPolicy,
     /// Why there are no copy caches, if there are none.
     pub(super) no_copy_cache: Option<String>,
@@ -84,9 +83,10 @@ pub(super) struct Late {
 #[derive(Default)]
 struct Sockets {
     bindings: Vec<Binding>,
-    wakers: Vec<(SocketId, Waker)>,
-    /// Ids go round, so that none is used again soon after its socket is closed.
-    next_id: u16,
+    /// By slot: how many sockets have had it and are closed.
+    generations: Vec<u32>,
+    /// Slots of sockets that are closed.
+    free: Vec<u32>,
     next_port: u16,
 }
 
@@ -150,13 +150,14 @@ impl Shared {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
             relief: parts.cpus.iter().map(|_| Arc::default()).collect(),
-            mail: parts.cpus.iter().map(|_| Mailbox::default()).collect(),
+            directory: Arc::default(),
             cpus: parts.cpus.into(),
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
             sockets: Mutex::default(),
             devices: parts.devices.into(),
             queues: parts.queues.into(),
             late: OnceLock::new(),
+            blocked: Blocked::default(),
             policy: parts.policy,
             no_copy_cache: parts.no_copy_cache,
             rmem_default: parts.rmem_default,
@@ -196,28 +197,25 @@ impl Shared {
         &self,
         mut binding: Binding,
         rcvbuf: u32,
-        wake: &Waker,
+        reader: Arc<dyn WakeReader>,
     ) -> io::Result<Bound> {
         let ip = binding.local.ip();
         if !ip.is_unspecified() && !self.is_receivable(ip) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         let mut sockets = self.sockets();
-        binding.id = sockets.free_id()?;
         if binding.local.port() == 0 {
             sockets.choose_port(&mut binding)?;
         } else if sockets.table(self.seed).conflict(&binding).is_some() {
             return Err(Errno::ADDRINUSE.into());
         }
+        binding.id = sockets.free_id()?;
         let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
         let is_followed = binding.reuse != Reuse::ThisCpu;
-        let (inlets, outlet) = queue(QueueConfig { id, rcvbuf, slots: SLOTS, cpus });
-        // The stacks have the seat before they see the table.
-        for (mail, inlet) in self.mail.iter().zip(inlets) {
-            mail.put(Seat { inlet, wake: Arc::clone(wake) });
-        }
+        let (hub, outlet) = open(QueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
+        // Whatever is in a table is in the directory before.
+        self.directory.enter(hub);
         sockets.bindings.push(binding);
-        sockets.wakers.push((id, Arc::clone(wake)));
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).way_home();
         Ok(Bound { id, local, outlet, home, is_followed })
@@ -235,12 +233,13 @@ impl Shared {
         }
     }
 
-    /// Forgets a socket.
+    /// Forgets a socket, which has no reader any more.
     pub(super) fn close(&self, id: SocketId) {
         let mut sockets = self.sockets();
         sockets.bindings.retain(|binding| binding.id != id);
-        sockets.wakers.retain(|(of, _)| *of != id);
         self.publish(&sockets);
+        self.directory.remove(id);
+        sockets.give_back(id);
     }
 
     fn publish(&self, sockets: &Sockets) {
@@ -251,16 +250,16 @@ impl Shared {
         &self.cpus
     }
 
-    /// New sockets of a CPU, by its place.
-    pub(super) fn new_seats(&self, index: usize) -> Vec<Seat> {
-        self.mail[index].take()
-    }
-
     /// The ways out of the calling thread's CPU, or of some CPU.
     pub(super) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
         let cpu = sys::current_cpu();
         let index = self.cpus.iter().position(|&own| own == cpu);
         self.transmitter_of(index.unwrap_or(cpu.index() % self.cpus.len()))
+    }
+
+    /// Whether some CPU's ways out have packet memory for a datagram, however long.
+    pub(super) fn has_send_room(&self) -> bool {
+        (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
     }
 
     /// Those of a CPU, by its place.
@@ -286,7 +285,7 @@ impl Shared {
     /// Says that no packets will come any more, and wakes all readers.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
-        self.sockets().wakers.iter().for_each(|(_, wake)| wake());
+        self.directory.hubs().for_each(|hub| hub.end());
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -304,16 +303,22 @@ impl Sockets {
     }
 
     fn free_id(&mut self) -> io::Result<SocketId> {
-        if self.bindings.len() >= SOCKETS_MAX {
+        let next = u32::try_from(self.generations.len()).unwrap_or(u32::MAX);
+        let slot = self.free.pop().unwrap_or(next);
+        if slot as usize >= SOCKETS_MAX {
             return Err(Errno::MFILE.into());
         }
-        loop {
-            let id = SocketId(self.next_id);
-            self.next_id = self.next_id.wrapping_add(1);
-            if self.bindings.iter().all(|binding| binding.id != id) {
-                return Ok(id);
-            }
+        if slot == next {
+            self.generations.push(0);
         }
+        Ok(SocketId::new(slot, self.generations[slot as usize]))
+    }
+
+    /// The slot of a socket that is closed is another one's.
+    fn give_back(&mut self, id: SocketId) {
+        let generation = &mut self.generations[id.index()];
+        *generation = generation.wrapping_add(1);
+        self.free.extend(u32::try_from(id.index()));
     }
 
     /// `ip_local_port_range`.

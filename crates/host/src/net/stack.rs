@@ -81,10 +81,6 @@ impl NetStack {
         let table = self.table.load();
         if !Arc::ptr_eq(table, &self.seen) {
             self.seen = Arc::clone(table);
-            // Whatever is in a table has been mailed before.
-            for seat in self.shared.new_seats(self.index) {
-                self.stack.seat(seat);
-            }
             self.stack.set_table(Arc::clone(&self.seen));
         }
     }

@@ -188,6 +188,14 @@ impl Transmitter {
         }
     }
 
+    /// Whether there is packet memory for a datagram, however long.
+    pub(super) fn has_room(&mut self) -> bool {
+        let frame = self.pool.allocate(self.pool.largest_frame_bytes());
+        let has_room = frame.is_some();
+        frame.into_iter().for_each(|frame| self.pool.put(frame));
+        has_room
+    }
+
     /// Frames of its own that have not come home.
     pub(super) fn frames_away(&mut self) -> usize {
         self.pool.away()

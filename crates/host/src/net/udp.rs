@@ -4,22 +4,22 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use path::Handler;
 use rustix::io::Errno;
 
 use super::datagram::Datagrams;
-use super::endpoint::{Flush, Inner, plain};
+use super::endpoint::{Flush, Inner};
 use super::reader::Reader;
 use crate::engine::CpuThread;
 
 /// A UDP socket of a [`Net`](super::Net).
 ///
-/// One thread at a time reads from it; any number may send.
+/// Any number of threads may read from it and send: each datagram is read by one of them.
 #[derive(Clone)]
 pub struct UdpSocket(pub(super) Arc<Inner>);
 
@@ -39,16 +39,16 @@ pub struct SocketCounts {
 }
 
 impl UdpSocket {
-    /// The address that it is bound to.
+    /// The address that it is bound to; once connected, the one that was chosen for it.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        self.0.local
+        self.0.local()
     }
 
     /// The address that it is connected to, if it is.
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        *self.0.remote()
+        self.0.remote()
     }
 
     /// Connects it: only what comes from there is received from now on, and [`send`](Self::send) goes
@@ -57,23 +57,7 @@ impl UdpSocket {
     /// # Errors
     /// When the address cannot be resolved, or is of another family; `ENETUNREACH` when there is no way.
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
-        let to = first(to)?;
-        if to.is_ipv6() != self.0.local.is_ipv6() {
-            return Err(Errno::AFNOSUPPORT.into());
-        }
-        let (to_plain, local) = (plain(to), plain(self.0.local));
-        let (_, own) = self.0.shared.routes().find(to_plain.ip()).ok_or(Errno::NETUNREACH)?;
-        *self.0.remote() = Some(to);
-        self.0.shared.rebind(self.0.id, |binding| {
-            binding.remote = Some(to_plain);
-            // As the kernel does: from now on it has an address of its own.
-            if local.ip().is_unspecified()
-                && let Some(own) = own
-            {
-                binding.local = SocketAddr::new(own, local.port());
-            }
-        });
-        Ok(())
+        self.0.connect(first(to)?)
     }
 
     /// Sends to whom it is connected to.
@@ -88,8 +72,10 @@ impl UdpSocket {
     /// Sends a datagram. It is not cut into fragments.
     ///
     /// # Errors
-    /// `EMSGSIZE` when it does not fit in the MTU, `ENETUNREACH` when there is no way; would block
-    /// when no packet memory is free; when the device is gone.
+    /// `EMSGSIZE` when it does not fit in the MTU, `ENETUNREACH` when there is no way,
+    /// `ECONNREFUSED` when it is connected and its peer said that nobody listens there; when the device
+    /// is gone. While no packet memory is free it waits; it would block where that is not allowed, and
+    /// on the thread of an engine's CPU, which may be the one to bring the memory home.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         self.0.send(payload, first(to)?, 0, Flush::Now)
     }
@@ -132,8 +118,8 @@ impl UdpSocket {
     /// not fit is cut off.
     ///
     /// # Errors
-    /// Would block, or `TimedOut`, as it was set; `BrokenPipe` once the engine has ended and all is
-    /// read.
+    /// Would block, at once or in time, as it was set; `ECONNREFUSED` as of
+    /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all is read.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let packet = self.0.wait_for(Reader::next)?;
         let read = self.0.read(&packet, buffer);
@@ -170,7 +156,7 @@ impl UdpSocket {
     /// The same, and returns 0 if none is there.
     pub fn try_recv_batch(&self, batch: &mut Datagrams, max: usize) -> usize {
         self.begin(batch);
-        self.0.take_batch(&mut self.0.reader(), batch, max).unwrap_or(0)
+        self.try_take(batch, max)
     }
 
     /// The same on the thread of a CPU, which takes packets in and delivers them itself while there
@@ -182,18 +168,20 @@ impl UdpSocket {
         max: usize,
     ) -> usize {
         self.begin(batch);
-        if self.0.wake.inline.load().is_none() {
-            self.0.wake.inline.store(Some(Arc::new(cpu.waker())));
-        }
-        let is_ready = || self.0.reader().is_ready_or_armed();
+        self.0.wake.add_inline(cpu.cpu(), || cpu.waker());
+        let is_ready = || self.0.is_ready_or_armed(false);
         loop {
             let goes_on = cpu.turn_until(is_ready);
-            let count = self.0.take_batch(&mut self.0.reader(), batch, max).unwrap_or(0);
+            let count = self.try_take(batch, max);
             // Where another CPU delivers, the datagram may be a moment away.
             if count > 0 || !(goes_on || is_ready()) {
                 return count;
             }
         }
+    }
+
+    fn try_take(&self, batch: &mut Datagrams, max: usize) -> usize {
+        self.0.try_take(|reader| self.0.take_batch(reader, batch, max)).unwrap_or(0)
     }
 
     fn begin(&self, batch: &mut Datagrams) {
@@ -216,9 +204,19 @@ impl UdpSocket {
     }
 
     /// How long a call waits for a datagram; `None`: for ever (`SO_RCVTIMEO`).
-    pub fn set_read_timeout(&self, timeout: Option<Duration>) {
-        let ns = timeout.map_or(0, |timeout| timeout.as_nanos().max(1));
-        self.0.read_timeout_ns.store(u64::try_from(ns).unwrap_or(u64::MAX), Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// When it is zero, as of `std`.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_timeout(&self.0.read_timeout_ns, timeout)
+    }
+
+    /// How long a call waits for packet memory to send from; `None`: for ever (`SO_SNDTIMEO`).
+    ///
+    /// # Errors
+    /// When it is zero, as of `std`.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_timeout(&self.0.write_timeout_ns, timeout)
     }
 
     /// Whether datagrams of one sender that were merged are read as one (`UDP_GRO`).
@@ -263,7 +261,7 @@ impl UdpSocket {
         let account = reader.outlet.account();
         SocketCounts {
             queued: account.queued(),
-            by_cpu: account.lanes().map(|lane| lane.queued.get()).collect(),
+            by_cpu: account.lanes().map(|lane| lane.map_or(0, |lane| lane.queued.get())).collect(),
             rcvbuf_errors: account.dropped(),
             rmem: account.rmem(),
             rcvbuf: account.rcvbuf(),
@@ -271,17 +269,49 @@ impl UdpSocket {
     }
 }
 
-impl AsFd for UdpSocket {
-    /// Readable once there may be something to read after a call said that it would block: what
-    /// `poll(2)`, `epoll` and tokio's `AsyncFd` wait for.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.wake.event.descriptor()
+impl UdpSocket {
+    /// What [`AsFd`] has, unless no descriptors are left.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.descriptor()
     }
+}
+
+impl AsFd for UdpSocket {
+    /// Readable while there is something to read, and writable unless what is sent would block: what
+    /// `poll(2)`, `epoll` and tokio's `AsyncFd` wait for. It is made when it is first asked for. Nothing
+    /// else can be done with it.
+    ///
+    /// # Panics
+    /// When the process has no descriptors left: [`descriptor`](Self::descriptor) says so instead.
+    #[expect(clippy::expect_used, reason = "the trait has no errors")]
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor().expect("no descriptors are left for a socket")
+    }
+}
+
+impl AsRawFd for UdpSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+fn set_timeout(of: &AtomicU64, timeout: Option<Duration>) -> io::Result<()> {
+    if timeout.is_some_and(|timeout| timeout.is_zero()) {
+        let why =
+            "a time-out of zero would never wait: use set_nonblocking, or None to wait for ever";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let ns = timeout.map_or(0, |timeout| timeout.as_nanos());
+    of.store(u64::try_from(ns).unwrap_or(u64::MAX), Ordering::Relaxed);
+    Ok(())
 }
 
 impl fmt::Debug for UdpSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UdpSocket({} {})", self.0.id, self.0.local)
+        write!(f, "UdpSocket({} {})", self.0.id, self.0.local())
     }
 }
 

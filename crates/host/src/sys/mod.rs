@@ -3,6 +3,7 @@
 mod cpus; //          which there are, and who runs where for how long
 mod memory; //        for packets
 mod event; //         what wakes a thread that sleeps on descriptors
+pub(crate) mod readiness; // a descriptor that tells whether one may read, and write
 mod peer_event; //    the same, shared with another process
 
 pub mod interface; // network interfaces, in the namespace of the calling thread

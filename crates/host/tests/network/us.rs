@@ -92,7 +92,7 @@ impl Us {
                 self.answer(packet);
                 (Vec::new(), "answer".into())
             }
-            Received::Taken(packet) | Received::Heard(packet, _) => {
+            Received::Taken(packet) | Received::Refused(packet, _) | Received::Heard(packet, _) => {
                 self.fates.taken += 1;
                 self.pool.put(packet.frame);
                 (Vec::new(), "taken".into())

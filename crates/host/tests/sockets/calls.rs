@@ -1,7 +1,10 @@
 //! What the calls of `std` do, ours do.
 
-use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::io::ErrorKind::{self, InvalidInput};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -9,11 +12,14 @@ use forebay::net::{Datagrams, Net, NetConfig, UdpSocket};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::Trial;
-use crate::rig::{OURS, Running, client, over_tap};
+use crate::rig::{OURS, OURS_V6, Running, client, over_tap};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("calls_wait_as_they_are_told_to", waits),
     ("a_descriptor_is_readable_when_there_is_something_to_read", readable),
+    ("a_descriptor_tells_each_edge_of_what_comes", edges),
+    ("several_readers_of_one_socket_are_all_woken", several),
+    ("a_connected_socket_hears_that_nobody_listens", refused),
     ("what_is_peeked_at_is_read_again_and_what_does_not_fit_is_cut_off", peeked),
     ("a_connected_socket_hears_nobody_else", connected),
     ("segments_go_out_as_datagrams_and_merged_ones_come_in_as_one", segments),
@@ -51,9 +57,11 @@ fn waits() {
     pair.ours.set_nonblocking(true);
     assert_eq!(pair.ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
     pair.ours.set_nonblocking(false);
-    pair.ours.set_read_timeout(Some(Duration::from_millis(1)));
-    assert_eq!(pair.ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::TimedOut);
-    pair.ours.set_read_timeout(None);
+    assert_eq!(pair.ours.set_read_timeout(Some(Duration::ZERO)).unwrap_err().kind(), InvalidInput);
+    assert_eq!(pair.ours.set_write_timeout(Some(Duration::ZERO)).unwrap_err().kind(), InvalidInput);
+    pair.ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    assert_eq!(pair.ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+    pair.ours.set_read_timeout(None).unwrap();
     let reader = pair.ours.clone();
     let waiting = thread::spawn(move || reader.recv_from(&mut [0; 100]).unwrap());
     thread::sleep(Duration::from_millis(20));
@@ -66,19 +74,144 @@ fn from(pair: &Pair) -> SocketAddr {
     pair.kernels.local_addr().unwrap()
 }
 
+/// Whether a descriptor is readable, and writable, after a while.
+fn polled(socket: &UdpSocket, for_what: PollFlags, wait: Option<Duration>) -> PollFlags {
+    let mut polled = [PollFd::new(socket, for_what)];
+    let wait = wait.map(|wait| wait.try_into().unwrap());
+    poll(&mut polled, wait.as_ref()).unwrap();
+    polled[0].revents()
+}
+
 fn readable() {
     let pair = Pair::new();
     pair.ours.set_nonblocking(true);
     let mut buffer = [0; 4];
+    // What came before anybody asked for the descriptor.
+    pair.kernels.send(b"0000").unwrap();
+    while pair.ours.counts().queued == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(polled(&pair.ours, PollFlags::IN, None), PollFlags::IN);
+    assert_eq!(pair.ours.recv(&mut buffer).unwrap(), 4);
     for number in 0..1000u32 {
-        assert_eq!(pair.ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let (both, now) = (PollFlags::IN | PollFlags::OUT, Some(Duration::ZERO));
+        assert_eq!(polled(&pair.ours, both, now), PollFlags::OUT, "all was read");
+        if number % 3 == 0 {
+            assert_eq!(pair.ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        }
+        let count = number % 4 + 1;
+        for _ in 0..count {
+            pair.kernels.send(&number.to_be_bytes()).unwrap();
+        }
+        for left in (0..count).rev() {
+            assert_eq!(polled(&pair.ours, PollFlags::IN, None), PollFlags::IN, "{left} left");
+            assert_eq!(pair.ours.recv(&mut buffer).unwrap(), 4);
+            assert_eq!(buffer, number.to_be_bytes());
+        }
+    }
+    let Pair { ours, running, .. } = pair;
+    running.end();
+    assert_eq!(polled(&ours, PollFlags::IN, None), PollFlags::IN, "at the end, too");
+    assert_eq!(ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::BrokenPipe);
+}
+
+/// Edge by edge: one is told of all that comes after the last call that said that it would block.
+fn edges() {
+    use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+    let pair = Pair::new();
+    pair.ours.set_nonblocking(true);
+    let poller = epoll::create(CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&poller, &pair.ours, EventData::new_u64(7), EventFlags::IN | EventFlags::ET)
+        .unwrap();
+    let mut buffer = [0; 4];
+    for number in 0..1000u32 {
         pair.kernels.send(&number.to_be_bytes()).unwrap();
-        let mut polled = [PollFd::new(&pair.ours, PollFlags::IN)];
-        assert_eq!(poll(&mut polled, None).unwrap(), 1);
-        assert_eq!(pair.ours.recv(&mut buffer).unwrap(), 4);
-        assert_eq!(buffer, number.to_be_bytes());
+        let mut seen = 0;
+        while seen == 0 {
+            let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
+            assert_eq!(epoll::wait(&poller, &mut events, None).unwrap(), 1);
+            while pair.ours.recv(&mut buffer).is_ok() {
+                seen += 1;
+            }
+        }
+        assert_eq!((seen, buffer), (1, number.to_be_bytes()));
     }
     pair.end();
+}
+
+/// Several readers of one socket: whatever they do, none sleeps while there is something, and all are
+/// told of the end.
+fn several() {
+    const EACH: u32 = 300;
+    let pair = Pair::new();
+    let read = Arc::new(AtomicU32::new(0));
+    let readers: Vec<_> = (0..4)
+        .map(|number| {
+            let (socket, read) = (pair.ours.clone(), Arc::clone(&read));
+            thread::spawn(move || {
+                if number == 3 {
+                    // One that reads some and then never again.
+                    socket.recv(&mut [0; 4]).unwrap();
+                    read.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                if number == 2 {
+                    socket.as_fd();
+                }
+                let error = loop {
+                    match socket.recv(&mut [0; 4]) {
+                        Ok(_) => read.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => break error,
+                    };
+                };
+                assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+            })
+        })
+        .collect();
+    for round in 1..=EACH {
+        for _ in 0..round % 5 + 1 {
+            pair.kernels.send(b"some").unwrap();
+        }
+        let sent = (1..=round).map(|round| round % 5 + 1).sum::<u32>();
+        while read.load(Ordering::Relaxed) < sent {
+            thread::yield_now();
+        }
+    }
+    let Pair { ours, running, .. } = pair;
+    running.end();
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    drop(ours);
+}
+
+/// What `std` does when nobody listens at the other end.
+fn refused() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let running = Running::begin(engine);
+    for (closed, own) in [("10.9.0.1:9", OURS), ("[fd09::1]:9", OURS_V6)] {
+        let any = if own == OURS { "0.0.0.0:0" } else { "[::]:0" };
+        let ours = net.bind(any).unwrap();
+        ours.connect(closed).unwrap();
+        assert_eq!(ours.local_addr().ip(), own.parse::<IpAddr>().unwrap());
+        assert_eq!(ours.peer_addr(), Some(closed.parse().unwrap()));
+        ours.send(b"anybody?").unwrap();
+        // It sleeps, or it comes later.
+        let error = ours.recv(&mut [0; 4]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        ours.set_nonblocking(true);
+        let error = ours.recv(&mut [0; 4]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock, "it is told once");
+        ours.send(b"anybody?").unwrap();
+        assert_eq!(polled(&ours, PollFlags::IN, None), PollFlags::IN);
+        let error = ours.send(b"nobody").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(polled(&ours, PollFlags::IN, Some(Duration::ZERO)), PollFlags::empty());
+        // One that is not connected does not hear of it.
+        let other = net.bind(any).unwrap();
+        other.send_to(b"anybody?", closed).unwrap();
+        other.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        assert_eq!(other.recv(&mut [0; 4]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+    running.end();
 }
 
 fn peeked() {

@@ -56,7 +56,7 @@ fn not_read() {
 /// Sends a datagram until it is read: where a CPU is busy with something else, a device may drop it.
 /// Returns how many were sent.
 fn come_through(good: &UdpSocket, kernels: &std::net::UdpSocket, number: u32) -> u64 {
-    good.set_read_timeout(Some(Duration::from_millis(100)));
+    good.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut buffer = [0; 4];
     let mut sent = 0;
     loop {
@@ -80,7 +80,7 @@ fn policies() {
     let (net, engine) = over_tap(&config);
     let socket = net.bind(format!("{OURS}:7")).unwrap();
     let running = Running::begin(engine);
-    socket.set_read_timeout(Some(Duration::from_secs(1)));
+    socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let kernels = client(socket.local_addr());
     let mut batch = Datagrams::new();
     let (mut sent, mut last) = (0u64, None);

@@ -7,6 +7,7 @@ use mem::{Frame, Pool};
 use super::icmp::{DEST_UNREACH, DEST_UNREACH_V6, HEADER_BYTES, ICMP, ICMPV6, describe};
 use super::identity::Identity;
 use super::link::{self, PacketType, turn_round};
+use super::udp::UDP;
 use super::{ipv4, ipv6};
 use crate::packet::Packet;
 use crate::parse::Network;
@@ -23,6 +24,8 @@ const IPV6_ERROR_BYTES: usize = 1280;
 const INTERNETWORK_CONTROL: u8 = 0xc0;
 const TOS_MASK: u8 = 0x1e;
 const TTL: u8 = 64;
+/// Where in its datagram an IPv4 fragment begins.
+const OFFSET_MASK: u16 = 0x1fff;
 
 /// Whom to tell that nobody listens; `None`: nobody, as no single host is meant, or asked.
 pub(super) fn whom_to_tell(packet: &Packet, on: &Identity) -> Option<IpAddr> {
@@ -60,6 +63,40 @@ pub(super) fn port_unreachable(packet: &Packet, on: &Identity, pool: &mut Pool) 
     turn_round(error.frame.data_mut(), packet.headers.link, on);
     describe(&mut error);
     Some(error)
+}
+
+/// A datagram of ours for whose port nobody listens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The address and port that it was sent from.
+    pub ours: (IpAddr, u16),
+    /// Where it went.
+    pub theirs: (IpAddr, u16),
+}
+
+/// The datagram that a message quotes, one whose sum is right and that says that nobody listens
+/// (`__udp4_lib_err`, `__udp6_lib_err`).
+pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<Refusal> {
+    let (&[kind, code, ..], quoted) = message.split_first_chunk::<HEADER_BYTES>()?;
+    let (ours, theirs, ports): (IpAddr, IpAddr, _) = if is_ipv6 {
+        let (source, destination) = ipv6::addresses(quoted)?;
+        let &[.., next, _] = quoted.first_chunk::<8>()?;
+        let is_so = (kind, code, next) == (DEST_UNREACH_V6, PORT_UNREACHABLE_V6, UDP);
+        (source.into(), destination.into(), is_so.then(|| quoted.get(ipv6::FIXED_BYTES..))??)
+    } else {
+        let (source, destination) = ipv4::addresses(quoted)?;
+        let &[first, _, _, _, _, _, flags, place, _, protocol] = quoted.first_chunk::<10>()?;
+        // Of a fragment behind the first, there are no ports.
+        let is_first = u16::from_be_bytes([flags, place]) & OFFSET_MASK == 0;
+        let is_so = (kind, code, protocol) == (DEST_UNREACH, PORT_UNREACHABLE, UDP) && is_first;
+        let header_len = usize::from(first & 0xf) * 4;
+        (source.into(), destination.into(), is_so.then(|| quoted.get(header_len..))??)
+    };
+    let &[source_high, source_low, high, low] = ports.first_chunk::<4>()?;
+    Some(Refusal {
+        ours: (ours, u16::from_be_bytes([source_high, source_low])),
+        theirs: (theirs, u16::from_be_bytes([high, low])),
+    })
 }
 
 fn over_ipv4(link_header: &[u8], quoted: &[u8], on: &Identity, pool: &mut Pool) -> Option<Frame> {

@@ -43,6 +43,7 @@ use arp::ETHERTYPE_ARP;
 pub use counters::NetworkCounters;
 use counters::{IcmpCounters, IpCounters};
 pub use drop::NetworkDrop;
+pub use icmp_error::Refusal;
 pub use identity::{Identity, Prefix};
 use link::PacketType;
 pub use neighbours::Heard;
@@ -88,6 +89,8 @@ pub enum Received {
     Taken(Packet),
     /// It said where a neighbour is; if it asked, too, it now is the answer.
     Heard(Packet, Heard),
+    /// It said that nobody listens where one of our datagrams went. Its frame is to go home.
+    Refused(Packet, Refusal),
     /// A fragment: its frame waits for the others.
     Kept,
     /// Nobody gets it.

@@ -1,7 +1,7 @@
 //! From the transport header on: what is delivered, what is answered.
 
 use super::icmp::{self, Asked};
-use super::{Identity, Network, NetworkDrop, Received, ndisc, udp};
+use super::{Identity, Network, NetworkDrop, Received, icmp_error, ndisc, udp};
 use crate::packet::Packet;
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Fragment, Headers, Transport};
@@ -110,6 +110,7 @@ impl Network {
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
         let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
+        let refused = icmp_error::refused(bytes, place.is_ipv6);
         match asked {
             Err(reason) => self.dropped(packet, reason),
             Ok(Asked::Echo)
@@ -126,7 +127,10 @@ impl Network {
                     Err(reason) => self.dropped(packet, reason),
                 }
             }
-            Ok(Asked::Echo | Asked::Nothing) => Received::Taken(packet),
+            Ok(Asked::Echo | Asked::Nothing) => match refused {
+                Some(flow) => Received::Refused(packet, flow),
+                None => Received::Taken(packet),
+            },
         }
     }
 }

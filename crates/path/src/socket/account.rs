@@ -9,6 +9,8 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(not(all(loom, test)))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use std::sync::OnceLock;
+
 use crate::counters::Counter;
 use crate::packet::Packet;
 use crate::tickets::OwnLine;
@@ -20,8 +22,8 @@ pub struct Account {
     rmem: OwnLine<AtomicU32>,
     /// Bytes that may be held: the kernel's `sk_rcvbuf`. Written when somebody sets it.
     rcvbuf: OwnLine<AtomicU32>,
-    /// By CPU.
-    lanes: Box<[OwnLine<LaneCounters>]>,
+    /// By CPU: made by the first packet from there.
+    lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
 }
 
 /// What one CPU counts of one socket, in frames: a merged packet is as many as it was merged of.
@@ -39,7 +41,7 @@ impl Account {
         Self {
             rmem: OwnLine(AtomicU32::new(0)),
             rcvbuf: OwnLine(AtomicU32::new(rcvbuf)),
-            lanes: (0..cpus).map(|_| OwnLine::default()).collect(),
+            lanes: (0..cpus).map(|_| OnceLock::new()).collect(),
         }
     }
 
@@ -60,36 +62,30 @@ impl Account {
         self.rcvbuf.0.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether more than half of that is held: its reader is slower than what comes (UDP-1).
-    #[must_use]
-    pub fn is_under_pressure(&self) -> bool {
-        self.rmem() > self.rcvbuf() / 2
-    }
-
     /// Whether not one byte more may be held.
     pub(super) fn is_full(&self) -> bool {
         self.rmem() >= self.rcvbuf()
     }
 
-    /// What each CPU counts.
-    pub fn lanes(&self) -> impl ExactSizeIterator<Item = &LaneCounters> {
-        self.lanes.iter().map(|lane| &lane.0)
+    /// What each CPU counts; None of those from which nothing came.
+    pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
+        self.lanes.iter().map(|lane| lane.get().map(|lane| &lane.0))
     }
 
     pub(super) fn lane(&self, cpu: usize) -> &LaneCounters {
-        &self.lanes[cpu].0
+        &self.lanes[cpu].get_or_init(Box::default).0
     }
 
     /// Frames that were queued.
     #[must_use]
     pub fn queued(&self) -> u64 {
-        self.lanes().map(|lane| lane.queued.get()).sum()
+        self.lanes().flatten().map(|lane| lane.queued.get()).sum()
     }
 
     /// Frames that the socket had no room for.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.lanes().map(|lane| lane.dropped.get()).sum()
+        self.lanes().flatten().map(|lane| lane.dropped.get()).sum()
     }
 
     /// Charges those of `packets` that may be held, `slots` at most, and moves the others to the end
@@ -136,6 +132,12 @@ impl Account {
             self.rmem.0.fetch_sub(bytes, Ordering::Release);
         }
     }
+}
+
+/// Whether the reader of a socket that holds `rmem` bytes is slower than what comes: that is more than
+/// half of what it may hold (UDP-1).
+pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
+    rmem > rcvbuf / 2
 }
 
 /// What a packet is charged.

@@ -5,6 +5,9 @@
 //!                                      └ charged to its account      └ by ticket: in order over all CPUs
 //! ```
 //!
+//! A CPU makes its inlet when the socket's first datagram is delivered on it, so a CPU that has nothing to
+//! do with a socket holds nothing of it.
+//!
 //! A socket holds at most `rcvbuf` bytes of packet memory, in its queue and in its reader's hands:
 //! what a slow reader keeps from others has that limit.
 
@@ -19,26 +22,40 @@ mod made_up;
 
 use std::fmt;
 
-/// A socket's place among all: a slot, used again after the socket is closed.
+/// A socket, never another one: a slot among all sockets in the lower half, and above it how many
+/// sockets had that slot before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SocketId(pub u16);
+pub struct SocketId(pub u64);
 
 impl SocketId {
-    /// Where this socket stands in a table of all sockets.
+    /// The socket that has a slot after `generation` others.
     #[must_use]
+    pub fn new(slot: u32, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(slot))
+    }
+
+    /// Its slot: used again once the socket is closed.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "what is cut off is the generation")]
     pub fn index(self) -> usize {
-        self.0.into()
+        self.0 as u32 as usize
+    }
+
+    /// How many sockets had its slot before.
+    #[must_use]
+    pub fn generation(self) -> u32 {
+        u32::try_from(self.0 >> 32).unwrap_or(u32::MAX)
     }
 }
 
 impl fmt::Display for SocketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.index().fmt(f)
     }
 }
 
 impl fmt::Debug for SocketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "socket{}", self.0)
+        write!(f, "socket{}.{}", self.index(), self.generation())
     }
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use mem::pool::LOT_FRAMES;
 use mem::{Frame, Pool};
 
-use super::account::{Account, size};
+use super::account::{Account, is_under_pressure, size};
 use super::copy_cache::{Copied, CopyCache};
 use super::queue::Outlet;
 use crate::counters::Counter;
@@ -191,7 +191,7 @@ impl Relief {
             if rmem.saturating_add(smaller) > rcvbuf {
                 break;
             }
-            if rmem > rcvbuf / 2 {
+            if is_under_pressure(rmem, rcvbuf) {
                 match policy {
                     BufferPolicy::Condense => self.condense(packet, pool),
                     _ => self.copy(packet, pool),
@@ -301,7 +301,7 @@ mod tests {
     use crate::socket::made_up::{Layout, datagram, pools_of};
     use crate::socket::queue::{Inlet, Put, QueueConfig, queue};
 
-    fn socket(id: u16, rcvbuf: u32) -> (Inlet, Outlet) {
+    fn socket(id: u64, rcvbuf: u32) -> (Inlet, Outlet) {
         let config = QueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
         let (mut inlets, outlet) = queue(config);
         (inlets.remove(0), outlet)
@@ -544,6 +544,20 @@ mod tests {
         }
     }
 
+    /// Half of what a socket may hold is no pressure; a byte more is.
+    #[test]
+    fn udp_1_pressure_begins_above_half_of_rcvbuf() {
+        for policy in [BufferPolicy::CopyCache, BufferPolicy::Condense] {
+            let mut cpu = Cpu::new(64, 64);
+            let (mut inlet, outlet) = socket(0, 8 * 2048);
+            let moved = |cpu: &Cpu| cpu.cached() + cpu.relief.counters.condensed.get();
+            cpu.put_many(&mut inlet, policy, 5);
+            assert_eq!((outlet.account().rmem(), moved(&cpu)), (5 * 2048, 0), "{policy}");
+            cpu.put_many(&mut inlet, policy, 1);
+            assert_eq!(moved(&cpu), 1, "{policy}");
+        }
+    }
+
     /// A flood leaves nothing behind: once it is read, packets go the way they went before.
     #[test]
     fn udp_r3_flood_recovery_leaves_no_other_state() {
@@ -557,7 +571,7 @@ mod tests {
             while outlet.take(64, &mut taken) > 0 {
                 way_back.give_back(&mut taken, &mut outlet, policy);
             }
-            assert!(cpu.is_whole() && !inlet.is_under_pressure());
+            assert!(cpu.is_whole() && inlet.account().rmem() == 0);
             let copied = cpu.cached() + cpu.relief.counters.condensed.get();
             for mark in 0..1000 {
                 assert!(cpu.put(&mut inlet, policy, mark));

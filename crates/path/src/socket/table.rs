@@ -249,6 +249,15 @@ impl SocketTable {
         Found::None
     }
 
+    /// The socket that sends from one address and port and is connected to another.
+    pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> Found {
+        let at = |address| {
+            let tuple = Tuple { local: (address, ours.1), remote: theirs };
+            self.connected.find(&tuple, &self.key)
+        };
+        at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(Found::None, Found::One)
+    }
+
     /// All sockets that a datagram for many hosts is for, to the end of `out`: each has a copy. Whether
     /// it is for many, a broadcast or multicast address, is known to who knows our addresses.
     pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {

@@ -14,11 +14,16 @@ const CHUNK_BYTES: u32 = 512;
 const START: u32 = u32::MAX;
 
 fn rig(rcvbuf: u32, cpus: usize) -> (Vec<Inlet>, Outlet, Vec<Pool>) {
+    let (outlet, pools) = without_inlets(rcvbuf, cpus);
+    ((0..cpus).map(|cpu| outlet.hub().inlet(cpu).unwrap()).collect(), outlet, pools)
+}
+
+fn without_inlets(rcvbuf: u32, cpus: usize) -> (Outlet, Vec<Pool>) {
     let shares = vec![vec![ChunkClass { chunk_bytes: CHUNK_BYTES, chunks: 2 }]; cpus];
     let pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
     let config = QueueConfig { id: SocketId(0), rcvbuf, slots: 2, cpus };
-    let (inlets, outlet) = starting_at(config, START);
-    (inlets, outlet, pools)
+    let (_, outlet) = starting_at(config, START, Arc::new(Awake));
+    (outlet, pools)
 }
 
 fn packet(pool: &mut Pool, mark: u8) -> Packet {
@@ -35,8 +40,12 @@ fn put(inlet: &mut Inlet, pool: &mut Pool, mark: u8) -> Put {
 }
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
+    model_within(3, check);
+}
+
+fn model_within(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(preemptions);
     model.check(check);
 }
 
@@ -71,6 +80,81 @@ fn a_reader_that_sleeps_is_woken_for_every_packet() {
             }
         }
         producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
+    });
+}
+
+/// The same with lanes that join as their CPUs have something to put in. Two CPUs, one packet each.
+#[test]
+fn a_lane_that_joins_late_is_met_and_its_reader_woken() {
+    model_within(2, || {
+        let (mut outlet, pools) = without_inlets(u32::MAX, 2);
+        let reader = thread::current();
+        let producers: Vec<_> = pools
+            .into_iter()
+            .enumerate()
+            .map(|(cpu, mut pool)| {
+                let (hub, reader) = (Arc::clone(outlet.hub()), reader.clone());
+                thread::spawn(move || {
+                    let mut inlet = hub.inlet(cpu).unwrap();
+                    if put(&mut inlet, &mut pool, 0) == Put::WakeReader {
+                        reader.unpark();
+                    }
+                    (inlet, pool)
+                })
+            })
+            .collect();
+        let mut taken = Vec::new();
+        while taken.len() < 2 {
+            if outlet.take(2, &mut taken) == 0 {
+                if outlet.arm() {
+                    thread::park();
+                } else {
+                    thread::yield_now();
+                }
+            }
+        }
+        producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
+    });
+}
+
+/// A socket is closed while a CPU joins: the CPU is told so, or its lane goes with the socket; no packet
+/// is left.
+#[test]
+fn a_lane_that_joins_as_the_socket_is_closed_leaves_nothing() {
+    model(|| {
+        let (outlet, mut pools) = without_inlets(u32::MAX, 1);
+        let (hub, mut pool) = (Arc::clone(outlet.hub()), pools.pop().unwrap());
+        let cpu = thread::spawn(move || {
+            if let Some(mut inlet) = hub.inlet(0) {
+                let mut packets = vec![packet(&mut pool, 0)];
+                let _ = inlet.put(&mut packets, &mut Vec::new());
+            }
+            pool
+        });
+        drop(outlet);
+        let mut pool = cpu.join().unwrap();
+        assert_eq!(pool.away(), 0);
+    });
+}
+
+/// Refused, a reader that sleeps is woken, whenever it goes to sleep.
+#[test]
+fn a_reader_that_sleeps_is_woken_for_a_refusal() {
+    model(|| {
+        let (mut outlet, _) = without_inlets(u32::MAX, 1);
+        let reader = thread::current();
+        let hub = Arc::clone(outlet.hub());
+        let cpu = thread::spawn(move || {
+            if hub.refuse() == Put::WakeReader {
+                reader.unpark();
+            }
+        });
+        while !outlet.hub().take_refusal() {
+            if outlet.arm() {
+                thread::park();
+            }
+        }
+        cpu.join().unwrap();
     });
 }
 

@@ -209,7 +209,7 @@ proptest! {
         let local = "10.0.0.1:53".parse().unwrap();
         let bindings = (0..count).map(|number| Binding {
             reuse: Reuse::Hash,
-            ..Binding::new(SocketId(number), local)
+            ..Binding::new(SocketId(number.into()), local)
         });
         let table = SocketTable::new(bindings.collect(), seed);
         let mut found = [0; 9];

@@ -1,0 +1,81 @@
+//! All sockets by their ids: where a CPU that has its first packet for one finds what it is to be put
+//! into.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use path::socket::SocketId;
+use path::socket::queue::Hub;
+use path::stack::Sockets;
+
+use super::SOCKETS_MAX;
+
+/// Sockets whose places are made at once.
+const SHELF: usize = 256;
+
+/// One socket's place. Locked for a look, once for each CPU that has packets for the socket.
+type Place = Mutex<Option<Arc<Hub>>>;
+
+/// The sockets that there are.
+pub(super) struct Directory {
+    shelves: Box<[OnceLock<Box<[Place]>>]>,
+    closed: AtomicU64,
+}
+
+impl Directory {
+    /// Enters a socket, in place of one that was closed.
+    pub(super) fn enter(&self, hub: Arc<Hub>) {
+        let index = hub.id().index();
+        let shelf = || (0..SHELF).map(|_| Mutex::default()).collect();
+        let shelf = self.shelves[index / SHELF].get_or_init(shelf);
+        *lock(&shelf[index % SHELF]) = Some(hub);
+    }
+
+    /// Forgets a socket that is closed: it has no reader any more. CPUs let go of it when they look.
+    pub(super) fn remove(&self, socket: SocketId) {
+        if let Some(place) = self.place(socket) {
+            lock(place).take_if(|hub| hub.id() == socket);
+        }
+        // Release: pairs with the Acquire in `closed`. Who sees this sees that there is no reader.
+        self.closed.fetch_add(1, Ordering::Release);
+    }
+
+    /// All of them.
+    pub(super) fn hubs(&self) -> impl Iterator<Item = Arc<Hub>> {
+        let places = self.shelves.iter().filter_map(OnceLock::get).flatten();
+        places.filter_map(|place| lock(place).clone())
+    }
+
+    fn place(&self, socket: SocketId) -> Option<&Place> {
+        let index = socket.index();
+        self.shelves.get(index / SHELF)?.get()?.get(index % SHELF)
+    }
+}
+
+fn lock(place: &Place) -> MutexGuard<'_, Option<Arc<Hub>>> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        let shelves = (0..SOCKETS_MAX.div_ceil(SHELF)).map(|_| OnceLock::new()).collect();
+        Self { shelves, closed: AtomicU64::new(0) }
+    }
+}
+
+impl Sockets for Directory {
+    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>> {
+        lock(self.place(socket)?).as_ref().filter(|hub| hub.id() == socket).cloned()
+    }
+
+    fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Directory({} closed)", self.closed())
+    }
+}
