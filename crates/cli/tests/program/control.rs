@@ -148,6 +148,12 @@ fn rps_8_what_a_run_refuses_has_the_kernels_errno_and_an_exit_code() {
         ("set rps_cpus=x", "EINVAL"),
         ("set rps_cpus=1,,,,,,,,,,,,,,,,,0", "EOVERFLOW"),
         ("set rps_cpu=1", "ENOENT"),
+        ("set mtu=", "EINVAL"),
+        ("set mtu=\t1400", "EINVAL"),
+        ("set mtu=1400\t", "EINVAL"),
+        ("set netdev_max_backlog=", "EINVAL"),
+        ("set gro_flush_timeout=", "EINVAL"),
+        ("set coalesce=", "EINVAL"),
         ("set rx-7/rps_cpus=1", "ENOENT"),
         ("set gro_flush_timeout=18446744073709551616", "ERANGE"),
         ("set softnet_stat=1", "EACCES"),
@@ -160,6 +166,13 @@ fn rps_8_what_a_run_refuses_has_the_kernels_errno_and_an_exit_code() {
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(&format!("({errno})")), "{args}: {}", run.told);
     }
+    // An empty line is a mask, and is none of these.
+    assert_eq!(live.told("get mtu netdev_max_backlog").split_whitespace().nth(1), Some("1500"));
+    live.told("set flow_limit_cpu_bitmap=1");
+    live.told("set flow_limit_cpu_bitmap=");
+    assert!(
+        live.told("get flow_limit_cpu_bitmap").trim().chars().all(|digit| "0,".contains(digit))
+    );
     let run = live.run("set cpu0/online=0");
     assert_eq!(run.code, Some(3), "the run refuses to run nowhere: {}", run.told);
     assert!(run.told.contains("(EBUSY)"), "{}", run.told);

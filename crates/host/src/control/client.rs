@@ -89,7 +89,7 @@ impl ControlClient {
     }
 
     fn send(&mut self, request: &str) -> Result<()> {
-        let request = request.trim_end();
+        let request = request.strip_suffix('\n').unwrap_or(request);
         if request.contains('\n') {
             return Err(Error::Setting {
                 what: "a request",

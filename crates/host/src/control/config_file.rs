@@ -1,7 +1,7 @@
 //! The config file: what the knobs are set to when a run begins.
 //!
 //! It is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
-//! value a string or a number, which is written to the knob as it stands. What is about one device,
+//! value a string or a number, which is written to the knob as `echo` would. What is about one device,
 //! queue or CPU may stand in a table of its own:
 //!
 //! ```toml
@@ -131,7 +131,7 @@ impl ConfigFile {
         };
         let mut notes = Vec::new();
         for path in names::find_for_writing(control, name).map_err(wrong)? {
-            let written = control.write(&path, value);
+            let written = control.echo(&path, value);
             let written = written.map_err(wrong)?;
             let name = names.short(&path);
             let told = told(control, &written).into_iter();

@@ -83,6 +83,15 @@ impl Control {
         .map(|written| Written { len_bytes: text.len(), ..written })
     }
 
+    /// Writes a line to a file, as `echo` does: an empty one too is something that was written, which
+    /// clears a mask and is no number.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn echo(&self, path: &str, line: &str) -> Result<Written, Refused> {
+        self.write(path, &format!("{line}\n"))
+    }
+
     fn write_knob(&self, knob: Knob, queue: RxQueue, text: &str) -> Result<Written, Refused> {
         let machine = self.machine();
         let taken = knob.answer(text.as_bytes(), machine).map_err(|errno| {

@@ -61,14 +61,14 @@ impl Control {
         self.shared.change(&change)
     }
 
-    /// Writes a knob as on the command line: by its name alone (`rps_cpus`: of all queues), with the
+    /// Writes a knob as on the command line, and as `echo VALUE > FILE` would: by its name alone (`rps_cpus`: of all queues), with the
     /// queue or CPU that it is of (`rx-0/rps_cpus`), or by its path in the tree.
     ///
     /// # Errors
     /// When there is no such knob, or it cannot be that: what the kernel would say.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), Refused> {
         for path in names::find_for_writing(self, knob)? {
-            self.write(&path, value)?;
+            self.echo(&path, value)?;
         }
         Ok(())
     }

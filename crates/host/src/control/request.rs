@@ -20,8 +20,8 @@
 //! `eth1/rps_cpus` that of the queues of one device. `set` only takes the end of several paths if
 //! they are of devices. NAME is the shortest such name: `rx-0/rps_cpus` (with several devices
 //! `eth1/rx-0/rps_cpus`), `cpu1/online`, `netdev_max_backlog`. VALUE is
-//! what would be written to the file, with or without a `=` in front of it. FLOW is a
-//! [`FlowName`].
+//! what `echo` would write to the file: in `set KNOB=VALUE` all that follows the `=`, to the last
+//! blank; otherwise without the blanks around it. FLOW is a [`FlowName`].
 
 use path::CpuId;
 use path::hash::FlowHash;
@@ -77,7 +77,8 @@ impl Request {
     /// # Errors
     /// `EINVAL`, and what the line should have been.
     pub fn parse(line: &str) -> Result<Self, Refused> {
-        let (word, rest) = split(line.trim());
+        let line = line.trim_end_matches(['\r', '\n']).trim_start();
+        let (word, rest) = split(line);
         let words: Vec<_> = rest.split_whitespace().collect();
         match (word, words.as_slice()) {
             ("get", [knob]) => Ok(Self::Get((*knob).to_owned())),
@@ -89,7 +90,7 @@ impl Request {
             ("watch", [knob]) => Ok(Self::Watch(Some((*knob).to_owned()))),
             ("watch", _) => Err(form("watch [KNOB]")),
             ("explain", ["--json", ..]) => Self::parse_explain(split(rest).1, true),
-            ("explain", _) => Self::parse_explain(rest, false),
+            ("explain", _) => Self::parse_explain(rest.trim_end(), false),
             ("rfs_desired", [flow, cpu]) => {
                 Ok(Self::RfsDesired(parse_hash(flow)?, parse_cpu(cpu)?))
             }
@@ -109,7 +110,12 @@ impl Request {
     fn parse_set(rest: &str) -> Result<Self, Refused> {
         let end = rest.find(|char: char| char == '=' || char.is_whitespace());
         let (knob, value) = rest.split_at(end.unwrap_or(rest.len()));
-        let value = value.trim_start();
+        if let Some(value) = value.strip_prefix('=')
+            && !knob.is_empty()
+        {
+            return Ok(Self::Set { knob: knob.to_owned(), value: value.to_owned() });
+        }
+        let value = value.trim();
         let is_given = value.starts_with('=');
         let value = value.strip_prefix('=').unwrap_or(value).trim_start();
         if knob.is_empty() || value.is_empty() && !is_given {
@@ -170,6 +176,8 @@ mod tests {
             ("set rps_cpus=0-3,8", set("rps_cpus", "0-3,8")),
             ("set rps_cpus = 3 4 \n", set("rps_cpus", "3 4")),
             ("set rps_cpus=", set("rps_cpus", "")),
+            ("set mtu= 1400 \r\n", set("mtu", " 1400 ")),
+            ("set mtu==1400", set("mtu", "=1400")),
             ("list", Request::List),
             ("watch", Request::Watch(None)),
             ("watch mtu", Request::Watch(Some("mtu".to_owned()))),
@@ -216,6 +224,12 @@ mod tests {
     }
 
     proptest! {
+        /// What is written to the file is what stands in the line, blank for blank.
+        #[test]
+        fn rps_8_a_value_is_written_as_it_was_given(value in "[ \t0-9a-fx,=+-]{0,12}|[^\r\n]{0,12}") {
+            prop_assert_eq!(Request::parse(&format!("set mtu={value}\n")), Ok(set("mtu", &value)));
+        }
+
         #[test]
         fn promise_5_no_line_panics(
             line in "(get|set|watch|explain|explain --json|rfs_desired|pause)?[ -~]{0,30}|\\PC{0,40}",

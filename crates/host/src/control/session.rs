@@ -154,7 +154,7 @@ impl Desk {
         let names = Names::in_run(&self.control);
         for path in names::find_for_writing(&self.control, knob)? {
             let name = names.short(&path);
-            let written = self.control.write(&path, value);
+            let written = self.control.echo(&path, value);
             let written = written.map_err(|Refused { errno, why }| {
                 Refused::new(errno, format!("{name} cannot be {value:?}: {why}"))
             })?;
