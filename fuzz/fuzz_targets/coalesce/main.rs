@@ -265,6 +265,7 @@ impl Settings {
             descriptors: u32::from(self.descriptors % 17),
             mtu: if self.jumbo { 9000 } else { 1500 },
             gro_flush_timeout_ns: u64::from(self.timeout_us) * 1000,
+            ..CoalesceConfig::default()
         }
     }
 }

@@ -82,6 +82,7 @@ impl CoalesceOptions {
                 gro_flush_timeout_ns: self
                     .gro_flush_timeout
                     .unwrap_or(default.gro_flush_timeout_ns),
+                ..default
             },
         }
     }

@@ -152,6 +152,14 @@ impl Config {
             })
     }
 
+    /// The same with a secret that nobody outside can guess.
+    pub(super) fn keyed(&self) -> Self {
+        let mut keyed = self.clone();
+        let seed = sys::random_key().first_chunk().copied().map_or(0, u64::from_ne_bytes);
+        keyed.coalesce.config.seed = seed;
+        keyed
+    }
+
     /// The CPU that polls a queue at first: they take turns.
     pub(super) fn polls(&self, queue: usize) -> CpuId {
         let cpus = self.cpus.cpus();

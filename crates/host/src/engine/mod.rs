@@ -88,6 +88,7 @@ impl<H: Handler + 'static> Engine<H> {
                 why: "an engine runs on at least one CPU".to_owned(),
             });
         }
+        let config = &config.keyed();
         let devices = Devices::of(&config.devices, sources.len())?;
         let shared = Arc::new(Shared::new(config, clock, devices));
         for scripted in config.script.changes() {

@@ -116,11 +116,6 @@ impl Held {
         self.born
     }
 
-    /// Whether these addresses are the packet's, source and destination.
-    pub(super) fn has_addresses(&self, addresses: &[u8]) -> bool {
-        self.packet.view().address_bytes() == Some(addresses)
-    }
-
     /// What `packet` adds if it is the next segment, with headers that differ only in what can be
     /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
     /// what its headers share with the first segment's has been examined there.

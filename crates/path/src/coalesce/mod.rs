@@ -15,12 +15,14 @@
 //! Where it stands is the engine's choice: before steering, where it saves the hand-over of every
 //! segment but the first; or behind it, where every CPU merges what is its own.
 
+mod between;
 mod candidate;
 mod compare;
 mod cut;
 pub mod gso;
 mod header;
 mod held;
+mod links;
 mod lro;
 pub(crate) mod refusal;
 mod resegment;
@@ -73,6 +75,9 @@ pub struct CoalesceConfig {
     pub mtu: u32,
     /// How long a packet is held after the queue ran empty, in nanoseconds; 0 lets go of all then.
     pub gro_flush_timeout_ns: u64,
+    /// A secret under which what is held is found by its addresses, so that nobody can have it found
+    /// slowly. Nothing else depends on it.
+    pub seed: u64,
 }
 
 impl Default for CoalesceConfig {
@@ -82,6 +87,7 @@ impl Default for CoalesceConfig {
             descriptors: LRO_DESCRIPTORS,
             mtu: MTU,
             gro_flush_timeout_ns: 0,
+            seed: 0,
         }
     }
 }
@@ -102,7 +108,7 @@ impl Coalescer {
     /// Holds nothing yet.
     #[must_use]
     pub fn new(config: CoalesceConfig, counters: Arc<CoalesceCounters>) -> Self {
-        let table = Table::new(config.descriptors);
+        let table = Table::new(config.descriptors, config.seed);
         Self { config, table, born: 0, order: Vec::new(), counters }
     }
 
@@ -165,8 +171,8 @@ impl Coalescer {
     /// Follows new settings, and lets go of what was held under the old ones.
     pub fn set_config(&mut self, config: CoalesceConfig, out: &mut Vec<Packet>) {
         self.flush(FlushReason::Switch, out);
-        if config.descriptors != self.config.descriptors {
-            self.table = Table::new(config.descriptors);
+        if (config.descriptors, config.seed) != (self.config.descriptors, self.config.seed) {
+            self.table = Table::new(config.descriptors, config.seed);
         }
         self.config = config;
     }
@@ -268,9 +274,23 @@ impl Coalescer {
             && let Some(addresses) = packet.view().address_bytes()
         {
             // It may be of any flow between these addresses: it has no ports, or is hashed as if.
-            self.flush_those(FlushReason::Mismatch, out, |held| held.has_addresses(addresses));
+            self.flush_between(addresses, out);
         }
         out.push(packet);
+    }
+
+    /// Lets go of all that is held between two addresses, oldest first.
+    fn flush_between(&mut self, addresses: &[u8], out: &mut Vec<Packet>) {
+        if self.table.len() == 0 {
+            return;
+        }
+        let mut next = self.table.first_between(addresses);
+        while let Some(place) = next {
+            next = self.table.next_between(place);
+            if self.table.is_between(place, addresses) {
+                self.let_go(place, FlushReason::Mismatch, out);
+            }
+        }
     }
 
     fn let_go(&mut self, place: Place, reason: FlushReason, out: &mut Vec<Packet>) {

@@ -3,6 +3,7 @@
 use crate::hash::{FlowHash, RETA_ENTRIES};
 
 use super::CoalesceMode;
+use super::between::Between;
 use super::compare::HeaderMask;
 use super::held::Held;
 
@@ -27,6 +28,7 @@ pub(super) struct Table {
     /// By place; [`FlowHash::NONE`] where it is free.
     hashes: Box<[u32]>,
     descriptors: Box<[Descriptor]>,
+    between: Between,
     /// Packets after which a descriptor that got none of them is idle.
     idle_max: u32,
     /// Ways in use: fewer than all in a table of fewer.
@@ -64,8 +66,9 @@ pub(super) enum Room {
 }
 
 impl Table {
-    /// A table of `descriptors`, rounded up to a power of two; one at least.
-    pub(super) fn new(descriptors: u32) -> Self {
+    /// A table of `descriptors`, rounded up to a power of two; one at least. `seed` is secret: see
+    /// [`Between`].
+    pub(super) fn new(descriptors: u32, seed: u64) -> Self {
         let descriptors = descriptors.clamp(1, LRO_DESCRIPTORS_MAX).next_power_of_two();
         let idle_max = IDLE_PACKETS_EACH * descriptors.max(LRO_DESCRIPTORS);
         let descriptors = descriptors as usize;
@@ -74,6 +77,7 @@ impl Table {
         Self {
             hashes: vec![FlowHash::NONE.0; places].into(),
             descriptors: (0..places).map(|_| Descriptor::default()).collect(),
+            between: Between::new(places, seed),
             idle_max,
             ways,
             count: 0,
@@ -127,6 +131,7 @@ impl Table {
         self.hashes[place.0] = held.hash().0;
         let descriptor = &mut self.descriptors[place.0];
         descriptor.mask.fit(held.first(), mode);
+        self.between.add(place.0, addresses_of(&held));
         descriptor.touched = self.clock;
         let before = descriptor.held.replace(held);
         debug_assert!(before.is_none(), "a place is free before it is taken");
@@ -146,9 +151,26 @@ impl Table {
     /// Takes a packet off the table.
     pub(super) fn take(&mut self, place: Place) -> Option<Held> {
         self.hashes[place.0] = FlowHash::NONE.0;
-        let held = self.descriptors[place.0].held.take();
-        self.count -= usize::from(held.is_some());
-        held
+        let held = self.descriptors[place.0].held.take()?;
+        self.between.remove(place.0);
+        self.count -= 1;
+        Some(held)
+    }
+
+    /// The oldest packet that may be one between these addresses, source and destination.
+    pub(super) fn first_between(&self, addresses: &[u8]) -> Option<Place> {
+        self.between.first(addresses).map(Place)
+    }
+
+    /// The next one, behind that at `place`.
+    pub(super) fn next_between(&self, place: Place) -> Option<Place> {
+        self.between.next(place.0).map(Place)
+    }
+
+    /// Whether the packet at a place is one between these addresses.
+    pub(super) fn is_between(&self, place: Place, addresses: &[u8]) -> bool {
+        let held = self.descriptors[place.0].held.as_ref();
+        held.is_some_and(|held| addresses_of(held) == addresses)
     }
 
     /// All that is held, in no order.
@@ -163,4 +185,9 @@ impl Table {
     fn set_of(&self, hash: FlowHash) -> usize {
         ((hash.0 >> RETA_ENTRIES.trailing_zeros()) as usize * WAYS) & (self.hashes.len() - 1)
     }
+}
+
+/// Source and destination; what is held has them.
+fn addresses_of(held: &Held) -> &[u8] {
+    held.first().view().address_bytes().unwrap_or_default()
 }

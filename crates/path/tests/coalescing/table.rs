@@ -3,8 +3,10 @@
 use path::arrive::Behind;
 use path::coalesce::{CoalesceConfig, FlushReason, LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX, Refusal};
 use path::packet::Packet;
+use proptest::collection::vec;
+use proptest::prelude::*;
 
-use crate::frames::{Segment, Wire, tcp};
+use crate::frames::{IP, Segment, Wire, tcp};
 use crate::rig::{Rig, pool, taken_apart};
 
 /// The first segment of a flow.
@@ -125,4 +127,55 @@ fn promise_1_flows_of_one_hash_keep_their_order_among_each_other() {
     let counts: Vec<_> = rig.out.iter().map(Packet::segment_count).collect();
     assert_eq!(counts, [1, 1, 2, 3, 1]);
     assert_eq!(taken_apart(rig.out), rig.fed);
+}
+
+/// A segment of the flow `port` from one of several hosts to one.
+fn segment_from(host: u8, port: u32, nth: u32) -> Wire {
+    let wire = flow(1 + port).nth(nth).wire().edit(IP + 15, &[host]).resummed();
+    wire.hashed(hash_from(host, port))
+}
+
+fn hash_from(host: u8, port: u32) -> u32 {
+    hash(1 + port * 8 + u32::from(host))
+}
+
+fn fragment_from(host: u8) -> Wire {
+    segment_from(host, 0, 0).edit(IP + 6, &[0x20, 0]).resummed().hashed(hash_from(host, 1 << 10))
+}
+
+proptest! {
+    /// Against a list that is looked through whole.
+    #[test]
+    fn promise_1_a_fragment_lets_go_of_what_a_scan_finds(
+        seed: u64,
+        steps in vec((0u8..6, 0u32..8, proptest::bool::weighted(0.2)), 0..120),
+    ) {
+        let mut rig =
+            Rig::new(CoalesceConfig { descriptors: 256, seed, ..CoalesceConfig::default() });
+        // Host, port and segments of each, in the order in which they were first held.
+        let mut twin: Vec<(u8, u32, u32)> = Vec::new();
+        for (host, port, is_fragment) in steps {
+            if is_fragment {
+                rig.feed(&[fragment_from(host)]);
+                let gone = twin.extract_if(.., |held| held.0 == host);
+                let gone = gone.map(|(host, port, count)| (hash_from(host, port), count));
+                let expected: Vec<_> = gone.chain([(hash_from(host, 1 << 10), 1)]).collect();
+                let out = rig.out.drain(..).map(|packet| (packet.hash.0, packet.segment_count()));
+                prop_assert_eq!(out.collect::<Vec<_>>(), expected);
+                continue;
+            }
+            let nth = match twin.iter_mut().find(|held| (held.0, held.1) == (host, port)) {
+                Some((_, _, count)) => {
+                    *count += 1;
+                    *count - 1
+                }
+                None => {
+                    twin.push((host, port, 1));
+                    0
+                }
+            };
+            rig.feed(&[segment_from(host, port, nth)]);
+            prop_assert_eq!((rig.coalescer.held(), rig.out.len()), (twin.len(), 0));
+        }
+    }
 }
