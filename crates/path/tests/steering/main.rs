@@ -339,6 +339,34 @@ fn promise_3_a_turn_looks_at_64_held_moves_and_at_those_whose_packets_come() {
 }
 
 #[test]
+fn promise_3_held_moves_take_turns_behind_a_cpu_that_stands() {
+    // Those that wait in vain are listed first, and are more than a turn looks at.
+    let flow = |id: u16| Flow { id, hash: (u32::from(id) << 24) + 1 };
+    let (stuck, free): (Vec<_>, Vec<_>) =
+        ((0..100).map(flow).collect(), (128..228).map(flow).collect());
+    let mut world = World::new(Settings {
+        rps_cpus: 0b1010,
+        rps_flow_cnt: 256,
+        move_after: MoveAfter { packets: 0, time_ns: u64::MAX },
+        hold_max: 200,
+        netdev_max_backlog: 250,
+        ..Settings::default()
+    });
+    world.arrive(&[&stuck[..], &free].concat());
+    assert_eq!((world.queued_on(1), world.queued_on(3)), (100, 100));
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[&stuck[..], &free].concat());
+    assert_eq!(world.intake.held(), 200);
+    world.deliver(3, 100);
+    for _ in 0..200_u32.div_ceil(64) {
+        world.idle_turn();
+    }
+    assert_eq!((world.intake.held(), world.queued_on(2)), (100, 100), "CPU 1 stands");
+    world.settle();
+    world.check();
+}
+
+#[test]
 fn promise_1_what_waits_for_a_cpu_that_stands_still_comes_in_order_when_it_resumes() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW; 10]);
@@ -466,6 +494,32 @@ fn rps_c2_a_quiet_queue_gathers_and_full_bursts_spread_it() {
     assert_eq!(always.journal.ways(), [(3, Rps); 2]);
     let polls_only = quiet(SpreadPolicy::WhenBusy, 0b1110);
     assert_eq!(polls_only.journal.ways(), [(3, Rps); 2], "the polling CPU is not in the map");
+}
+
+#[test]
+fn rps_4_a_slot_across_the_maps_border_stays_where_it_is() {
+    // Two slots, three CPUs: each slot has a border inside.
+    let flow = |id, hash| Flow { id, hash };
+    let borders = [
+        ([flow(1, 0x1000_0001), flow(2, 0x6000_0001)], [1, 2]),
+        ([flow(3, 0x9000_0001), flow(4, 0xf000_0001)], [2, 3]),
+    ];
+    for ([low, high], [low_cpu, high_cpu]) in borders {
+        for (first, second, cpu) in [(low, high, low_cpu), (high, low, high_cpu)] {
+            let rps_cpus = 0b1110;
+            let mut world =
+                World::new(Settings { rps_cpus, rps_flow_cnt: 2, ..Settings::default() });
+            for _ in 0..10 {
+                world.arrive(&[first, second]);
+            }
+            world.settle();
+            world.check();
+            let ways = world.journal.ways();
+            assert!(ways.iter().all(|way| *way == (cpu, Rps)), "{ways:?}");
+            let counters = world.intake.counters();
+            assert_eq!((counters.moves.get(), counters.stays.get()), (0, 0));
+        }
+    }
 }
 
 #[test]
