@@ -57,6 +57,8 @@ pub struct IntakeCounters {
     pub stays: Counter,
     /// Held moves begun.
     pub holds: Counter,
+    /// Packets that followed their predecessors because no more could be held.
+    pub unheld: Counter,
     /// The longest that a held move took, in nanoseconds.
     pub held_max_ns: Counter,
     /// What coalescing did on arrival.
@@ -93,6 +95,7 @@ impl IntakeCounters {
             moves: zero(),
             stays: zero(),
             holds: zero(),
+            unheld: zero(),
             held_max_ns: zero(),
             coalesce: Arc::default(),
             per_cpu: (0..cpus).map(|_| TargetCounters::default()).collect(),

@@ -191,8 +191,8 @@ impl Intake {
     /// of it as a backlog and the holds can ever take, or none yet. A flow limit may drop some all
     /// the same.
     pub fn room_for(&mut self, burst: u32) -> u32 {
-        let hold_max = u32::try_from(self.steering.hold_max()).unwrap_or(u32::MAX);
-        let burst = burst.min(self.backlogs.limit()).min(hold_max);
+        let hold_share = u32::try_from(self.steering.hold_share()).unwrap_or(u32::MAX);
+        let burst = burst.min(self.backlogs.limit()).min(hold_share);
         // What is held goes to the backlogs too, and first.
         let held = self.held() + self.coalescing();
         let count = u32::try_from(held).unwrap_or(u32::MAX).saturating_add(burst);
@@ -380,10 +380,25 @@ impl Intake {
     }
 
     fn hold(&mut self, packet: Packet, hold: HoldId) {
-        if let Err(packet) = self.steering.hold(hold, packet) {
-            self.drop_frames(DropReason::HoldFull, packet, None);
-            self.steering.end_hold(hold, self.now_ns);
+        let Err(packet) = self.steering.hold(hold, packet) else { return };
+        match self.give_up(hold) {
+            Some(target) => {
+                self.enqueue(packet, target);
+            }
+            None => self.drop_frames(DropReason::HoldFull, packet, None),
         }
+    }
+
+    /// Gives up a held move if others have left no room for it: what it held follows its predecessors
+    /// after all. Returns where its next packet goes, unless the rest of them has no room there.
+    fn give_up(&mut self, hold: HoldId) -> Option<Target> {
+        let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
+        while self.backlogs.has_room(target.cpu)
+            && let Some(packet) = self.steering.unhold_to_stay(hold)
+        {
+            self.enqueue(packet, target);
+        }
+        self.steering.end_hold(hold, self.now_ns).then_some(target)
     }
 
     /// Lets the packets of a hold go, if they may, as far as there is room for them.
@@ -457,6 +472,7 @@ impl Intake {
         self.counters.moves.raise_to(tally.moves);
         self.counters.stays.raise_to(tally.stays);
         self.counters.holds.raise_to(tally.holds);
+        self.counters.unheld.raise_to(tally.unheld);
         self.counters.held_max_ns.raise_to(tally.held_max_ns);
     }
 }

@@ -1,7 +1,7 @@
 //! Held moves: packets that wait on the polling CPU until their predecessors are processed.
 //!
-//! All holds of a queue share one bounded arena. A hold is a list in it: the packets of one slot,
-//! in the order of arrival. When slots lose their meaning (a table of another size, another hash),
+//! All holds of a queue share one bounded arena, of which one hold may take a part. A hold is a list
+//! in it: the packets of one slot, in the order of arrival. When slots lose their meaning (a table of another size, another hash),
 //! all holds become one list, the line before a fence.
 
 use mem::Position;
@@ -12,6 +12,13 @@ use crate::packet::Packet;
 
 /// Packets that may wait at once, when nobody says otherwise: sixteen backlogs' worth.
 pub const HOLD_MAX: u32 = 16_384;
+
+/// One slot may take this part of the arena, others must find room to move, too; but at least
+/// [`HOLD_SHARE_LEAST`] packets.
+pub const HOLD_SHARE_DIVISOR: u32 = 4;
+
+/// Packets that any slot may have held while there is room: what a CPU takes in hand at once.
+pub const HOLD_SHARE_LEAST: u32 = 64;
 
 /// The most holds at once: ids below the flow table's mark for "none".
 const HOLDS_MAX: usize = u16::MAX as usize - 1;
@@ -26,6 +33,7 @@ pub(super) struct Hold {
     /// When the move began.
     pub(super) since_ns: u64,
     packets: List,
+    len: u32,
     /// This hold's place in `Holds::active`.
     listed_at: usize,
 }
@@ -59,6 +67,8 @@ pub(super) struct Holds {
     active: Vec<HoldId>,
     nodes: Box<[Node]>,
     free_nodes: Vec<NodeId>,
+    /// The most packets of one hold.
+    share: u32,
 }
 
 #[derive(Debug)]
@@ -86,6 +96,7 @@ impl Holds {
             active: Vec::new(),
             nodes: (0..hold_max).map(node).collect(),
             free_nodes: (0..hold_max).rev().map(NodeId).collect(),
+            share: (hold_max / HOLD_SHARE_DIVISOR).max(HOLD_SHARE_LEAST),
         }
     }
 
@@ -101,7 +112,7 @@ impl Holds {
         };
         let (packets, listed_at) = (List::EMPTY, self.active.len());
         self.holds[usize::from(id.0)] =
-            Some(Hold { slot, behind, since_ns: now_ns, packets, listed_at });
+            Some(Hold { slot, behind, since_ns: now_ns, packets, len: 0, listed_at });
         self.active.push(id);
         Some(id)
     }
@@ -109,14 +120,18 @@ impl Holds {
     /// Adds a packet at the end of a hold.
     ///
     /// # Errors
-    /// Gives the packet back when as many wait as may.
+    /// Gives the packet back when as many wait as may, in all or in this hold.
     pub(super) fn push(&mut self, id: HoldId, packet: Packet) -> Result<(), Packet> {
         let Some(hold) = self.holds[usize::from(id.0)].as_mut() else { return Err(packet) };
+        if hold.len >= self.share {
+            return Err(packet);
+        }
         let Some(node) = self.free_nodes.pop() else { return Err(packet) };
         let packet = Some(packet);
         self.nodes[node.0 as usize] = Node { packet, next: NodeId::NONE, after_seam: false };
         let added = List { first: node, last: node };
         hold.packets = linked(&mut self.nodes, hold.packets, added);
+        hold.len += 1;
         Ok(())
     }
 
@@ -131,6 +146,7 @@ impl Holds {
         let (packet, rest) = unlinked(&mut self.nodes, hold.packets)?;
         self.free_nodes.push(hold.packets.first);
         hold.packets = rest;
+        hold.len -= 1;
         packet
     }
 
@@ -199,14 +215,26 @@ impl Holds {
         &self.active
     }
 
-    /// How many packets may wait at once.
-    pub(super) fn capacity(&self) -> usize {
-        self.nodes.len()
-    }
-
     /// How many more packets may wait.
     pub(super) fn room(&self) -> usize {
         self.free_nodes.len()
+    }
+
+    /// How many more packets may wait, whichever slot they are of.
+    pub(super) fn room_for_any(&self) -> usize {
+        let lens = self.active.iter().filter_map(|&id| Some(self.get(id)?.len));
+        let share_left = self.share - lens.max().unwrap_or(0);
+        self.room().min(share_left as usize)
+    }
+
+    /// The most packets of one slot, while there is room.
+    pub(super) fn share(&self) -> usize {
+        self.share as usize
+    }
+
+    /// The most packets of one slot in an arena of which nobody else has any.
+    pub(super) fn most_of_one(&self) -> usize {
+        self.share().min(self.nodes.len())
     }
 
     /// Packets that wait.
@@ -216,9 +244,7 @@ impl Holds {
 
     /// How many packets a hold has.
     pub(super) fn len_of(&self, id: HoldId) -> usize {
-        let first = self.get(id).map_or(NodeId::NONE, |hold| hold.packets.first);
-        let next = |at: &NodeId| self.nodes.get(at.0 as usize).map(|node| node.next);
-        std::iter::successors(Some(first), next).take_while(|at| *at != NodeId::NONE).count()
+        self.get(id).map_or(0, |hold| hold.len as usize)
     }
 }
 
@@ -311,6 +337,9 @@ mod tests {
 
         fn check(&self, holds: &Holds, hold_max: usize) {
             assert_eq!((holds.len(), holds.room()), (self.len(), hold_max - self.len()));
+            let longest = self.holds.iter().map(|(_, _, waiting)| waiting.len()).max();
+            let share_left = holds.share() - longest.unwrap_or(0);
+            assert_eq!(holds.room_for_any(), share_left.min(hold_max - self.len()));
             assert_eq!(holds.holds.len(), self.most, "ended holds are used again");
             let mut active = holds.active().to_vec();
             let mut expected: Vec<_> = self.holds.iter().map(|&(id, ..)| id).collect();
@@ -341,6 +370,7 @@ mod tests {
                 }
                 Operation::Push(pick) => {
                     let Some((id, _, waiting)) = oracle.pick(pick) else { continue };
+                    let is_full = is_full || waiting.len() >= holds.share();
                     match holds.push(*id, packet(pool.allocate(0).unwrap(), number)) {
                         Ok(()) => waiting.push_back(number),
                         Err(refused) => {

@@ -44,8 +44,8 @@ use crate::packet::Packet;
 use fence::Fences;
 use flow_table::{Fenced, FlowTable, Whereabouts};
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
-pub use hold::HOLD_MAX;
 use hold::{Behind, Holds};
+pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
 use ids::FenceId;
 pub use ids::{HoldId, SlotId};
 pub(crate) use journal::Journal;
@@ -231,6 +231,33 @@ impl Steering {
         }
     }
 
+    /// Decides where the packets of a hold go when it may not take another one: back to the CPU that
+    /// their predecessors are on, if others fill the arena. The move is given up until there is room.
+    pub fn decide_give_up(&self, id: HoldId) -> Release {
+        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
+            return Release::Wait;
+        };
+        match hold.behind {
+            // A flow that holds its share fills the arena itself.
+            Behind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
+                let (_, wish) = self.wishes.of(front.hash, &self.table, hold.slot);
+                let (because, slot, head_old) = (Because::Stay, Some(hold.slot), None);
+                Release::Forward(Target { cpu, because, wish, slot, head_old })
+            }
+            // Nobody knows a CPU that all of its predecessors are on.
+            Behind::Backlog(..) | Behind::Fence(_) => Release::Wait,
+        }
+    }
+
+    /// Takes the oldest packet of a hold whose move is given up.
+    pub fn unhold_to_stay(&mut self, id: HoldId) -> Option<Packet> {
+        let slot = self.holds.get(id)?.slot;
+        let packet = self.holds.pop(id)?;
+        self.stay(slot);
+        self.tally.unheld += 1;
+        Some(packet)
+    }
+
     /// Takes the oldest packet of a hold.
     pub fn unhold(&mut self, id: HoldId) -> Option<Packet> {
         self.holds.pop(id)
@@ -306,16 +333,16 @@ impl Steering {
         self.holds.len()
     }
 
-    /// How many packets can be held at once.
+    /// How many packets of one slot can be held at once.
     #[must_use]
-    pub fn hold_max(&self) -> usize {
-        self.holds.capacity()
+    pub fn hold_share(&self) -> usize {
+        self.holds.most_of_one()
     }
 
-    /// How many more packets can be held.
+    /// How many more packets can be held, whichever slot they are of.
     #[must_use]
     pub fn hold_room(&self) -> usize {
-        self.holds.room()
+        self.holds.room_for_any()
     }
 
     /// What has happened so far.
@@ -363,11 +390,17 @@ impl Steering {
         if let Some(hold) = self.begin_hold(slot, Behind::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
+        // No room to hold it: it stays in order behind its predecessors, and moves later.
+        self.tally.unheld += 1;
         self.stay(slot);
         forward(cpu, Because::Stay, None)
     }
 
+    /// `None` where not one packet more can be held.
     fn begin_hold(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
+        if self.holds.room() == 0 {
+            return None;
+        }
         let hold = self.holds.begin(slot, behind, now_ns)?;
         self.tally.holds += 1;
         self.table.get_mut(slot).set_hold(Some(hold));

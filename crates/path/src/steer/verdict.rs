@@ -60,6 +60,8 @@ pub struct SteerTally {
     pub stays: u64,
     /// Held moves begun.
     pub holds: u64,
+    /// Packets that stayed because no more could be held.
+    pub unheld: u64,
     /// The longest that a held move took, in nanoseconds.
     pub held_max_ns: u64,
 }

@@ -4,6 +4,7 @@
 
 mod world; //   the CPUs, and what holds in any world
 mod changes; // what changes while packets flow
+mod holds; //   an elephant's held move and everybody else
 mod journal; // what the CPUs write down
 mod laws; //    the promises over random schedules
 mod rfs; //     packets follow their applications
@@ -407,7 +408,8 @@ type Scene = fn() -> World;
 #[test]
 fn promise_2_every_drop_is_counted_once_and_named() {
     let hold_full = || {
-        let mut world = all_on_cpu_1(Settings { hold_max: 2, ..Settings::default() });
+        let settings = Settings { hold_max: 2, netdev_max_backlog: 0, ..Settings::default() };
+        let mut world = all_on_cpu_1(settings);
         world.arrive(&[FLOW]);
         world.set_mask(ON_CPU_2);
         world.arrive(&[FLOW; 3]);

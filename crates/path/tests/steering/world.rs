@@ -78,6 +78,8 @@ pub(crate) struct World {
     pub(crate) pool: Pool,
     pub(crate) journal: Journal,
     pub(crate) drops: Vec<(Arrival, DropReason)>,
+    /// The flows of those of them that were packets.
+    pub(crate) dropped_flows: Vec<u16>,
     pub(crate) now_ns: u64,
     pub(crate) busy_ns: u64,
     pub(crate) settings: Settings,
@@ -124,6 +126,7 @@ impl World {
             pool: pool(),
             journal: Journal::new(start),
             drops: Vec::new(),
+            dropped_flows: Vec::new(),
             now_ns: 1,
             busy_ns: 0,
             settings,
@@ -170,6 +173,8 @@ impl World {
         for dropped in self.intake.drain_dropped() {
             self.drops.push((dropped.arrival, dropped.reason));
             if let Some(packet) = dropped.packet {
+                let id = packet.frame.data().first_chunk();
+                self.dropped_flows.extend(id.copied().map(u16::from_be_bytes));
                 self.pool.put(packet.frame);
             }
         }
