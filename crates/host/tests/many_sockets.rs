@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use forebay::net::{Net, NetConfig};
+use forebay::net::{Net, NetConfig, SOCKETS_MAX};
 use libtest_mimic::Arguments;
 use namespaces::trial_inside;
 use nix::sys::resource::{Resource, setrlimit};
-use rig::{OURS, Running, client, over_tap};
+use rig::{OURS, OURS_V6, Running, client, over_tap};
 
 /// More than the engine needs.
 const DESCRIPTORS: u64 = 256;
@@ -25,13 +25,21 @@ const SOCKETS: u32 = 20_000;
 /// What a process may grow by for other reasons.
 const GROWTH_KIB: u64 = 16 << 10;
 
+/// What a socket that has nothing to do may take.
+const SOCKET_BYTES: u64 = 8 << 10;
+
 fn main() {
     let arguments = Arguments::from_args();
     setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS).unwrap();
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    let name = "promise_4_sockets_that_were_closed_leave_nothing_on_idle_cpus";
-    let trials = vec![trial_inside(name, missing.as_ref(), closed)];
-    libtest_mimic::run(&arguments, trials).exit();
+    // One after the other: they look at how large the process is.
+    let arguments = Arguments { test_threads: Some(1), ..arguments };
+    let trials = [
+        ("promise_4_sockets_that_were_closed_leave_nothing_on_idle_cpus", closed as fn()),
+        ("promise_3_as_many_sockets_as_there_may_be_are_small_and_found", all),
+    ];
+    let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
+    libtest_mimic::run(&arguments, trials.into()).exit();
 }
 
 /// CPUs that have nothing to do, or have not even begun, learn nothing of sockets that come and go; one
@@ -59,6 +67,32 @@ fn closed() {
     sender.join().unwrap();
     let mut outcome = running.end();
     reader.join().unwrap();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// Every port of two addresses, as far as there are sockets.
+fn all() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let running = Running::begin(engine);
+    let before = resident_kib();
+    let places =
+        || [OURS_V6, OURS].into_iter().flat_map(|own| (1..=u16::MAX).map(move |port| (own, port)));
+    let mut sockets: Vec<_> = places().map(|place| net.bind(place).unwrap()).collect();
+    let group = || net.socket().reuse_port().bind("239.0.0.1:7");
+    sockets.extend((sockets.len()..SOCKETS_MAX).map(|_| group().unwrap()));
+    let refused = group().unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(nix::libc::EMFILE));
+    let each = (resident_kib() - before) * 1024 / SOCKETS_MAX as u64;
+    assert!(each <= SOCKET_BYTES, "{each} bytes each");
+    for socket in sockets.iter().take(2 * usize::from(u16::MAX)).step_by(997) {
+        let client = client(socket.local_addr());
+        client.send(&socket.local_addr().port().to_be_bytes()).unwrap();
+        let mut buffer = [0; 4];
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 2);
+        assert_eq!(buffer[..2], socket.local_addr().port().to_be_bytes());
+    }
+    drop(sockets);
+    let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 

@@ -13,7 +13,7 @@ use namespaces::{enter_new, ip, missing, trial};
 use path::CpuId;
 use path::hash::FlowHash;
 use path::socket::SocketId;
-use path::socket::table::{Binding, Flow4Tuple, Found, Reuse, SocketTable};
+use path::socket::table::{Binding, Bindings, Flow4Tuple, Found, Reuse};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::io::Errno;
@@ -140,7 +140,7 @@ impl Sockets {
             cpu: plan.cpu,
             ..Binding::new(id, plan.local)
         };
-        let conflict = self.table().conflict(&binding);
+        let conflict = self.bound().conflict(&binding);
         let socket = match bound(plan) {
             Ok(socket) => socket,
             Err(error) => {
@@ -161,8 +161,10 @@ impl Sockets {
         self.bindings.push(binding);
     }
 
-    fn table(&self) -> SocketTable {
-        SocketTable::new(self.bindings.clone(), 1)
+    fn bound(&self) -> Bindings {
+        let mut bound = Bindings::new(1);
+        self.bindings.iter().for_each(|binding| bound.insert(binding.clone()));
+        bound
     }
 
     /// Those that have something to read, which is read.
@@ -218,7 +220,8 @@ fn a_datagram_comes_to_the_socket_that_the_table_names() {
 
 /// Sends a datagram to every address and port of the sender's family.
 fn try_all(sockets: &Sockets, sender: &UdpSocket, end: &UdpSocket) {
-    let (source, table) = (sender.local_addr().unwrap(), sockets.table());
+    let (source, bound) = (sender.local_addr().unwrap(), sockets.bound());
+    let table = bound.table();
     let of = |address: IpAddr, port| Flow4Tuple {
         source,
         destination: SocketAddr::new(address, port),

@@ -13,7 +13,7 @@ use path::network::{Identity, NetworkCounters, Prefix};
 use path::socket::SocketId;
 use path::socket::policy::{ReliefCounters, SharedPolicy};
 use path::socket::queue::{Outlet, QueueConfig, WakeReader, open};
-use path::socket::table::{Binding, Reuse, SocketTable};
+use path::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use path::{CpuId, RxQueue};
 use rustix::io::Errno;
 
@@ -64,7 +64,6 @@ pub(super) struct Shared {
     pub(super) no_copy_cache: Option<String>,
     pub(super) rmem_default: u32,
     pub(super) rmem_max: u32,
-    seed: u64,
     has_ended: AtomicBool,
     pub(super) counters: Box<[Arc<NetworkCounters>]>,
     pub(super) relief: Box<[Arc<ReliefCounters>]>,
@@ -80,9 +79,8 @@ pub(super) struct Late {
 }
 
 /// The sockets that there are.
-#[derive(Default)]
 struct Sockets {
-    bindings: Vec<Binding>,
+    bindings: Bindings,
     /// By slot: how many sockets have had it and are closed.
     generations: Vec<u32>,
     /// Slots of sockets that are closed.
@@ -153,7 +151,7 @@ impl Shared {
             directory: Arc::default(),
             cpus: parts.cpus.into(),
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
-            sockets: Mutex::default(),
+            sockets: Mutex::new(Sockets::new(parts.seed)),
             devices: parts.devices.into(),
             queues: parts.queues.into(),
             late: OnceLock::new(),
@@ -162,7 +160,6 @@ impl Shared {
             no_copy_cache: parts.no_copy_cache,
             rmem_default: parts.rmem_default,
             rmem_max: parts.rmem_max,
-            seed: parts.seed,
             has_ended: AtomicBool::new(false),
             counters: parts.counters.into(),
         }
@@ -206,7 +203,7 @@ impl Shared {
         let mut sockets = self.sockets();
         if binding.local.port() == 0 {
             sockets.choose_port(&mut binding)?;
-        } else if sockets.table(self.seed).conflict(&binding).is_some() {
+        } else if sockets.bindings.conflict(&binding).is_some() {
             return Err(Errno::ADDRINUSE.into());
         }
         binding.id = sockets.free_id()?;
@@ -215,7 +212,7 @@ impl Shared {
         let (hub, outlet) = open(QueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
         // Whatever is in a table is in the directory before.
         self.directory.enter(hub);
-        sockets.bindings.push(binding);
+        sockets.bindings.insert(binding);
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).way_home();
         Ok(Bound { id, local, outlet, home, is_followed })
@@ -225,25 +222,21 @@ impl Shared {
     /// alike, the kernel takes the last.
     pub(super) fn rebind(&self, id: SocketId, change: impl FnOnce(&mut Binding)) {
         let mut sockets = self.sockets();
-        if let Some(place) = sockets.bindings.iter().position(|binding| binding.id == id) {
-            let mut binding = sockets.bindings.remove(place);
-            change(&mut binding);
-            sockets.bindings.push(binding);
-            self.publish(&sockets);
-        }
+        sockets.bindings.rebind(id, change);
+        self.publish(&sockets);
     }
 
     /// Forgets a socket, which has no reader any more.
     pub(super) fn close(&self, id: SocketId) {
         let mut sockets = self.sockets();
-        sockets.bindings.retain(|binding| binding.id != id);
+        sockets.bindings.remove(id);
         self.publish(&sockets);
         self.directory.remove(id);
         sockets.give_back(id);
     }
 
     fn publish(&self, sockets: &Sockets) {
-        self.table.store(Arc::new(sockets.table(self.seed)));
+        self.table.store(Arc::new(sockets.bindings.table().clone()));
     }
 
     pub(super) fn cpus(&self) -> &[CpuId] {
@@ -298,8 +291,9 @@ impl Shared {
 }
 
 impl Sockets {
-    fn table(&self, seed: u64) -> SocketTable {
-        SocketTable::new(self.bindings.clone(), seed)
+    fn new(seed: u64) -> Self {
+        let (generations, free) = (Vec::new(), Vec::new());
+        Self { bindings: Bindings::new(seed), generations, free, next_port: 0 }
     }
 
     fn free_id(&mut self) -> io::Result<SocketId> {
@@ -324,13 +318,12 @@ impl Sockets {
     /// `ip_local_port_range`.
     fn choose_port(&mut self, binding: &mut Binding) -> io::Result<()> {
         const PORTS: std::ops::Range<u16> = 32_768..61_000;
-        let table = self.table(0);
         for _ in PORTS {
             self.next_port =
                 if PORTS.contains(&self.next_port) { self.next_port } else { PORTS.start };
             binding.local.set_port(self.next_port);
             self.next_port += 1;
-            if table.conflict(binding).is_none() {
+            if self.bindings.conflict(binding).is_none() {
                 return Ok(());
             }
         }

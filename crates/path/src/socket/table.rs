@@ -8,18 +8,25 @@
 //! 3. Where several share an address and port (`SO_REUSEPORT`), one of them by the flow's hash; or the
 //!    one that says that it is on this CPU (`SO_INCOMING_CPU`).
 //!
-//! A table is one moment's sockets. Another one is made when a socket is bound, connected or closed.
+//! A table is one moment's sockets. When a socket is bound, connected or closed, [`Bindings`] make
+//! another one, which shares with the one before all that is the same.
 
 use std::hash::Hasher;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ops::Range;
+use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
+
+mod bindings; // the sockets that there are
+mod trie; //     a map that is a value
 
 use super::SocketId;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
+pub use bindings::Bindings;
+use bindings::{BoundAs, Placed};
+use trie::Trie;
 
 /// How a socket shares its address and port with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,17 +82,12 @@ impl Binding {
 
     /// Whether it is a socket of IPv6 that shares its port: those are looked at last.
     fn is_last(&self) -> bool {
-        self.local.is_ipv6() && self.reuse != Reuse::None
+        self.local.is_ipv6() && self.is_shared()
     }
 
-    /// Whether both would receive datagrams for some address (`inet_rcv_saddr_equal`).
-    fn overlaps(&self, other: &Self) -> bool {
-        let meets = |one: IpAddr, two: IpAddr| {
-            one == two
-                || one.is_ipv4() == two.is_ipv4() && (one.is_unspecified() || two.is_unspecified())
-        };
-        self.local.port() == other.local.port()
-            && self.addresses().any(|one| other.addresses().any(|two| meets(one, two)))
+    /// Whether it shares its address and port.
+    fn is_shared(&self) -> bool {
+        self.reuse != Reuse::None
     }
 
     /// The addresses that it is bound to: one, but `[::]` may be both families' unspecified ones.
@@ -98,8 +100,17 @@ impl Binding {
     /// The group that it is a member of: each may receive what the others may
     /// (`udp_reuseport_add_sock`). Connected ones receive only what is theirs.
     fn group(&self) -> Option<(SocketAddr, bool)> {
-        let is_member = self.reuse != Reuse::None && self.remote.is_none();
+        let is_member = self.is_shared() && self.remote.is_none();
         is_member.then_some((self.local, self.local.ip().is_unspecified() && self.is_v6_only))
+    }
+
+    /// What its datagrams say, if it is connected.
+    fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        let port = self.local.port();
+        self.remote.map(endpoint).into_iter().flat_map(move |remote| {
+            let local = self.addresses().filter(move |own| own.is_ipv4() == remote.0.is_ipv4());
+            local.map(move |address| Tuple { local: (address, port), remote })
+        })
     }
 
     /// Whether it receives what is for everyone in a group, or on a network
@@ -155,32 +166,39 @@ pub enum Found {
 }
 
 /// All sockets, to be found.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SocketTable {
-    /// In the order in which they were bound.
-    bindings: Vec<Binding>,
-    /// Their places there, by port.
-    by_port: Vec<usize>,
-    /// Where those of a port stand in `by_port`.
-    bound_ports: Ports,
-    connected: Connected,
-    /// Those that are not connected, by port and address.
-    listeners: Vec<Listener>,
-    /// Where those of a port stand in `listeners`.
-    ports: Ports,
-    /// Sockets of listeners.
-    members: Vec<Member>,
+    ports: Trie<Arc<Port>>,
+    connected: Trie<Arc<[Connection]>>,
+    /// How many connected ones have an address of their own.
+    bound: usize,
+    /// How many have not.
+    unbound: usize,
     key: SipHasher13,
 }
 
+/// Those at a port.
+#[derive(Clone, Debug, Default)]
+struct Port {
+    /// Those that are not connected, by address.
+    listeners: Vec<Listener>,
+    /// All, by slot.
+    bound: Trie<Arc<Placed>>,
+}
+
 /// Those that are not connected, at one address and port.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Listener {
     /// [`addresses`](Binding::addresses) has it.
     address: IpAddr,
-    port: u16,
-    /// Among the table's.
-    members: Range<usize>,
+    members: Members,
+}
+
+#[derive(Clone, Debug)]
+enum Members {
+    One(SocketId),
+    /// In the order in which they were bound.
+    Group(Arc<[Member]>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -190,60 +208,59 @@ struct Member {
     cpu: Option<CpuId>,
 }
 
+/// A connected socket. Those whose tuples have the same hash stand together, the last one bound first.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    tuple: Tuple,
+    bound_as: BoundAs,
+    id: SocketId,
+}
+
 impl SocketTable {
     /// The table of `bindings`, in the order in which they were bound. `seed` is secret: it keeps
     /// strangers from choosing addresses that are slow to find.
     #[must_use]
     pub fn new(bindings: Vec<Binding>, seed: u64) -> Self {
+        let mut all = Bindings::new(seed);
+        bindings.into_iter().for_each(|binding| all.insert(binding));
+        all.table().clone()
+    }
+
+    fn empty(seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
-        let connected = Connected::new(&bindings, &key);
-        let mut firsts: Vec<_> = chain(&bindings)
-            .filter(|binding| binding.remote.is_none())
-            .flat_map(|binding| binding.addresses().map(move |address| (address, binding)))
-            .collect();
-        // A stable sort: of those at one place, the one looked at first comes first. A socket of IPv4
-        // comes before one that takes IPv4 beside its IPv6.
-        firsts.sort_by_key(|(address, of)| (of.local.port(), *address, of.local.is_ipv6()));
-        firsts.dedup_by_key(|(address, of)| (of.local.port(), *address));
-        let mut grouped: Vec<_> = bindings.iter().filter(|of| of.group().is_some()).collect();
-        grouped.sort_by_key(|binding| binding.group());
-        let mut members = Vec::new();
-        let listeners: Vec<_> = firsts
-            .into_iter()
-            .map(|(address, first)| {
-                let (start, group) = (members.len(), first.group());
-                if group.is_none() {
-                    members.push(Member::of(first));
-                } else {
-                    let at = grouped.partition_point(|other| other.group() < group);
-                    let all = grouped[at..].iter().take_while(|other| other.group() == group);
-                    members.extend(all.map(|other| Member::of(other)));
-                }
-                Listener { address, port: first.local.port(), members: start..members.len() }
-            })
-            .collect();
-        let ports = Ports::new(listeners.iter().map(|listener| listener.port));
-        let port_of = |at: &usize| bindings[*at].local.port();
-        let mut by_port: Vec<_> = (0..bindings.len()).collect();
-        by_port.sort_by_key(port_of);
-        let bound_ports = Ports::new(by_port.iter().map(port_of));
-        Self { bindings, by_port, bound_ports, connected, ports, listeners, members, key }
+        let (ports, connected) = (Trie::default(), Trie::default());
+        Self { ports, connected, bound: 0, unbound: 0, key }
+    }
+
+    /// Has a connected socket, or has it no more.
+    fn connect(&mut self, one: Connection, is_there: bool) {
+        let hash = folded(one.tuple.hash(&self.key));
+        let mut alike = self.connected.get(hash).map_or_else(Vec::new, |alike| alike.to_vec());
+        let is_unbound = one.tuple.local.0.is_unspecified();
+        let count = if is_unbound { &mut self.unbound } else { &mut self.bound };
+        if is_there {
+            *count += 1;
+            alike.insert(alike.partition_point(|other| other.bound_as > one.bound_as), one);
+        } else {
+            *count -= 1;
+            alike.retain(|other| (other.id, other.tuple) != (one.id, one.tuple));
+        }
+        self.connected = self.connected.with(hash, (!alike.is_empty()).then(|| alike.into()));
     }
 
     /// The socket that a datagram for one host is for.
     pub fn find(&self, of: &Flow4Tuple) -> Found {
         let to = of.destination.ip();
-        let listeners = &self.listeners[self.ports.find(of.destination.port())];
-        for (address, connected) in
-            [(to, self.connected.bound), (unspecified(to), self.connected.unbound)]
-        {
+        let port = self.ports.get(of.destination.port().into());
+        let listeners = port.map_or(&[][..], |port| &port.listeners[..]);
+        for (address, connected) in [(to, self.bound), (unspecified(to), self.unbound)] {
             if connected > 0
-                && let Some(id) = self.connected.find(&Tuple::of(address, of), &self.key)
+                && let Some(id) = self.connection(&Tuple::of(address, of))
             {
                 return Found::One(id);
             }
             if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
-                return Found::One(self.choose(&listeners[at], of));
+                return Found::One(self.choose(&listeners[at].members, of));
             }
         }
         Found::None
@@ -251,41 +268,36 @@ impl SocketTable {
 
     /// The socket that sends from one address and port and is connected to another.
     pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> Found {
-        let at = |address| {
-            let tuple = Tuple { local: (address, ours.1), remote: theirs };
-            self.connected.find(&tuple, &self.key)
-        };
+        let at = |address| self.connection(&Tuple { local: (address, ours.1), remote: theirs });
         at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(Found::None, Found::One)
     }
 
-    /// All sockets that a datagram for many hosts is for, to the end of `out`: each has a copy. Whether
-    /// it is for many, a broadcast or multicast address, is known to who knows our addresses.
+    /// Of several that are connected alike, the last one receives (`udp_hash4`).
+    fn connection(&self, tuple: &Tuple) -> Option<SocketId> {
+        let alike = self.connected.get(folded(tuple.hash(&self.key)))?;
+        alike.iter().find(|one| one.tuple == *tuple).map(|one| one.id)
+    }
+
+    /// All sockets that a datagram for many hosts is for, to the end of `out`, in the order in which they
+    /// were bound: each has a copy. Whether it is for many, a broadcast or multicast address, is known to
+    /// who knows our addresses.
     pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
-        let of_port = &self.by_port[self.bound_ports.find(of.destination.port())];
-        let bound = of_port.iter().map(|&at| &self.bindings[at]);
-        out.extend(bound.filter(|one| one.receives_many(of)).map(|one| one.id));
-    }
-
-    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of
-    /// those that have an address in common with it the one looked at first decides.
-    #[must_use]
-    pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
-        let first = chain(&self.bindings).find(|binding| binding.overlaps(new))?;
-        let is_shared = first.reuse != Reuse::None && new.reuse != Reuse::None;
-        (!is_shared).then_some(first.id)
-    }
-
-    /// What it was made of.
-    #[must_use]
-    pub fn bindings(&self) -> &[Binding] {
-        &self.bindings
+        let Some(port) = self.ports.get(of.destination.port().into()) else { return };
+        let before = out.len();
+        port.bound.for_each(|placed| {
+            out.extend(placed.binding.receives_many(of).then_some(placed.binding.id));
+        });
+        out[before..].sort_unstable_by_key(|id| port.bound_as(*id));
     }
 
     /// The member for a datagram (`reuseport_select_sock_by_hash`): from the hash's on, the first
     /// that is on this CPU, if any is on one; else the hash's.
-    fn choose(&self, listener: &Listener, of: &Flow4Tuple) -> SocketId {
-        let members = &self.members[listener.members.clone()];
-        if let [only] = members {
+    fn choose(&self, members: &Members, of: &Flow4Tuple) -> SocketId {
+        let members = match members {
+            Members::One(only) => return *only,
+            Members::Group(members) => members,
+        };
+        if let [only] = &**members {
             return only.id;
         }
         let hash = if of.hash.is_some() {
@@ -299,18 +311,18 @@ impl SocketTable {
     }
 }
 
+impl Port {
+    #[expect(clippy::cast_possible_truncation, reason = "slots are fewer")]
+    fn bound_as(&self, id: SocketId) -> Option<BoundAs> {
+        self.bound.get(id.index() as u32).map(|placed| placed.bound_as)
+    }
+}
+
 impl Member {
     fn of(binding: &Binding) -> Self {
         let cpu = binding.cpu.filter(|_| binding.reuse == Reuse::ThisCpu);
         Self { id: binding.id, cpu }
     }
-}
-
-/// The order in which the kernel looks at sockets (`udp_lib_get_port`): the last one
-/// bound first, but those of IPv6 that share a port last, in the order in which they were bound.
-fn chain(bindings: &[Binding]) -> impl Iterator<Item = &Binding> {
-    let first = bindings.iter().rev().filter(|binding| !binding.is_last());
-    first.chain(bindings.iter().filter(|binding| binding.is_last()))
 }
 
 /// No address in particular, of the same family.
@@ -361,90 +373,6 @@ impl Tuple {
             hasher.write_u16(port);
         }
         hasher.finish()
-    }
-}
-
-/// Connected sockets, by both addresses and ports. Open addressing, at most half full.
-#[derive(Debug)]
-struct Connected {
-    slots: Vec<Option<(Tuple, SocketId)>>,
-    /// How many have an address of their own.
-    bound: usize,
-    /// How many have not.
-    unbound: usize,
-}
-
-impl Connected {
-    fn new(bindings: &[Binding], key: &SipHasher13) -> Self {
-        let tuples = |binding: &Binding| -> Vec<_> {
-            let Some(remote) = binding.remote.map(endpoint) else { return Vec::new() };
-            let port = binding.local.port();
-            let local = binding.addresses().filter(|own| own.is_ipv4() == remote.0.is_ipv4());
-            local.map(|address| Tuple { local: (address, port), remote }).collect()
-        };
-        // Of several that are connected alike, the last one receives (`udp_hash4`).
-        let with_id = |of: &Binding| tuples(of).into_iter().map(|tuple| (tuple, of.id)).collect();
-        let all: Vec<_> = bindings.iter().rev().flat_map::<Vec<_>, _>(with_id).collect();
-        let unbound = all.iter().filter(|(tuple, _)| tuple.local.0.is_unspecified()).count();
-        let slots = vec![None; (all.len() * 2).next_power_of_two()];
-        let mut connected = Self { slots, bound: all.len() - unbound, unbound };
-        for (tuple, id) in all {
-            let at = connected.place(&tuple, key);
-            connected.slots[at].get_or_insert((tuple, id));
-        }
-        connected
-    }
-
-    fn find(&self, tuple: &Tuple, key: &SipHasher13) -> Option<SocketId> {
-        self.slots[self.place(tuple, key)].map(|(_, id)| id)
-    }
-
-    /// Where `tuple` is, or would be. There is always an empty slot.
-    fn place(&self, tuple: &Tuple, key: &SipHasher13) -> usize {
-        let mask = self.slots.len() - 1;
-        let mut at = folded(tuple.hash(key)) as usize & mask;
-        while self.slots[at].is_some_and(|(there, _)| there != *tuple) {
-            at = (at + 1) & mask;
-        }
-        at
-    }
-}
-
-/// Where those of a port stand in a list. Open addressing, at most half full; ports are our own
-/// choice.
-#[derive(Debug)]
-struct Ports {
-    slots: Vec<Option<(u16, Range<usize>)>>,
-}
-
-impl Ports {
-    /// Of a list in the order of its ports.
-    fn new(list: impl Iterator<Item = u16>) -> Self {
-        let list: Vec<_> = list.collect();
-        let by_port = || list.chunk_by(u16::eq);
-        let mut ports = Self { slots: vec![None; (by_port().count() * 2).next_power_of_two()] };
-        let mut start = 0;
-        for of_port in by_port() {
-            let (at, end) = (ports.place(of_port[0]), start + of_port.len());
-            ports.slots[at] = Some((of_port[0], start..end));
-            start = end;
-        }
-        ports
-    }
-
-    fn find(&self, port: u16) -> Range<usize> {
-        let found = self.slots[self.place(port)].as_ref();
-        found.map_or(0..0, |(_, places)| places.clone())
-    }
-
-    /// Where `port` is, or would be. There is always an empty slot.
-    fn place(&self, port: u16) -> usize {
-        let mask = self.slots.len() - 1;
-        let mut at = usize::from(port) & mask;
-        while self.slots[at].as_ref().is_some_and(|(there, _)| *there != port) {
-            at = (at + 1) & mask;
-        }
-        at
     }
 }
 

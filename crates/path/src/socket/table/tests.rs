@@ -44,11 +44,57 @@ fn binding() -> impl Strategy<Value = Binding> {
     )
 }
 
-fn bindings() -> impl Strategy<Value = Vec<Binding>> {
-    proptest::collection::vec(binding(), 0..12).prop_map(|mut bindings| {
-        (0..).zip(&mut bindings).for_each(|(number, binding)| binding.id = SocketId(number));
-        bindings
-    })
+/// A change of what is bound.
+#[derive(Clone, Debug)]
+enum Change {
+    Bind(Binding),
+    Close(proptest::sample::Index),
+    /// It receives something else, as when it is connected, or joins a group.
+    Rebind(proptest::sample::Index, Binding),
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let change = prop_oneof![
+        6 => binding().prop_map(Change::Bind),
+        1 => any::<proptest::sample::Index>().prop_map(Change::Close),
+        2 => (any::<proptest::sample::Index>(), binding())
+            .prop_map(|(which, binding)| Change::Rebind(which, binding)),
+    ];
+    proptest::collection::vec(change, 0..20)
+}
+
+/// What there is after changes, and the same in the order in which it was bound. Slots are used again.
+fn changed(changes: Vec<Change>, seed: u64) -> (Bindings, Vec<Binding>) {
+    let (mut bindings, mut expected) = (Bindings::new(seed), Vec::<Binding>::new());
+    let (mut free, mut slots) = (Vec::new(), 0);
+    for change in changes {
+        match change {
+            Change::Bind(binding) => {
+                let id = free.pop().unwrap_or_else(|| {
+                    slots += 1;
+                    SocketId::new(slots - 1, 0)
+                });
+                let binding = Binding { id, ..binding };
+                bindings.insert(binding.clone());
+                expected.push(binding);
+            }
+            Change::Close(which) if !expected.is_empty() => {
+                let closed = expected.remove(which.index(expected.len()));
+                assert_eq!(bindings.remove(closed.id), Some(closed.clone()));
+                assert_eq!(bindings.remove(closed.id), None, "once");
+                let slot = u32::try_from(closed.id.index()).unwrap();
+                free.push(SocketId::new(slot, closed.id.generation() + 1));
+            }
+            Change::Rebind(which, binding) if !expected.is_empty() => {
+                let Binding { id, .. } = expected.remove(which.index(expected.len()));
+                let binding = Binding { id, ..binding };
+                bindings.rebind(id, |of| *of = binding.clone());
+                expected.push(binding);
+            }
+            Change::Close(_) | Change::Rebind(..) => {}
+        }
+    }
+    (bindings, expected)
 }
 
 fn tuple() -> impl Strategy<Value = Flow4Tuple> {
@@ -96,6 +142,15 @@ impl<'a> Twin<'a> {
         } else {
             found.id
         })
+    }
+
+    fn find_connected(&self, of: &Flow4Tuple) -> Option<SocketId> {
+        let to = of.destination.ip();
+        let at = |address| {
+            let is_for = |one: &&Binding| one.remote.is_some() && score(one, address, of) > -1;
+            self.bound.iter().rev().find(is_for)
+        };
+        at(to).or_else(|| at(unspecified(to))).map(|binding| binding.id)
     }
 
     fn find_at(&self, address: IpAddr, of: &Flow4Tuple) -> Option<&'a Binding> {
@@ -168,19 +223,23 @@ fn has_address_in_common(one: &Binding, two: &Binding) -> bool {
 }
 
 proptest! {
-    /// Whatever is bound and connected, also what could not be bound at once: a datagram goes where
+    /// Whatever is bound, connected and closed, also what could not be bound at once: a datagram goes where
     /// the kernel's walk over all sockets ends.
     #[test]
     fn a_datagram_is_for_the_socket_that_the_kernel_s_scores_name(
-        bindings in bindings(),
+        changes in changes(),
         tuples in proptest::collection::vec(tuple(), 1..20),
         seed: u64,
     ) {
-        let table = SocketTable::new(bindings.clone(), seed);
-        let twin = Twin::new(&bindings);
+        let (bindings, expected) = changed(changes, seed);
+        let (table, twin) = (bindings.table(), Twin::new(&expected));
         for tuple in tuples {
             let expected = twin.find(&tuple).map_or(Found::None, Found::One);
             prop_assert_eq!(table.find(&tuple), expected, "{:?}", tuple);
+            let ours = (tuple.destination.ip(), tuple.destination.port());
+            let theirs = endpoint(tuple.source);
+            let expected = twin.find_connected(&tuple).map_or(Found::None, Found::One);
+            prop_assert_eq!(table.find_connected(ours, theirs), expected, "{:?}", tuple);
         }
     }
 
@@ -188,18 +247,18 @@ proptest! {
     /// as it does.
     #[test]
     fn a_socket_is_refused_its_address_as_the_kernel_refuses_it(
-        bindings in bindings(),
+        changes in changes(),
         new in binding(),
     ) {
-        let table = SocketTable::new(bindings.clone(), 0);
-        let twin = Twin::new(&bindings);
+        let (bindings, expected) = changed(changes, 0);
+        let twin = Twin::new(&expected);
         let in_use = twin.chain.iter().find(|bound| {
             bound.local.port() == new.local.port() && has_address_in_common(bound, &new)
         });
         let expected = in_use.filter(|bound| {
             bound.reuse == Reuse::None || new.reuse == Reuse::None
         });
-        prop_assert_eq!(table.conflict(&new), expected.map(|bound| bound.id));
+        prop_assert_eq!(bindings.conflict(&new), expected.map(|bound| bound.id));
     }
 
     /// Every flow of a group has one member, all members have some, and a group's flows without a
@@ -231,9 +290,10 @@ proptest! {
 
     /// What is for many goes to every socket that the kernel's rule names, to each once.
     #[test]
-    fn what_is_for_many_is_for_all_that_want_it(bindings in bindings(), of in tuple()) {
+    fn what_is_for_many_is_for_all_that_want_it(changes in changes(), of in tuple()) {
         let to = of.destination.ip();
-        let expected: Vec<_> = bindings
+        let (bindings, expected) = changed(changes, 0);
+        let expected: Vec<_> = expected
             .iter()
             .filter(|binding| {
                 let at = [to, unspecified(to)].map(|address| score(binding, address, &of));
@@ -244,7 +304,7 @@ proptest! {
             .map(|binding| binding.id)
             .collect();
         let mut found = Vec::new();
-        SocketTable::new(bindings, 0).find_all(&of, &mut found);
+        bindings.table().find_all(&of, &mut found);
         prop_assert_eq!(found, expected);
     }
 }
