@@ -91,7 +91,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) seed: Option<u64>,
 
     /// Run on one thread in virtual time, in an order that the seed determines
-    #[arg(long, conflicts_with_all = ["control", "mount"])]
+    #[arg(long, conflicts_with_all = ["control", "name", "mount"])]
     pub(crate) deterministic: bool,
 
     /// Where all head and tail counters begin

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
-use forebay::control::client::{ControlClient, Enough, default_path};
+use forebay::control::client::{ControlClient, Enough};
 use forebay::control::list::Listed;
 use forebay::control::names::Names;
-use forebay::control::{Errno, FlowName, config_file};
+use forebay::control::{Errno, FlowName, config_file, places};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -20,10 +20,14 @@ use crate::output;
 /// The run that is asked, and how it is told.
 #[derive(Debug, Args)]
 pub(crate) struct Asked {
-    /// Where the run listens [default: $FOREBAY_CONTROL, else /run/forebay.sock for root, else
-    /// $XDG_RUNTIME_DIR/forebay.sock]
+    /// Where the run listens [default: $FOREBAY_CONTROL, else the only run that listens in
+    /// $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/forebay or, for root, /run/forebay]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+
+    /// Which run, where several listen: what it was called with --name, or else its devices
+    #[arg(long, value_name = "NAME", conflicts_with = "control")]
+    name: Option<String>,
 
     /// Print JSON and nothing else on standard output
     #[arg(long)]
@@ -189,9 +193,14 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
 
 impl Asked {
     fn connect(&self) -> Result<ControlClient, Failure> {
-        let Some(path) = self.control.clone().or_else(default_path) else {
-            let help = "give --control PATH, or set FOREBAY_CONTROL or XDG_RUNTIME_DIR";
-            return Err(Failure::usage("nothing says where the run listens", help));
+        let set = || std::env::var_os("FOREBAY_CONTROL").filter(|path| !path.is_empty());
+        let path = match (&self.control, &self.name) {
+            (Some(path), _) => path.clone(),
+            (None, Some(name)) => places::find(Some(name))?,
+            (None, None) => match set() {
+                Some(path) => path.into(),
+                None => places::find(None)?,
+            },
         };
         Ok(ControlClient::connect(&path)?)
     }

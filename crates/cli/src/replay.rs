@@ -39,7 +39,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
-    let faces = args.control.open(&replay.control(), config.as_ref(), &args.engine.given())?;
+    let faces =
+        args.control.open(&replay.control(), config.as_ref(), &args.engine.given(), None)?;
     let failure = Arc::clone(replay.failure());
     let teller = tell_once(move || failure.get().cloned());
     let bar = Bar::show(replay.progress(), args);

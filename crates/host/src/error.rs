@@ -98,6 +98,18 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// No run listens where runs do when nobody says where.
+    #[error("no run listens in {}", places(looked))]
+    NoRuns {
+        /// The directories of their sockets.
+        looked: Vec<PathBuf>,
+    },
+    /// Several runs listen, and nobody has said which is meant.
+    #[error("several runs listen: {}", names.join(", "))]
+    SeveralRuns {
+        /// Their names.
+        names: Vec<String>,
+    },
     /// What a run refused.
     #[error("{} ({})", .0.why, .0.errno)]
     Refused(Refused),
@@ -224,8 +236,14 @@ impl Error {
             Self::Config { .. } => "mend that line, or take it out".to_owned(),
             Self::InUse { .. } => "end that process, or give another path".to_owned(),
             Self::NoRun { .. } => {
-                "start one with --control PATH, or say with --control where it listens".to_owned()
+                "see that it runs, or say with --control where it listens".to_owned()
             }
+            Self::NoRuns { .. } => {
+                "start one as the same user; or say with --control where it listens, and let a \
+                 replay listen there with the same option"
+                    .to_owned()
+            }
+            Self::SeveralRuns { .. } => "say which with --name".to_owned(),
             Self::Refused(Refused { errno: Errno::Perm, .. }) => {
                 "ask as the user who started the run, or as root".to_owned()
             }
@@ -266,6 +284,7 @@ impl Error {
             Self::Memory { .. }
             | Self::InUse { .. }
             | Self::NoRun { .. }
+            | Self::NoRuns { .. }
             | Self::Mount { .. }
             | Self::Xdp { .. }
             | Self::Thread { .. }
@@ -280,6 +299,7 @@ impl Error {
             | Self::Panicked { .. } => true,
             Self::Capture { .. }
             | Self::Setting { .. }
+            | Self::SeveralRuns { .. }
             | Self::Config { .. }
             | Self::Mountpoint { .. } => false,
         }
@@ -301,6 +321,15 @@ impl Error {
         let path = path.into();
         move |source| Self::File { action, path, source }
     }
+}
+
+/// Where was looked.
+fn places(directories: &[PathBuf]) -> String {
+    if directories.is_empty() {
+        return "any directory: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set".to_owned();
+    }
+    let names: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
+    names.join(" or ")
 }
 
 /// Whose it is.

@@ -1,11 +1,14 @@
 //! How a run is controlled.
 
-use std::path::{PathBuf, absolute};
+use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
-use forebay::control::{ConfigFile, Control, ControlSocket, Mount};
+use forebay::control::{ConfigFile, Control, ControlSocket, Mount, places};
 
 use crate::failure::Failure;
+
+/// Runs that can be called by the same devices without being given names.
+const SAME_NAME_MAX: u32 = 16;
 
 /// What a run is asked and changed by.
 #[derive(Debug, Args)]
@@ -15,9 +18,19 @@ pub(crate) struct ControlOptions {
     #[arg(long, value_name = "DIR")]
     pub(crate) mount: Option<PathBuf>,
 
-    /// Listen there for get, set, list, watch and explain
+    /// Listen there for get, set, list, watch and explain [default: a live run listens where these
+    /// look, at NAME.sock in $RUNTIME_DIRECTORY, else in $XDG_RUNTIME_DIR/forebay, else, for root,
+    /// in /run/forebay]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+
+    /// What this run is called by those who ask it [default: the names of its devices]
+    #[arg(long, value_name = "NAME", conflicts_with = "control")]
+    pub(crate) name: Option<String>,
+
+    /// Do not listen
+    #[arg(long, conflicts_with_all = ["control", "name"])]
+    pub(crate) no_control: bool,
 
     /// Set the knobs of this file before the first frame, but for those that options set
     #[arg(long, value_name = "FILE")]
@@ -46,16 +59,48 @@ impl ControlOptions {
         control: &Control,
         config: Option<&ConfigFile>,
         given: &[&str],
+        name: Option<&str>,
     ) -> Result<Faces, Failure> {
         if let Some(config) = config {
             apply(config, control, given)?;
         }
         let path = config.map(|config| absolute(config.path())).transpose().unwrap_or_default();
-        let listen = |at: &PathBuf| ControlSocket::open(control.clone(), at, path);
-        let socket = self.control.as_ref().map(listen).transpose()?;
+        let listen = |at: &Path| ControlSocket::open(control.clone(), at, path.clone());
+        let socket = match (&self.control, &self.name, name) {
+            (Some(at), ..) => Some(listen(at)?),
+            (None, Some(name), _) => Some(listen(&places::of_run(name)?)?),
+            (None, None, Some(name)) if !self.no_control => listen_by_default(name, listen),
+            _ => None,
+        };
         let mount = |directory: &PathBuf| Mount::new(control.clone(), directory);
         Ok(Faces { _mount: self.mount.as_ref().map(mount).transpose()?, _socket: socket })
     }
+}
+
+/// Listens at the place of a name, or of that name with a number if another run has it. Nobody has
+/// asked for that, so what stands in the way is said, and no more.
+fn listen_by_default(
+    name: &str,
+    listen: impl Fn(&Path) -> Result<ControlSocket, forebay::Error>,
+) -> Option<ControlSocket> {
+    let numbered = (2..=SAME_NAME_MAX).map(|number| format!("{name}-{number}"));
+    for own in std::iter::once(name.to_owned()).chain(numbered) {
+        match places::of_run(&own).and_then(|path| listen(&path)) {
+            Err(forebay::Error::InUse { .. }) => {}
+            Err(error) => {
+                eprintln!("forebay: nobody can ask this run: {error}; see --control, --no-control");
+                return None;
+            }
+            Ok(socket) => {
+                if own != name {
+                    eprintln!("forebay: another run is called {name}: this one is called {own}");
+                }
+                return Some(socket);
+            }
+        }
+    }
+    eprintln!("forebay: nobody can ask this run: too many are called {name}; see --name");
+    None
 }
 
 /// Sets the knobs of a config file, and says what of it is not in force.

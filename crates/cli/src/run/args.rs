@@ -102,7 +102,7 @@ const EXAMPLES: &str = "\
 Examples:
   forebay run eth1 --take udp:53 --to count
   forebay run eth1 --via af_packet --to pcap:captures --duration 10
-  forebay run eth1 --coalesce gro --to tun:ft0 --control /run/forebay.sock
+  forebay run eth1 --coalesce gro --to tun:ft0 --name bulk
   forebay run eth1 eth2 --to dev:eth2 --to dev:eth1
   forebay run vhost-user:/run/switch.sock --to dev:vhost-user:/run/switch.sock
 

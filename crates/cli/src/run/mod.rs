@@ -6,7 +6,7 @@ mod status;
 
 use std::sync::atomic::Ordering;
 
-use forebay::control::{ConfigFile, Control, CpuList};
+use forebay::control::{ConfigFile, Control, CpuList, places};
 use forebay::engine::{Config, SPARE_FRAMES};
 use forebay::run::{Plan, Report, Run, To};
 use forebay::sys;
@@ -38,7 +38,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
-    let faces = args.control.open(&run.control(), config.as_ref(), &given)?;
+    let name = places::name_of(args.devices.iter().map(|device| device.name.as_str()));
+    let faces = args.control.open(&run.control(), config.as_ref(), &given, Some(&name))?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
     let watch = run.watch();
     let teller = tell_once(move || watch.failure().map(str::to_owned));

@@ -5,6 +5,7 @@ mod advise; //         the masks for a machine
 mod coalescing; //     its options and figures
 mod control; //        a run that is asked and changed
 mod hash_and_bench; // the other commands
+mod places; //         runs that are found by name
 mod run; //            live devices, as far as that goes
 mod sim; //            scenarios
 

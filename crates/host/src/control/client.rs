@@ -131,13 +131,3 @@ pub enum Enough {
     /// They want to see more.
     No,
 }
-
-/// Where a run listens if nobody says otherwise: `$FOREBAY_CONTROL`, else `/run/forebay.sock` for
-/// root, else `$XDG_RUNTIME_DIR/forebay.sock`.
-#[must_use]
-pub fn default_path() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let of_user = || set("XDG_RUNTIME_DIR").map(|directory| directory.join("forebay.sock"));
-    set("FOREBAY_CONTROL")
-        .or_else(|| if geteuid().is_root() { Some("/run/forebay.sock".into()) } else { of_user() })
-}

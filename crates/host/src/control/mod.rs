@@ -25,6 +25,7 @@ mod seats; //       who may speak there
 mod session; //     one client
 pub mod socket; //  where clients come in
 pub mod client; //  the other end of it
+pub mod places; //  which runs there are
 
 pub use answer::{Nonsense, REFUSED_NONSENSE, Refusal, Taken};
 pub use change::{Change, Queues};

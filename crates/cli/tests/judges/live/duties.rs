@@ -3,22 +3,24 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::process::Stdio;
 
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::Judgement;
 use crate::live::Judge;
-use crate::live::program::{Run, wait_until};
+use crate::live::program::{Run, command, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 use crate::live::way::{DEVICE, Link, Way};
+use crate::{Judgement, namespace};
 
-pub(crate) const TRIALS: [Judge; 5] = [
+pub(crate) const TRIALS: [Judge; 6] = [
     ("a_run_drops_privileges_and_works_on", || Way::ALL.into_iter().try_for_each(judge_user)),
     ("promise_8_a_hangup_reloads_the_config", judge_reload),
     ("promise_2_what_a_signal_finds_queued_is_delivered", judge_drain),
     ("a_run_ends_when_its_time_is_up", judge_duration),
+    ("a_run_listens_where_get_looks", judge_default_socket),
     ("promise_12_an_interface_is_promiscuous_while_asked", || {
         [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket]
             .into_iter()
@@ -30,6 +32,39 @@ const PPS: u32 = 50_000;
 
 /// Fewer than a backlog takes.
 const QUEUED_FRAMES: usize = 800;
+
+/// Nobody says where: two runs of one interface listen under names of their own, and go.
+fn judge_default_socket() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    let directory = tempfile::tempdir()?;
+    let program = |args: &[&str]| {
+        let mut command = command(&link.near);
+        command.args(args).env("RUNTIME_DIRECTORY", directory.path());
+        command.env_remove("XDG_RUNTIME_DIR").env_remove("FOREBAY_CONTROL");
+        command
+    };
+    let weight = |args: &[&str]| {
+        let output = program(&[&["get", "dev_weight"], args].concat()).output()?;
+        Ok::<_, Failed>(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let lasts = ["run", DEVICE, "--via", "af_packet"];
+    let mut runs = Vec::new();
+    for name in ["fb0", "fb0-2"] {
+        runs.push(program(&lasts).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+        wait_until("it listens", || Ok(weight(&["--name", name])? == "64\n"))?;
+    }
+    program(&["set", "dev_weight=65", "--name", "fb0-2"]).status()?;
+    let told = (weight(&["--name", "fb0"])?, weight(&["--name", "fb0-2"])?, weight(&[])?);
+    for run in &mut runs {
+        namespace::run("kill", &["-s", "TERM", &run.id().to_string()])?;
+        run.wait()?;
+    }
+    let left = fs::read_dir(&directory)?.count();
+    if told == ("64\n".to_owned(), "65\n".to_owned(), String::new()) && left == 0 {
+        return Ok(());
+    }
+    Err(format!("{told:?}, and {left} sockets are left").into())
+}
 
 /// The kernel counts who wants frames for other stations: nobody before, behind, and unasked.
 fn judge_promiscuous(way: Way) -> Judgement {

@@ -147,7 +147,8 @@ impl Drop for Run {
 pub(super) fn try_run(mut command: Command, args: &[&str]) -> Result<Output, Failed> {
     let child = command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     let directory = tempfile::tempdir()?;
-    let mut run = Run { child: Some(child.current_dir(&directory).spawn()?), directory };
+    let child = child.current_dir(&directory).env("RUNTIME_DIRECTORY", directory.path());
+    let mut run = Run { child: Some(child.spawn()?), directory };
     run.wait()
 }
 

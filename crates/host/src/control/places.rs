@@ -1,0 +1,182 @@
+//! Runs that are found without being told where they listen: each has a socket of its name in a
+//! directory that runs and those who ask them agree on.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// The directory of sockets, below where the system keeps such things.
+const DIRECTORY: &str = "forebay";
+/// Where the system keeps root's.
+const ROOTS: &str = "/run";
+/// The ending of a socket's name.
+const ENDING: &str = "sock";
+/// The longest name of a run, in bytes: less than a file's.
+const NAME_BYTES_MAX: usize = 64;
+/// The longest that is made up: a number may come behind it.
+const MADE_UP_BYTES_MAX: usize = 60;
+
+/// A run that listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// Its socket.
+    pub path: PathBuf,
+}
+
+/// The directories that runs listen in, by the environment: `$RUNTIME_DIRECTORY`, which a service
+/// manager gives to one service; below `$XDG_RUNTIME_DIR`, which is a user's; for root below `/run`.
+/// A run takes the first.
+#[must_use]
+pub fn directories() -> Vec<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    of_environment(
+        variable("RUNTIME_DIRECTORY").as_deref(),
+        variable("XDG_RUNTIME_DIR").as_deref(),
+        sys::user().is_root(),
+    )
+}
+
+fn of_environment(service: Option<&OsStr>, user: Option<&OsStr>, is_root: bool) -> Vec<PathBuf> {
+    // Of several, with colons between them, the first.
+    let first = |list: &OsStr| std::env::split_paths(list).next();
+    let roots = is_root.then(|| Path::new(ROOTS).join(DIRECTORY));
+    let users = user.map(|user| Path::new(user).join(DIRECTORY));
+    let mut all: Vec<_> = service.and_then(first).into_iter().chain(users).chain(roots).collect();
+    all.dedup();
+    all
+}
+
+/// Where a run of that name listens, in a directory that is there now.
+///
+/// # Errors
+/// When nothing says where, the directory cannot be made, or no file can have that name.
+pub fn of_run(name: &str) -> Result<PathBuf> {
+    check_name(name)?;
+    let Some(directory) = directories().into_iter().next() else {
+        return Err(Error::NoRuns { looked: Vec::new() });
+    };
+    match DirBuilder::new().mode(0o755).create(&directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(Error::file("create", &directory)(error))
+        }
+        _ => Ok(socket_in(&directory, name)),
+    }
+}
+
+/// Where the run of that name listens; without a name the only one that there is.
+///
+/// # Errors
+/// When none listens, or several do and nobody has said which.
+pub fn find(name: Option<&str>) -> Result<PathBuf> {
+    let looked = directories();
+    let mut runs = listening_in(&looked);
+    if let Some(name) = name {
+        runs.retain(|run| run.name == name);
+    }
+    match &runs[..] {
+        [run] => Ok(run.path.clone()),
+        [first, ..] if name.is_some() => Ok(first.path.clone()),
+        [] => match (name, looked.first()) {
+            // Asking there says why.
+            (Some(name), Some(directory)) => {
+                check_name(name)?;
+                Ok(socket_in(directory, name))
+            }
+            _ => Err(Error::NoRuns { looked }),
+        },
+        _ => Err(Error::SeveralRuns { names: runs.into_iter().map(|run| run.name).collect() }),
+    }
+}
+
+/// All runs that listen in these directories, but for those that may not be asked.
+fn listening_in(directories: &[PathBuf]) -> Vec<Place> {
+    let entries = directories.iter().filter_map(|directory| fs::read_dir(directory).ok());
+    let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let place = |path: PathBuf| {
+        let is_socket = path.extension() == Some(OsStr::new(ENDING));
+        let name = path.file_stem().filter(|_| is_socket)?.to_str()?.to_owned();
+        Some(Place { name, path })
+    };
+    let mut places: Vec<_> = paths.filter_map(place).collect();
+    // What a dead run has left refuses.
+    places.retain(|place| UnixStream::connect(&place.path).is_ok());
+    places.sort_by(|one, other| one.name.cmp(&other.name));
+    places
+}
+
+fn socket_in(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.{ENDING}"))
+}
+
+/// A name that a run can have, made of what it is about.
+#[must_use]
+pub fn name_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let last = |part: &'a str| part.rsplit('/').next().unwrap_or(part);
+    let parts: Vec<_> = parts.into_iter().map(last).collect();
+    let mut name = parts.join("+").replace(|letter: char| !is_plain(letter), "_");
+    name.truncate(MADE_UP_BYTES_MAX);
+    if check_name(&name).is_ok() { name } else { "run".to_owned() }
+}
+
+fn is_plain(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || "._-+".contains(letter)
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let is_name = (1..=NAME_BYTES_MAX).contains(&name.len());
+    if is_name && !name.starts_with('.') && name.chars().all(is_plain) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        what: "name",
+        value: name.to_owned(),
+        why: format!("it has 1 to {NAME_BYTES_MAX} letters, digits and ._-+, and no dot first"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_service_comes_before_a_user_and_a_user_before_the_system() {
+        let of = |service: Option<&str>, user: Option<&str>, is_root| {
+            let paths = of_environment(service.map(OsStr::new), user.map(OsStr::new), is_root);
+            paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(None, None, false), "");
+        assert_eq!(of(None, None, true), "/run/forebay");
+        assert_eq!(of(None, Some("/run/user/7"), false), "/run/user/7/forebay");
+        assert_eq!(of(None, Some("/run/user/0"), true), "/run/user/0/forebay /run/forebay");
+        assert_eq!(of(Some("/run/a:/run/b"), None, false), "/run/a");
+        assert_eq!(of(Some("/run/forebay"), None, true), "/run/forebay");
+    }
+
+    #[test]
+    fn a_run_is_called_after_its_devices() {
+        assert_eq!(name_of(["eth1"]), "eth1");
+        assert_eq!(name_of(["eth1", "/run/a b.sock"]), "eth1+a_b.sock");
+        assert_eq!(name_of([]), "run");
+        assert_eq!(name_of([".."]), "run");
+        for name in ["", ".", "..", ".a", "a/b", "a b", "ä", "a\0"] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_run_has_a_name_that_a_file_can_have(parts in prop::collection::vec("\\PC{0,90}", 0..5)) {
+            prop_assert!(check_name(&name_of(parts.iter().map(String::as_str))).is_ok());
+        }
+    }
+}
