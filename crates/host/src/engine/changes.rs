@@ -232,7 +232,9 @@ impl Changes {
                 let queues = if *queues == Queues::All { self.settings.queues.len() } else { 1 };
                 slots(*count) * FLOW_SLOT_BYTES * queues as u64
             }
-            Change::RpsSockFlowEntries(entries) => slots(*entries) * 4,
+            Change::RpsSockFlowEntries(entries) => {
+                slots(*entries) * SockFlowTable::ENTRY_BYTES as u64
+            }
             Change::NetdevMaxBacklog(packets) => {
                 let rings = self.settings.queues.len() * self.cpus.cpus().len();
                 u64::from(capacity_for(*packets)) * BACKLOG_PLACE_BYTES * rings as u64

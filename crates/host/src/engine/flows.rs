@@ -25,17 +25,22 @@ impl Flows {
         self.touch_on(flow, sys::current_cpu());
     }
 
-    /// The same for several flows, on a CPU.
-    pub(crate) fn touch_all(&self, flows: impl Iterator<Item = FlowHash>, cpu: CpuId) {
-        if let Some(table) = &*self.0.load() {
-            flows.for_each(|flow| table.record(flow, cpu));
-        }
-    }
-
     /// The application of `flow` runs on `cpu`.
     pub fn touch_on(&self, flow: FlowHash, cpu: CpuId) {
         if let Some(table) = &*self.0.load() {
             table.record(flow, cpu);
+        }
+    }
+
+    /// Datagrams of these flows were read on the calling CPU. Flows to a socket that is not connected
+    /// are anybody's, and have less right to be known.
+    pub(crate) fn read_here(&self, flows: impl Iterator<Item = FlowHash>, is_connected: bool) {
+        let Some(table) = &*self.0.load() else { return };
+        let cpu = sys::current_cpu();
+        if is_connected {
+            flows.for_each(|flow| table.record(flow, cpu));
+        } else {
+            flows.for_each(|flow| table.record_unconnected(flow, cpu));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use path::Packet;
+use path::hash::FlowHash;
 use path::network::Identity;
 use path::socket::SocketId;
 use path::socket::queue::Hub;
@@ -17,7 +18,6 @@ use super::reader::Reader;
 use super::shared::{Bound, Shared};
 use super::transmit::{Between, Gathered, Marks};
 use super::wake::Wake;
-use crate::sys;
 use crate::sys::readiness::Told;
 
 /// One socket, however many handles there are on it.
@@ -133,10 +133,14 @@ impl Inner {
         Ok(())
     }
 
+    fn read_here(&self, flows: impl Iterator<Item = FlowHash>) {
+        self.shared.flows().read_here(flows, self.is_connected.load(Ordering::Relaxed));
+    }
+
     /// Copies what fits, and records that the flow is read here.
     pub(super) fn read(&self, packet: &Packet, buffer: &mut [u8]) -> (usize, SocketAddr) {
         if self.is_followed.load(Ordering::Relaxed) {
-            self.shared.flows().touch(packet.hash);
+            self.read_here(std::iter::once(packet.hash));
         }
         let view = packet.view();
         let payload = view.payload();
@@ -170,7 +174,7 @@ impl Inner {
         }
         if self.is_followed.load(Ordering::Relaxed) {
             let flows = datagrams.iter().map(|datagram| datagram.packet.hash);
-            self.shared.flows().touch_all(flows, sys::current_cpu());
+            self.read_here(flows);
         }
         Some(count)
     }
