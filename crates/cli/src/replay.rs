@@ -82,6 +82,9 @@ fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), F
     if let Some(first) = &report.first_damage {
         eprintln!("forebay: {} damaged records passed over: {first}", report.damaged_records);
     }
+    for (link_type, count) in &report.unread_link_types {
+        eprintln!("forebay: {count} records dropped as link_type: of link type {link_type}");
+    }
     let text = if args.json {
         serde_json::to_string(&replayed).unwrap_or_default() + "\n"
     } else {

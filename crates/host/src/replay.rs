@@ -83,7 +83,7 @@ impl Replay {
     /// Opens everything that the plan names.
     ///
     /// # Errors
-    /// When a capture cannot be read, a file not be created or would be written over a capture, or
+    /// When one of the captures cannot be replayed, a file not be created or would be written over a capture, or
     /// there is no memory.
     pub fn open(mut plan: Plan) -> Result<Self> {
         let clock = match plan.mode {
@@ -178,20 +178,14 @@ fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
         (_, loops @ 2..) => ("loops", loops),
         _ => return Ok(()),
     };
-    // A directory, or what is not there, is told when it is opened.
-    let is_read_once = |path: &Path| {
-        path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
-    };
-    for capture in &replay.captures {
-        if let Capture::File(path) = capture
-            && is_read_once(path)
-        {
-            let path = path.display();
-            let why = format!("{path} is not a regular file and can be read only once; copy it");
-            return Err(Error::Setting { what, value: value.to_string(), why });
+    match replay.captures.iter().find(|capture| capture.is_read_once()) {
+        Some(capture) => {
+            let name = capture.name();
+            let why = format!("{name} is not a regular file and can be read only once; copy it");
+            Err(Error::Setting { what, value: value.to_string(), why })
         }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The files that are replayed.
@@ -214,11 +208,13 @@ fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
     let mut progress = None;
     let mut sources = Sources::new();
     let input = match &plan.input {
-        // Before the run begins: reading takes half as long as a packet's whole way.
+        // Before the run begins: reading takes half as long as a packet's whole way, and whoever
+        // names a file that cannot be replayed is told before any packet is.
         Input::Captures(replay) => {
             let mut left_bytes = KEPT_BYTES_MAX;
             let captures = replay.captures.iter().cloned();
-            let captures = captures.map(|capture| capture.kept(&mut left_bytes)).collect();
+            let captures: Vec<_> = captures.map(|capture| capture.kept(&mut left_bytes)).collect();
+            captures.iter().try_for_each(Capture::judge)?;
             Input::Captures(ReplayPlan { captures, ..replay.clone() })
         }
         Input::Synthetic(_) => plan.input.clone(),

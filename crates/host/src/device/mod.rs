@@ -15,8 +15,9 @@ mod egress; //        from any CPU to the one that drives a device queue, in ord
 #[cfg(test)]
 pub(crate) mod made_up;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use path::RxQueue;
 use path::hash::{FlowHash, Hasher, Indirection};
@@ -40,6 +41,9 @@ pub struct Progress {
     pub damaged: AtomicU64,
     /// The first of them.
     pub first_damage: OnceLock<String>,
+    /// Records that were dropped because their link type, or what stands behind its header, is not
+    /// read, by the name of the link type. Locked only when there is one more.
+    pub unread: Mutex<BTreeMap<String, u64>>,
 }
 
 /// One rx queue's part of a source, as a device with receive-side scaling deals it out.

@@ -1,5 +1,7 @@
 //! What a replay came to, in numbers.
 
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
@@ -30,6 +32,8 @@ pub struct Report {
     pub damaged_records: u64,
     /// The first of them.
     pub first_damage: Option<String>,
+    /// Records that were dropped as `link_type`, by what their link type is called.
+    pub unread_link_types: BTreeMap<String, u64>,
     /// What ended the input early, or could not be written, if anything: the first of it. What
     /// came in before was still delivered.
     pub error: Option<String>,
@@ -57,6 +61,11 @@ impl Report {
             largest_flow: flows.largest,
             damaged_records: progress.damaged.load(Ordering::Relaxed),
             first_damage: progress.first_damage.get().cloned(),
+            unread_link_types: progress
+                .unread
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
             error: None,
             explain: Vec::new(),
             errors: Vec::new(),

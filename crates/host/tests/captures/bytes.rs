@@ -36,6 +36,12 @@ impl Order {
     }
 }
 
+/// A `LINUX_SLL` header of an IPv4 packet to us, from Ethernet.
+pub(crate) const SLL: [u8; 16] = [0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0, 8, 0];
+
+/// A `LINUX_SLL2` header of the same.
+pub(crate) const SLL2: [u8; 20] = [8, 0, 0, 0, 0, 0, 0, 3, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0];
+
 /// A classic capture with microseconds.
 pub(crate) fn pcap(order: Order, link_type: u32, records: &[u8]) -> Vec<u8> {
     let start = [&order.u32(0xa1b2_c3d4)[..], &order.u16(2), &order.u16(4), &[0; 8]].concat();

@@ -11,7 +11,9 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, Endianness, TsResolution};
 
 use super::*;
-use crate::bytes::{Order, block, enhanced, interface, pcap, record, section, simple, tsresol};
+use crate::bytes::{
+    Order, SLL, SLL2, block, enhanced, interface, pcap, record, section, simple, tsresol,
+};
 
 const ORDERS: [Endianness; 2] = [Endianness::Little, Endianness::Big];
 
@@ -70,15 +72,100 @@ fn link_types_are_read_or_refused_by_name() {
         (229, Some(Link::Ip)),
         (0x2400_0001, Some(Link::Ethernet)), // with four bytes of frame check sequence
         (105, None),
-        (0, None),
+        (147, None), // a user's own, without a name
     ] {
         let file = pcap(Order::Little, link_type, &record(Order::Little, 0, 3, b"abc"));
         let reading = read(&file);
         match link {
             Some(link) => assert_eq!(reading.records, [kept(b"abc", 3, 0, link)]),
-            None => assert_refused(&reading, &format!("link type {link_type} ("), 0),
+            None => {
+                assert_refused(&reading, &format!("link type {link_type}"), 0);
+                let help = reading.error.unwrap().help();
+                assert!(help.contains("LINUX_SLL (113)") && help.contains("NULL (0)"), "{help}");
+            }
         }
     }
+}
+
+/// What stands before an IPv4 packet, link type by link type.
+fn before_ip() -> Vec<(u16, Vec<u8>)> {
+    let mut all = vec![(113, SLL.to_vec()), (276, SLL2.to_vec())];
+    for family in [2u32, 10, 24, 28, 30] {
+        all.push((0, family.to_le_bytes().to_vec()));
+        all.push((0, family.to_be_bytes().to_vec()));
+        all.push((108, family.to_be_bytes().to_vec()));
+    }
+    all
+}
+
+#[test]
+fn what_stands_before_an_ip_packet_is_left_out() {
+    for (link_type, header) in before_ip() {
+        let bytes = [&header, &b"E, the rest."[..]].concat();
+        let wire_len = u32::try_from(header.len()).unwrap() + 90;
+        for order in [Order::Little, Order::Big] {
+            let classic = pcap(order, link_type.into(), &record(order, 1, wire_len, &bytes));
+            let expected = kept(b"E, the rest.", 90, SECOND_NS, Link::Ip);
+            assert_eq!(read_whole(&classic), [expected], "{link_type}");
+            let pcapng = [
+                section(order),
+                interface(order, link_type, 0, &[]),
+                simple(order, wire_len, &bytes),
+            ];
+            let expected = kept(b"E, the rest.", 90, 0, Link::Ip);
+            assert_eq!(read_whole(&pcapng.concat()), [expected], "{link_type}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_ip_behind_a_cooked_header_gets_an_ethernet_header() {
+    let order = Order::Little;
+    let ethernet = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9, 0x08, 0x06]].concat();
+    for (link_type, header) in [(113, &with(&SLL, 14, 0x0806)), (276, &with(&SLL2, 0, 0x0806))] {
+        let mut header = header.clone();
+        header[if link_type == 113 { 1 } else { 10 }] = 1; // broadcast
+        let bytes = [&header, &b"who has"[..]].concat();
+        let wire_len = u32::try_from(header.len()).unwrap() + 28;
+        let file = pcap(order, link_type, &record(order, 0, wire_len, &bytes));
+        let expected = [&ethernet[..], b"who has"].concat();
+        assert_eq!(read_whole(&file), [kept(&expected, 14 + 28, 0, Link::Ethernet)]);
+    }
+}
+
+fn with(header: &[u8], at: usize, protocol: u16) -> Vec<u8> {
+    let mut header = header.to_vec();
+    header[at..at + 2].copy_from_slice(&protocol.to_be_bytes());
+    header
+}
+
+#[test]
+fn what_of_a_capture_is_not_read_is_counted_by_its_link_type() {
+    let order = Order::Big;
+    let interfaces = [105, 113, 0].map(|link| interface(order, link, 0, &[]));
+    let packet = |interface, bytes: &[u8]| enhanced(order, interface, 0, 60, bytes);
+    let unread = [
+        section(order),
+        interfaces.concat(),
+        packet(0, b"a beacon"),
+        packet(1, &SLL[..15]),
+        packet(2, &[7, 0, 0, 0]),
+        packet(0, b"a beacon"),
+    ];
+    let reading = read(&unread.concat());
+    assert_eq!(reading.records.iter().filter(|record| record.link.is_some()).count(), 0);
+    assert_refused(
+        &reading,
+        "none of its records can be read (1 of link type 0 (NULL), of a protocol that is not read, \
+         2 of link type 105 (IEEE802_11), 1 of link type 113 (LINUX_SLL), of a protocol that is not \
+         read), the first",
+        28 + 3 * 20,
+    );
+    let mixed = [&unread.concat(), &packet(1, &SLL)[..]].concat();
+    let reading = read(&mixed);
+    assert!(reading.error.is_none(), "{:?}", reading.error);
+    assert_eq!(reading.records.iter().filter(|record| record.link.is_some()).count(), 1);
+    assert_eq!(reading.unread.iter().map(|(_, count)| count).sum::<u64>(), 4);
 }
 
 #[test]
@@ -91,7 +178,7 @@ fn each_interface_of_each_section_has_its_own_link_and_clock() {
         interface(first, 101, 0, &[tsresol(first, 9)]),
         interface(first, 229, 0, &[tsresol(first, 0x80 | 10)]),
         interface(first, 228, 0, &[tsresol(first, 3), offset(first)]),
-        interface(first, 113, 0, &[]),
+        interface(first, 105, 0, &[]),
         enhanced(first, 0, 1_500_000, 3, b"abc"),
         block(first, 0x0bad_cafe, &[0; 8]),
         enhanced(first, 1, 7, 4, b"abcd"),

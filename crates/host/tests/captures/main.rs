@@ -31,6 +31,8 @@ struct Kept {
 struct Reading {
     records: Vec<Kept>,
     damage: Damage,
+    /// Records that cannot be delivered, by link type.
+    unread: Vec<(String, u64)>,
     error: Option<Error>,
     /// The most bytes that were asked for at once.
     asked_bytes: usize,
@@ -60,6 +62,7 @@ fn read_by(at_once: usize, file: &[u8]) -> Reading {
         Ok(mut reader) => {
             reading.error = read_records(&mut reader, &mut reading.records).err();
             reading.damage = reader.damage().clone();
+            reading.unread = reader.unread().collect();
             assert!(reader.offset() <= file.len() as u64);
         }
         Err(error) => reading.error = Some(error),
@@ -79,7 +82,7 @@ fn read_records(reader: &mut Reader, records: &mut Vec<Kept>) -> Result<(), Erro
         reader.advance();
     }
     assert!(reader.record()?.is_none(), "the end is the end");
-    Ok(())
+    reader.verdict()
 }
 
 fn read(file: &[u8]) -> Reading {
@@ -87,6 +90,7 @@ fn read(file: &[u8]) -> Reading {
     let trickled = read_by(5, file);
     assert_eq!(whole.records, trickled.records, "it matters how the bytes come");
     assert_eq!(whole.damage, trickled.damage);
+    assert_eq!(whole.unread, trickled.unread);
     assert_eq!(whole.error.is_some(), trickled.error.is_some());
     whole
 }

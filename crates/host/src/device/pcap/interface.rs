@@ -1,13 +1,14 @@
 //! Interfaces of a capture: link types and clocks.
 
-use path::parse::Link;
 use pcap_parser::{InterfaceDescriptionBlock, OptionCode};
+
+use super::link::LinkType;
 
 /// An interface of a pcapng section.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interface {
-    /// What its packets begin with; none if the path cannot read that.
-    pub(super) link: Option<Link>,
+    /// What its packets begin with.
+    pub(super) link_type: LinkType,
     snaplen: u32,
     resolution: Resolution,
     offset_s: i64,
@@ -24,8 +25,12 @@ enum Resolution {
 
 impl Interface {
     /// What stands for one whose description cannot be read: its packets cannot be either.
-    pub(super) const DAMAGED: Self =
-        Self { link: None, snaplen: 0, resolution: Resolution::Decimal(6), offset_s: 0 };
+    pub(super) const DAMAGED: Self = Self {
+        link_type: LinkType::DAMAGED,
+        snaplen: 0,
+        resolution: Resolution::Decimal(6),
+        offset_s: 0,
+    };
 
     pub(super) fn of(description: &InterfaceDescriptionBlock<'_>, big_endian: bool) -> Self {
         // pcap-parser reads this option as little-endian in every section.
@@ -36,7 +41,7 @@ impl Interface {
             .and_then(|option| option.value().first_chunk().copied())
             .unwrap_or_default();
         Self {
-            link: link_of(description.linktype.0),
+            link_type: LinkType::of(description.linktype.0),
             snaplen: description.snaplen,
             resolution: Resolution::of(description.if_tsresol),
             offset_s: if big_endian {
@@ -78,59 +83,5 @@ impl Resolution {
             Self::Binary(exponent) => ns >> exponent,
         };
         u64::try_from(ns).unwrap_or(0)
-    }
-}
-
-/// The link types of what is written.
-pub(super) const ETHERNET: u32 = 1;
-pub(super) const RAW: u32 = 101;
-
-/// What packets of a link type (tcpdump.org/linktypes.html) begin with.
-pub(super) fn link_of(link_type: i32) -> Option<Link> {
-    match link_type {
-        1 => Some(Link::Ethernet),
-        // RAW, under its numbers on various systems; IPV4; IPV6.
-        12 | 14 | 101 | 228 | 229 => Some(Link::Ip),
-        _ => None,
-    }
-}
-
-/// The name of a link type that is often met and not read, for messages.
-pub(super) fn link_name(link_type: i32) -> &'static str {
-    match link_type {
-        0 => " (NULL)",
-        105 => " (IEEE802_11)",
-        108 => " (LOOP)",
-        113 => " (LINUX_SLL)",
-        127 => " (IEEE802_11_RADIOTAP)",
-        195 | 230 => " (IEEE802_15_4)",
-        276 => " (LINUX_SLL2)",
-        _ => "",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clocks_of_any_resolution_become_nanoseconds() {
-        let second = 1_000_000_000;
-        assert_eq!(Resolution::of(6).to_ns(1_500_000), second * 3 / 2);
-        assert_eq!(Resolution::of(9).to_ns(7), 7);
-        assert_eq!(Resolution::of(12).to_ns(7000), 7);
-        assert_eq!(Resolution::of(0).to_ns(3), 3 * second);
-        assert_eq!(Resolution::of(0x80 | 10).to_ns(1536), second * 3 / 2);
-        assert_eq!(Resolution::of(0x7f).to_ns(u64::MAX), 0, "no clock ticks that fast");
-        assert_eq!(Resolution::of(0xff).to_ns(u64::MAX), 0);
-    }
-
-    #[test]
-    fn a_clock_may_be_offset_and_never_wraps() {
-        let mut interface =
-            Interface { link: None, snaplen: 0, resolution: Resolution::Decimal(9), offset_s: 2 };
-        assert_eq!(interface.timestamp_ns(5), 2_000_000_005);
-        interface.offset_s = i64::MIN;
-        assert_eq!(interface.timestamp_ns(5), 0);
     }
 }

@@ -2,15 +2,17 @@
 
 mod delivered;
 mod interface;
+mod link;
 mod reader;
 mod window;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use mem::Pool;
 use path::arrive::{Ask, Burst, Polled, Refused, SourceError};
@@ -18,6 +20,7 @@ use path::hash::FlowHash;
 use path::packet::Arrival;
 use path::parse::Verify;
 use path::{DropReason, Packet, Source};
+use rustix::fs::{Access, access};
 
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
@@ -75,6 +78,26 @@ impl Capture {
         Reader::new(self.name(), reader)
     }
 
+    /// Sees whether it can be replayed: whether it is a capture, and the first record that can be
+    /// delivered, or none, comes before any damage that ends the reading. What can be read only once
+    /// is judged when it is.
+    ///
+    /// # Errors
+    /// When it cannot be.
+    pub fn judge(&self) -> Result<()> {
+        match self {
+            Self::File(path) if is_read_once(path) => access(path, Access::READ_OK)
+                .map_err(|error| Error::file("open", path)(error.into())),
+            _ => self.open()?.judge(),
+        }
+    }
+
+    /// Whether it gives what it holds only once, as a pipe does.
+    #[must_use]
+    pub fn is_read_once(&self) -> bool {
+        matches!(self, Self::File(path) if is_read_once(path))
+    }
+
     /// The same, in memory if it is a file of no more than `left_bytes`, which then are fewer. One
     /// that cannot be read stays what it is, and says why when it is opened.
     #[must_use]
@@ -89,6 +112,11 @@ impl Capture {
             other => other,
         }
     }
+}
+
+/// A directory, or what is not there, is told when it is opened.
+fn is_read_once(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
 /// How captures are replayed.
@@ -118,6 +146,10 @@ pub struct PcapSource {
     bytes_before: u64,
     /// Damaged records of the captures before the one being read.
     damaged_before: u64,
+    /// Records of link types that are not read, of the same.
+    unread_before: BTreeMap<String, u64>,
+    /// How many of all were told of.
+    unread_told: u64,
 }
 
 /// Records looked at for each frame that may be taken, so that a poll ends although all records
@@ -147,6 +179,8 @@ impl PcapSource {
             progress: Arc::new(progress),
             bytes_before: 0,
             damaged_before: 0,
+            unread_before: BTreeMap::new(),
+            unread_told: 0,
         };
         source.open_next()?;
         Ok(source)
@@ -164,6 +198,8 @@ impl PcapSource {
         if let Some(done) = self.reader.take() {
             self.bytes_before += done.offset();
             self.damaged_before += done.damage().records;
+            add(&mut self.unread_before, &done);
+            done.verdict()?;
         }
         let captures = self.plan.captures.len() as u64;
         if captures == 0 || self.next_capture / captures >= self.plan.loops {
@@ -177,7 +213,7 @@ impl PcapSource {
     }
 
     /// Publishes how far the reader has come.
-    fn report(&self) {
+    fn report(&mut self) {
         let Some(reader) = &self.reader else { return };
         self.progress.done.store(self.bytes_before + reader.offset(), Ordering::Relaxed);
         let Damage { records, first } = reader.damage();
@@ -185,6 +221,13 @@ impl PcapSource {
             self.progress.damaged.store(self.damaged_before + records, Ordering::Relaxed);
             // Only the first of all is kept.
             let _ = self.progress.first_damage.set(first.clone());
+        }
+        let unread = reader.unread_records() + self.unread_before.values().sum::<u64>();
+        if unread > self.unread_told {
+            self.unread_told = unread;
+            let mut told = self.unread_before.clone();
+            add(&mut told, reader);
+            *self.progress.unread.lock().unwrap_or_else(PoisonError::into_inner) = told;
         }
     }
 
@@ -240,6 +283,13 @@ impl Source for PcapSource {
             self.reader = None;
         }
         Ok(polled?)
+    }
+}
+
+/// Adds the records of link types that are not read.
+fn add(unread: &mut BTreeMap<String, u64>, reader: &Reader) {
+    for (link_type, count) in reader.unread() {
+        *unread.entry(link_type).or_default() += count;
     }
 }
 

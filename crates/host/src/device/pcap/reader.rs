@@ -1,6 +1,7 @@
 //! Capture files: records of classic pcap and packet blocks of pcapng, whatever their byte order
 //! and time resolution, and damage told apart from the end.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use pcap_parser::{
     parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header,
 };
 
-use super::interface::{Interface, link_name, link_of};
+use super::interface::Interface;
+use super::link::{Begin, EthernetHeader, LinkType, READ};
 use super::window::Window;
 use crate::error::{Error, Result};
 
@@ -38,16 +40,17 @@ const INTERFACE_BLOCK: u32 = 1;
 const PACKET_BLOCK: u32 = 2;
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
 
-/// A packet as it stands in a capture file.
+/// A packet of a capture file.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// The captured bytes.
+    /// The captured bytes, from the link header on that [`link`](Self::link) names: without a cooked
+    /// header or an address family, behind an Ethernet header that was made anew where it takes one.
     pub bytes: &'a [u8],
-    /// The packet's length on the wire, at least that of the captured bytes.
+    /// The length on the wire of the same, at least that of the captured bytes.
     pub wire_len: u32,
     /// When it was captured, in nanoseconds since 1970; 0 if the file does not say.
     pub timestamp_ns: u64,
-    /// What the packet begins with; none if the path cannot read it.
+    /// What the bytes begin with; none if the path cannot read that: then they are as in the file.
     pub link: Option<Link>,
 }
 
@@ -67,6 +70,16 @@ pub struct Reader {
     format: Format,
     /// Bytes of the current record, passed over when the next is asked for.
     current: usize,
+    /// Its link type, if it cannot be read.
+    current_unread: Option<LinkType>,
+    /// A packet with a link header that was made anew.
+    rebuilt: Vec<u8>,
+    /// Records that could be read, and were passed.
+    read: u64,
+    /// Those that could not be, and were passed, by link type.
+    unread: BTreeMap<LinkType, u64>,
+    /// Where the first is that could not be read, or is damaged.
+    first_bad: Option<u64>,
     /// The offset up to which bytes have been prefetched.
     prefetched: u64,
     damage: Damage,
@@ -82,7 +95,7 @@ struct Pcap {
     big_endian: bool,
     modified: bool,
     nanoseconds: bool,
-    link: Link,
+    link_type: LinkType,
 }
 
 /// Where the parts of a record lie in the window.
@@ -91,7 +104,7 @@ struct Located {
     bytes: std::ops::Range<usize>,
     wire_len: u32,
     timestamp_ns: u64,
-    link: Option<Link>,
+    link_type: LinkType,
 }
 
 impl Reader {
@@ -120,7 +133,19 @@ impl Reader {
             window.consume(PCAP_HEADER_BYTES);
             Format::Pcap(pcap)
         };
-        Ok(Self { name, window, format, current: 0, prefetched: 0, damage: Damage::default() })
+        Ok(Self {
+            name,
+            window,
+            format,
+            current: 0,
+            current_unread: None,
+            rebuilt: Vec::new(),
+            read: 0,
+            unread: BTreeMap::new(),
+            first_bad: None,
+            prefetched: 0,
+            damage: Damage::default(),
+        })
     }
 
     /// The current record: the same one until [`advance`](Self::advance). `None` at the end.
@@ -132,11 +157,31 @@ impl Reader {
             Format::Pcap(pcap) => self.locate_in_pcap(*pcap)?,
             Format::PcapNg { .. } => self.locate_in_pcapng()?,
         };
-        Ok(located.map(|Located { total, bytes, wire_len, timestamp_ns, link }| {
-            self.current = total;
-            let bytes = &self.window.unread()[bytes];
-            let captured = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            Record { bytes, wire_len: wire_len.max(captured), timestamp_ns, link }
+        let Some(Located { total, bytes, wire_len, timestamp_ns, link_type }) = located else {
+            return Ok(None);
+        };
+        self.current = total;
+        let bytes = &self.window.unread()[bytes];
+        let captured = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let wire_len = wire_len.max(captured);
+        let begin = link_type.begin(bytes, wire_len);
+        self.current_unread = (begin == Begin::Unread).then_some(link_type);
+        Ok(Some(match begin {
+            Begin::At(0, link) => Record { bytes, wire_len, timestamp_ns, link: Some(link) },
+            Begin::At(header_bytes, link) => {
+                let bytes = bytes.get(header_bytes..).unwrap_or_default();
+                let wire_len = wire_len.saturating_sub(u32::try_from(header_bytes).unwrap_or(0));
+                Record { bytes, wire_len, timestamp_ns, link: Some(link) }
+            }
+            Begin::Rebuilt(header_bytes, header) => {
+                let payload = bytes.get(header_bytes..).unwrap_or_default();
+                rebuild(&mut self.rebuilt, header, payload);
+                let beyond = wire_len - captured;
+                let captured = u32::try_from(self.rebuilt.len()).unwrap_or(u32::MAX);
+                let wire_len = captured.saturating_add(beyond);
+                Record { bytes: &self.rebuilt, wire_len, timestamp_ns, link: Some(Link::Ethernet) }
+            }
+            Begin::Unread => Record { bytes, wire_len, timestamp_ns, link: None },
         }))
     }
 
@@ -151,7 +196,65 @@ impl Reader {
 
     /// Passes over the current record.
     pub fn advance(&mut self) {
-        self.window.consume(std::mem::take(&mut self.current));
+        let current = std::mem::take(&mut self.current);
+        if current > 0 {
+            match self.current_unread.take() {
+                None => self.read += 1,
+                Some(link_type) => self.count_unread(link_type),
+            }
+        }
+        self.window.consume(current);
+    }
+
+    /// Reads as far as the first record that can be delivered.
+    ///
+    /// # Errors
+    /// When there is none, though there are records, or the file cannot be read as far.
+    pub fn judge(mut self) -> Result<()> {
+        while let Some(record) = self.record()? {
+            if record.link.is_some() {
+                return Ok(());
+            }
+            self.advance();
+        }
+        self.verdict()
+    }
+
+    /// Says at the end whether any of the records could be read, if there were any.
+    ///
+    /// # Errors
+    /// When none could.
+    pub fn verdict(&self) -> Result<()> {
+        let Some(offset) = self.first_bad.filter(|_| self.read == 0) else { return Ok(()) };
+        let unread =
+            self.unread().map(|(link_type, count)| format!("{count} of link type {link_type}"));
+        let damaged = Some(self.damage.records).filter(|&count| count > 0);
+        let damaged = damaged.map(|count| format!("{count} damaged"));
+        let bad: Vec<_> = unread.chain(damaged).collect();
+        let help = if self.unread.is_empty() {
+            "the file is damaged: repair it, or give another".to_owned()
+        } else {
+            format!("give a capture of a link type that is read: {READ}")
+        };
+        let problem = format!("none of its records can be read ({}), the first", shown(&bad));
+        Err(Error::Capture { name: self.name.clone(), offset, problem, help })
+    }
+
+    /// Records passed so far that could not be read, by the name of their link type.
+    pub fn unread(&self) -> impl Iterator<Item = (String, u64)> {
+        self.unread.iter().map(|(link_type, count)| (link_type.to_string(), *count))
+    }
+
+    /// How many these are.
+    pub(super) fn unread_records(&self) -> u64 {
+        self.unread.values().sum()
+    }
+
+    #[cold]
+    fn count_unread(&mut self, link_type: LinkType) {
+        *self.unread.entry(link_type).or_default() += 1;
+        let offset = self.window.offset();
+        self.first_bad.get_or_insert(offset);
     }
 
     /// Damage met so far.
@@ -195,7 +298,7 @@ impl Reader {
             bytes: header_bytes..total,
             wire_len: frame.origlen,
             timestamp_ns: u64::from(frame.ts_sec) * 1_000_000_000 + fraction_ns,
-            link: Some(pcap.link),
+            link_type: pcap.link_type,
         }))
     }
 
@@ -266,6 +369,7 @@ impl Reader {
     fn note_damage(&mut self, problem: &str) {
         self.damage.records += 1;
         let offset = self.window.offset();
+        self.first_bad.get_or_insert(offset);
         self.damage.first.get_or_insert_with(|| format!("{}: {problem} at {offset}", self.name));
     }
 
@@ -273,6 +377,20 @@ impl Reader {
         let (name, offset) = (self.name.clone(), self.window.offset());
         Error::Capture { name, offset, problem, help: help.to_owned() }
     }
+}
+
+/// Puts a link header before a payload.
+fn rebuild(rebuilt: &mut Vec<u8>, header: EthernetHeader, payload: &[u8]) {
+    rebuilt.clear();
+    rebuilt.extend_from_slice(&header);
+    rebuilt.extend_from_slice(payload);
+}
+
+/// As many as a person reads.
+fn shown(parts: &[String]) -> String {
+    const SHOWN_MAX: usize = 8;
+    let shown = parts.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
+    if parts.len() > SHOWN_MAX { format!("{shown}, …") } else { shown }
 }
 
 fn unreadable(name: &str, error: io::Error) -> Error {
@@ -306,21 +424,21 @@ fn recognise(start: &[u8], name: &str) -> Result<Pcap> {
             return Err(not_a_capture(problem, "give a pcap or pcapng file"));
         }
     };
-    let link_type = header.network.0 & 0x03ff_ffff; // above: about the frame check sequence
-    let Some(link) = link_of(link_type) else {
-        let problem = format!("link type {link_type}{} is not read", link_name(link_type));
-        let help = "capture on an Ethernet or raw IP interface";
-        return Err(not_a_capture(problem, help));
-    };
-    Ok(pcap_of(&header, link))
+    // The bits above are about the frame check sequence.
+    let link_type = LinkType::of(header.network.0 & 0x03ff_ffff);
+    if !link_type.is_read() {
+        let help = format!("give a capture of a link type that is read: {READ}");
+        return Err(not_a_capture(format!("link type {link_type} is not read"), &help));
+    }
+    Ok(pcap_of(&header, link_type))
 }
 
-fn pcap_of(header: &PcapHeader, link: Link) -> Pcap {
+fn pcap_of(header: &PcapHeader, link_type: LinkType) -> Pcap {
     Pcap {
         big_endian: header.is_bigendian(),
         modified: header.is_modified_format(),
         nanoseconds: header.is_nanosecond_precision(),
-        link,
+        link_type,
     }
 }
 
@@ -361,7 +479,7 @@ fn read_block(
                 bytes: 28..end,
                 wire_len: packet.origlen,
                 timestamp_ns: interface.timestamp_ns(ticks),
-                link: interface.link,
+                link_type: interface.link_type,
             }))
         }
         Block::SimplePacket(packet) => {
@@ -372,7 +490,7 @@ fn read_block(
                 bytes: 12..12 + caplen,
                 wire_len: packet.origlen,
                 timestamp_ns: 0,
-                link: interface.link,
+                link_type: interface.link_type,
             }))
         }
         Block::Unknown(_) if block_type(block, *big_endian) == Some(PACKET_BLOCK) => {

@@ -8,10 +8,13 @@ use std::path::{Path, PathBuf};
 use path::Packet;
 use path::parse::Link;
 
-use super::interface::{ETHERNET, RAW};
 use super::reader::MAX_RECORD_BYTES;
 use crate::device::sink::Sent;
 use crate::error::Error;
+
+/// The link types of what is written (tcpdump.org/linktypes.html).
+const ETHERNET: u32 = 1;
+const RAW: u32 = 101;
 
 /// The last time that a classic capture can tell, whose seconds have 32 bits.
 const LAST_TIME_NS: u64 = (1 << 32) * SECOND_NS - 1;
