@@ -36,9 +36,13 @@ impl SocketId {
 
     /// Its slot: used again once the socket is closed.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "what is cut off is the generation")]
     pub fn index(self) -> usize {
-        self.0 as u32 as usize
+        self.slot() as usize
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "what is cut off is the generation")]
+    fn slot(self) -> u32 {
+        self.0 as u32
     }
 
     /// How many sockets had its slot before.

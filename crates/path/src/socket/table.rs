@@ -168,22 +168,44 @@ pub enum Found {
 /// All sockets, to be found.
 #[derive(Clone, Debug)]
 pub struct SocketTable {
-    ports: Trie<Arc<Port>>,
-    connected: Trie<Arc<[Connection]>>,
+    /// Those that are not connected, by port, then in the order of their addresses.
+    listeners: Trie<Few<Listener>>,
+    /// By the hash of their tuples, then the last one bound first.
+    connected: Trie<Few<Connection>>,
     /// How many connected ones have an address of their own.
     bound: usize,
     /// How many have not.
     unbound: usize,
+    /// By port.
+    all: Trie<OfPort>,
     key: SipHasher13,
 }
 
-/// Those at a port.
-#[derive(Clone, Debug, Default)]
-struct Port {
-    /// Those that are not connected, by address.
-    listeners: Vec<Listener>,
-    /// All, by slot.
-    bound: Trie<Arc<Placed>>,
+/// All that are bound to a port, by slot.
+type OfPort = Trie<Arc<Placed>>;
+
+/// What is one mostly, and lies where it is looked for then.
+#[derive(Clone, Debug)]
+enum Few<T> {
+    One(T),
+    Several(Arc<[T]>),
+}
+
+impl<T: Clone> Few<T> {
+    fn of(all: Vec<T>) -> Option<Self> {
+        match &*all {
+            [] => None,
+            [one] => Some(Self::One(one.clone())),
+            _ => Some(Self::Several(all.into())),
+        }
+    }
+
+    fn as_slice(&self) -> &[T] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Several(all) => all,
+        }
+    }
 }
 
 /// Those that are not connected, at one address and port.
@@ -208,7 +230,7 @@ struct Member {
     cpu: Option<CpuId>,
 }
 
-/// A connected socket. Those whose tuples have the same hash stand together, the last one bound first.
+/// A connected socket.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     tuple: Tuple,
@@ -228,14 +250,15 @@ impl SocketTable {
 
     fn empty(seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
-        let (ports, connected) = (Trie::default(), Trie::default());
-        Self { ports, connected, bound: 0, unbound: 0, key }
+        let (listeners, connected, all) = (Trie::default(), Trie::default(), Trie::default());
+        Self { listeners, connected, bound: 0, unbound: 0, all, key }
     }
 
     /// Has a connected socket, or has it no more.
     fn connect(&mut self, one: Connection, is_there: bool) {
         let hash = folded(one.tuple.hash(&self.key));
-        let mut alike = self.connected.get(hash).map_or_else(Vec::new, |alike| alike.to_vec());
+        let mut alike =
+            self.connected.get(hash).map_or_else(Vec::new, |all| all.as_slice().to_vec());
         let is_unbound = one.tuple.local.0.is_unspecified();
         let count = if is_unbound { &mut self.unbound } else { &mut self.bound };
         if is_there {
@@ -245,14 +268,14 @@ impl SocketTable {
             *count -= 1;
             alike.retain(|other| (other.id, other.tuple) != (one.id, one.tuple));
         }
-        self.connected = self.connected.with(hash, (!alike.is_empty()).then(|| alike.into()));
+        self.connected = self.connected.with(hash, Few::of(alike));
     }
 
     /// The socket that a datagram for one host is for.
     pub fn find(&self, of: &Flow4Tuple) -> Found {
         let to = of.destination.ip();
-        let port = self.ports.get(of.destination.port().into());
-        let listeners = port.map_or(&[][..], |port| &port.listeners[..]);
+        let listeners = self.listeners.get(of.destination.port().into());
+        let listeners = listeners.map_or(&[][..], Few::as_slice);
         for (address, connected) in [(to, self.bound), (unspecified(to), self.unbound)] {
             if connected > 0
                 && let Some(id) = self.connection(&Tuple::of(address, of))
@@ -275,19 +298,20 @@ impl SocketTable {
     /// Of several that are connected alike, the last one receives (`udp_hash4`).
     fn connection(&self, tuple: &Tuple) -> Option<SocketId> {
         let alike = self.connected.get(folded(tuple.hash(&self.key)))?;
-        alike.iter().find(|one| one.tuple == *tuple).map(|one| one.id)
+        alike.as_slice().iter().find(|one| one.tuple == *tuple).map(|one| one.id)
     }
 
     /// All sockets that a datagram for many hosts is for, to the end of `out`, in the order in which they
     /// were bound: each has a copy. Whether it is for many, a broadcast or multicast address, is known to
     /// who knows our addresses.
     pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
-        let Some(port) = self.ports.get(of.destination.port().into()) else { return };
+        let Some(of_port) = self.all.get(of.destination.port().into()) else { return };
         let before = out.len();
-        port.bound.for_each(|placed| {
+        of_port.for_each(|placed| {
             out.extend(placed.binding.receives_many(of).then_some(placed.binding.id));
         });
-        out[before..].sort_unstable_by_key(|id| port.bound_as(*id));
+        let bound_as = |id: &SocketId| of_port.get(id.slot()).map(|placed| placed.bound_as);
+        out[before..].sort_unstable_by_key(bound_as);
     }
 
     /// The member for a datagram (`reuseport_select_sock_by_hash`): from the hash's on, the first
@@ -308,13 +332,6 @@ impl SocketTable {
         let (before, from) = members.split_at(reciprocal_scale(hash, members.len()));
         let here = from.iter().chain(before).find(|member| member.cpu == Some(of.cpu));
         here.unwrap_or(&from[0]).id
-    }
-}
-
-impl Port {
-    #[expect(clippy::cast_possible_truncation, reason = "slots are fewer")]
-    fn bound_as(&self, id: SocketId) -> Option<BoundAs> {
-        self.bound.get(id.index() as u32).map(|placed| placed.bound_as)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use super::{Binding, Connection, Listener, Member, Members, Port, SocketTable, unspecified};
+use super::{Binding, Connection, Few, Listener, Member, Members, SocketTable, unspecified};
 use crate::socket::SocketId;
 
 /// All sockets that are bound.
@@ -140,29 +140,23 @@ impl Bindings {
     /// Makes the table that has a socket, as it is `now`, or has it no more.
     fn publish(&mut self, of: &Placed, now: Option<&Arc<Placed>>) {
         let Binding { id, local, .. } = of.binding;
-        let number = local.port().into();
-        let mut port =
-            self.table.ports.get(number).map_or_else(Port::default, |old| Port::clone(old));
-        #[expect(clippy::cast_possible_truncation, reason = "slots are fewer")]
-        let slot = id.index() as u32;
-        port.bound = port.bound.with(slot, now.cloned());
+        let port = local.port().into();
+        let table = &mut self.table;
+        let of_port = table.all.get(port).cloned().unwrap_or_default();
+        let of_port = of_port.with(id.slot(), now.cloned());
+        table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
         if of.binding.remote.is_none() {
+            let old = table.listeners.get(port).map_or(&[][..], Few::as_slice);
+            let mut listeners = old.to_vec();
             for address in of.binding.addresses() {
-                let spot = self.spots.get(&(local.port(), address));
-                let members = spot.and_then(Spot::members);
-                let place = port.listeners.binary_search_by_key(&address, |other| other.address);
-                match (place, members) {
-                    (Ok(at), Some(members)) => port.listeners[at].members = members,
-                    (Ok(at), None) => drop(port.listeners.remove(at)),
-                    (Err(at), Some(members)) => {
-                        port.listeners.insert(at, Listener { address, members });
-                    }
-                    (Err(_), None) => {}
-                }
+                let members = self.spots.get(&(local.port(), address)).and_then(Spot::members);
+                let new = members.map(|members| Listener { address, members });
+                let at = listeners.partition_point(|other| other.address < address);
+                let is_there = listeners.get(at).is_some_and(|other| other.address == address);
+                listeners.splice(at..at + usize::from(is_there), new);
             }
+            table.listeners = table.listeners.with(port, Few::of(listeners));
         }
-        let port = (!port.bound.is_empty()).then(|| Arc::new(port));
-        self.table.ports = self.table.ports.with(number, port);
         for tuple in of.binding.tuples() {
             self.table.connect(Connection { tuple, bound_as: of.bound_as, id }, now.is_some());
         }
