@@ -4,7 +4,7 @@ use std::io::ErrorKind::{self, InvalidInput};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("a_descriptor_is_readable_when_there_is_something_to_read", readable),
     ("a_descriptor_tells_each_edge_of_what_comes", edges),
     ("several_readers_of_one_socket_are_all_woken", several),
+    ("what_is_sent_waits_for_memory_as_it_is_told_to", sends_wait),
     ("a_connected_socket_hears_that_nobody_listens", refused),
     ("what_is_peeked_at_is_read_again_and_what_does_not_fit_is_cut_off", peeked),
     ("a_connected_socket_hears_nobody_else", connected),
@@ -181,6 +182,50 @@ fn several() {
     running.end();
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     drop(ours);
+}
+
+/// While packets wait for neighbours that do not answer, there is no memory to send from: calls wait, or say
+/// that they would block, and the descriptor tells when they would not any more.
+fn sends_wait() {
+    let config = NetConfig { send_frames: 16, ..NetConfig::default() };
+    let (net, engine) = over_tap(&config);
+    let ours = net.bind(format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let kernels = client(ours.local_addr());
+    // Each CPU has memory of its own.
+    forebay::sys::pin_to(net.cpus()[0]).unwrap();
+    let fill = || {
+        let places = (50..250u8).flat_map(|host| [host; 3]).map(|host| format!("10.9.0.{host}:9"));
+        places
+            .map(|to| ours.send_to(b"anybody?", to))
+            .find_map(Result::err)
+            .map(|error| error.kind())
+    };
+    ours.as_fd();
+    ours.set_nonblocking(true);
+    assert_eq!(fill(), Some(ErrorKind::WouldBlock));
+    let (out, now) = (PollFlags::OUT, Some(Duration::ZERO));
+    assert_eq!(polled(&ours, out, now), PollFlags::empty());
+    ours.set_nonblocking(false);
+    ours.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
+    assert_eq!(fill(), Some(ErrorKind::WouldBlock), "in time");
+    // Those that wait are given up when something comes.
+    let is_over = Arc::new(AtomicBool::new(false));
+    let ticks = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                kernels.send(b"tick").unwrap();
+                thread::sleep(Duration::from_millis(5));
+            }
+        })
+    };
+    assert_eq!(polled(&ours, out, None), out);
+    ours.set_write_timeout(None).unwrap();
+    assert_eq!(fill(), None, "it waits until there is room");
+    is_over.store(true, Ordering::Relaxed);
+    ticks.join().unwrap();
+    running.end();
 }
 
 /// What `std` does when nobody listens at the other end.
