@@ -9,7 +9,14 @@
 //! * **stale**: used still, and asked itself after five seconds; when it has not answered three times,
 //!   it is unknown again. One that nobody uses is never asked.
 //!
-//! A stranger that asks for us is remembered, but never at the cost of one that we send to.
+//! Anybody can have us look for neighbours that are not there: by asking for us, or by sending what we
+//! answer, from addresses that are nobody's. So each class of them has a share of the places, and gives
+//! way within it: those that are sought, the ones sought for longest first; those only heard of; those
+//! that we send to and that have not answered yet. The rest is for neighbours that answered us and are
+//! used, the latest used of them, whoever else there is.
+//!
+//! Packets wait for those that are sought, of whom there are no more than waiting places. When all are
+//! taken, the neighbour for whom most packets wait gives up one: so there is a place for each neighbour.
 
 use std::net::IpAddr;
 
@@ -29,7 +36,13 @@ pub const NEIGHBOURS_MAX: usize = 1024;
 pub const WAITING_MAX: usize = 3;
 
 /// Packets that wait for all neighbours.
-const WAITING_IN_ALL_MAX: usize = 256;
+pub const WAITING_IN_ALL_MAX: usize = 256;
+
+/// Neighbours that are sought: each has a place for a packet.
+const SOUGHT_MAX: usize = WAITING_IN_ALL_MAX;
+
+/// Neighbours that were only heard of, and as many that have not answered us yet.
+const DOUBTED_MAX: usize = 128;
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// `base_reachable_time`; the kernel's varies by a half.
@@ -94,20 +107,54 @@ pub enum Resolved {
     Wait,
 }
 
-/// In the order of their latest use, or of when they were heard of: those that are not used.
-const BY_USE: usize = 0;
+/// How much is known of a neighbour: those of a class give way to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    /// It is not known where it is.
+    Sought,
+    /// It was heard of only.
+    Heard,
+    /// It is sent to, and has not answered us.
+    Tried,
+    /// It is sent to, and has answered us when we asked.
+    Proven,
+}
+
+/// The neighbours of a class.
+#[derive(Debug)]
+struct Members {
+    list: List,
+    count: usize,
+    /// The most that there may be.
+    most: usize,
+}
+
+/// All that there are. Whatever the others need, places for 512 proven ones are left.
+#[derive(Debug)]
+struct Classes {
+    sought: Members,
+    heard: Members,
+    tried: Members,
+    proven: Members,
+}
+
+/// Lists of neighbours of a class: those that are sought by when that began, others by their latest
+/// use, or by when they were heard of.
+const BY_CLASS: usize = 0;
+/// Lists of neighbours for whom equally many packets wait.
+const BY_WAITING: usize = 1;
 
 /// The neighbours on one device.
 #[derive(Debug)]
 pub struct Neighbours {
     hasher: SipHasher13,
-    slots: Slots<Neighbour, 1>,
-    count: usize,
-    /// Those that we send to.
-    used: List,
-    /// Those that were only heard of.
-    heard: List,
+    slots: Slots<Neighbour, 2>,
+    classes: Classes,
+    /// By how many packets wait for each, one at least.
+    crowds: [List; WAITING_MAX],
     waiting: usize,
+    /// Packets that waited for who has given way.
+    given_up: Vec<Packet>,
 }
 
 #[derive(Debug)]
@@ -115,6 +162,9 @@ struct Neighbour {
     address: IpAddr,
     mac: Option<[u8; 6]>,
     is_used: bool,
+    /// Whether it has answered since it was last unknown.
+    has_answered: bool,
+    class: Class,
     /// It is reachable until then.
     reachable_until_ns: u64,
     /// When it was told where it is.
@@ -142,10 +192,10 @@ impl Neighbours {
         Self {
             hasher: SipHasher13::new_with_key(&seed),
             slots: Slots::new(NEIGHBOURS_MAX),
-            count: 0,
-            used: List::default(),
-            heard: List::default(),
+            classes: Classes::default(),
+            crowds: [List::default(); WAITING_MAX],
             waiting: 0,
+            given_up: Vec::new(),
         }
     }
 
@@ -160,10 +210,7 @@ impl Neighbours {
     ) -> Resolved {
         let place = match self.find(address) {
             Some(place) => place,
-            None => match self.insert(address, now_ns) {
-                Some(place) => place,
-                None => return Resolved::Wait,
-            },
+            None => self.insert(address, None, now_ns),
         };
         self.touch(place, true, now_ns);
         let neighbour = &mut self.slots[place];
@@ -181,8 +228,9 @@ impl Neighbours {
             neighbour.ask_at_ns = now_ns.saturating_add(DELAY_NS);
         }
         if neighbour.asked >= SOLICIT_MAX && now_ns >= neighbour.ask_at_ns {
-            (neighbour.mac, neighbour.asked) = (None, 0);
-            return match neighbour.ask(None, on, now_ns, pool) {
+            (neighbour.mac, neighbour.asked, neighbour.has_answered) = (None, 0, false);
+            self.classify(place);
+            return match self.slots[place].ask(None, on, now_ns, pool) {
                 Some(packet) => Resolved::Ask(packet),
                 None => Resolved::Wait,
             };
@@ -203,23 +251,28 @@ impl Neighbours {
         now_ns: u64,
         dropped: &mut Vec<Packet>,
     ) {
+        dropped.append(&mut self.given_up);
         let place = self.find(address).filter(|&place| self.slots[place].mac.is_none());
         let (Some(place), Link::Ethernet) = (place, packet.headers.link) else {
             return dropped.push(packet);
         };
+        let count = self.slots[place].waiting.len();
+        if count >= WAITING_MAX {
+            dropped.extend(self.give_up_oldest(place));
+        } else if self.waiting >= WAITING_IN_ALL_MAX {
+            // With no packet of its own it finds one of whom more wait for, since there are no more
+            // neighbours that are sought than places.
+            let crowd = self.crowds.iter().skip(count).rev().find_map(List::first);
+            dropped.extend(self.give_up_oldest(crowd.unwrap_or(place)));
+        }
+        self.leave_crowd(place);
         let neighbour = &mut self.slots[place];
-        if neighbour.waiting.len() >= WAITING_MAX {
-            dropped.push(neighbour.waiting.remove(0));
-            self.waiting -= 1;
-        }
-        if self.waiting >= WAITING_IN_ALL_MAX {
-            return dropped.push(packet);
-        }
         if neighbour.waiting.is_empty() {
             neighbour.waiting_since_ns = now_ns;
         }
         neighbour.waiting.push(packet);
         self.waiting += 1;
+        self.join_crowd(place);
     }
 
     /// Learns from what was heard. Packets that waited for it go to `released`: they are to be sent.
@@ -227,10 +280,7 @@ impl Neighbours {
         let Sighting { address, mac, is_welcome, replaces, is_confirmed } = *sighting;
         let place = match (self.find(address), mac) {
             (Some(place), _) => place,
-            (None, Some(_)) if is_welcome => match self.insert(address, now_ns) {
-                Some(place) => place,
-                None => return,
-            },
+            (None, Some(_)) if is_welcome => self.insert(address, mac, now_ns),
             (None, _) => return,
         };
         self.touch(place, false, now_ns);
@@ -255,20 +305,23 @@ impl Neighbours {
             (neighbour.mac, neighbour.updated_ns) = (mac, now_ns);
         }
         if is_confirmed {
+            // Who says so unasked may be anybody.
+            neighbour.has_answered |= neighbour.asked > 0;
             neighbour.reachable_until_ns = now_ns.saturating_add(REACHABLE_NS);
             neighbour.asked = 0;
             neighbour.ask_at_ns = 0;
         } else if is_another {
             neighbour.doubt(now_ns);
         }
-        self.waiting -= neighbour.waiting.len();
-        for mut packet in neighbour.waiting.drain(..) {
-            let station = packet.frame.data_mut().first_chunk_mut();
-            if let (Some(station), Some(mac)) = (station, neighbour.mac) {
-                *station = mac;
+        let station = neighbour.mac;
+        for mut packet in self.take_waiting(place) {
+            if let (Some(to), Some(station)) = (packet.frame.data_mut().first_chunk_mut(), station)
+            {
+                *to = station;
             }
             released.push(packet);
         }
+        self.classify(place);
     }
 
     /// What is to be done from time to time: asks again for those whom packets wait for (into `asks`),
@@ -280,23 +333,27 @@ impl Neighbours {
         (pool, asks): (&mut Pool, &mut Vec<Packet>),
         dropped: &mut Vec<Packet>,
     ) {
-        let mut next = self.used.first();
+        dropped.append(&mut self.given_up);
+        let mut next = self.classes.sought.list.first();
         while let Some(place) = next {
-            next = self.slots.behind(BY_USE, place);
+            next = self.slots.behind(BY_CLASS, place);
             let neighbour = &mut self.slots[place];
-            if neighbour.waiting.is_empty() {
-                continue;
-            }
             let waited_ns = now_ns.saturating_sub(neighbour.waiting_since_ns);
-            if waited_ns >= u64::from(SOLICIT_MAX) * RETRANS_NS {
-                self.waiting -= neighbour.waiting.len();
-                dropped.append(&mut neighbour.waiting);
+            if neighbour.waiting.is_empty() {
+                if neighbour.is_old(now_ns) {
+                    self.remove(place);
+                }
+            } else if waited_ns >= u64::from(SOLICIT_MAX) * RETRANS_NS {
+                dropped.append(&mut self.take_waiting(place));
             } else {
                 asks.extend(neighbour.ask(None, on, now_ns, pool));
             }
         }
-        while let Some(longest) = self.longest_untouched(now_ns) {
-            dropped.extend(self.remove(longest));
+        for class in [Class::Heard, Class::Tried, Class::Proven] {
+            let first = |of: &mut Self| of.classes.members(class).list.first();
+            while let Some(oldest) = first(self).filter(|&at| self.slots[at].is_old(now_ns)) {
+                self.remove(oldest);
+            }
         }
     }
 
@@ -309,24 +366,30 @@ impl Neighbours {
     /// Neighbours that are remembered, or sought.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.count
+        let Classes { sought, heard, tried, proven } = &self.classes;
+        sought.count + heard.count + tried.count + proven.count
     }
 
     fn find(&self, address: IpAddr) -> Option<Place> {
         self.slots.find(self.hash(address), |neighbour| neighbour.address == address)
     }
 
-    /// Makes room for another. Those that are used, and packets that wait, go for nobody who was only
-    /// heard of.
-    fn insert(&mut self, address: IpAddr, now_ns: u64) -> Option<Place> {
-        if self.count >= NEIGHBOURS_MAX {
-            let longest = self.heard.first().or_else(|| self.used_without_waiting())?;
+    /// Adds one, and makes room for it among its like; if their share is not used up, at the cost of
+    /// one that was not used for longest.
+    fn insert(&mut self, address: IpAddr, mac: Option<[u8; 6]>, now_ns: u64) -> Place {
+        let class = if mac.is_some() { Class::Heard } else { Class::Sought };
+        self.make_room(class);
+        if self.count() >= NEIGHBOURS_MAX
+            && let Some(longest) = self.classes.proven.list.first()
+        {
             self.remove(longest);
         }
         let neighbour = Neighbour {
             address,
-            mac: None,
+            mac,
             is_used: false,
+            has_answered: false,
+            class,
             reachable_until_ns: 0,
             updated_ns: now_ns,
             touched_ns: now_ns,
@@ -336,48 +399,99 @@ impl Neighbours {
             waiting_since_ns: now_ns,
         };
         let place = self.slots.insert(self.hash(address), neighbour);
-        self.slots.push_last(BY_USE, &mut self.heard, place);
-        self.count += 1;
-        Some(place)
+        self.join(class, place);
+        place
     }
 
-    /// One that was neither used nor heard of for so long that it may be forgotten.
-    fn longest_untouched(&self, now_ns: u64) -> Option<Place> {
-        let is_long =
-            |place: &Place| now_ns.saturating_sub(self.slots[*place].touched_ns) >= STALE_NS;
-        self.heard.first().filter(is_long).or_else(|| self.used.first().filter(is_long))
-    }
-
-    fn used_without_waiting(&self) -> Option<Place> {
-        let mut next = self.used.first();
-        while let Some(place) = next.filter(|&place| !self.slots[place].waiting.is_empty()) {
-            next = self.slots.behind(BY_USE, place);
+    /// Makes room for another of a class.
+    fn make_room(&mut self, class: Class) {
+        let members = self.classes.members(class);
+        if members.count >= members.most
+            && let Some(first) = members.list.first()
+        {
+            self.remove(first);
         }
-        next
+    }
+
+    fn join(&mut self, class: Class, place: Place) {
+        let members = self.classes.members(class);
+        self.slots.push_last(BY_CLASS, &mut members.list, place);
+        members.count += 1;
+        self.slots[place].class = class;
+    }
+
+    fn leave(&mut self, place: Place) {
+        let members = self.classes.members(self.slots[place].class);
+        self.slots.unlink(BY_CLASS, &mut members.list, place);
+        members.count -= 1;
     }
 
     /// Notes a use, or that something was heard.
     fn touch(&mut self, place: Place, is_use: bool, now_ns: u64) {
-        let was_used = self.slots[place].is_used;
-        if was_used && !is_use {
+        let neighbour = &mut self.slots[place];
+        if neighbour.is_used && !is_use {
             return; // the order of use is not others' to change
         }
-        let from = if was_used { &mut self.used } else { &mut self.heard };
-        self.slots.unlink(BY_USE, from, place);
-        let to = if is_use { &mut self.used } else { &mut self.heard };
-        self.slots.push_last(BY_USE, to, place);
-        let neighbour = &mut self.slots[place];
         (neighbour.is_used, neighbour.touched_ns) = (is_use, now_ns);
+        self.classify(place);
+        let class = self.slots[place].class;
+        if class != Class::Sought {
+            self.leave(place);
+            self.join(class, place);
+        }
     }
 
-    fn remove(&mut self, place: Place) -> Vec<Packet> {
-        let list = if self.slots[place].is_used { &mut self.used } else { &mut self.heard };
-        self.slots.unlink(BY_USE, list, place);
-        self.count -= 1;
-        let waiting = self.slots.remove(place).map(|neighbour| neighbour.waiting);
-        let waiting = waiting.unwrap_or_default();
+    /// Has a neighbour change its class when more, or less, is known of it.
+    fn classify(&mut self, place: Place) {
+        let (from, to) = (self.slots[place].class, self.slots[place].class_now());
+        if from == to {
+            return;
+        }
+        self.make_room(to);
+        self.leave(place);
+        self.join(to, place);
+    }
+
+    /// Forgets a neighbour. What waited for it is given up.
+    fn remove(&mut self, place: Place) {
+        let mut waiting = self.take_waiting(place);
+        self.given_up.append(&mut waiting);
+        self.leave(place);
+        // It waits for nothing and is in no list any more.
+        drop(self.slots.remove(place));
+    }
+
+    /// All that waits for a neighbour.
+    fn take_waiting(&mut self, place: Place) -> Vec<Packet> {
+        self.leave_crowd(place);
+        let waiting = std::mem::take(&mut self.slots[place].waiting);
         self.waiting -= waiting.len();
         waiting
+    }
+
+    /// What has waited for a neighbour for longest.
+    fn give_up_oldest(&mut self, place: Place) -> Option<Packet> {
+        self.leave_crowd(place);
+        let waiting = &mut self.slots[place].waiting;
+        let oldest = (!waiting.is_empty()).then(|| waiting.remove(0));
+        self.waiting -= usize::from(oldest.is_some());
+        self.join_crowd(place);
+        oldest
+    }
+
+    /// To be called before and after what waits for a neighbour changes.
+    fn leave_crowd(&mut self, place: Place) {
+        let more = self.slots[place].waiting.len().checked_sub(1);
+        if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
+            self.slots.unlink(BY_WAITING, crowd, place);
+        }
+    }
+
+    fn join_crowd(&mut self, place: Place) {
+        let more = self.slots[place].waiting.len().checked_sub(1);
+        if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
+            self.slots.push_last(BY_WAITING, crowd, place);
+        }
     }
 
     fn hash(&self, address: IpAddr) -> u64 {
@@ -388,7 +502,44 @@ impl Neighbours {
     }
 }
 
+impl Default for Classes {
+    fn default() -> Self {
+        let none = |most| Members { list: List::default(), count: 0, most };
+        Self {
+            sought: none(SOUGHT_MAX),
+            heard: none(DOUBTED_MAX),
+            tried: none(DOUBTED_MAX),
+            proven: none(NEIGHBOURS_MAX),
+        }
+    }
+}
+
+impl Classes {
+    fn members(&mut self, class: Class) -> &mut Members {
+        match class {
+            Class::Sought => &mut self.sought,
+            Class::Heard => &mut self.heard,
+            Class::Tried => &mut self.tried,
+            Class::Proven => &mut self.proven,
+        }
+    }
+}
+
 impl Neighbour {
+    fn class_now(&self) -> Class {
+        match (self.mac, self.is_used, self.has_answered) {
+            (None, ..) => Class::Sought,
+            (Some(_), false, _) => Class::Heard,
+            (Some(_), true, false) => Class::Tried,
+            (Some(_), true, true) => Class::Proven,
+        }
+    }
+
+    /// Whether it was neither used nor heard of for so long that it may be forgotten.
+    fn is_old(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.touched_ns) >= STALE_NS
+    }
+
     /// It may be elsewhere: asked, when it is used next.
     fn doubt(&mut self, now_ns: u64) {
         self.reachable_until_ns = now_ns;

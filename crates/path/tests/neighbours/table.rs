@@ -4,8 +4,10 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use mem::Pool;
 use path::network::neighbours::{
-    NEIGHBOURS_MAX, Neighbours, Replaces, Resolved, Sighting, WAITING_MAX,
+    NEIGHBOURS_MAX, Neighbours, Replaces, Resolved, Sighting, WAITING_IN_ALL_MAX, WAITING_MAX,
 };
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 use crate::rig::{OTHERS, OURS, THEIRS, identity, ip, packet, pool, read_arp, read_ndisc};
 
@@ -28,7 +30,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        Self { neighbours: Neighbours::new([7; 16]), pool: pool(64) }
+        Self::with(64)
+    }
+
+    fn with(chunks: u32) -> Self {
+        Self { neighbours: Neighbours::new([7; 16]), pool: pool(chunks) }
     }
 
     fn resolve(&mut self, address: &str, now_ns: u64) -> Found {
@@ -55,6 +61,13 @@ impl Rig {
         found
     }
 
+    /// It is sought and answers.
+    fn prove(&mut self, address: IpAddr, now_ns: u64) {
+        assert_eq!(self.resolve_ip(address, now_ns), Found::Asking);
+        self.hear(Sighting { address, ..answer(THEIRS) }, now_ns);
+        assert_eq!(self.resolve_ip(address, now_ns), Found::There(THEIRS));
+    }
+
     fn hear(&mut self, sighting: Sighting, now_ns: u64) -> usize {
         let mut released = Vec::new();
         self.neighbours.hear(&sighting, now_ns, &mut released);
@@ -68,10 +81,14 @@ impl Rig {
 
     /// One has something to say to it.
     fn hold(&mut self, address: &str, mark: u8, now_ns: u64) -> Vec<u8> {
+        self.hold_ip(ip(address), mark, now_ns)
+    }
+
+    fn hold_ip(&mut self, address: IpAddr, mark: u8, now_ns: u64) -> Vec<u8> {
         let bytes = [&[0; 6], OURS.as_slice(), &[8, 0, mark]].concat();
         let packet = packet(&mut self.pool, &bytes);
         let mut dropped = Vec::new();
-        self.neighbours.hold(ip(address), packet, now_ns, &mut dropped);
+        self.neighbours.hold(address, packet, now_ns, &mut dropped);
         self.marks(dropped)
     }
 
@@ -199,6 +216,144 @@ fn a_flood_of_strangers_costs_no_neighbour_that_is_used() {
         assert_eq!(rig.resolve_ip(address, 3), Found::Asking);
         assert!(rig.neighbours.count() <= NEIGHBOURS_MAX);
     }
+}
+
+/// One of many on the link.
+fn numbered(net: u8, number: u16) -> IpAddr {
+    let [high, low] = number.to_be_bytes();
+    Ipv4Addr::new(10, net, high, low).into()
+}
+
+/// What strangers do, or have us do, from so many addresses.
+#[derive(Clone, Copy, Debug)]
+enum Flood {
+    /// They send what we answer, and are not there.
+    Answered,
+    /// They ask for us.
+    Heard,
+    /// They ask for us, and send what we answer.
+    Both,
+    /// They say unasked where they are, too.
+    Confirmed,
+}
+
+fn flood() -> impl Strategy<Value = (Flood, u8, u16)> {
+    let kinds = [Flood::Answered, Flood::Heard, Flood::Both, Flood::Confirmed];
+    (prop::sample::select(kinds.to_vec()), 20u8..24, prop_oneof![1u16..10, 200u16..1500])
+}
+
+impl Rig {
+    fn flood(&mut self, (kind, net, count): (Flood, u8, u16), now_ns: u64) {
+        for address in (0..count).map(|number| numbered(net, number)) {
+            let heard =
+                Sighting { address, is_welcome: true, is_confirmed: false, ..answer(OTHERS) };
+            if !matches!(kind, Flood::Answered) {
+                self.hear(heard, now_ns);
+            }
+            if matches!(kind, Flood::Confirmed) {
+                self.hear(Sighting { is_confirmed: true, ..heard }, now_ns);
+            }
+            if !matches!(kind, Flood::Heard)
+                && !matches!(self.resolve_ip(address, now_ns), Found::There(_))
+            {
+                self.hold_ip(address, u8::MAX, now_ns);
+            }
+            assert!(self.neighbours.count() <= NEIGHBOURS_MAX);
+            assert!(self.neighbours.waiting() <= WAITING_IN_ALL_MAX);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn promise_3_strangers_cost_no_proven_neighbour(
+        good in 1u16..=512,
+        floods in vec(flood(), 1..8),
+    ) {
+        let mut rig = Rig::with(1024);
+        (0..good).for_each(|number| rig.prove(numbered(11, number), 0));
+        for (now_ns, flood) in (1..).zip(floods) {
+            rig.flood(flood, now_ns);
+        }
+        for number in 0..good {
+            prop_assert_eq!(rig.resolve_ip(numbered(11, number), 9), Found::There(THEIRS));
+        }
+    }
+
+    #[test]
+    fn promise_3_a_first_packet_always_finds_a_place_to_wait(
+        floods in vec(flood(), 1..8),
+        held in vec((0u16..300, 1u8..4), 0..400),
+        within in 0u16..255,
+    ) {
+        let mut rig = Rig::with(1024);
+        floods.into_iter().for_each(|flood| rig.flood(flood, 1));
+        for (number, count) in held {
+            let address = numbered(20, number);
+            if !matches!(rig.resolve_ip(address, 2), Found::There(_)) {
+                (0..count).for_each(|_| drop(rig.hold_ip(address, u8::MAX, 2)));
+            }
+        }
+        let good = numbered(11, 7);
+        prop_assert_eq!(rig.resolve_ip(good, 3), Found::Asking);
+        let given_up = rig.hold_ip(good, 1, 3);
+        prop_assert!(!given_up.contains(&1));
+        // It stays until it answers, if no more are sought meanwhile than can be.
+        rig.flood((Flood::Answered, 30, within), 4);
+        prop_assert_eq!(rig.hear(Sighting { address: good, ..answer(THEIRS) }, 5), 1);
+        rig.tick(60 * SECOND_NS);
+        rig.tick(120 * SECOND_NS);
+        prop_assert_eq!((rig.neighbours.count(), rig.neighbours.waiting()), (0, 0));
+        prop_assert_eq!(rig.pool.away(), 0);
+    }
+}
+
+#[test]
+fn promise_3_addresses_that_do_not_answer_cost_no_proven_neighbour() {
+    let mut rig = Rig::with(1024);
+    rig.prove(ip(NEIGHBOUR), 0);
+    // 1024 of them within ten milliseconds.
+    for number in 100..100 + 1024 {
+        assert_eq!(rig.resolve_ip(numbered(9, number), u64::from(number) * 10_000), Found::Asking);
+    }
+    assert_eq!(rig.resolve(NEIGHBOUR, 11_240_000), Found::There(THEIRS));
+}
+
+#[test]
+fn more_neighbours_than_there_are_places_for_make_room_for_each_other() {
+    let mut rig = Rig::with(1024);
+    let all = u16::try_from(NEIGHBOURS_MAX).unwrap() + 10;
+    (0..all).for_each(|number| rig.prove(numbered(11, number), 1));
+    assert_eq!(rig.neighbours.count(), NEIGHBOURS_MAX);
+    // Who was used last stays.
+    for number in (11..all).rev() {
+        assert_eq!(rig.resolve_ip(numbered(11, number), 2), Found::There(THEIRS), "{number}");
+    }
+    assert_eq!(rig.resolve_ip(numbered(11, 0), 3), Found::Asking);
+}
+
+#[test]
+fn most_waiting_packets_give_way_first() {
+    let mut rig = Rig::with(1024);
+    let sought = |number| numbered(11, number);
+    // Two wait for each of 128: no place is left.
+    for number in 0..128 {
+        assert_eq!(rig.resolve_ip(sought(number), 0), Found::Asking);
+        assert!(rig.hold_ip(sought(number), 1, 0).is_empty());
+        assert!(rig.hold_ip(sought(number), 2, 0).is_empty());
+    }
+    assert_eq!(rig.neighbours.waiting(), WAITING_IN_ALL_MAX);
+    // A third one costs a neighbour that is no better off nothing.
+    assert_eq!(rig.hold_ip(sought(5), 3, 0), [1]);
+    assert_eq!(rig.hear(Sighting { address: sought(5), ..answer(THEIRS) }, 0), 2);
+    assert!(rig.hold_ip(sought(9), 3, 0).is_empty());
+    assert_eq!(rig.resolve_ip(sought(200), 0), Found::Asking);
+    assert!(rig.hold_ip(sought(200), 4, 0).is_empty());
+    // Three wait for one: its oldest one makes room, then those of the others in turn.
+    assert_eq!(rig.hold_ip(sought(200), 5, 0), [1]);
+    assert_eq!(rig.hear(Sighting { address: sought(9), ..answer(THEIRS) }, 0), 2);
 }
 
 #[test]
