@@ -33,7 +33,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(mut packet) = received(source, bytes, &mut pool) else { return };
     if vnet.carry_into(&mut packet).is_err() {
         assert_eq!(packet.frame.data(), bytes, "what is refused is untouched");
-        assert_eq!((packet.gso_size, packet.headers.l4_checksum), (0, Checksum::Unknown));
+        assert_eq!((packet.gso_size(), packet.headers.l4_checksum), (0, Checksum::Unknown));
         pool.put(packet.frame);
     } else {
         carried(&vnet, bytes, &packet);
@@ -69,7 +69,7 @@ fn carried(vnet: &VirtioNetHdr, bytes: &[u8], packet: &Packet) {
         assert_eq!(Some(sum), DeviceSum::of_frame(now, link));
     }
     if packet.is_whole_gso() {
-        assert_eq!((packet.gso_size, packet.segment_count()), (vnet.gso_size, 1));
+        assert_eq!((packet.gso_size(), packet.segment_count()), (vnet.gso_size, 1));
         assert_eq!(packet.view().bytes(), now);
     }
 }
@@ -82,7 +82,7 @@ fn cut_and_checked(mut packet: Packet, pool: &mut Pool) {
         assert_eq!(packet.frame.data(), before, "it held the pseudo header's sum already");
     }
     let payload = packet.view().payload().to_vec();
-    let (gso_size, headers, hash) = (usize::from(packet.gso_size), packet.headers, packet.hash);
+    let (gso_size, headers, hash) = (usize::from(packet.gso_size()), packet.headers, packet.hash);
     let mut segments = Vec::new();
     if let Err(packet) = cut(packet, pool, &mut segments) {
         assert!(is_whole && segments.is_empty());

@@ -143,7 +143,7 @@ impl Rig {
         let payload_offset = usize::from(packet.headers.payload_offset);
         let bytes: usize = packet.fragments().map(<[u8]>::len).sum();
         assert!(bytes >= payload_offset + usize::from(packet.headers.payload_len));
-        assert!(packet.is_merged() || view.payload().len() == packet.headers.payload_len.into());
+        assert!(packet.is_chain() || view.payload().len() == packet.headers.payload_len.into());
     }
 
     fn is_answer(&mut self, packet: Packet) {

@@ -1,5 +1,7 @@
 //! A packet on its way: one frame and what the stages have found out about it.
 
+use std::num::NonZeroU16;
+
 use mem::{Frame, Pool};
 
 use crate::hash::FlowHash;
@@ -24,15 +26,35 @@ pub struct Packet {
     pub hash: FlowHash,
     /// Where the headers are. A source sets the link.
     pub headers: Headers,
-    /// The payload of each segment but the last, if this packet is of several; else 0. It is of
-    /// several [by merging](Self::is_merged), or because it [came whole](Self::is_whole_gso).
-    pub gso_size: u16,
+    /// The payload of each segment but the last, if this packet is of several. What that makes of
+    /// the packet, its [shape](Self::shape) says.
+    pub segment_size: SegmentSize,
     /// The sum that the device took of the frame, if it does that. A source sets it; a packet that
     /// is not merged keeps it (LRO-1).
     pub device_sum: Option<DeviceSum>,
 }
 
 const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache line");
+
+/// The payload of each segment but the last, of a packet of several. It says nothing without the
+/// packet's frames: see [`Packet::shape`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct SegmentSize(Option<NonZeroU16>);
+
+/// How the bytes of a packet lie, and how many packets of the wire it stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    /// One packet, in one frame.
+    Single,
+    /// One frame that is yet to be cut into segments with so much payload (the kernel's GSO).
+    Gso(NonZeroU16),
+    /// Segments with so much payload, each in its frame, which all have the headers of the first: it
+    /// was merged of them.
+    Merged(NonZeroU16),
+    /// One datagram in several frames, each behind the first with nothing but payload: it was
+    /// reassembled of fragments where no frame was large enough for it (the kernel's `frag_list`).
+    FragList,
+}
 
 impl Packet {
     /// A frame that was just received, `wire_len` bytes long on the wire.
@@ -46,7 +68,7 @@ impl Packet {
             wire_len,
             hash: FlowHash::NONE,
             headers: Headers { link, ..Headers::default() },
-            gso_size: 0,
+            segment_size: SegmentSize::default(),
             device_sum: None,
         }
     }
@@ -72,7 +94,7 @@ impl Packet {
     /// [parsed](crate::parse::parse_packet); who looks at more takes the [`fragments`], or
     /// [copies](Self::copied) it. The device may change what lies in pieces while it is looked at.
     ///
-    /// Of a merged packet, the first frame tells: the others have none where it has none.
+    /// Of a packet in several frames, the first one tells: the others have none where it has none.
     ///
     /// [`fragments`]: Self::fragments
     #[inline]
@@ -81,10 +103,17 @@ impl Packet {
         self.frame.frag_count() > 0
     }
 
-    /// A copy in one frame of `pool`'s, the payloads of a merged packet one behind the other; `None`:
-    /// there is no such frame.
+    /// A copy in one frame of `pool`'s, the payloads of a merged packet one behind the other, to be
+    /// [cut](crate::coalesce::cut()) again; where there is no frame so large, in as many frames as
+    /// this one. `None`: there are no such frames either.
     #[must_use]
     pub fn copied(&self, pool: &mut Pool) -> Option<Self> {
+        let frame = self.copied_whole(pool).or_else(|| self.copied_by_frame(pool))?;
+        Some(Self { frame, ..*self })
+    }
+
+    /// Its bytes in one frame.
+    pub(crate) fn copied_whole(&self, pool: &mut Pool) -> Option<Frame> {
         let len_bytes = self.fragments().map(<[u8]>::len).sum::<usize>();
         let len_bytes = u32::try_from(len_bytes).ok()?;
         let mut frame = pool.allocate(len_bytes)?;
@@ -95,7 +124,23 @@ impl Packet {
             to.copy_from_slice(bytes);
             room = rest;
         }
-        Some(Self { frame, ..*self })
+        Some(frame)
+    }
+
+    fn copied_by_frame(&self, pool: &mut Pool) -> Option<Frame> {
+        if !self.is_chain() {
+            return None;
+        }
+        let dead_len = usize::from(self.headers.payload_offset);
+        let mut head = copied(&self.frame, 0, pool)?;
+        for follower in self.frame.followers() {
+            let Some(follower) = copied(follower, dead_len, pool) else {
+                pool.put(head);
+                return None;
+            };
+            head.append(follower);
+        }
+        Some(head)
     }
 
     /// The same packet, with nothing in pieces any more: what was, is copied into frames of `pool`'s. A
@@ -120,36 +165,77 @@ impl Packet {
         whole.map(|frame| Self { frame, ..self }).ok_or(frames)
     }
 
+    /// How its bytes lie, and how many packets of the wire it stands for. Whoever reads more than
+    /// headers asks this first.
+    #[inline]
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        match (self.segment_size.0, self.is_chain()) {
+            (None, false) => Shape::Single,
+            (Some(size), false) => Shape::Gso(size),
+            (Some(size), true) => Shape::Merged(size),
+            (None, true) => Shape::FragList,
+        }
+    }
+
+    /// The payload of each segment but the last, if this packet is of several, merged or yet to be
+    /// cut; else 0.
+    #[inline]
+    #[must_use]
+    pub fn gso_size(&self) -> u16 {
+        self.segment_size.0.map_or(0, NonZeroU16::get)
+    }
+
+    /// Says that it is of segments with so much payload each, those of its frames or, if it is one,
+    /// such as it is yet to be cut into. With 0, that it is one packet of the wire.
+    #[inline]
+    pub fn set_gso_size(&mut self, gso_size: u16) {
+        self.segment_size = SegmentSize(NonZeroU16::new(gso_size));
+    }
+
+    /// Whether other frames follow the first, in which only a part of the payload is then.
+    #[inline]
+    #[must_use]
+    pub fn is_chain(&self) -> bool {
+        self.frame.follower_count() > 0
+    }
+
     /// Whether it was merged of several frames, which all are here still, one behind the other.
+    #[inline]
     #[must_use]
     pub fn is_merged(&self) -> bool {
-        self.frame.follower_count() > 0
+        matches!(self.shape(), Shape::Merged(_))
     }
 
     /// Whether it came from the kernel as one frame that is yet to be cut into segments (GSO), or
     /// that the kernel had merged (GRO). It is one frame to whoever counts frames, and its checksum
     /// field holds the pseudo header's sum. See
     /// [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
+    #[inline]
     #[must_use]
     pub fn is_whole_gso(&self) -> bool {
-        self.gso_size > 0 && !self.is_merged()
+        matches!(self.shape(), Shape::Gso(_))
     }
 
     /// The fields of the headers, and the payload: of a merged packet, the first segment's; of one in
-    /// pieces, what lies in the frame itself.
+    /// pieces, or of a [datagram in several frames](Shape::FragList), what lies in the frame itself.
+    /// All of the payload is that of the [segments](Self::segments).
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();
-        let bytes = if self.gso_size > 0 { self.with_first_payload() } else { bytes };
+        let bytes = match self.segment_size.0 {
+            Some(size) if self.is_chain() => self.with_first_payload(size),
+            _ => bytes,
+        };
         View::new(bytes, &self.headers)
     }
 
     /// The bytes, without what was behind the first segment: that is not followed by the second.
     #[inline(never)] // what is not cut has no part in it
-    fn with_first_payload(&self) -> &[u8] {
+    fn with_first_payload(&self, size: NonZeroU16) -> &[u8] {
         let bytes = self.frame.data();
-        let end = usize::from(self.headers.payload_offset) + usize::from(self.gso_size);
-        if self.is_merged() { bytes.get(..end).unwrap_or(bytes) } else { bytes }
+        let end = usize::from(self.headers.payload_offset) + usize::from(size.get());
+        bytes.get(..end).unwrap_or(bytes)
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use mem::Pool;
 
+use crate::coalesce::cut;
 use crate::cpu::CpuId;
 use crate::network::neighbours::Sighting;
 use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received, Refusal};
@@ -249,13 +250,26 @@ impl Stack {
         self.found = found;
     }
 
-    /// Adds a datagram to the run of its socket.
+    /// Adds a datagram to the run of its socket; or several, which are cut if the socket's reader
+    /// takes one at a time (`udp_queue_rcv_skb`).
     fn put(&mut self, socket: SocketId, packet: Packet, around: &mut Around<'_>) {
         if socket != self.run_for {
             self.end_run(around);
             self.run_for = socket;
         }
+        if packet.is_whole_gso() && !self.takes_merged(socket) {
+            if let Err(packet) = cut(packet, around.pool, &mut self.run) {
+                self.drop_datagram(packet, NetworkDrop::Nomem, around.pool);
+            }
+            return;
+        }
         self.run.push(packet);
+    }
+
+    /// Whether a socket's reader takes several datagrams in one packet. One that is closed takes none.
+    fn takes_merged(&mut self, socket: SocketId) -> bool {
+        let inlet = inlet_of(&mut self.inlets, &*self.sockets, socket, self.place);
+        inlet.is_none_or(|inlet| inlet.takes_merged())
     }
 
     /// Hands a run over.

@@ -73,7 +73,7 @@ impl Ledger {
     /// Judges a packet that was merged in this mode, if it was, and sends its frames home.
     pub(crate) fn judge(&mut self, packet: Packet, mode: CoalesceMode, pool: &mut Pool) {
         let is_merged = packet.segment_count() > 1;
-        assert_eq!(is_merged, packet.gso_size > 0);
+        assert_eq!(is_merged, packet.gso_size() > 0);
         if is_merged {
             self.judge_whole(&packet);
         }

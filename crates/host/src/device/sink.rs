@@ -110,12 +110,8 @@ impl Sent {
 
     /// Counts a packet that went out.
     pub(crate) fn add(&mut self, packet: &Packet) {
-        let payload_len = u64::from(packet.headers.payload_len);
         self.packets += 1;
-        self.frames += match packet.gso_size {
-            0 => 1,
-            size => payload_len.div_ceil(size.into()),
-        };
+        self.frames += u64::from(packet.wire_count());
         self.bytes += packet.fragments().map(|bytes| bytes.len() as u64).sum::<u64>();
     }
 }

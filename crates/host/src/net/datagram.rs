@@ -7,6 +7,7 @@ use std::sync::Arc;
 use path::Packet;
 use path::hash::FlowHash;
 use path::network::compose::Stations;
+use path::packet::Shape;
 use path::parse::{Link, Network};
 
 use super::endpoint::Inner;
@@ -16,6 +17,10 @@ use super::transmit::Between;
 pub struct Datagram {
     pub(super) packet: Packet,
     pub(super) answer: Option<Answer>,
+    /// The payload, where it does not lie in one stretch.
+    together: Option<Box<[u8]>>,
+    /// `truesize` of frames that have gone home and that the socket is charged with still.
+    pub(super) freed_bytes: u32,
 }
 
 /// Where an answer goes.
@@ -39,35 +44,44 @@ impl std::error::Error for NoRoom {}
 
 impl Datagram {
     pub(super) fn of(packet: Packet) -> Self {
-        Self { packet, answer: None }
+        let is_apart = packet.shape() == Shape::FragList;
+        let together = is_apart.then(|| joined(&packet));
+        Self { packet, answer: None, together, freed_bytes: 0 }
     }
 
     /// What was sent; of merged datagrams the first one's payload. Once answered: the answer.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
-        if self.answer.is_some() { self.packet.frame.data() } else { self.packet.view().payload() }
+        if self.answer.is_some() {
+            return self.packet.frame.data();
+        }
+        let payload = self.packet.view().payload();
+        match (self.packet.shape(), &self.together) {
+            (Shape::Gso(size), _) => payload.get(..size.get().into()).unwrap_or(payload),
+            (Shape::FragList, Some(together)) => together,
+            _ => payload,
+        }
     }
 
     /// The payloads of all datagrams that were merged, in order: one of each, or of a datagram that
     /// came alone, its own.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
-        let size = match self.packet.gso_size {
-            0 => usize::MAX,
-            size => size.into(),
+        let (alone, cut, merged) = match self.packet.shape() {
+            Shape::Single | Shape::FragList => (Some(self.payload()), None, None),
+            Shape::Gso(size) => {
+                let chunks = self.packet.view().payload().chunks(size.get().into());
+                (None, Some(chunks), None)
+            }
+            Shape::Merged(_) => (None, None, Some(self.packet.segments())),
         };
-        let is_merged = self.packet.is_merged();
-        let whole = (!is_merged).then(|| self.payload());
-        let is_empty = whole.is_some_and(<[u8]>::is_empty);
-        let cut = whole.into_iter().flat_map(move |whole| whole.chunks(size));
-        let empty = is_empty.then_some(&[][..]);
-        let merged = is_merged.then(|| self.packet.segments().map(|segment| segment.payload));
-        cut.chain(empty).chain(merged.into_iter().flatten())
+        let merged = merged.into_iter().flatten().map(|segment| segment.payload);
+        alone.into_iter().chain(cut.into_iter().flatten()).chain(merged)
     }
 
     /// The payload length of each datagram but the last, if several were merged (`UDP_GRO`); else 0.
     #[must_use]
     pub fn gso_size(&self) -> u16 {
-        self.packet.gso_size
+        self.packet.gso_size()
     }
 
     /// Who sent it.
@@ -139,9 +153,12 @@ impl Datagram {
             return Err(NoRoom(payload.len()));
         }
         if frame.follower_count() > 0 {
+            let before = frame.truesize();
             drop(frame.take_followers());
+            self.freed_bytes += before - frame.truesize();
         }
         frame.copy_from(payload);
+        self.packet.set_gso_size(0);
         self.answer = Some(answer);
         Ok(())
     }
@@ -172,6 +189,14 @@ impl fmt::Debug for Datagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Datagram({} bytes from {})", self.payload().len(), self.source())
     }
+}
+
+/// The payload of a datagram in several frames.
+fn joined(packet: &Packet) -> Box<[u8]> {
+    let mut payload = vec![0; packet.headers.payload_len.into()];
+    let len = packet.copy_payload(&mut payload);
+    payload.truncate(len);
+    payload.into()
 }
 
 /// Datagrams that were read at once. Their memory is the socket's until they are answered, read over

@@ -142,10 +142,8 @@ impl Inner {
         if self.is_followed.load(Ordering::Relaxed) {
             self.read_here(std::iter::once(packet.hash));
         }
+        let len = packet.copy_payload(buffer);
         let view = packet.view();
-        let payload = view.payload();
-        let len = payload.len().min(buffer.len());
-        buffer[..len].copy_from_slice(&payload[..len]);
         let (port, _) = view.ports().unwrap_or_default();
         let ip = view.source().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         (len, self.shown(SocketAddr::new(ip, port)))
@@ -181,7 +179,8 @@ impl Inner {
 
     /// Takes back what a batch still has.
     pub(super) fn give_back(&self, batch: &mut Datagrams) {
-        let gone_bytes = std::mem::take(&mut batch.gone_bytes);
+        let freed_bytes = batch.datagrams.iter().map(|datagram| datagram.freed_bytes).sum::<u32>();
+        let gone_bytes = std::mem::take(&mut batch.gone_bytes) + freed_bytes;
         if batch.datagrams.is_empty() && gone_bytes == 0 {
             return;
         }
@@ -268,8 +267,10 @@ impl Inner {
         let marks = self.marks(0);
         let mut sent = 0;
         for datagram in batch.datagrams.extract_if(.., |datagram| datagram.answer.is_some()) {
-            let Datagram { packet, answer: Some(answer) } = datagram else { continue };
-            batch.gone_bytes += packet.frame.truesize();
+            let Datagram { packet, answer: Some(answer), freed_bytes, .. } = datagram else {
+                continue;
+            };
+            batch.gone_bytes += packet.frame.truesize() + freed_bytes;
             let to = answer.between.destination.ip();
             let Some((device, address)) = routes.find(to) else {
                 transmitter.put(packet);

@@ -24,7 +24,7 @@ pub(super) struct Reader {
     /// Read one by one, and not given back yet.
     done: Vec<Packet>,
     /// Whether merged datagrams are read as one (`UDP_GRO`).
-    pub(super) takes_merged: bool,
+    takes_merged: bool,
 }
 
 impl Reader {
@@ -42,6 +42,12 @@ impl Reader {
     /// Whether something was taken out of the queue that has not been read.
     pub(super) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
+    }
+
+    /// Says whether merged datagrams are read as one, from now on.
+    pub(super) fn set_takes_merged(&mut self, takes_merged: bool) {
+        self.takes_merged = takes_merged;
+        self.outlet.set_takes_merged(takes_merged);
     }
 
     /// The next packet, which stays.
@@ -109,3 +115,6 @@ impl Reader {
         self.way_back.send(&mut self.outlet);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,7 +115,7 @@ impl Transmitter {
         };
         frame.copy_from(payload);
         let mut packet = Packet::received(frame, Arrival(0), 0, path::parse::Link::Ip);
-        packet.gso_size = gso_size;
+        packet.set_gso_size(gso_size);
         let packet = self.compose(packet, stations, (between, marks))?;
         if hop == Hop::Sought {
             self.hold(device, destination, packet);
@@ -162,7 +162,7 @@ impl Transmitter {
         (between, marks): (Between, Marks),
     ) -> io::Result<Packet> {
         let Between { source, destination } = between;
-        let (Marks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size);
+        let (Marks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());
         let to = UdpHeaders { stations, source, destination, ttl, tos, gso_size };
         match compose_udp(&mut packet.frame, &to) {
             Ok(headers) => packet.headers = headers,

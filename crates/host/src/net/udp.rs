@@ -221,7 +221,7 @@ impl UdpSocket {
 
     /// Whether datagrams of one sender that were merged are read as one (`UDP_GRO`).
     pub fn set_gro(&self, is_on: bool) {
-        self.0.reader().takes_merged = is_on;
+        self.0.reader().set_takes_merged(is_on);
     }
 
     /// Whether flows are to come to the CPU that they are read on (RFS): they are, but for sockets that

@@ -31,7 +31,7 @@ pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
     line(&Left {
         r#in: frames,
         payload_len: payload_len(packet),
-        gso_size: packet.gso_size,
+        gso_size: packet.gso_size(),
         flags: set.map(|(_, letter)| letter).collect(),
         hex: hex(&bytes),
     })

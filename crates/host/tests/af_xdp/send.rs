@@ -87,7 +87,7 @@ pub(crate) fn cut() {
         Link::Ethernet,
         path::parse::Verify::Nothing,
     );
-    whole.gso_size = 1400;
+    whole.set_gso_size(1400);
     sink.send(&mut vec![datagram(&mut rig.pools[0], 99, &socket), whole]).unwrap();
     while rig.sources[0].has_work() {
         rig.sources[0].transmit(&mut rig.pools[0]);
@@ -106,7 +106,7 @@ pub(crate) fn cut() {
         Link::Ethernet,
         path::parse::Verify::Nothing,
     );
-    whole.gso_size = 1600;
+    whole.set_gso_size(1600);
     sink.send(&mut vec![whole]).unwrap();
     rig.sources[0].transmit(&mut rig.pools[0]);
     assert_eq!((counters.frames(), counters.dropped(SendDrop::TooLong)), (9, 1));

@@ -1,14 +1,16 @@
 //! What the calls of `std` do, ours do.
 
 use std::io::ErrorKind::{self, InvalidInput};
+use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use forebay::net::{Datagrams, Net, NetConfig, UdpSocket};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::Trial;
@@ -24,6 +26,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("what_is_peeked_at_is_read_again_and_what_does_not_fit_is_cut_off", peeked),
     ("a_connected_socket_hears_nobody_else", connected),
     ("segments_go_out_as_datagrams_and_merged_ones_come_in_as_one", segments),
+    ("promise_13_segments_of_one_send_are_read_singly", read_singly),
     ("readers_are_told_when_the_engine_has_ended", ended),
     ("a_group_that_was_joined_is_heard_by_all_who_joined", groups),
 ];
@@ -304,6 +307,27 @@ fn segments() {
     for segment in payload.chunks(100) {
         let len = pair.kernels.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..len], segment);
+    }
+    pair.end();
+}
+
+/// The kernel hands them over as one packet that is yet to be cut.
+fn read_singly() {
+    let pair = Pair::new();
+    let payload: Vec<u8> = (0..6350u32).map(|at| u8::try_from(at % 249).unwrap()).collect();
+    for is_gro in [false, true] {
+        pair.ours.set_gro(is_gro);
+        let segment = ControlMessage::UdpGsoSegments(&100);
+        let slices = [IoSlice::new(&payload)];
+        sendmsg::<()>(pair.kernels.as_raw_fd(), &slices, &[segment], MsgFlags::empty(), None)
+            .unwrap();
+        let (mut seen, mut buffer) = (Vec::<u8>::new(), [0; 1 << 16]);
+        while seen.len() < payload.len() {
+            let len = pair.ours.recv(&mut buffer).unwrap();
+            assert!(is_gro || len == 100 || len == 50);
+            seen.extend(&buffer[..len]);
+        }
+        assert_eq!(seen, payload);
     }
     pair.end();
 }

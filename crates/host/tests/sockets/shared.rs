@@ -17,6 +17,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("an_af_xdp_queue_has_sockets_beside_the_kernels", over_af_xdp),
     ("an_af_packet_socket_has_sockets_and_the_kernel_keeps_silent", over_af_packet),
     ("a_first_datagram_waits_for_its_neighbour_with_the_kernel", first_goes_by_kernel),
+    ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
     ("a_port_that_is_ours_is_not_the_kernels_and_the_other_way_round", ports),
 ];
 
@@ -36,9 +37,13 @@ impl Hosts {
     }
 
     fn over(&self, via: Via) -> (Net, NetEngine) {
+        self.taking(via, "udp:53")
+    }
+
+    fn taking(&self, via: Via, what: &str) -> (Net, NetEngine) {
         self.near.run(|| {
             let mut config = DeviceConfig::new("ska", via);
-            config.take = "udp:53".parse().unwrap();
+            config.take = what.parse().unwrap();
             let mut devices = [Device::open(&config).unwrap()];
             Net::over(&Config::live(), &NetConfig::default(), &mut devices).unwrap()
         })
@@ -116,6 +121,41 @@ fn first_goes_by_kernel() {
     hosts.near.run(|| command("ip neigh flush dev ska"));
     drop(socket);
     running.end();
+}
+
+/// A datagram in fragments has no frame that is large enough, on either kind of device.
+fn larger_than_frames() {
+    for via in [Via::AfXdp, Via::AfPacket] {
+        let hosts = Hosts::new();
+        hosts.near.command("ip link set ska address 02:00:00:00:00:01");
+        hosts.far.command("ip neigh replace 10.9.0.1 lladdr 02:00:00:00:00:01 dev skb");
+        let (net, engine) = hosts.taking(via, "all");
+        let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let running = hosts.near.run(|| Running::begin(engine));
+        let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+        let (mut buffer, mut batch) = (vec![0; 1 << 16], Datagrams::new());
+        for (number, len) in [2000, 5000, 20_001, 65_507].into_iter().cycle().take(40).enumerate() {
+            let sent: Vec<_> =
+                (number..number + len).map(|at| u8::try_from(at % 251).unwrap()).collect();
+            far.send_to(&sent, "10.9.0.1:53").unwrap();
+            if number % 3 == 0 {
+                assert_eq!(socket.recv_batch(&mut batch, 9).unwrap(), 1);
+                let datagram = batch.iter().next().unwrap();
+                assert!(datagram.payload() == sent && datagram.segments().eq([&sent[..]]));
+                continue;
+            }
+            if number % 3 == 1 {
+                assert_eq!(socket.peek_from(&mut buffer).unwrap().0, len);
+                assert!(buffer[..len] == sent);
+            }
+            assert_eq!(socket.recv(&mut buffer).unwrap(), len);
+            assert!(buffer[..len] == sent);
+        }
+        drop((batch, socket));
+        let mut outcome = running.end();
+        assert_eq!(net.frames_away(&mut outcome), 0);
+    }
 }
 
 fn ports() {

@@ -39,7 +39,7 @@ impl Handler for Taker {
         let packets = batch.packets.iter().map(|packet| Delivered {
             queue: batch.rx_queue.0,
             bytes: packet.fragments().flatten().copied().collect(),
-            gso_size: packet.gso_size,
+            gso_size: packet.gso_size(),
             truesize: packet.frame.truesize(),
             checksum: packet.headers.l4_checksum,
             hash: packet.hash,

@@ -41,7 +41,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     let Some((link_header, rest)) = bytes.split_at_checked(start) else {
         return Err(Refusal::Flaw);
     };
-    if packet.is_merged() {
+    if packet.is_chain() {
         return Err(Refusal::Merged); // only its first segment is in this frame
     }
     if packet.is_whole_gso() {

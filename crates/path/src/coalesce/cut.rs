@@ -3,7 +3,7 @@
 use mem::Pool;
 
 use super::resegment::{Plan, resegment};
-use crate::packet::Packet;
+use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 use crate::pieces::Reader;
 
@@ -17,11 +17,11 @@ use crate::pieces::Reader;
 /// Gives the packet back, to be dropped by name, when the pool has no frame for a segment; `out` is
 /// as it was.
 pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
-    if !packet.is_whole_gso() {
+    let Shape::Gso(size) = packet.shape() else {
         resegment(packet, out);
         return Ok(());
-    }
-    let plan = Plan::of(&packet);
+    };
+    let plan = Plan::of(&packet, size);
     let first = out.len();
     let mut payload = Reader::at(&packet.frame, packet.headers.payload_offset.into());
     for number in 0..plan.segments() {

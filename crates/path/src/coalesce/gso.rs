@@ -72,7 +72,7 @@ impl VirtioNetHdr {
 #[must_use]
 pub fn gso_type(packet: &Packet) -> u8 {
     let Headers { transport, network, .. } = packet.headers;
-    if packet.gso_size == 0 {
+    if packet.gso_size() == 0 {
         return GSO_NONE;
     }
     let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
@@ -92,7 +92,7 @@ pub fn gso_type(packet: &Packet) -> u8 {
 /// there is no word in it for ids that stay. All else comes out as it came in.
 pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
     let headers = packet.headers;
-    let (1.., Some(csum_offset)) = (packet.gso_size, csum_offset(headers.transport)) else {
+    let (1.., Some(csum_offset)) = (packet.gso_size(), csum_offset(headers.transport)) else {
         return VirtioNetHdr::default();
     };
     let gso_type = gso_type(packet);
@@ -102,7 +102,7 @@ pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
         flags: NEEDS_CSUM,
         gso_type,
         hdr_len: headers.payload_offset,
-        gso_size: packet.gso_size,
+        gso_size: packet.gso_size(),
         csum_start: headers.transport_offset,
         csum_offset,
     }

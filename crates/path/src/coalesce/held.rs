@@ -125,7 +125,7 @@ impl Held {
         let payload_len = u32::from(headers.payload_len);
         let is_whole = headers.flaw.is_none()
             && headers.l4_checksum == Checksum::Good
-            && packet.gso_size == 0
+            && packet.gso_size() == 0
             && (packet.wire_len == packet.frame.len_bytes()
                 || self.packet.is_in_pieces() && packet.wire_len == packet.frame.total_len_bytes());
         if !is_whole || payload_len == 0 || payload_len > self.first_len() {
@@ -133,7 +133,7 @@ impl Held {
         }
         let own = own_fields(&self.packet, packet, mask)?;
         let ids = match rules.mode {
-            CoalesceMode::Gro => self.ids.after(own.id_ahead, self.packet.segment_count())?,
+            CoalesceMode::Gro => self.ids.after(own.id_ahead, self.segments())?,
             CoalesceMode::Lro => self.lro_difference(packet).is_none().then_some(Ids::Undecided)?,
         };
         let is_next = match self.packet.headers.transport {
@@ -216,7 +216,7 @@ impl Held {
             return packet;
         }
         let headers = packet.headers;
-        packet.gso_size = headers.payload_len;
+        packet.set_gso_size(headers.payload_len);
         let payload_sum = sums.payloads(&packet, payload_len, flags, mode);
         let mut header = HeaderBytes::new(packet.frame.data_mut(), &headers);
         header.set_lengths(payload_len, None);
@@ -236,6 +236,12 @@ impl Held {
         packet.headers.payload_len = u16::try_from(payload_len).unwrap_or(u16::MAX);
         packet.wire_len = u32::from(headers.payload_offset) + payload_len;
         packet
+    }
+
+    /// How many segments there are. The packet says so itself once it is finished.
+    #[inline]
+    fn segments(&self) -> u32 {
+        u32::from(self.packet.frame.follower_count()) + 1
     }
 
     /// The payload of the first segment, which no other exceeds.

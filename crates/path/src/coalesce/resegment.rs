@@ -1,17 +1,19 @@
 //! The inverse of merging: the frames that a packet was made of.
 
+use std::num::{NonZeroU16, NonZeroU32};
+
 use mem::Frame;
 
 use super::header::{HeaderBytes, ipv4_id};
 use super::segments::read_tag;
 use super::wire::{CWR, FIN, PSH};
-use crate::packet::Packet;
+use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
 use crate::pieces::sum_in;
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
-/// as it is, also one that came whole: see [`cut`](super::cut()).
+/// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several frames.
 ///
 /// Only the payloads, and what was behind them, are the original bytes: the headers of every
 /// segment are made anew from those of the packet. Of a packet merged in
@@ -19,11 +21,10 @@ use crate::pieces::sum_in;
 /// [`Lro`](super::CoalesceMode::Lro) mode has forgotten older acknowledgements, windows, timestamps
 /// and ids, and its segments carry the newest.
 pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
-    if !packet.is_merged() {
-        out.push(packet);
-        return;
-    }
-    let plan = Plan::of(&packet);
+    let Shape::Merged(size) = packet.shape() else {
+        return out.push(packet);
+    };
+    let plan = Plan::of(&packet, size);
     let followers = packet.frame.take_followers();
     let first = out.len();
     out.push(plan.first(packet));
@@ -36,7 +37,7 @@ pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
 pub(super) struct Plan {
     /// Of the packet; of a segment but for the payload's length.
     headers: Headers,
-    gso_size: u32,
+    gso_size: NonZeroU32,
     payload_len: u32,
     sequence: u32,
     /// TCP's lower eight.
@@ -47,8 +48,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of a packet that was merged, or came whole.
-    pub(super) fn of(packet: &Packet) -> Self {
+    /// The plan of a packet that was merged, or came whole, of segments with so much payload.
+    pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
         let headers = packet.headers;
         let view = packet.view();
         let first_id = ipv4_id(packet.frame.data(), &headers);
@@ -59,7 +60,7 @@ impl Plan {
         });
         Self {
             headers,
-            gso_size: packet.gso_size.into(),
+            gso_size: size.into(),
             payload_len: headers.payload_len.into(),
             sequence: view.tcp_sequence().unwrap_or(0),
             flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1]),
@@ -69,17 +70,17 @@ impl Plan {
     }
 
     pub(super) fn segments(&self) -> u32 {
-        self.payload_len.div_ceil(self.gso_size)
+        self.payload_len.div_ceil(self.gso_size.get())
     }
 
     /// Where in the payload that of a segment begins, and how long it is.
     pub(super) fn place(&self, number: u32) -> (u32, u32) {
-        let offset = number * self.gso_size;
-        (offset, (self.payload_len - offset).min(self.gso_size))
+        let offset = number * self.gso_size.get();
+        (offset, (self.payload_len - offset).min(self.gso_size.get()))
     }
 
     fn first(&self, mut packet: Packet) -> Packet {
-        packet.gso_size = 0;
+        packet.set_gso_size(0);
         self.rewrite_looking(0, &mut packet);
         packet
     }

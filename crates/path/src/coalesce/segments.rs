@@ -5,11 +5,12 @@
 //! be computed. What cannot, when the segment arrived, is written over their end.
 
 use std::fmt;
+use std::num::NonZeroU16;
 
 use mem::Frame;
 use mem::chain::Followers;
 
-use crate::packet::{Arrival, Packet};
+use crate::packet::{Arrival, Packet, Shape};
 use crate::pieces::{Stretches, bytes_in};
 
 /// Arrival number and timestamp.
@@ -25,9 +26,13 @@ pub struct Segment<'a> {
     /// Where its payload begins in that of the packet.
     pub offset: u32,
     /// Its payload, as far as it was captured, and lies in its frame itself: of a packet
-    /// [in pieces](Packet::is_in_pieces), see [`payload_fragments`](Self::payload_fragments).
+    /// [in pieces](Packet::is_in_pieces), and of a datagram
+    /// [in several frames](crate::packet::Shape::FragList), see
+    /// [`payload_fragments`](Self::payload_fragments).
     pub payload: &'a [u8],
     frame: &'a Frame,
+    /// Whether it goes on in the frames that follow.
+    is_list: bool,
     /// Where in the frame and its pieces the payload begins.
     begin: usize,
     len: usize,
@@ -38,12 +43,21 @@ impl<'a> Segment<'a> {
         let bytes = frame.data().get(begin..).unwrap_or_default();
         let (payload, _) = bytes.split_at(len.min(bytes.len()));
         let Packet { arrival, timestamp_ns, .. } = *whole;
-        Self { arrival, timestamp_ns, offset: 0, payload, frame, begin, len }
+        let is_list = whole.shape() == Shape::FragList;
+        Self { arrival, timestamp_ns, offset: 0, payload, frame, is_list, begin, len }
     }
 
     /// All of its payload, as far as it was captured, in the stretches in which it lies.
     pub fn payload_fragments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        self.stretches()
+        let mut left = self.len;
+        let (frame, is_list) = (self.frame, self.is_list);
+        let others = move || frame.followers().flat_map(|frame| bytes_in(frame, 0..usize::MAX));
+        let others = is_list.then(others).into_iter().flatten();
+        self.stretches().chain(others).map_while(move |bytes| {
+            let bytes = bytes.get(..left).unwrap_or(bytes);
+            left -= bytes.len();
+            (!bytes.is_empty()).then_some(bytes)
+        })
     }
 
     fn stretches(&self) -> Stretches<'a> {
@@ -52,10 +66,22 @@ impl<'a> Segment<'a> {
 }
 
 impl Packet {
-    /// How many frames this packet was merged of; 1 if it was not.
+    /// How many frames this packet was merged of; 1 if it was not. A datagram is one, however many
+    /// fragments it came in.
     #[must_use]
     pub fn segment_count(&self) -> u32 {
-        u32::from(self.frame.follower_count()) + 1
+        if self.is_merged() { u32::from(self.frame.follower_count()) + 1 } else { 1 }
+    }
+
+    /// How many packets of the wire it stands for: those that it was merged of, or is yet to be cut
+    /// into.
+    #[must_use]
+    pub fn wire_count(&self) -> u32 {
+        match self.shape() {
+            Shape::Single | Shape::FragList => 1,
+            Shape::Merged(_) => u32::from(self.frame.follower_count()) + 1,
+            Shape::Gso(size) => self.headers.payload_len.div_ceil(size.get()).max(1).into(),
+        }
     }
 
     /// The segments, in the order of arrival.
@@ -65,26 +91,46 @@ impl Packet {
     }
 
     /// The bytes of the packet as one: its headers with the first segment's payload, then the other
-    /// payloads, without what was behind them, each with its pieces behind it. Of a datagram that was
-    /// [reassembled](crate::network::reassembly) in several frames (with a `gso_size` of 0), those.
+    /// payloads, without what was behind them, each with its pieces behind it. Of a datagram in
+    /// [several frames](Shape::FragList), the bytes of those.
     pub fn fragments(&self) -> Fragments<'_> {
-        let first_len = match self.gso_size {
-            1.. if self.is_merged() => usize::from(self.headers.payload_offset) + self.first_len(),
+        let first_len = match self.shape() {
+            Shape::Merged(size) => usize::from(self.headers.payload_offset) + self.first_len(size),
             _ => usize::MAX,
         };
         let segments = Segments { next: 1, ..self.segments() };
         Fragments { here: bytes_in(&self.frame, 0..first_len), segments }
     }
 
+    /// Copies of the payload what there is room for: that of all segments, one behind the other.
+    /// Returns how much that is.
+    pub fn copy_payload(&self, room: &mut [u8]) -> usize {
+        if !self.is_chain() && !self.is_in_pieces() {
+            let view = self.view();
+            let payload = view.payload();
+            let len = payload.len().min(room.len());
+            room[..len].copy_from_slice(&payload[..len]);
+            return len;
+        }
+        let mut len = 0;
+        for bytes in self.segments().flat_map(|segment| segment.payload_fragments()) {
+            let room = &mut room[len..];
+            let fits = bytes.len().min(room.len());
+            room[..fits].copy_from_slice(&bytes[..fits]);
+            len += fits;
+        }
+        len
+    }
+
     /// The length of the first segment's payload, of a packet that was merged.
-    fn first_len(&self) -> usize {
-        self.headers.payload_len.min(self.gso_size).into()
+    fn first_len(&self, size: NonZeroU16) -> usize {
+        self.headers.payload_len.min(size.get()).into()
     }
 
     /// The place in the order of arrival of the last segment.
     #[must_use]
     pub fn last_arrival(&self) -> Arrival {
-        let last = self.frame.followers().last();
+        let last = self.frame.followers().last().filter(|_| self.is_merged());
         last.map_or(self.arrival, |frame| read_tag(frame).0)
     }
 }
@@ -104,6 +150,10 @@ impl<'a> Iterator for Fragments<'a> {
         loop {
             if let Some(bytes) = self.here.next() {
                 return Some(bytes);
+            }
+            if self.segments.packet.shape() == Shape::FragList {
+                self.here = bytes_in(self.segments.followers.next()?, 0..usize::MAX);
+                continue;
             }
             let segment = self.segments.next()?;
             if segment.payload.len() == segment.len {
@@ -134,23 +184,25 @@ impl<'a> Iterator for Segments<'a> {
 
     fn next(&mut self) -> Option<Segment<'a>> {
         let packet = self.packet;
-        let offset = self.next * u32::from(packet.gso_size);
+        let size = match packet.shape() {
+            Shape::Merged(size) => Some(size),
+            Shape::Single | Shape::Gso(_) | Shape::FragList => None,
+        };
         let segment = if self.next == 0 {
-            let is_sized = packet.gso_size > 0 && packet.is_merged();
-            let len = if is_sized { packet.first_len() } else { packet.headers.payload_len.into() };
+            let all = usize::from(packet.headers.payload_len);
+            let len = size.map_or(all, |size| packet.first_len(size));
             let begin = match packet.headers.payload_offset {
                 0 => usize::MAX, // nobody knows of any
                 begin => begin.into(),
             };
             Segment::of_frame(&packet.frame, (begin, len), packet)
         } else {
+            let size = u32::from(size?.get());
             let frame = self.followers.next()?;
             let (arrival, timestamp_ns) = read_tag(frame);
+            let offset = self.next * size;
             let left = u32::from(packet.headers.payload_len).saturating_sub(offset);
-            let len = left.min(packet.gso_size.into()) as usize;
-            let is_reassembled = packet.gso_size == 0;
-            let len = if is_reassembled { usize::MAX } else { len };
-            let segment = Segment::of_frame(frame, (0, len), packet);
+            let segment = Segment::of_frame(frame, (0, left.min(size) as usize), packet);
             Segment { arrival, timestamp_ns, offset, ..segment }
         };
         self.next += 1;

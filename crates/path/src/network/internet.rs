@@ -31,11 +31,11 @@ impl Network {
                 Err(received) => return received,
             };
         }
-        self.ipv4_protocol(packet, on)
+        self.ipv4_protocol(packet, on, pool)
     }
 
     /// `ip_protocol_deliver_rcu`: a packet whose header was judged, and that is whole.
-    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity) -> Received {
+    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity, pool: &mut Pool) -> Received {
         let header = Wire::of(&packet).bytes;
         let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
             header.first_chunk::<{ ipv4::FIXED_BYTES }>()
@@ -48,7 +48,7 @@ impl Network {
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
             is_ipv6: false,
         };
-        self.protocol(packet, &place, on)
+        self.protocol(packet, &place, on, pool)
     }
 
     pub(super) fn ipv6(
@@ -77,7 +77,7 @@ impl Network {
         }
         match walked {
             Ok(Walked::Protocol { protocol, offset }) => {
-                self.ipv6_protocol(packet, protocol, offset, on)
+                self.ipv6_protocol(packet, protocol, offset, (on, pool))
             }
             Ok(Walked::Fragment) => self.dropped(packet, NetworkDrop::Ipv6BadExthdr),
             Err(reason) => self.dropped(packet, reason),
@@ -99,7 +99,7 @@ impl Network {
         packet: Packet,
         protocol: u8,
         offset: usize,
-        on: &Identity,
+        (on, pool): (&Identity, &mut Pool),
     ) -> Received {
         let bytes = Wire::of(&packet).bytes;
         let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
@@ -109,7 +109,7 @@ impl Network {
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
             is_ipv6: true,
         };
-        self.protocol(packet, &place, on)
+        self.protocol(packet, &place, on, pool)
     }
 
     /// Puts a fragment to the others. What it spoils goes home.
@@ -153,12 +153,12 @@ impl Network {
     }
 }
 
-/// Takes off what stands behind an IP packet of `total_len` bytes. One that was merged has nothing
+/// Takes off what stands behind an IP packet of `total_len` bytes. One in several frames has nothing
 /// there.
 fn trim(packet: &mut Packet, total_len: usize) {
     let end = usize::from(packet.headers.network_offset) + total_len;
     match u32::try_from(end) {
-        Ok(end) if end < packet.frame.len_bytes() && !packet.is_merged() => {
+        Ok(end) if end < packet.frame.len_bytes() && !packet.is_chain() => {
             packet.frame.set_len(end);
             packet.wire_len = end;
         }

@@ -263,7 +263,8 @@ fn group_station(group: Ipv6Addr) -> [u8; 6] {
 /// Has the packet know what it is now.
 fn noted(packet: &mut Packet) {
     packet.wire_len = packet.frame.len_bytes();
-    (packet.device_sum, packet.gso_size) = (None, 0);
+    packet.device_sum = None;
+    packet.set_gso_size(0);
     packet.headers = Headers { link: packet.headers.link, ..Headers::default() };
     let Packet { frame, headers, wire_len, .. } = packet;
     parse_into(headers, frame.data(), *wire_len, None, Verify::Checksums);

@@ -16,7 +16,7 @@ mod pieces;
 use mem::Pool;
 
 use super::NetworkDrop;
-use crate::packet::Packet;
+use crate::packet::{Packet, Shape};
 use crate::parse::Network;
 use fragment::Fragment;
 use held::{Added, Held};
@@ -62,8 +62,7 @@ pub enum Reassembly {
     /// It waits for the others.
     Waits,
     /// It was the last one missing: the datagram as one packet, parsed anew with checksums verified.
-    /// In one frame where the pool has one that is large enough; else [in several](Packet::fragments)
-    /// (`is_merged`, with a `gso_size` of 0).
+    /// In one frame where the pool has one that is large enough; else [in several](Shape::FragList).
     Complete(Packet),
     /// It is dropped. If it spoiled its datagram, the other fragments are among the dropped too.
     Dropped(Packet, NetworkDrop),
@@ -113,7 +112,7 @@ impl Fragments {
     ) -> Reassembly {
         self.expire(now_ns, dropped);
         let fragment = match Fragment::read(&packet) {
-            Ok(fragment) if !packet.is_merged() => fragment,
+            Ok(fragment) if packet.shape() == Shape::Single => fragment,
             Ok(_) => return Reassembly::Dropped(packet, NetworkDrop::FragInvalid),
             Err(why) => return Reassembly::Dropped(packet, why),
         };

@@ -1,8 +1,10 @@
 //! From the transport header on: what is delivered, what is answered.
 
+use mem::Pool;
+
 use super::icmp::{self, Asked};
 use super::{Identity, Network, NetworkDrop, Received, icmp_error, ndisc, udp};
-use crate::packet::Packet;
+use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Fragment, Headers, Transport};
 
@@ -45,7 +47,13 @@ impl Place {
 }
 
 impl Network {
-    pub(super) fn protocol(&mut self, packet: Packet, place: &Place, on: &Identity) -> Received {
+    pub(super) fn protocol(
+        &mut self,
+        packet: Packet,
+        place: &Place,
+        on: &Identity,
+        pool: &mut Pool,
+    ) -> Received {
         let counters = if place.is_ipv6 { &self.counters.ip6 } else { &self.counters.ip };
         match (place.protocol, place.is_ipv6) {
             (udp::UDP, _) => {
@@ -54,7 +62,10 @@ impl Network {
             }
             (icmp::ICMP, false) | (icmp::ICMPV6, true) => {
                 counters.in_delivers.add(1);
-                self.icmp(packet, place, on)
+                match together(packet, pool) {
+                    Ok(packet) => self.icmp(packet, place, on),
+                    Err(packet) => self.dropped(packet, NetworkDrop::Nomem),
+                }
             }
             _ => {
                 counters.in_unknown_protos.add(1);
@@ -67,24 +78,17 @@ impl Network {
         let counters = if place.is_ipv6 { &self.counters.udp6 } else { &self.counters.udp };
         let is_to_many =
             packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
-        let len = if packet.is_merged() {
-            // It was judged over all its frames when they were joined.
-            match udp::judged_before(&packet.headers, counters) {
-                Ok(len) => len,
-                Err(reason) => return self.dropped(packet, reason),
-            }
-        } else {
-            let segment = udp::Segment {
-                bytes: packet.frame.data().get(place.offset..).unwrap_or_default(),
-                pseudo_sum: place.pseudo_sum,
-                checksum: place.known_checksum(&packet.headers),
-                is_ipv6: place.is_ipv6,
-                is_to_many,
-            };
-            match udp::receive(&segment, counters) {
-                Ok(len) => len,
-                Err(reason) => return self.dropped(packet, reason),
-            }
+        let segment = udp::Segment {
+            packet: &packet,
+            offset: place.offset,
+            pseudo_sum: place.pseudo_sum,
+            checksum: place.known_checksum(&packet.headers),
+            is_ipv6: place.is_ipv6,
+            is_to_many,
+        };
+        let len = match udp::receive(&segment, counters) {
+            Ok(len) => len,
+            Err(reason) => return self.dropped(packet, reason),
         };
         place.describe(&mut packet.headers, len);
         Received::Datagram(packet)
@@ -92,9 +96,6 @@ impl Network {
 
     fn icmp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
         let (ip, icmp) = self.ip_and_icmp(place.is_ipv6);
-        if packet.is_merged() {
-            return Received::Taken(packet); // too large to be answered from one frame
-        }
         let bytes = packet.frame.data().get(place.offset..).unwrap_or_default();
         let destination = packet.view().destination();
         let message = icmp::Message {
@@ -133,4 +134,18 @@ impl Network {
             },
         }
     }
+}
+
+/// A packet in one frame, for whoever judges and answers it where it lies; what it was in goes home.
+///
+/// # Errors
+/// Gives it back where there is no frame so large.
+fn together(mut packet: Packet, pool: &mut Pool) -> Result<Packet, Packet> {
+    if packet.shape() == Shape::FragList {
+        match packet.copied_whole(pool) {
+            Some(copy) => pool.put(std::mem::replace(&mut packet.frame, copy)),
+            None => return Err(packet),
+        }
+    }
+    Ok(packet)
 }

@@ -2,8 +2,9 @@
 
 use super::counters::UdpCounters;
 use super::drop::NetworkDrop;
+use crate::packet::Packet;
+use crate::parse::Checksum;
 use crate::parse::checksum::{Sum, judge};
-use crate::parse::{Checksum, Headers, Transport};
 
 pub(super) const UDP: u8 = 17;
 pub(super) const HEADER_BYTES: usize = 8;
@@ -11,8 +12,10 @@ pub(super) const HEADER_BYTES: usize = 8;
 /// A datagram's header and payload, by the IP header's account.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment<'a> {
-    /// From the UDP header to the end of the IP packet.
-    pub(super) bytes: &'a [u8],
+    /// The packet that it is in.
+    pub(super) packet: &'a Packet,
+    /// Where in the packet's first frame it begins; it ends where the IP packet does.
+    pub(super) offset: usize,
     /// The sum of the addresses and the protocol.
     pub(super) pseudo_sum: Sum,
     /// What is known of the checksum already.
@@ -29,17 +32,18 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
         counters.in_errors.add(1);
         Err(reason)
     };
-    let Some(&[_, _, _, _, high, low, check @ ..]) = segment.bytes.first_chunk::<HEADER_BYTES>()
-    else {
+    let header = segment.packet.frame.data().get(segment.offset..).unwrap_or_default();
+    let Some(&[_, _, _, _, high, low, check @ ..]) = header.first_chunk::<HEADER_BYTES>() else {
         return wrong(NetworkDrop::PktTooSmall);
     };
+    let there = segment.len();
     let len = match usize::from(u16::from_be_bytes([high, low])) {
-        0 if segment.is_ipv6 => segment.bytes.len(), // RFC 2675, whatever the length
+        0 if segment.is_ipv6 => there, // RFC 2675, whatever the length
         len => len,
     };
-    let Some(datagram) = segment.bytes.get(..len).filter(|_| len >= HEADER_BYTES) else {
+    if len < HEADER_BYTES || len > there {
         return wrong(NetworkDrop::PktTooSmall);
-    };
+    }
     let has_checksum = check != [0, 0];
     if !has_checksum && segment.is_ipv6 && segment.is_to_many {
         counters.ignored_multi.add(1);
@@ -54,7 +58,7 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
             }
         }
         (true, _, Checksum::Unknown) => {
-            judge(segment.pseudo_sum.plus_len(len).plus(Sum::of(datagram)))
+            judge(segment.pseudo_sum.plus_len(len).plus(segment.sum(len)))
         }
         (true, _, known) => known,
     };
@@ -65,22 +69,29 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
     Ok(len)
 }
 
-/// The same of a datagram in several frames, by what was found out when they were joined.
-pub(super) fn judged_before(
-    headers: &Headers,
-    counters: &UdpCounters,
-) -> Result<usize, NetworkDrop> {
-    let is_udp = headers.transport == Transport::Udp && headers.flaw.is_none();
-    let reason = match headers.l4_checksum {
-        Checksum::Good | Checksum::Unknown if is_udp => {
-            return Ok(usize::from(headers.payload_len) + HEADER_BYTES);
+impl<'a> Segment<'a> {
+    /// How much of it there is.
+    fn len(&self) -> usize {
+        let len = match self.packet.is_chain() {
+            true => self.packet.fragments().map(<[u8]>::len).sum(),
+            false => self.packet.frame.data().len(),
+        };
+        len.saturating_sub(self.offset)
+    }
+
+    /// The sum of its first `len` bytes, as far as they are there.
+    fn sum(&self, len: usize) -> Sum {
+        if !self.packet.is_chain() {
+            let place = self.offset..self.offset.saturating_add(len);
+            return Sum::of(self.packet.frame.data().get(place).unwrap_or_default());
         }
-        Checksum::Bad if is_udp => {
-            counters.in_csum_errors.add(1);
-            NetworkDrop::UdpCsum
-        }
-        _ => NetworkDrop::PktTooSmall,
-    };
-    counters.in_errors.add(1);
-    Err(reason)
+        let (mut skip, mut left) = (self.offset, len);
+        Sum::of_pieces(self.packet.fragments().map(move |bytes| -> &'a [u8] {
+            let (before, bytes) = bytes.split_at(skip.min(bytes.len()));
+            let (bytes, _) = bytes.split_at(left.min(bytes.len()));
+            skip -= before.len();
+            left -= bytes.len();
+            bytes
+        }))
+    }
 }

@@ -7,14 +7,14 @@ use crate::parse::Checksum;
 /// What was received, from the network header on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire<'a> {
-    /// The bytes: of a packet that was merged, the first frame's.
+    /// The bytes: of a packet in several frames, the first one's.
     pub(super) bytes: &'a [u8],
     /// How long it was on the wire, padding included.
     pub(super) len: usize,
     /// What parsing found out about an IPv4 header.
     pub(super) ip_checksum: Checksum,
     /// More frames follow the first.
-    is_merged: bool,
+    is_chain: bool,
 }
 
 /// Whether as much is there as a header says.
@@ -32,15 +32,15 @@ impl<'a> Wire<'a> {
         let offset = usize::from(packet.headers.network_offset);
         let bytes = packet.frame.data().get(offset..).unwrap_or_default();
         let len = (packet.wire_len as usize).saturating_sub(offset).max(bytes.len());
-        let is_merged = packet.is_merged();
-        Self { bytes, len, ip_checksum: packet.headers.ip_checksum, is_merged }
+        let is_chain = packet.is_chain();
+        Self { bytes, len, ip_checksum: packet.headers.ip_checksum, is_chain }
     }
 
     /// Whether `len` bytes are there.
     pub(super) fn holds(&self, len: usize) -> Extent {
         if len > self.len {
             Extent::Short
-        } else if len > self.bytes.len() && !self.is_merged {
+        } else if len > self.bytes.len() && !self.is_chain {
             Extent::Snapped
         } else {
             Extent::Whole

@@ -147,7 +147,7 @@ impl CopyCache {
 fn is_eligible(packet: &Packet) -> bool {
     let before = u32::from(packet.headers.network_offset);
     packet.headers.network != Network::Other
-        && !packet.is_merged()
+        && !packet.is_chain()
         && packet.frame.len_bytes().saturating_sub(before) < COPIED_BELOW_BYTES
 }
 
@@ -208,12 +208,13 @@ mod tests {
         packet.timestamp_ns = 1_234_567_890_123;
         packet.arrival = Arrival(77);
         packet.hash = crate::hash::FlowHash(0xfeed);
-        packet.gso_size = 4;
+        packet.set_gso_size(4);
         let known = |packet: &Packet| {
             let view = packet.view();
             let addresses = (view.source(), view.destination(), view.ports(), view.ttl());
-            let Packet { timestamp_ns, arrival, wire_len, hash, headers, gso_size, .. } = packet;
-            let given = (*timestamp_ns, *arrival, *wire_len, *hash, *headers, *gso_size);
+            let Packet { timestamp_ns, arrival, wire_len, hash, headers, segment_size, .. } =
+                packet;
+            let given = (*timestamp_ns, *arrival, *wire_len, *hash, *headers, *segment_size);
             (addresses, given, packet.device_sum)
         };
         let before = known(&packet);

@@ -215,7 +215,7 @@ impl Relief {
     /// (`skb_condense`).
     fn condense(&mut self, packet: &mut Packet, pool: &mut Pool) {
         let Some(chunks) = &mut self.small else { return };
-        if packet.is_merged() || packet.frame.truesize() <= chunks.smallest_chunk_bytes() {
+        if packet.is_chain() || packet.frame.truesize() <= chunks.smallest_chunk_bytes() {
             return;
         }
         let Some(mut small) = chunks.allocate(packet.frame.len_bytes()) else { return };

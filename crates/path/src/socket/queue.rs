@@ -80,6 +80,7 @@ fn starting_at(
         joined: AtomicU32::new(0),
         joining: Joining::new(Some(Vec::new())),
         reader,
+        takes_merged: AtomicBool::new(false),
     });
     let lanes = Lanes::new(ticket, Vec::new());
     let outlet = Outlet { hub: Arc::clone(&hub), lanes, in_hand_bytes: 0 };
@@ -104,6 +105,8 @@ pub struct Hub {
     is_waiting: OwnLine<AtomicBool>,
     /// There is no reader any more.
     is_closed: AtomicBool,
+    /// The reader takes several datagrams in one packet (`UDP_GRO`).
+    takes_merged: AtomicBool,
     /// Of [`REFUSED`] and [`ENDED`].
     told: AtomicU8,
     /// How many lanes have been put in `joining`, ever.
@@ -241,12 +244,12 @@ impl Inlet {
         self.hub.account.charge(packets, slots, dropped);
         let counters = self.counters();
         if dropped.len() > refused_before {
-            counters.dropped.add(frames(&dropped[refused_before..]));
+            counters.dropped.add(datagrams(&dropped[refused_before..]));
         }
         if packets.is_empty() {
             return Put::Done;
         }
-        counters.queued.add(frames(packets));
+        counters.queued.add(datagrams(packets));
         self.send(packets)
     }
 
@@ -280,11 +283,18 @@ impl Inlet {
     pub fn counters(&self) -> &LaneCounters {
         self.hub.account.lane(self.cpu)
     }
+
+    /// Whether the reader takes several datagrams in one packet. Merged ones it takes apart itself if
+    /// not; those that are [yet to be cut](crate::packet::Shape::Gso) are cut before they are put in.
+    #[must_use]
+    pub fn takes_merged(&self) -> bool {
+        self.hub.takes_merged.load(Ordering::Relaxed)
+    }
 }
 
-/// Frames that packets consist of.
-fn frames(packets: &[Packet]) -> u64 {
-    packets.iter().map(|packet| u64::from(packet.frame.follower_count()) + 1).sum()
+/// Datagrams that packets stand for.
+fn datagrams(packets: &[Packet]) -> u64 {
+    packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
 }
 
 /// The end of a queue that the socket's reader takes packets out of. Dropping it closes the socket.
@@ -382,6 +392,11 @@ impl Outlet {
     /// Says that the reader is awake though nobody woke it.
     pub fn disarm(&mut self) {
         self.hub.is_waiting.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Says whether packets of several datagrams are taken, from now on.
+    pub fn set_takes_merged(&mut self, takes_merged: bool) {
+        self.hub.takes_merged.store(takes_merged, Ordering::Relaxed);
     }
 
     /// The `truesize` of all that was taken out and is still charged.

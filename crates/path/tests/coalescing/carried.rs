@@ -51,7 +51,7 @@ fn a_partial_checksum_is_completed_and_is_verified_without_a_look_at_the_payload
                 assert_eq!(packet.frame.data(), good.bytes, "{shape:?} {len}");
                 assert_eq!(packet.device_sum, DeviceSum::of_frame(&good.bytes, good.link));
                 assert_eq!(judged(&mut packet), Checksum::Good, "{shape:?} {len}");
-                assert_eq!((packet.gso_size, packet.is_whole_gso()), (0, false));
+                assert_eq!((packet.gso_size(), packet.is_whole_gso()), (0, false));
             }
         }
     }
@@ -149,7 +149,7 @@ fn what_is_to_be_cut_inside_a_tunnel_is_one_large_packet_that_is_right() {
             let mut packet = filled(&wire, verify);
             wire.vnet.unwrap().carry_into(&mut packet).unwrap();
             assert_eq!(packet.frame.data(), expected.bytes);
-            assert_eq!((judged(&mut packet), packet.gso_size), (verdict, 0));
+            assert_eq!((judged(&mut packet), packet.gso_size()), (verdict, 0));
         }
     }
 }
@@ -195,7 +195,7 @@ fn check_lie(wire: &Wire, lie: GsoLie, name: &str) {
         let device_sum = packet.device_sum;
         assert_eq!(wire.vnet.unwrap().carry_into(&mut packet), Err(lie), "{name}");
         assert_eq!(packet.frame.data(), wire.bytes, "{name}");
-        assert_eq!((packet.gso_size, packet.device_sum), (0, device_sum), "{name}");
+        assert_eq!((packet.gso_size(), packet.device_sum), (0, device_sum), "{name}");
         assert_eq!(packet.headers.l4_checksum, Checksum::Unknown, "{name}");
     }
 }
@@ -233,7 +233,7 @@ fn what_a_sender_left_in_the_field_of_a_packet_that_is_to_be_cut_is_set_anew() {
     let wire = right(&tcp());
     let mut packet = filled(&wire.clone().edit(FIELD, &[1, 2]), Verify::Checksums);
     wire.vnet.unwrap().carry_into(&mut packet).unwrap();
-    assert_eq!((packet.frame.data(), packet.gso_size), (&*wire.bytes, 100));
+    assert_eq!((packet.frame.data(), packet.gso_size()), (&*wire.bytes, 100));
 }
 
 #[test]
@@ -286,7 +286,7 @@ proptest! {
             prop_assert_eq!(Some(sum), DeviceSum::of_frame(packet.frame.data(), wire.link));
         }
         if packet.is_whole_gso() {
-            prop_assert_eq!(packet.gso_size, vnet.gso_size);
+            prop_assert_eq!(packet.gso_size(), vnet.gso_size);
             prop_assert!([GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4].contains(&(vnet.gso_type & !GSO_ECN)));
         }
     }

@@ -237,7 +237,7 @@ proptest! {
     ) {
         let mut rig = played(first, is_summed, &steps);
         check_segments(&rig);
-        rig.out.iter().filter(|packet| packet.gso_size > 0).for_each(crate::merged::check_whole);
+        rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::merged::check_whole);
         let out = taken_apart(std::mem::take(&mut rig.out));
         prop_assert_eq!(by_hash(&out), by_hash(&rig.fed));
         prop_assert_eq!(rig.pool.away(), 0);

@@ -107,7 +107,7 @@ fn check_five(packet: Packet, shape: &Segment, flags: u8, fed: &[Frame]) {
     assert_eq!(packet.frame.truesize(), 5 * SMALL_CHUNK_BYTES, "what the buffers hold");
     assert_eq!((packet.arrival, packet.last_arrival()), (fed[0].arrival, fed[4].arrival));
     let len = shape.payload.len();
-    assert_eq!(usize::from(packet.gso_size), len);
+    assert_eq!(usize::from(packet.gso_size()), len);
     for ((number, segment), frame) in (0u32..).zip(packet.segments()).zip(fed) {
         assert_eq!((segment.arrival, segment.timestamp_ns), (frame.arrival, frame.timestamp_ns));
         assert_eq!(segment.offset as usize, number as usize * len);

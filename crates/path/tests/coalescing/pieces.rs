@@ -106,14 +106,14 @@ impl Queue {
 type Seen = (Frame, Headers, u16, Option<DeviceSum>, Arrival, Vec<(Arrival, u64, u32, Vec<u8>)>);
 
 fn seen(packet: &Packet) -> Seen {
-    let Packet { headers, gso_size, device_sum, .. } = *packet;
+    let Packet { headers, device_sum, .. } = *packet;
     let segments = packet.segments().map(|segment| {
         let payload: Vec<_> = segment.payload_fragments().flatten().copied().collect();
         assert!(payload.starts_with(segment.payload));
         (segment.arrival, segment.timestamp_ns, segment.offset, payload)
     });
     let segments = segments.collect();
-    (Frame::of(packet), headers, gso_size, device_sum, packet.last_arrival(), segments)
+    (Frame::of(packet), headers, packet.gso_size(), device_sum, packet.last_arrival(), segments)
 }
 
 fn refusals(rig: &Rig) -> Vec<u64> {

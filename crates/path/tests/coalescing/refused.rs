@@ -63,7 +63,7 @@ impl Case {
         for (packet, index) in out.iter().zip(order) {
             let wire = &wires[index];
             assert_eq!(packet.headers, parsed(wire, self.verify), "{at}: what is known of it");
-            assert_eq!((packet.gso_size, packet.device_sum), (0, wire.device_sum), "{at}");
+            assert_eq!((packet.gso_size(), packet.device_sum), (0, wire.device_sum), "{at}");
         }
         let expected = order.map(|index| rig.fed[index].clone());
         assert_eq!(taken_apart(out), expected, "{at}: as it came");

@@ -33,7 +33,7 @@ fn promise_2_a_packet_that_comes_whole_is_one_frame_and_shows_all_of_itself() {
         let mut rig = Rig::gro();
         let mut packet = passed(&mut rig, wire.clone());
         assert!(packet.is_whole_gso() && !packet.is_merged());
-        assert_eq!((packet.gso_size, packet.segment_count()), (1200, 1));
+        assert_eq!((packet.gso_size(), packet.segment_count()), (1200, 1));
         assert_eq!(packet.view().bytes(), wire.bytes);
         assert_eq!(packet.view().payload(), shape.clone().sized(5000).payload);
         assert_eq!(packet.fragments().collect::<Vec<_>>(), [wire.bytes.as_slice()]);
@@ -170,7 +170,7 @@ proptest! {
         for frame in &frames {
             let afresh = parse(frame.frame.data(), frame.wire_len, wire.link, Verify::Checksums);
             prop_assert_eq!(frame.headers, afresh);
-            prop_assert_eq!((frame.arrival, frame.hash, frame.gso_size), (arrival, hash, 0));
+            prop_assert_eq!((frame.arrival, frame.hash, frame.gso_size()), (arrival, hash, 0));
         }
         let is_merged_again = shape.ip_options.is_empty() && shape.flags & CWR == 0;
         if is_merged_again {

@@ -10,6 +10,7 @@ use mem::Pool;
 use path::Packet;
 use path::network::NetworkDrop;
 use path::network::reassembly::{Failures, Fragments, FragmentsConfig, Limits, Reassembly};
+use path::packet::Shape;
 use path::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -110,7 +111,7 @@ fn a_datagram_in_fragments_comes_out_as_it_was() {
         let expected = parse(&datagram.whole, wire_len, Link::Ethernet, Verify::Checksums);
         assert_eq!(packet.headers, expected);
         assert_eq!((expected.l4_checksum, expected.fragment), (Checksum::Good, Fragment::Whole));
-        assert_eq!((packet.hash.0, packet.gso_size), (9, 0));
+        assert_eq!((packet.hash.0, packet.gso_size()), (9, 0));
         rig.pool.put(packet.frame);
         rig.all_are_accounted_for();
     }
@@ -132,7 +133,8 @@ fn where_no_chunk_is_large_enough_a_datagram_keeps_its_frames_and_its_checksum_i
             let last = pieces.pop().unwrap();
             assert!(rig.add_all(&pieces).is_empty());
             let packet = rig.add(&last, 0).unwrap();
-            assert_eq!((packet.segment_count(), packet.gso_size), (21, 0));
+            assert_eq!((packet.segment_count(), packet.shape()), (1, Shape::FragList));
+            assert_eq!(packet.frame.follower_count(), 20);
             assert_eq!(bytes_of(&packet) == datagram.whole, !damage);
             let sum = if damage { Checksum::Bad } else { Checksum::Good };
             assert_eq!((packet.headers.l4_checksum, packet.headers.payload_len), (sum, 20_001));

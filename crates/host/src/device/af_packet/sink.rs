@@ -90,8 +90,8 @@ impl PacketSink {
         }
         // The kernel only looks at the length of what is not to be cut.
         let headers_len = u32::from(payload_offset).saturating_sub(network_offset.into());
-        let is_too_long =
-            packet.gso_size > 0 && headers_len + u32::from(packet.gso_size) > self.interface.mtu;
+        let is_too_long = packet.gso_size() > 0
+            && headers_len + u32::from(packet.gso_size()) > self.interface.mtu;
         is_too_long.then_some(SendDrop::TooLong)
     }
 
@@ -127,7 +127,9 @@ impl PacketSink {
             Err(Errno::NXIO | Errno::NODEV) => {
                 Err(Error::DeviceGone { name: self.interface.name.clone() })
             }
-            Err(Errno::INVAL | Errno::OPNOTSUPP) if packets[0].gso_size > 0 => Ok(Step::MustBeCut),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) if packets[0].gso_size() > 0 => {
+                Ok(Step::MustBeCut)
+            }
             Err(_) => Ok(Step::Dropped(SendDrop::Refused)),
         }
     }
@@ -135,7 +137,7 @@ impl PacketSink {
 
 impl Sink for PacketSink {
     fn send(&mut self, packets: &mut Vec<Packet>) -> Result<()> {
-        if packets.iter().any(|packet| packet.gso_size > 0) {
+        if packets.iter().any(|packet| packet.gso_size() > 0) {
             self.update_mtu();
         }
         let counters = Arc::clone(&self.counters);
@@ -292,7 +294,7 @@ mod tests {
         let mut wire = Vec::new();
         // A kernel that takes two packets at a time, but none with several segments.
         send_all(&mut packets, &counters, |packets| {
-            let going = packets.iter().take(2).take_while(|packet| packet.gso_size == 0).count();
+            let going = packets.iter().take(2).take_while(|packet| packet.gso_size() == 0).count();
             wire.extend(marks(&packets[..going]));
             Ok(if going == 0 { Step::MustBeCut } else { Step::Sent(going) })
         })
@@ -310,7 +312,7 @@ mod tests {
         packets.append(&mut datagrams(1, &[5], &mut pool));
         let counters = SinkCounters::default();
         send_all(&mut packets, &counters, |packets| {
-            Ok(match packets[0].gso_size {
+            Ok(match packets[0].gso_size() {
                 0 if [2, 3].contains(&marks(packets)[0]) => Step::Dropped(SendDrop::Full),
                 0 => Step::Sent(1),
                 _ => Step::MustBeCut,

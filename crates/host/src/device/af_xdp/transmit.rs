@@ -46,12 +46,13 @@ struct Limits {
 impl Limits {
     /// How a packet can be sent, or why it cannot.
     fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
-        if packet.gso_size > 0 {
+        if packet.gso_size() > 0 {
             return Ok(Shape::Cut);
         }
         let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
         let longest = longest_frame_bytes(packet, self.mtu)?.min(self.room_bytes * pieces_max);
-        if packet.frame.total_len_bytes() > longest {
+        // A datagram in several frames is longer than any of them.
+        if packet.frame.total_len_bytes() > longest || packet.is_chain() {
             Err(SendDrop::TooLong)
         } else {
             Ok(Shape::Whole)

@@ -47,7 +47,7 @@ impl TunSink {
 
     /// Sends a packet, and gives back what is left of it in `done`.
     fn send_one(&mut self, mut packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
-        let mut sent = Sent { packets: 1, frames: segments(&packet), bytes: 0 };
+        let mut sent = Sent { packets: 1, frames: packet.wire_count().into(), bytes: 0 };
         let written = match self.begin(&packet) {
             Ok(begin) => self.write(&mut packet, begin),
             Err(drop) => Err(Failed::Drop(drop)),
@@ -111,14 +111,14 @@ impl TunSink {
         }
         header.hdr_len = header.hdr_len.saturating_sub(begin);
         header.csum_start = header.csum_start.saturating_sub(begin);
-        let written = if !packet.is_merged() && !packet.is_in_pieces() {
+        let written = if !packet.is_chain() && !packet.is_in_pieces() {
             let bytes = packet.view().bytes();
             let bytes = bytes.get(begin.into()..).unwrap_or_default();
             self.write_pieces(&[IoSlice::new(&header.to_bytes()), IoSlice::new(bytes)])
         } else {
             self.write_gathered(header, packet, begin)
         };
-        let is_cut = packet.gso_size > 0;
+        let is_cut = packet.gso_size() > 0;
         let bytes = written.map_err(|errno| match errno {
             Errno::BADFD => Failed::Gone,
             Errno::INVAL if is_cut => Failed::Uncut,
@@ -204,13 +204,5 @@ impl Sink for TunSink {
 
     fn counters(&self) -> &Arc<SinkCounters> {
         &self.counters
-    }
-}
-
-/// How many segments a packet is.
-fn segments(packet: &Packet) -> u64 {
-    match packet.gso_size {
-        0 => 1,
-        size => u64::from(packet.headers.payload_len).div_ceil(size.into()),
     }
 }

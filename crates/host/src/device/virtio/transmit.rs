@@ -294,11 +294,11 @@ impl Limits {
         let longest = longest_frame_bytes(packet, self.mtu)?;
         let len_bytes = len_bytes(packet);
         let is_short = self.slots(len_bytes) <= self.slots_max;
-        if packet.gso_size == 0 {
+        if packet.gso_size() == 0 {
             let fits = is_short && len_bytes <= longest;
             return if fits { Ok(Shape::Whole) } else { Err(SendDrop::TooLong) };
         }
-        let segment_bytes = u32::from(packet.headers.payload_offset) + u32::from(packet.gso_size);
+        let segment_bytes = u32::from(packet.headers.payload_offset) + u32::from(packet.gso_size());
         match () {
             () if segment_bytes > longest => Err(SendDrop::TooLong),
             () if is_short && self.is_cut_by_device(packet) => Ok(Shape::Whole),
@@ -329,7 +329,7 @@ impl Limits {
 /// How much of a packet goes over the wire, headers counted once.
 #[inline]
 fn len_bytes(packet: &Packet) -> u32 {
-    if !packet.is_merged() {
+    if !packet.is_chain() {
         return packet.frame.total_len_bytes();
     }
     let bytes = packet.fragments().map(<[u8]>::len).sum::<usize>();

@@ -80,7 +80,7 @@ impl VirtioNetHdr {
     /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, by which parsing judges the checksum
     /// without another look at the payload.
     ///
-    /// Of a packet that is to be cut, [`Packet::gso_size`] is set, its checksum field holds the
+    /// Of a packet that is to be cut, its [segments' size](Packet::gso_size) is set, its checksum field holds the
     /// pseudo header's sum, and it counts as verified: there is no sum of it yet. Where `gso_size`
     /// leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`. What
     /// is to be cut inside a tunnel is not cut here: it is one large packet, and its checksums, inner
@@ -110,7 +110,7 @@ impl VirtioNetHdr {
     }
 
     fn carry_whole(self, headers: &Headers, packet: &mut Packet) {
-        packet.gso_size = self.gso_size;
+        packet.set_gso_size(self.gso_size);
         packet.device_sum = None;
         packet.headers.l4_checksum = Checksum::Good;
         let mut bytes = HeaderBytes::new(packet.frame.data_mut(), headers);

@@ -69,7 +69,7 @@ pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoData
     let Packet { frame, headers, .. } = &mut packet;
     *headers = Headers { link: headers.link, ..Headers::default() };
     parse_into(headers, frame.data(), whole.total_len, None, Verify::Checksums);
-    if packet.is_merged() {
+    if packet.is_chain() {
         judge_chain(&mut packet);
     }
     Ok(packet)
@@ -165,7 +165,8 @@ fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &Whole) {
 /// Takes the fragment header out of the first frame of a chain.
 fn with_one_header(mut chain: Packet, whole: &Whole) -> Packet {
     chain.wire_len = whole.total_len;
-    (chain.device_sum, chain.gso_size) = (None, 0);
+    chain.device_sum = None;
+    chain.set_gso_size(0);
     let Some((at, named_at)) = whole.fragment_header else { return chain };
     let next = chain.frame.data().get(at).copied();
     name_next(&mut chain.frame, named_at, next);

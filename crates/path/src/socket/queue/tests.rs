@@ -28,10 +28,12 @@ fn pools(owners: usize, chunks: u32) -> Vec<Pool> {
 fn packet(pool: &mut Pool, mark: u32, charge: Charge) -> Packet {
     let mut frame = pool.allocate(if charge == Charge::Large { 1000 } else { 4 }).unwrap();
     frame.copy_from(&mark.to_ne_bytes());
-    if charge == Charge::Merged {
+    if matches!(charge, Charge::Merged | Charge::FragList) {
         (0..2).for_each(|_| frame.append(pool.allocate(1000).unwrap()));
     }
-    Packet::received(frame, Arrival(0), 4, Link::Ethernet)
+    let mut packet = Packet::received(frame, Arrival(0), 4, Link::Ethernet);
+    packet.set_gso_size(if charge == Charge::Merged { 1000 } else { 0 });
+    packet
 }
 
 fn mark(packet: &Packet) -> u32 {
@@ -42,8 +44,10 @@ fn mark(packet: &Packet) -> u32 {
 enum Charge {
     Small,
     Large,
-    /// Of three frames.
+    /// Three datagrams, each in its frame.
     Merged,
+    /// One, in three frames.
+    FragList,
 }
 
 impl Charge {
@@ -51,11 +55,11 @@ impl Charge {
         match self {
             Self::Small => SMALL_BYTES,
             Self::Large => LARGE_BYTES,
-            Self::Merged => SMALL_BYTES + 2 * LARGE_BYTES,
+            Self::Merged | Self::FragList => SMALL_BYTES + 2 * LARGE_BYTES,
         }
     }
 
-    fn frames(self) -> u64 {
+    fn datagrams(self) -> u64 {
         if self == Self::Merged { 3 } else { 1 }
     }
 }
@@ -73,7 +77,12 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let charge = prop_oneof![Just(Charge::Small), Just(Charge::Large), Just(Charge::Merged)];
+    let charge = prop_oneof![
+        Just(Charge::Small),
+        Just(Charge::Large),
+        Just(Charge::Merged),
+        Just(Charge::FragList),
+    ];
     let put = (0..CPUS, proptest::collection::vec(charge, 0..9));
     prop_oneof![
         4 => put.prop_map(|(cpu, charges)| Step::Put(cpu, charges)),
@@ -105,11 +114,11 @@ impl Twin {
         for &(mark, charge) in packets {
             if self.rmem != 0 && self.rmem + charge.bytes() > self.rcvbuf {
                 dropped.push(mark);
-                self.dropped += charge.frames();
+                self.dropped += charge.datagrams();
             } else {
                 self.waiting.push_back((mark, charge));
                 self.rmem += charge.bytes();
-                self.queued += charge.frames();
+                self.queued += charge.datagrams();
             }
         }
         dropped
