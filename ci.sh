@@ -13,7 +13,8 @@ usage() {
     cat >&2 <<'END'
 usage: ./ci.sh VERB...
   fmt    is everything formatted?
-  lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist
+  lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; all crates
+         build for aarch64, and for 32 bits they say that they cannot
   test   documentation, unit and integration tests
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
@@ -48,6 +49,28 @@ lint() {
     local -x RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links"
     cargo doc --workspace --lib --no-deps --document-private-items --locked
     cargo doc --workspace --bins --no-deps --document-private-items --locked
+    cross
+}
+
+# Nothing here is compiled by a C compiler for the target: checking takes Rust's library for it alone.
+cross() {
+    local target=aarch64-unknown-linux-gnu narrow=i686-unknown-linux-gnu said
+    if has_target "$target"; then
+        cargo check --workspace --locked --target "$target"
+    else
+        skip "lint for $target" "it is not installed: rustup target add $target"
+    fi
+    if has_target "$narrow"; then
+        said=$(cargo check -p mem --locked --target "$narrow" 2>&1) && said=
+        [[ $said == *"Forebay is for 64-bit targets"* ]] ||
+            { echo "mem: it does not say that $narrow is not supported" >&2; return 1; }
+    else
+        skip "lint for $narrow" "it is not installed: rustup target add $narrow"
+    fi
+}
+
+has_target() {
+    [[ -d $(rustc --print target-libdir --target "$1") ]]
 }
 
 # Of the names in SPECIFICATION.md, those of three words or more are tests.

@@ -9,6 +9,12 @@
 //! This crate is one of Forebay's few islands of `unsafe`. Its public face is safe: nothing a
 //! caller does with frames, pools and ring ends can read freed memory or alias a live buffer.
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!(
+    "Forebay is for 64-bit targets: it counts bytes and frames of packet memory, and positions that \
+     devices know, in 64 bits. Build it for x86_64 or aarch64."
+);
+
 pub mod region; //   one piece of memory for all the frames of an engine
 pub mod frame; //    one chunk of it: a move-only handle
 pub mod chain; //   frames behind a frame: one packet in several pieces

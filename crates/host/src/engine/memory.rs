@@ -174,6 +174,40 @@ mod tests {
         }
     }
 
+    /// AF_XDP's rules (`xdp_umem_reg`): the memory begins and ends with a page, a chunk is a power of
+    /// two from 2048 bytes to a page, and begins at a multiple of itself.
+    #[test]
+    fn af_xdp_takes_the_layout_whatever_a_page_is() {
+        for (largest_bytes, head_frames) in
+            [(1514, 0), (1514, 63), (3000, 64), (9018, 1), (65_549, 256)]
+        {
+            let needs = FrameNeeds { largest_bytes, head_frames, ..FrameNeeds::default() };
+            let small_bytes = small_chunk_bytes(&[needs]) as usize;
+            let shares = [
+                chunk_classes(3200, small_chunk_bytes(&[needs]), needs),
+                chunk_classes(100, small_chunk_bytes(&[needs]), needs),
+                copy_classes(small_chunk_bytes(&[needs]), 8192, &[needs]),
+            ];
+            let bytes = region_bytes(&shares);
+            let mapped_bytes = sys::map_packet_memory(bytes).unwrap().len_bytes();
+            // As they are carved: share by share, from the boundary of a page.
+            let mut at = 0usize;
+            for class in shares.iter().flatten() {
+                let chunk_bytes = class.chunk_bytes as usize;
+                assert!(chunk_bytes != small_bytes || at.is_multiple_of(chunk_bytes));
+                at += chunk_bytes * class.chunks as usize;
+            }
+            assert!(at <= bytes && bytes <= mapped_bytes);
+            for page_bytes in [4 << 10, 16 << 10, 64 << 10] {
+                assert!(
+                    small_bytes.is_power_of_two() && (2048..=page_bytes).contains(&small_bytes)
+                );
+                assert!(mapped_bytes.is_multiple_of(page_bytes), "{page_bytes}");
+                assert!(page_bytes.is_multiple_of(small_bytes), "a page's boundary is a chunk's");
+            }
+        }
+    }
+
     #[test]
     fn cpus_have_room_for_copies_where_packets_come_in_pieces_and_go_to_sockets() {
         let of = |head_frames| FrameNeeds { head_frames, ..FrameNeeds::default() };

@@ -140,7 +140,7 @@ impl PacketSocket {
         // SAFETY: a struct of bytes and numbers, for which zeros are good.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()).take(libc::IFNAMSIZ - 1) {
-            *to = from.cast_signed();
+            *to = libc::c_char::from_ne_bytes([from]);
         }
         let fd = self.0.as_raw_fd();
         // SAFETY: the request reads a name and writes a number, both within `request`.
