@@ -383,6 +383,7 @@ impl Intake {
         let Err(packet) = self.steering.hold(hold, packet) else { return };
         match self.give_up(hold) {
             Some(target) => {
+                self.steering.stay_unheld(target);
                 self.enqueue(packet, target);
             }
             None => self.drop_frames(DropReason::HoldFull, packet, None),

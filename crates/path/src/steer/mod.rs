@@ -253,9 +253,15 @@ impl Steering {
     pub fn unhold_to_stay(&mut self, id: HoldId) -> Option<Packet> {
         let slot = self.holds.get(id)?.slot;
         let packet = self.holds.pop(id)?;
-        self.stay(slot);
-        self.tally.unheld += 1;
+        self.unheld(slot);
         Some(packet)
+    }
+
+    /// Counts a packet that follows those of a hold whose move was given up.
+    pub fn stay_unheld(&mut self, target: Target) {
+        if let Some(slot) = target.slot {
+            self.unheld(slot);
+        }
     }
 
     /// Takes the oldest packet of a hold.
@@ -391,8 +397,7 @@ impl Steering {
             return Verdict::Hold(hold);
         }
         // No room to hold it: it stays in order behind its predecessors, and moves later.
-        self.tally.unheld += 1;
-        self.stay(slot);
+        self.unheld(slot);
         forward(cpu, Because::Stay, None)
     }
 
@@ -417,6 +422,12 @@ impl Steering {
         self.tally.stays += 1;
         let wait = &mut self.waits[slot.index()];
         wait.packets = wait.packets.saturating_add(1);
+    }
+
+    /// Counts a packet that stays because it cannot be held.
+    fn unheld(&mut self, slot: SlotId) {
+        self.tally.unheld += 1;
+        self.stay(slot);
     }
 
     /// Whether a held move is due.
