@@ -14,6 +14,8 @@ pub(crate) struct Census {
     /// Packets held until their flow may move.
     pub(crate) held: u64,
     pub(crate) hold_max: u64,
+    /// By queue: how often a packet that was to move stayed, since no more could be held.
+    pub(crate) unheld: Vec<u64>,
     /// Packets held for more segments.
     pub(crate) coalescing: u64,
     /// Packets on backlogs and in hands.

@@ -9,6 +9,9 @@
 //! 3. a turn of the polling CPU, and one more for every 64 packets that are held,
 //! 4. where the new CPU is full: the time it needs for what is held, most of all for itself.
 //!
+//! While a packet that should move stays because no more can be held, its queue's moves begin anew:
+//! time counts from the last turn in which that happened.
+//!
 //! Where a fence was raised, it may take the time that the slowest CPU needs for what was queued,
 //! and that one CPU needs for what was held, until it is lifted.
 //!
@@ -37,6 +40,8 @@ pub(crate) struct Liveness {
     open: BTreeMap<(RxQueue, u32), Wish>,
     /// By queue.
     fences: Vec<Option<Fence>>,
+    /// By queue: packets that could not be held, as of the last look.
+    unheld: Vec<u64>,
     /// Wishes that were granted while packets of the flow were on their way to its old CPU, or in
     /// its hands, when it was known.
     pub(crate) hazardous: u64,
@@ -118,8 +123,9 @@ pub(crate) struct Circumstances<'a> {
 
 impl Liveness {
     pub(crate) fn new(move_after: MoveAfter, queues: u16) -> Self {
-        let fences = vec![None; queues.into()];
-        Self { move_after, open: BTreeMap::new(), fences, hazardous: 0, longest: Wait::default() }
+        let (fences, unheld) = (vec![None; queues.into()], vec![0; queues.into()]);
+        let (open, longest) = (BTreeMap::new(), Wait::default());
+        Self { move_after, open, fences, unheld, hazardous: 0, longest }
     }
 
     /// Packets of a flow came in this turn.
@@ -171,6 +177,9 @@ impl Liveness {
         laws: &mut Laws,
     ) {
         let Self { hazardous, longest, .. } = self;
+        let unheld = around.census.unheld.get(usize::from(queue.0)).copied().unwrap_or(0);
+        let begins_anew =
+            unheld > std::mem::replace(&mut self.unheld[usize::from(queue.0)], unheld);
         self.open.retain(|(of, _), open| {
             if *of != queue {
                 return true;
@@ -183,6 +192,10 @@ impl Liveness {
                 return false; // it went elsewhere meanwhile: that is another wait
             }
             open.room_ns = open.room_ns.max(around.room_ns(queue, open.to));
+            if begins_anew && !is_granted {
+                open.counts_from = around.moment(queue, [open.from, open.to]);
+                open.bound_ns = around.move_bound_ns(queue, open.from);
+            }
             let wait = open.wait(around.moment(queue, [open.from, open.to]));
             // What comes where there is no room is dropped, what may be merged waits: neither moves.
             let is_steered = around.has_room(queue, open.to) && around.census.coalescing == 0;

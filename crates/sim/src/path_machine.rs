@@ -261,6 +261,9 @@ impl Machine for PathMachine {
         census.hold_max = u64::from(self.hold_max.max(1)) * self.queues.len() as u64;
         census.merges = self.merges;
         (census.held, census.coalescing, census.queued) = (0, 0, 0);
+        let unheld = |queue: &Queue| queue.intake.counters().unheld.get();
+        census.unheld.clear();
+        census.unheld.extend(self.queues.iter().map(unheld));
         census.backlogs.clear();
         for queue in &self.queues {
             census.held += queue.intake.held() as u64;
