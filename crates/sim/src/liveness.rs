@@ -7,7 +7,8 @@
 //!    of time. From then on the old CPU must be fed no more.
 //! 2. the time that CPU needs for what was queued for it then,
 //! 3. a turn of the polling CPU, and one more for every 64 packets that are held,
-//! 4. where the new CPU is full: the time it needs for what is held, most of all for itself.
+//! 4. where one of both CPUs is full: the time it needs for what is held, most of all for itself. A
+//!    move to the old CPU may not have ended, and what it holds still goes there.
 //!
 //! While a packet that should move stays because no more can be held, its queue's moves begin anew:
 //! time counts from the last turn in which that happened.
@@ -70,7 +71,7 @@ struct Wish {
     /// its last packet came. A move that has not begun by then waits for another packet.
     counts_from: Moment,
     bound_ns: u64,
-    /// What the new CPU may need to make room, if it was seen to be full.
+    /// What one of both CPUs may need to make room, if it was seen to be full.
     room_ns: u64,
     is_due: bool,
     /// A packet came in this turn.
@@ -191,7 +192,9 @@ impl Liveness {
             if stands.at != Some(open.from) && !is_granted {
                 return false; // it went elsewhere meanwhile: that is another wait
             }
-            open.room_ns = open.room_ns.max(around.room_ns(queue, open.to));
+            for cpu in [open.from, open.to] {
+                open.room_ns = open.room_ns.max(around.room_ns(queue, cpu));
+            }
             if begins_anew && !is_granted {
                 open.counts_from = around.moment(queue, [open.from, open.to]);
                 open.bound_ns = around.move_bound_ns(queue, open.from);
