@@ -131,8 +131,14 @@ fn what_is_saved_of_several_devices_makes_the_next_run_the_same() {
     assert!(text.contains("[knobs.eth0.rx-1]") && text.contains("[knobs.\"v.1\".rx-0]"), "{text}");
     let next = control();
     ConfigFile::read(&path).unwrap().apply(&next, &[]).unwrap();
-    assert_eq!(next.settings(), saved.settings());
-    assert_ne!(next.settings(), control().settings());
+    // A secret that each engine draws for itself, and no knob.
+    let knobs_of = |control: &Control| {
+        let mut settings = Settings::clone(&control.settings());
+        settings.coalesce.config.seed = 0;
+        settings
+    };
+    assert_eq!(knobs_of(&next), knobs_of(&saved));
+    assert_ne!(knobs_of(&next), knobs_of(&control()));
 }
 
 #[test]
