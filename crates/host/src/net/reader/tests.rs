@@ -223,11 +223,14 @@ impl Rig {
         match turn.way {
             Way::Fragments { at_most, order, .. } => {
                 let frames = fragments(turn.to, &payloads[0], at_most, self.next, order);
-                frames.iter().map(|bytes| self.packet(bytes, Link::Ethernet)).collect()
+                self.all_received(&frames).unwrap_or_else(|| self.expect_less(sockets, count))
             }
             Way::Merged { .. } => {
-                let frames = payloads.iter().map(|payload| whole(turn.to, payload));
-                let mut packets = frames.map(|bytes| self.packet(&bytes, Link::Ethernet)).collect();
+                let frames: Vec<_> =
+                    payloads.iter().map(|payload| whole(turn.to, payload)).collect();
+                let Some(mut packets) = self.all_received(&frames) else {
+                    return self.expect_less(sockets, count);
+                };
                 let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
                 let mut out = Vec::new();
                 coalescer.coalesce(&mut packets, 0, &mut out);
@@ -238,9 +241,7 @@ impl Rig {
             Way::Gso { len, .. } => {
                 let bytes = whole(turn.to, &payloads.concat());
                 let Some(mut packet) = self.received(&bytes, Link::Ethernet) else {
-                    // No frame holds it, so no device gives it.
-                    (0..sockets).for_each(|socket| self.expected[socket] -= count as u64);
-                    return Vec::new();
+                    return self.expect_less(sockets, count);
                 };
                 let udp_at = u16::try_from(bytes.len() - payloads.concat().len() - 8).unwrap();
                 let told = VirtioNetHdr {
@@ -274,8 +275,25 @@ impl Rig {
         Some(packet)
     }
 
-    fn packet(&mut self, bytes: &[u8], link: Link) -> Packet {
-        parsed(self.received(bytes, link).unwrap())
+    /// All of these or none, as frames are left.
+    fn all_received(&mut self, frames: &[Vec<u8>]) -> Option<Vec<Packet>> {
+        let mut packets = Vec::new();
+        for bytes in frames {
+            match self.received(bytes, Link::Ethernet) {
+                Some(packet) => packets.push(parsed(packet)),
+                None => {
+                    packets.into_iter().for_each(|packet| self.pool.put(packet.frame));
+                    return None;
+                }
+            }
+        }
+        Some(packets)
+    }
+
+    /// No frames are left for these datagrams, so no device gives them.
+    fn expect_less(&mut self, sockets: usize, count: usize) -> Vec<Packet> {
+        (0..sockets).for_each(|socket| self.expected[socket] -= count as u64);
+        Vec::new()
     }
 
     /// Reads all that there is.
