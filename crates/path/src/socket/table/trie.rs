@@ -1,13 +1,13 @@
 //! A map that is a value: changed, it becomes another one, which shares with it all that is the same.
 //!
 //! Readers walk over it without a lock, for nothing in it ever changes. A change copies one branch on
-//! each level, and a level tells 64 keys apart.
+//! each level, and a level tells 256 keys apart.
 
 use std::fmt;
 use std::sync::Arc;
 
 /// Bits of a key that a level tells apart, the lowest ones first.
-const LEVEL_BITS: u32 = 6;
+const LEVEL_BITS: u32 = 8;
 
 /// Values by keys.
 pub(super) struct Trie<V> {
@@ -15,9 +15,8 @@ pub(super) struct Trie<V> {
 }
 
 struct Branch<V> {
-    /// Which of the level's 64 there are.
-    present: u64,
-    /// Those, in order.
+    present: Present,
+    /// Those that there are, in order.
     children: Arc<[Child<V>]>,
 }
 
@@ -27,6 +26,16 @@ enum Child<V> {
     /// The only key from here on.
     Leaf(u32, V),
 }
+
+/// Which of a level's 256 children there are.
+#[derive(Clone, Copy, Default)]
+struct Present {
+    words: [u64; WORDS],
+    /// How many there are in the words before each.
+    before: [u8; WORDS],
+}
+
+const WORDS: usize = (1 << LEVEL_BITS) / u64::BITS as usize;
 
 impl<V: Clone> Trie<V> {
     /// The value of a key.
@@ -47,7 +56,7 @@ impl<V: Clone> Trie<V> {
 
     /// Whether there is nothing in it.
     pub(super) fn is_empty(&self) -> bool {
-        self.root.present == 0
+        self.root.children.is_empty()
     }
 
     /// Each value, in no order.
@@ -58,18 +67,13 @@ impl<V: Clone> Trie<V> {
 
 impl<V: Clone> Branch<V> {
     fn child(&self, rest: u32) -> Option<&Child<V>> {
-        let bit = bit_of(rest);
-        (self.present & bit != 0).then(|| &self.children[self.place_of(bit)])
-    }
-
-    /// Where the child of a bit stands, or would.
-    fn place_of(&self, bit: u64) -> usize {
-        (self.present & (bit - 1)).count_ones() as usize
+        let digit = digit_of(rest);
+        self.present.has(digit).then(|| &self.children[self.present.place_of(digit)])
     }
 
     fn with(&self, level: u32, key: u32, value: Option<V>) -> Self {
-        let bit = bit_of(key.unbounded_shr(level * LEVEL_BITS));
-        let old = (self.present & bit != 0).then(|| &self.children[self.place_of(bit)]);
+        let rest = key.unbounded_shr(level * LEVEL_BITS);
+        let old = self.child(rest);
         let new = match (old, value) {
             (None, value) => value.map(|value| Child::Leaf(key, value)),
             (Some(Child::Leaf(of, _)), value) if *of == key => {
@@ -83,7 +87,7 @@ impl<V: Clone> Branch<V> {
             }
             (Some(Child::Branch(branch)), value) => branch.with(level + 1, key, value).folded(),
         };
-        self.with_child(bit, new)
+        self.with_child(digit_of(rest), new)
     }
 
     /// As what it stands in the branch above.
@@ -95,11 +99,11 @@ impl<V: Clone> Branch<V> {
         }
     }
 
-    fn with_child(&self, bit: u64, new: Option<Child<V>>) -> Self {
-        let at = self.place_of(bit);
-        let behind = if self.present & bit != 0 { at + 1 } else { at };
+    fn with_child(&self, digit: u8, new: Option<Child<V>>) -> Self {
+        let at = self.present.place_of(digit);
+        let behind = if self.present.has(digit) { at + 1 } else { at };
         let (before, after) = (&self.children[..at], &self.children[behind..]);
-        let present = if new.is_some() { self.present | bit } else { self.present & !bit };
+        let present = self.present.with(digit, new.is_some());
         let children = before.iter().cloned().chain(new).chain(after.iter().cloned());
         Self { present, children: children.collect() }
     }
@@ -114,8 +118,39 @@ impl<V: Clone> Branch<V> {
     }
 }
 
-fn bit_of(rest: u32) -> u64 {
-    1 << (rest % (1 << LEVEL_BITS))
+impl Present {
+    fn has(&self, digit: u8) -> bool {
+        let (word, bit) = place_in(digit);
+        self.words[word] & bit != 0
+    }
+
+    /// Where the child of a digit stands, or would.
+    fn place_of(&self, digit: u8) -> usize {
+        let (word, bit) = place_in(digit);
+        usize::from(self.before[word]) + (self.words[word] & (bit - 1)).count_ones() as usize
+    }
+
+    fn with(mut self, digit: u8, is_present: bool) -> Self {
+        let (word, bit) = place_in(digit);
+        self.words[word] =
+            if is_present { self.words[word] | bit } else { self.words[word] & !bit };
+        let mut before = 0u32;
+        for (word, count) in self.words.iter().zip(&mut self.before) {
+            *count = before.to_le_bytes()[0]; // 192 at most
+            before += word.count_ones();
+        }
+        self
+    }
+}
+
+/// The word of a digit, and its bit there.
+fn place_in(digit: u8) -> (usize, u64) {
+    (usize::from(digit >> 6), 1 << (digit & 63))
+}
+
+/// What the next level looks at.
+fn digit_of(rest: u32) -> u8 {
+    rest.to_le_bytes()[0]
 }
 
 impl<V> Clone for Trie<V> {
@@ -138,7 +173,7 @@ impl<V> Default for Trie<V> {
 
 impl<V> Default for Branch<V> {
     fn default() -> Self {
-        Self { present: 0, children: Arc::default() }
+        Self { present: Present::default(), children: Arc::default() }
     }
 }
 
