@@ -173,10 +173,19 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What is said to be written is there, what is not is counted, and it is told once.
+/// What is said to be written is there, what is not is counted, and it is told once. The second disk
+/// is full before anything is written to it.
 fn judge_full_disk() -> Judgement {
+    for others_bytes in [0, 64 << 10] {
+        let disk = SmallDisk::new()?;
+        fs::write(disk.0.path().join("others"), vec![0; others_bytes])?;
+        judge_disk(&disk, others_bytes == 0)?;
+    }
+    Ok(())
+}
+
+fn judge_disk(disk: &SmallDisk, has_room: bool) -> Judgement {
     let link = Link::new(Way::AfPacket)?;
-    let disk = SmallDisk::new()?;
     let capture = Capture::write(Way::AfPacket, 0)?;
     let to = format!("pcap:{}", disk.name());
     let mut run = Run::start(&link.near, link.args(&["--cpus", "2", "--rps", "3", "--to", &to]))?;
@@ -185,6 +194,7 @@ fn judge_full_disk() -> Judgement {
     run.signal("TERM")?;
     let (report, told) = run.ends(3)?;
     let mut records = 0;
+    fs::remove_file(disk.0.path().join("others"))?;
     for entry in fs::read_dir(disk.name())? {
         let mut capture = PcapReader::new(File::open(entry?.path())?)?;
         while let Some(record) = capture.next_packet() {
@@ -196,7 +206,7 @@ fn judge_full_disk() -> Judgement {
     let not_written = &sent["dropped"]["not_written"];
     let sum = sent["packets"].as_u64().zip(not_written.as_u64()).map(|(some, rest)| some + rest);
     let is_told = told.matches("counted as not_written").count() == 1;
-    if sent["packets"] == records && records > 0 && *not_written != 0 && is_told {
+    if sent["packets"] == records && (records > 0) == has_room && *not_written != 0 && is_told {
         return if sum == sent["handed"].as_u64() { Ok(()) } else { Err("no balance".into()) };
     }
     Err(format!("{records} records, {sent}; {told}").into())

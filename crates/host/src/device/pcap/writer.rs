@@ -113,8 +113,12 @@ impl LinkCapture {
         let Some(records) = &mut self.file else { return Outcome::default() };
         let (written, lost, error) = records.flush();
         if error.is_some() {
-            // Half a record is none; a file that cannot be cut is left with it.
-            let _ = records.file.set_len(records.whole_bytes);
+            // Nothing more is written: half a record is none, and a file without a header no capture.
+            // One that cannot be cut is left as it is.
+            let _ = match records.whole_bytes {
+                0 => std::fs::remove_file(&self.path),
+                whole => records.file.set_len(whole),
+            };
         }
         Outcome { written, lost, error: error.map(Error::file("write", &self.path)) }
     }
