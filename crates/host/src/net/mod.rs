@@ -59,6 +59,7 @@ use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
 use path::CpuId;
+use path::network::reassembly::Fragments;
 use path::network::{Network, NetworkConfig};
 use path::socket::SocketId;
 use path::socket::copy_cache::{self, CopyCache};
@@ -176,9 +177,12 @@ impl Net {
             counters: counters.clone(),
         }));
         let relief = shared.relief.iter().map(Arc::clone);
+        let network = network_config(cpus.len());
+        // Flows move between CPUs while their fragments wait.
+        let fragments = Arc::new(Fragments::shared(network.fragments, cpus.len()));
         let mut stacks = cpus.iter().zip(counters).zip(caches).zip(relief).enumerate().map(
             |(index, (((&cpu, counters), cache), relief))| {
-                let network = Network::new(network_config(cpus.len()), counters);
+                let network = Network::sharing(Arc::clone(&fragments), network, counters);
                 let relief = Relief::new(cache, None, relief);
                 let directory = Arc::clone(&shared.directory);
                 let stack = Stack::new((cpu, index), network, relief, directory);
@@ -430,14 +434,18 @@ fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
     (0..u16::try_from(cpus).unwrap_or(u16::MAX)).map(cache).collect()
 }
 
-/// The kernel's limits are the host's; each CPU has its share of them.
+/// A CPU tells of so many errors at once and a second at least, as many as the kernel tells one host of
+/// (`XRLIM_BURST_FACTOR`), however many CPUs there are.
+const ICMP_MSGS_LEAST: u32 = 6;
+
+/// The kernel's limits are the host's. How often errors are told of, each CPU has its share of; what
+/// waits for more fragments is the host's here, too.
 fn network_config(cpus: usize) -> NetworkConfig {
-    let share = |limit: u32| (limit / u32::try_from(cpus).unwrap_or(u32::MAX)).max(1);
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    let share = |limit: u32| (limit / cpus).max(ICMP_MSGS_LEAST);
     let mut config = NetworkConfig::default();
     config.icmp_msgs_per_sec = share(config.icmp_msgs_per_sec);
     config.icmp_msgs_burst = share(config.icmp_msgs_burst);
-    config.fragments.ipv4.high_thresh = share(config.fragments.ipv4.high_thresh);
-    config.fragments.ipv6.high_thresh = share(config.fragments.ipv6.high_thresh);
     config.fragments.seed = sys::random_key();
     config
 }

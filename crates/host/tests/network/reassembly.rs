@@ -10,7 +10,7 @@ use forebay::device::sink::Sink;
 use forebay::device::tun::{TunDevice, TunKind, TunSink};
 use forebay::random::Random;
 use mem::Pool;
-use path::network::reassembly::{Fragments, FragmentsConfig, Limits, Reassembly};
+use path::network::reassembly::{Fragments, FragmentsConfig, GivenUp, Limits, Reassembly};
 use path::parse::{Verify, parse_into};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
@@ -253,9 +253,9 @@ impl Ours {
         let mut packet = us::packet(frame, &mut self.pool);
         let wire_len = packet.wire_len;
         parse_into(&mut packet.headers, packet.frame.data(), wire_len, None, Verify::Checksums);
-        let mut dropped = Vec::new();
-        let added = self.fragments.add(packet, 0, &mut self.pool, &mut dropped);
-        dropped.into_iter().for_each(|(packet, _)| self.pool.put(packet.frame));
+        let mut given_up = GivenUp::default();
+        let added = self.fragments.add(packet, 0, &mut self.pool, &mut given_up);
+        given_up.packets.into_iter().for_each(|(packet, _)| self.pool.put(packet.frame));
         let packet = match added {
             Reassembly::Waits => return Vec::new(),
             Reassembly::Complete(packet) | Reassembly::Dropped(packet, _) => packet,

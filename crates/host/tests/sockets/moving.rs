@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
+use forebay::control::{CpuList, Queues};
 use forebay::net::{Datagrams, NetConfig};
 use forebay::sys;
 use forebay::{Config, CpuId};
@@ -16,6 +18,7 @@ use crate::rig::{OURS, Running, client, over_tap, over_tap_by};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("rfs_1_flows_follow_a_reader_that_moves_and_promise_1_in_order", follow),
+    ("promise_2_fragments_wait_where_their_flow_goes", fragments),
     ("flows_to_sockets_of_which_each_cpu_has_one_are_spread", spread),
 ];
 
@@ -76,6 +79,55 @@ fn follow() {
     drop(batch);
     is_over.store(true, Ordering::Relaxed);
     sender.join().unwrap();
+    drop(socket);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// A flow is sent from CPU to CPU while its fragments come.
+fn fragments() {
+    const DATAGRAMS: u32 = 3000;
+    let cpus = sys::allowed_cpus();
+    if cpus.len() < 2 {
+        eprintln!("there is one CPU only: nothing can move");
+        return;
+    }
+    let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
+    let (net, engine) = over_tap_by(&config, &NetConfig::default());
+    let socket = net.bind(format!("{OURS}:7")).unwrap();
+    socket.set_followed(false);
+    socket.set_recv_buffer_size(u32::MAX);
+    let control = engine.control();
+    let running = Running::begin(engine);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let flips = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || {
+            for cpu in cpus.iter().cycle() {
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                control.set_rps_cpus(Queues::All, CpuList::new([*cpu])).unwrap();
+                thread::sleep(Duration::from_micros(300));
+            }
+        })
+    };
+    let kernels = client(socket.local_addr());
+    let (mut buffer, mut next) = ([0; 4000], 0u32);
+    // As many are on the way as the device's queue takes.
+    for number in 0..DATAGRAMS {
+        let mut payload = [7; 3500];
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        kernels.send(&payload).unwrap();
+        while number + 1 - next >= 32 || number + 1 == DATAGRAMS && next < DATAGRAMS {
+            assert_eq!(socket.recv(&mut buffer).unwrap(), payload.len());
+            assert_eq!(buffer[..4], next.to_be_bytes());
+            next += 1;
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    flips.join().unwrap();
+    assert!(socket.counts().by_cpu.iter().filter(|&&count| count > 0).count() > 1);
     drop(socket);
     let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);

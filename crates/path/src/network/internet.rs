@@ -4,7 +4,7 @@ use mem::Pool;
 
 use super::extensions::{self, Progress, Walked};
 use super::link::PacketType;
-use super::reassembly::Reassembly;
+use super::reassembly::{Failures, Reassembly};
 use super::transport::Place;
 use super::wire::Wire;
 use super::{Identity, Network, NetworkDrop, Received, ipv4, ipv6};
@@ -120,19 +120,16 @@ impl Network {
         pool: &mut Pool,
     ) -> Result<Packet, Received> {
         let is_ipv6 = packet.headers.network == crate::parse::Network::Ipv6;
-        let fails = self.counters.ip6.reasm_fails.get();
-        let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.spoiled);
-        for (packet, reason) in self.spoiled.drain(..) {
-            self.counters.drops.add(reason, u64::from(packet.segment_count()));
-            pool.put(packet.frame);
-        }
-        self.count_failures();
+        let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.given_up);
+        let [_, Failures { fails, .. }] = self.given_up.failures;
+        self.count_given_up();
+        self.given_up.packets.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
         match reassembly {
             Reassembly::Waits => Err(Received::Kept),
             Reassembly::Dropped(packet, reason) => {
                 // It was wrong in itself, and no datagram failed for it.
                 let is_wrong = reason != NetworkDrop::DupFrag && reason != NetworkDrop::FragNomem;
-                if is_ipv6 && is_wrong && fails == self.counters.ip6.reasm_fails.get() {
+                if is_ipv6 && is_wrong && fails == 0 {
                     self.counters.ip6.in_hdr_errors.add(1);
                 }
                 Err(self.dropped(packet, reason))
@@ -144,11 +141,15 @@ impl Network {
         }
     }
 
-    pub(super) fn count_failures(&self) {
-        let [ipv4, ipv6] = self.fragments.failures();
+    /// Counts what this CPU gave up, whichever had it.
+    pub(super) fn count_given_up(&mut self) {
+        for (packet, reason) in &self.given_up.packets {
+            self.counters.drops.add(*reason, u64::from(packet.segment_count()));
+        }
+        let [ipv4, ipv6] = std::mem::take(&mut self.given_up.failures);
         for (ip, failures) in [(&self.counters.ip, ipv4), (&self.counters.ip6, ipv6)] {
-            ip.reasm_fails.raise_to(failures.fails);
-            ip.reasm_timeout.raise_to(failures.timeouts);
+            ip.reasm_fails.add(failures.fails);
+            ip.reasm_timeout.add(failures.timeouts);
         }
     }
 }

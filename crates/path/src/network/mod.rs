@@ -48,7 +48,7 @@ pub use identity::{Identity, Prefix};
 use link::PacketType;
 pub use neighbours::Heard;
 use rate_limit::{Allowed, RateLimit};
-use reassembly::{Fragments, FragmentsConfig};
+use reassembly::{Fragments, FragmentsConfig, GivenUp};
 use wire::{Extent, Wire};
 
 /// How a CPU's network layer is set up: the kernel's sysctls, with its defaults.
@@ -100,19 +100,31 @@ pub enum Received {
 /// The network layer of one CPU.
 #[derive(Debug)]
 pub struct Network {
-    fragments: Fragments,
-    /// What a fragment took with it, on its way to the pool; empty in between.
-    spoiled: Vec<(Packet, NetworkDrop)>,
+    /// The host's.
+    fragments: Arc<Fragments>,
+    /// What reassembly gave up, on its way to the pool; empty in between.
+    given_up: GivenUp,
     limit: RateLimit,
     counters: Arc<NetworkCounters>,
 }
 
 impl Network {
-    /// One that counts here.
+    /// One that counts here, of a host of one CPU.
     #[must_use]
     pub fn new(config: NetworkConfig, counters: Arc<NetworkCounters>) -> Self {
-        let fragments = Fragments::new(config.fragments);
-        Self { fragments, spoiled: Vec::new(), limit: RateLimit::new(config), counters }
+        let fragments = Arc::new(Fragments::new(config.fragments));
+        Self::sharing(fragments, config, counters)
+    }
+
+    /// One of several that share the fragments that wait, since flows move between their CPUs.
+    #[must_use]
+    pub fn sharing(
+        fragments: Arc<Fragments>,
+        config: NetworkConfig,
+        counters: Arc<NetworkCounters>,
+    ) -> Self {
+        let (given_up, limit) = (GivenUp::default(), RateLimit::new(config));
+        Self { fragments, given_up, limit, counters }
     }
 
     /// Judges a packet that [`parse`](crate::parse) has walked over, and that came in on a device on
@@ -183,12 +195,9 @@ impl Network {
 
     /// Gives up datagrams that were not complete in time. Their frames go to `dropped`.
     pub fn expire(&mut self, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
-        let before = dropped.len();
-        self.fragments.expire(now_ns, dropped);
-        for (packet, reason) in dropped.iter().skip(before) {
-            self.counters.drops.add(*reason, u64::from(packet.segment_count()));
-        }
-        self.count_failures();
+        self.fragments.expire(now_ns, &mut self.given_up);
+        self.count_given_up();
+        dropped.append(&mut self.given_up.packets);
     }
 
     /// The fragments that wait.

@@ -5,13 +5,17 @@
 //! duplicates are left out, any overlap ends the whole datagram (RFC 5722, in IPv4 too), headers are
 //! the first fragment's. What differs is who goes when memory is full: see [`held`].
 //!
-//! All fragments of a datagram have the same flow hash, that of their addresses, so they come to the
-//! same CPU, and this is its own.
+//! All fragments of a datagram have the same flow hash, that of their addresses, so they come to CPUs
+//! one after the other; but the flow may move between them. So what waits is the host's: all CPUs share
+//! it, in [`shards`].
 
 mod fragment;
 mod held;
 mod join;
 mod pieces;
+mod shards;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mem::Pool;
 
@@ -19,8 +23,9 @@ use super::NetworkDrop;
 use crate::packet::{Packet, Shape};
 use crate::parse::Network;
 use fragment::Fragment;
-use held::{Added, Held};
+use held::Added;
 use join::join;
+use shards::{Shards, shards_for};
 
 /// How much may wait, and for how long: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,48 +82,74 @@ pub struct Failures {
     pub timeouts: u64,
 }
 
-/// Fragments that wait, of one CPU.
+/// What was given up on the way, and is its caller's to count and to send home.
+#[derive(Debug, Default)]
+pub struct GivenUp {
+    /// Fragments, and why.
+    pub packets: Vec<(Packet, NetworkDrop)>,
+    /// Datagrams, by IP version.
+    pub failures: [Failures; 2],
+}
+
+impl GivenUp {
+    fn add(&mut self, packets: Vec<Packet>, why: NetworkDrop) {
+        self.packets.extend(packets.into_iter().map(|packet| (packet, why)));
+    }
+
+    fn failures_of(&mut self, network: Network) -> &mut Failures {
+        let [ipv4, ipv6] = &mut self.failures;
+        if network == Network::Ipv6 { ipv6 } else { ipv4 }
+    }
+}
+
+/// Fragments that wait, of a host: its CPUs share them.
 #[derive(Debug)]
 pub struct Fragments {
-    ipv4: Held,
-    ipv6: Held,
-    joined: u64,
+    ipv4: Shards,
+    ipv6: Shards,
+    joined: AtomicU64,
 }
 
 impl Fragments {
-    /// None.
+    /// None, for a host of one CPU.
     #[must_use]
     pub fn new(config: FragmentsConfig) -> Self {
+        Self::shared(config, 1)
+    }
+
+    /// None, for a host of so many CPUs.
+    #[must_use]
+    pub fn shared(config: FragmentsConfig, cpus: usize) -> Self {
         let FragmentsConfig { ipv4, ipv6, seed } = config;
+        let count = shards_for(cpus);
         Self {
-            ipv4: Held::new(Network::Ipv4, ipv4, seed),
-            ipv6: Held::new(Network::Ipv6, ipv6, seed),
-            joined: 0,
+            ipv4: Shards::new(Network::Ipv4, ipv4, seed, count),
+            ipv6: Shards::new(Network::Ipv6, ipv6, seed, count),
+            joined: AtomicU64::new(0),
         }
     }
 
     /// Takes a fragment: a packet whose [`Fragment`](crate::parse::Fragment) is `First` or `Later`,
     /// whose IP header is right, and whose IPv6 extension headers before the fragment header are.
     ///
-    /// Others may have to go for it. They are put into `dropped`; so every frame that was ever added
-    /// is [held](Self::frames), [joined](Self::joined), or was dropped. Of a datagram that is
+    /// Others may have to go for it. They are put into `given_up`; so every frame that was ever added
+    /// is [held](Self::frames), [joined](Self::joined), or was given up. Of a datagram that is
     /// complete, those frames that are not part of it go home through `pool`.
     pub fn add(
-        &mut self,
+        &self,
         packet: Packet,
         now_ns: u64,
         pool: &mut Pool,
-        dropped: &mut Vec<(Packet, NetworkDrop)>,
+        given_up: &mut GivenUp,
     ) -> Reassembly {
-        self.expire(now_ns, dropped);
         let fragment = match Fragment::read(&packet) {
             Ok(fragment) if packet.shape() == Shape::Single => fragment,
             Ok(_) => return Reassembly::Dropped(packet, NetworkDrop::FragInvalid),
             Err(why) => return Reassembly::Dropped(packet, why),
         };
-        let is_ipv6 = packet.headers.network == Network::Ipv6;
-        let held = if is_ipv6 { &mut self.ipv6 } else { &mut self.ipv4 };
-        let pieces = match held.add(packet, &fragment, now_ns, dropped) {
+        let network = packet.headers.network;
+        let shards = if network == Network::Ipv6 { &self.ipv6 } else { &self.ipv4 };
+        let pieces = match shards.add(packet, (&fragment, now_ns), given_up) {
             Added::Waits => return Reassembly::Waits,
             Added::Dropped(packet, why) => return Reassembly::Dropped(packet, why),
             Added::Whole(pieces) => pieces,
@@ -126,15 +157,14 @@ impl Fragments {
         let frames = pieces.count();
         match join(pieces, pool) {
             Ok(packet) => {
-                self.joined += u64::from(frames);
+                self.joined.fetch_add(frames.into(), Ordering::Relaxed);
                 Reassembly::Complete(packet)
             }
             Err(no_datagram) => {
-                let held = if is_ipv6 { &mut self.ipv6 } else { &mut self.ipv4 };
-                held.failures.fails += 1;
+                given_up.failures_of(network).fails += 1;
                 let mut packets = no_datagram.pieces.into_packets();
                 let latest = packets.pop();
-                dropped.extend(packets.into_iter().map(|packet| (packet, no_datagram.why)));
+                given_up.add(packets, no_datagram.why);
                 // What was whole has packets, and this one was the last to come.
                 match latest {
                     Some(latest) => Reassembly::Dropped(latest, no_datagram.why),
@@ -144,39 +174,33 @@ impl Fragments {
         }
     }
 
-    /// Drops datagrams that were not complete in time.
-    pub fn expire(&mut self, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
-        self.ipv4.expire(now_ns, dropped);
-        self.ipv6.expire(now_ns, dropped);
+    /// Drops datagrams that were not complete in time, whichever CPU had them.
+    pub fn expire(&self, now_ns: u64, given_up: &mut GivenUp) {
+        self.ipv4.expire(now_ns, given_up);
+        self.ipv6.expire(now_ns, given_up);
     }
 
     /// Drops all that waits: at the end.
-    pub fn clear(&mut self, dropped: &mut Vec<(Packet, NetworkDrop)>) {
-        self.ipv4.clear(dropped);
-        self.ipv6.clear(dropped);
+    pub fn clear(&self, given_up: &mut GivenUp) {
+        self.ipv4.clear(given_up);
+        self.ipv6.clear(given_up);
     }
 
     /// Frames that wait.
     #[must_use]
     pub fn frames(&self) -> u32 {
-        self.ipv4.frames() + self.ipv6.frames()
+        self.ipv4.usage().frames() + self.ipv6.usage().frames()
     }
 
     /// Frames that became part of a complete datagram.
     #[must_use]
     pub fn joined(&self) -> u64 {
-        self.joined
-    }
-
-    /// What failed so far, by IP version.
-    #[must_use]
-    pub fn failures(&self) -> [Failures; 2] {
-        [self.ipv4.failures, self.ipv6.failures]
+        self.joined.load(Ordering::Relaxed)
     }
 
     /// What waiting fragments occupy, by IP version: never more than its `high_thresh`.
     #[must_use]
     pub fn held_bytes(&self) -> [u32; 2] {
-        [self.ipv4.bytes(), self.ipv6.bytes()]
+        [self.ipv4.usage().bytes(), self.ipv6.usage().bytes()]
     }
 }

@@ -34,11 +34,12 @@ impl Flooder {
     }
 }
 
-/// Good datagrams of `pieces` fragments, `at_once` of them in turns: how many of them get through. The
+/// Good datagrams of three fragments, `at_once` of them in turns: how many of them get through. The
 /// flood begins with the first one, or, where several hosts take turns, when each has sent one.
-fn good_under(flooder: Flooder, version: Version, pieces: usize, at_once: u32) -> u32 {
+fn good_under(cpus: usize, flooder: Flooder, version: Version, at_once: u32) -> u32 {
+    let pieces = 3;
     let config = FragmentsConfig { ipv4: LIMITS, ipv6: LIMITS, seed: [5; 16] };
-    let mut rig = Rig::new(config, pool(700, 2));
+    let mut rig = Rig::of_cpus(cpus, config, pool(700, 2));
     let (mut number, mut through) = (0, 0);
     let calm = if at_once > 1 { 0 } else { FLOOD };
     for first in (0..GOOD_DATAGRAMS).step_by(at_once.try_into().unwrap()) {
@@ -70,8 +71,10 @@ fn good_under(flooder: Flooder, version: Version, pieces: usize, at_once: u32) -
 fn a_flood_from_any_number_of_sources_does_not_stop_good_datagrams() {
     for version in [Version::V4, Version::V6] {
         for flooder in [Flooder::One, Flooder::Some(3), Flooder::Some(200), Flooder::Everybody] {
-            let through = good_under(flooder, version, 3, 1);
-            assert_eq!(through, GOOD_DATAGRAMS, "{version:?} under {flooder:?}");
+            for cpus in [1, 8, 64] {
+                let through = good_under(cpus, flooder, version, 1);
+                assert_eq!(through, GOOD_DATAGRAMS, "{version:?} under {flooder:?}, {cpus} CPUs");
+            }
         }
     }
 }
@@ -80,7 +83,9 @@ fn a_flood_from_any_number_of_sources_does_not_stop_good_datagrams() {
 #[test]
 fn sources_that_completed_datagrams_before_are_not_in_the_floods_way() {
     for flooder in [Flooder::One, Flooder::Some(200), Flooder::Everybody] {
-        let through = good_under(flooder, Version::V4, 3, 6);
-        assert_eq!(through, GOOD_DATAGRAMS, "under {flooder:?}");
+        for cpus in [1, 8, 64] {
+            let through = good_under(cpus, flooder, Version::V4, 6);
+            assert_eq!(through, GOOD_DATAGRAMS, "under {flooder:?}, {cpus} CPUs");
+        }
     }
 }

@@ -16,10 +16,14 @@ pub(crate) const CHUNK_BYTES: u32 = 2048;
 
 /// A pool with small chunks for fragments, and `large` ones that hold any datagram.
 pub(crate) fn pool(chunks: u32, large: u32) -> Pool {
+    pools(1, chunks, large).pop().unwrap()
+}
+
+/// So many of them in one memory.
+pub(crate) fn pools(count: usize, chunks: u32, large: u32) -> Vec<Pool> {
     let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
-    let shares = [vec![class(CHUNK_BYTES, chunks), class(1 << 17, large)]];
-    let region = Region::allocate(region_bytes(&shares));
-    carve(region, &shares).unwrap().pop().unwrap()
+    let shares = vec![vec![class(CHUNK_BYTES, chunks), class(1 << 17, large)]; count];
+    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap()
 }
 
 /// As it was received, by itself.

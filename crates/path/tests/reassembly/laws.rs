@@ -158,12 +158,13 @@ proptest! {
     #[test]
     fn memory_stays_in_its_bound_and_every_frame_is_accounted_for(
         high_thresh in 0u32..200,
+        cpus in 1usize..100,
         steps in proptest::collection::vec((versions(), 0u16..6, 0u32..30, 0usize..5, 0u64..4), 0..400),
     ) {
         let high_thresh = high_thresh * 1024;
         let limits = Limits { high_thresh, timeout_ns: 300, max_dist: 20 };
         let config = FragmentsConfig { ipv4: limits, ipv6: limits, seed: [3; 16] };
-        let mut rig = Rig::new(config, pool(high_thresh / CHUNK_BYTES * 2 + 2, 1));
+        let mut rig = Rig::of_cpus(cpus, config, pool(high_thresh / CHUNK_BYTES * 2 + 2, 1));
         let mut now_ns = 0;
         for (version, from, id, piece, later_ns) in steps {
             now_ns += later_ns;

@@ -4,12 +4,15 @@
 mod flood;
 mod frames;
 mod laws;
+mod moving;
 
 use frames::{Datagram, IP, IPV4_DATA, IPV6_DATA, Version, packet, pool, resum};
 use mem::Pool;
 use path::Packet;
 use path::network::NetworkDrop;
-use path::network::reassembly::{Failures, Fragments, FragmentsConfig, Limits, Reassembly};
+use path::network::reassembly::{
+    Failures, Fragments, FragmentsConfig, GivenUp, Limits, Reassembly,
+};
 use path::packet::Shape;
 use path::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 
@@ -19,7 +22,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 struct Rig {
     fragments: Fragments,
     pool: Pool,
-    dropped: Vec<(Packet, NetworkDrop)>,
+    given_up: GivenUp,
     added: u64,
     /// Frames that were dropped and have gone home.
     gone: u64,
@@ -27,8 +30,12 @@ struct Rig {
 
 impl Rig {
     fn new(config: FragmentsConfig, pool: Pool) -> Self {
-        let fragments = Fragments::new(config);
-        Self { fragments, pool, dropped: Vec::new(), added: 0, gone: 0 }
+        Self::of_cpus(1, config, pool)
+    }
+
+    fn of_cpus(cpus: usize, config: FragmentsConfig, pool: Pool) -> Self {
+        let fragments = Fragments::shared(config, cpus);
+        Self { fragments, pool, given_up: GivenUp::default(), added: 0, gone: 0 }
     }
 
     fn of_defaults() -> Self {
@@ -39,11 +46,11 @@ impl Rig {
     fn add(&mut self, bytes: &[u8], now_ns: u64) -> Option<Packet> {
         let packet = packet(&mut self.pool, bytes);
         self.added += 1;
-        match self.fragments.add(packet, now_ns, &mut self.pool, &mut self.dropped) {
+        match self.fragments.add(packet, now_ns, &mut self.pool, &mut self.given_up) {
             Reassembly::Waits => None,
             Reassembly::Complete(packet) => Some(packet),
             Reassembly::Dropped(packet, why) => {
-                self.dropped.push((packet, why));
+                self.given_up.packets.push((packet, why));
                 None
             }
         }
@@ -63,7 +70,7 @@ impl Rig {
 
     /// Why frames were dropped, since this was asked last. They go home.
     fn reasons(&mut self) -> Vec<NetworkDrop> {
-        let dropped = self.dropped.drain(..).map(|(packet, why)| {
+        let dropped = self.given_up.packets.drain(..).map(|(packet, why)| {
             self.pool.put(packet.frame);
             why
         });
@@ -77,7 +84,7 @@ impl Rig {
         self.reasons();
         let waiting = u64::from(self.fragments.frames());
         assert_eq!(self.added, waiting + self.fragments.joined() + self.gone);
-        self.fragments.clear(&mut self.dropped);
+        self.fragments.clear(&mut self.given_up);
         assert_eq!((self.fragments.frames(), self.fragments.held_bytes()), (0, [0, 0]));
         self.reasons();
         assert_eq!(self.added, self.fragments.joined() + self.gone);
@@ -195,7 +202,7 @@ fn a_duplicate_is_left_out_and_an_overlap_ends_the_datagram() {
             assert_eq!(out, whole[..complete], "{version:?} {name}");
             assert_eq!(rig.reasons(), reasons, "{version:?} {name}");
             let fails = u64::from(!reasons.is_empty() && reasons[0] != NetworkDrop::DupFrag);
-            let failures = rig.fragments.failures().map(|failures| failures.fails);
+            let failures = rig.given_up.failures.map(|failures| failures.fails);
             assert_eq!(failures.iter().sum::<u64>(), fails, "{version:?} {name}");
             rig.all_are_accounted_for();
         }
@@ -362,10 +369,10 @@ fn a_datagram_has_its_time_from_the_first_fragment_on() {
             let dropped = if late { 2 } else { 0 };
             assert_eq!(rig.reasons(), vec![NetworkDrop::FragReasmTimeout; dropped]);
             let failed = Failures { fails: u64::from(late), timeouts: u64::from(late) };
-            assert!(rig.fragments.failures().contains(&failed));
+            assert!(rig.given_up.failures.contains(&failed));
             let waiting = if late { 1 } else { 0 };
             assert_eq!(rig.fragments.frames(), waiting);
-            rig.fragments.expire(u64::MAX, &mut rig.dropped);
+            rig.fragments.expire(u64::MAX, &mut rig.given_up);
             assert_eq!(rig.reasons().len(), usize::try_from(waiting).unwrap());
             assert_eq!(rig.fragments.held_bytes(), [0, 0]);
         }
@@ -388,4 +395,24 @@ fn fragments_too_far_apart_are_not_of_one_datagram() {
         let reasons = if completes { vec![] } else { vec![NetworkDrop::FragTooFar] };
         assert_eq!(rig.reasons(), reasons);
     }
+}
+
+#[test]
+fn promise_3_a_turn_gives_up_some_that_is_late() {
+    let mut rig = Rig::new(FragmentsConfig::default(), pool(1200, 1));
+    let datagrams: Vec<_> =
+        (0..1000).map(|id| Datagram::new(Version::V6, id, id.into(), 1600).pieces(808)).collect();
+    assert!(rig.add_all(datagrams.iter().map(|pieces| &pieces[0])).is_empty());
+    let late_ns = 61 * SECOND_NS;
+    // The last one of them is asked for before a turn comes to it.
+    assert_eq!(rig.add(&datagrams[999][1], late_ns).map(|_| ()), None);
+    assert_eq!(rig.reasons(), vec![NetworkDrop::FragReasmTimeout; 257]);
+    let mut left: usize = 1000 - 257;
+    while left > 0 {
+        rig.fragments.expire(late_ns, &mut rig.given_up);
+        assert_eq!(rig.reasons().len(), left.min(256));
+        left -= left.min(256);
+    }
+    assert_eq!(rig.fragments.frames(), 1);
+    rig.all_are_accounted_for();
 }

@@ -1,4 +1,4 @@
-//! Incomplete datagrams of one IP version, in bounded memory.
+//! Incomplete datagrams of one IP version, in bounded memory: those of some sources, a shard.
 //!
 //! The kernel drops what comes while its memory is full: a flood of first fragments then keeps
 //! everybody out for as long as they wait, half a minute or more. Here the newest always gets in, and
@@ -13,15 +13,19 @@
 //!    coming stays. So a newcomer gets through as long as less than the strangers' reserve comes
 //!    between two of its fragments.
 //!
-//! A source is an IPv4 address, or an IPv6 subnet (/64), all of whose addresses one host can use.
+//! A source is an IPv4 address, or an IPv6 subnet (/64), all of whose addresses one host can use. All
+//! that a source has lies in one shard; who goes is looked for there first: see [`shards`](super::shards).
 
 #![allow(clippy::indexing_slicing, reason = "arrays by standing, keys of a fixed size")]
+
+use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
 
 use super::fragment::{Fragment, Key};
 use super::pieces::{Fit, Pieces};
-use super::{Failures, Limits};
+use super::shards::{Others, Usage};
+use super::{GivenUp, Limits};
 use crate::network::NetworkDrop;
 use crate::network::slots::{List, Place, Slots};
 use crate::packet::Packet;
@@ -39,6 +43,13 @@ const SHARE_LEAST_BYTES: u32 = 128 << 10;
 /// Strangers keep this part of the memory, whatever the others hold.
 const STRANGERS_DIVISOR: u32 = 4;
 
+/// Datagrams that go for one fragment at most. The largest frame takes as much as all of these, of the
+/// least each.
+const VICTIMS_MAX: u32 = 256;
+
+/// Fragments that go at once for having waited too long, and the rest of the last one's datagram.
+const EXPIRED_AT_ONCE: usize = 256;
+
 /// Sources that are remembered for what they completed, while they have nothing under way.
 const KNOWN_SOURCES_MAX: u32 = 1024;
 
@@ -53,26 +64,26 @@ const IDLE: usize = 0;
 
 /// Who a datagram is from: a place in arrays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
+pub(super) enum Standing {
     Stranger = 0,
     Known = 1,
 }
 
-/// Incomplete datagrams, all of one IP version.
+/// Incomplete datagrams, all of one IP version, of some sources.
 #[derive(Debug)]
 pub(super) struct Held {
     network: Network,
     limits: Limits,
+    /// What all shards hold.
+    usage: Arc<Usage>,
     hasher: SipHasher13,
     datagrams: Slots<Datagram, 3>,
     sources: Slots<Source, 1>,
     by_age: List,
     by_standing: [List; 2],
-    standing_bytes: [u32; 2],
     idle: List,
     idle_count: u32,
-    frames: u32,
-    pub(super) failures: Failures,
+    idle_max: u32,
 }
 
 #[derive(Debug)]
@@ -110,49 +121,54 @@ pub(super) enum Added {
 }
 
 impl Held {
-    pub(super) fn new(network: Network, limits: Limits, seed: [u8; 16]) -> Self {
-        let expected = (limits.high_thresh / 2048) as usize;
+    /// One of so many shards.
+    pub(super) fn new(
+        (network, limits): (Network, Limits),
+        hasher: SipHasher13,
+        usage: Arc<Usage>,
+        shards: u32,
+    ) -> Self {
+        let expected = (limits.high_thresh / 2048 / shards) as usize;
         Self {
             network,
             limits,
-            hasher: SipHasher13::new_with_key(&seed),
+            usage,
+            hasher,
             datagrams: Slots::new(expected),
             sources: Slots::new(expected),
             by_age: List::default(),
             by_standing: [List::default(); 2],
-            standing_bytes: [0; 2],
             idle: List::default(),
             idle_count: 0,
-            frames: 0,
-            failures: Failures::default(),
+            idle_max: KNOWN_SOURCES_MAX.div_ceil(shards),
         }
     }
 
-    /// Adds a fragment to those of its datagram.
+    /// Adds a fragment to those of its datagram. Where others of this shard are not enough to make
+    /// room for it, those of `others` may have to go.
     pub(super) fn add(
         &mut self,
         packet: Packet,
-        fragment: &Fragment,
-        now_ns: u64,
-        dropped: &mut Vec<(Packet, NetworkDrop)>,
+        (fragment, now_ns): (&Fragment, u64),
+        others: &Others<'_>,
+        given_up: &mut GivenUp,
     ) -> Added {
-        let at = self.find_or_begin(fragment.key, now_ns);
-        self.count(at, now_ns, dropped);
+        let (at, beside) = self.find_or_begin(fragment.key, now_ns, given_up);
+        self.count(at, now_ns, given_up);
         let gap = match self.datagrams[at].pieces.fit(fragment, self.network) {
             Fit::Fits(gap) => gap,
             Fit::Duplicate => return Added::Dropped(packet, NetworkDrop::DupFrag),
             Fit::Spoils(why) => {
-                self.drop_datagram(at, why, dropped);
+                self.drop_datagram(at, why, given_up);
                 return Added::Dropped(packet, why);
             }
         };
-        let truesize = packet.frame.truesize();
-        if !self.make_room(at, truesize, dropped) {
-            self.drop_datagram(at, NetworkDrop::FragNomem, dropped);
+        let need = packet.frame.truesize().saturating_add(beside);
+        if !self.take_room(at, need, others, given_up) {
+            self.drop_datagram(at, NetworkDrop::FragNomem, given_up);
             return Added::Dropped(packet, NetworkDrop::FragNomem);
         }
-        self.charge(at, truesize);
-        self.frames += 1;
+        self.usage.add_frames(1);
         self.touch(at);
         let datagram = &mut self.datagrams[at];
         datagram.pieces.place(gap, fragment, packet);
@@ -164,39 +180,38 @@ impl Held {
         Added::Whole(self.take(at))
     }
 
-    /// Drops what has waited too long.
-    pub(super) fn expire(&mut self, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
-        while let Some(oldest) = self.by_age.first() {
-            if self.datagrams[oldest].deadline_ns > now_ns {
-                return;
-            }
-            self.failures.timeouts += 1;
-            self.lose(oldest, NetworkDrop::FragReasmTimeout, dropped);
+    /// Drops what has waited too long, until so much has been given up that a turn does no more.
+    pub(super) fn expire(&mut self, now_ns: u64, given_up: &mut GivenUp) {
+        while given_up.packets.len() < EXPIRED_AT_ONCE
+            && let Some(oldest) = self.by_age.first()
+            && self.datagrams[oldest].deadline_ns <= now_ns
+        {
+            self.time_out(oldest, given_up);
         }
     }
 
     /// Drops everything.
-    pub(super) fn clear(&mut self, dropped: &mut Vec<(Packet, NetworkDrop)>) {
+    pub(super) fn clear(&mut self, given_up: &mut GivenUp) {
         while let Some(oldest) = self.by_age.first() {
-            self.drop_datagram(oldest, NetworkDrop::FragReasmTimeout, dropped);
+            self.drop_datagram(oldest, NetworkDrop::FragReasmTimeout, given_up);
         }
     }
 
-    /// What is charged: all packets, and what incomplete datagrams cost beside them.
-    pub(super) fn bytes(&self) -> u32 {
-        let [strangers, known] = self.standing_bytes;
-        strangers + known
+    /// Gives up the datagram of that standing that has waited longest, if there is one.
+    pub(super) fn lose_one(&mut self, standing: Standing, given_up: &mut GivenUp) -> bool {
+        let longest = self.by_standing[standing as usize].first();
+        longest.inspect(|&at| self.lose(at, NetworkDrop::FragNomem, given_up)).is_some()
     }
 
-    /// Frames that wait.
-    pub(super) fn frames(&self) -> u32 {
-        self.frames
-    }
-
-    fn find_or_begin(&mut self, key: Key, now_ns: u64) -> Place {
+    /// A fragment's datagram, and what it costs beside its packets if it is new.
+    fn find_or_begin(&mut self, key: Key, now_ns: u64, given_up: &mut GivenUp) -> (Place, u32) {
         let hash = self.hash(&key);
         if let Some(at) = self.datagrams.find(hash, |datagram| datagram.key == key) {
-            return at;
+            if self.datagrams[at].deadline_ns > now_ns {
+                return (at, 0);
+            }
+            // It is among those that no turn has come to yet.
+            self.time_out(at, given_up);
         }
         let source = self.find_or_meet(&key);
         let standing =
@@ -214,14 +229,13 @@ impl Held {
         self.datagrams.push_last(BY_AGE, &mut self.by_age, at);
         self.datagrams.push_last(OF_STANDING, &mut self.by_standing[standing as usize], at);
         self.datagrams.push_last(OF_SOURCE, &mut self.sources[source].datagrams, at);
-        self.charge(at, DATAGRAM_BYTES);
-        at
+        (at, DATAGRAM_BYTES)
     }
 
     /// Counts a fragment of the datagram's source. If too many of its fragments came since this
     /// datagram got one, an identification has come round, and what is here is of an older datagram:
     /// the kernel's `ipfrag_max_dist`.
-    fn count(&mut self, at: Place, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
+    fn count(&mut self, at: Place, now_ns: u64, given_up: &mut GivenUp) {
         let datagram = &mut self.datagrams[at];
         let source = &mut self.sources[datagram.source];
         source.count = source.count.wrapping_add(1);
@@ -231,48 +245,65 @@ impl Held {
         if max == 0 || distance <= max || datagram.pieces.is_empty() {
             return;
         }
-        self.failures.fails += 1;
+        given_up.failures_of(self.network).fails += 1;
         datagram.deadline_ns = now_ns.saturating_add(self.limits.timeout_ns);
         let before = datagram.pieces.restart();
         let bytes: u32 = before.iter().map(|packet| packet.frame.truesize()).sum();
-        self.frames -= u32::try_from(before.len()).unwrap_or(u32::MAX);
-        dropped.extend(before.into_iter().map(|packet| (packet, NetworkDrop::FragTooFar)));
+        self.usage.remove_frames(u32::try_from(before.len()).unwrap_or(u32::MAX));
+        given_up.add(before, NetworkDrop::FragTooFar);
         self.uncharge(at, bytes);
         self.datagrams.unlink(BY_AGE, &mut self.by_age, at);
         self.datagrams.push_last(BY_AGE, &mut self.by_age, at);
     }
 
-    /// Makes room for `need` more bytes of one datagram, at the cost of others. Returns whether there
-    /// is room now.
-    fn make_room(
+    /// Takes room for `need` more bytes of one datagram, at the cost of others. Returns whether there
+    /// was some.
+    fn take_room(
         &mut self,
         at: Place,
         need: u32,
-        dropped: &mut Vec<(Packet, NetworkDrop)>,
+        others: &Others<'_>,
+        given_up: &mut GivenUp,
     ) -> bool {
         let high_thresh = self.limits.high_thresh;
         let share = (high_thresh / SHARE_DIVISOR).max(SHARE_LEAST_BYTES);
-        loop {
-            let bytes = self.bytes().saturating_add(need);
-            let source = &self.sources[self.datagrams[at].source];
-            let victim = if bytes > high_thresh / 2 && source.bytes.saturating_add(need) > share {
-                self.longest_waiting(OF_SOURCE, source.datagrams, at)
-            } else if bytes > high_thresh {
-                let [strangers, known] = self.by_standing;
-                let has_reserve = self.standing_bytes[Standing::Stranger as usize]
-                    <= high_thresh / STRANGERS_DIVISOR;
-                let (first, second) =
-                    if has_reserve { (known, strangers) } else { (strangers, known) };
-                let victim = self.longest_waiting(OF_STANDING, first, at);
-                victim.or_else(|| self.longest_waiting(OF_STANDING, second, at))
-            } else {
+        let Datagram { source, standing, .. } = self.datagrams[at];
+        // Others take room meanwhile, or make some; so it is not for ever that we try.
+        for _ in 0..VICTIMS_MAX {
+            let bytes = self.usage.bytes().saturating_add(need);
+            let of_source = &self.sources[source];
+            if bytes > high_thresh / 2 && of_source.bytes.saturating_add(need) > share {
+                match self.longest_waiting(OF_SOURCE, of_source.datagrams, at) {
+                    Some(victim) => self.lose(victim, NetworkDrop::FragNomem, given_up),
+                    None => return false,
+                }
+            } else if self.usage.charge(need, standing, high_thresh) {
+                self.note(at, need);
                 return true;
-            };
-            match victim {
-                Some(victim) => self.lose(victim, NetworkDrop::FragNomem, dropped),
-                None => return false,
+            } else if !self.lose_some(at, others, given_up) {
+                return false;
             }
         }
+        false
+    }
+
+    /// Gives up the datagram that is least likely to be completed, `at` aside: of the standing that
+    /// is to go first, in this shard or else in another, or of the other one.
+    fn lose_some(&mut self, at: Place, others: &Others<'_>, given_up: &mut GivenUp) -> bool {
+        use Standing::{Known, Stranger};
+        let has_reserve =
+            self.usage.strangers_bytes() <= self.limits.high_thresh / STRANGERS_DIVISOR;
+        let order = if has_reserve { [Known, Stranger] } else { [Stranger, Known] };
+        order.into_iter().any(|standing| {
+            let list = self.by_standing[standing as usize];
+            match self.longest_waiting(OF_STANDING, list, at) {
+                Some(victim) => {
+                    self.lose(victim, NetworkDrop::FragNomem, given_up);
+                    true
+                }
+                None => others.lose_one(standing, given_up),
+            }
+        })
     }
 
     /// The one in a list that has waited longest, `at` aside.
@@ -292,22 +323,21 @@ impl Held {
         self.datagrams.push_last(OF_SOURCE, of_source, at);
     }
 
-    /// Gives a datagram up that is not wrong, but was not completed: its source is a stranger again.
-    fn lose(&mut self, at: Place, why: NetworkDrop, dropped: &mut Vec<(Packet, NetworkDrop)>) {
-        let source = self.datagrams[at].source;
-        self.sources[source].is_known = false;
-        self.drop_datagram(at, why, dropped);
+    fn time_out(&mut self, at: Place, given_up: &mut GivenUp) {
+        given_up.failures_of(self.network).timeouts += 1;
+        self.lose(at, NetworkDrop::FragReasmTimeout, given_up);
     }
 
-    fn drop_datagram(
-        &mut self,
-        at: Place,
-        why: NetworkDrop,
-        dropped: &mut Vec<(Packet, NetworkDrop)>,
-    ) {
-        self.failures.fails += 1;
-        let packets = self.take(at).into_packets();
-        dropped.extend(packets.into_iter().map(|packet| (packet, why)));
+    /// Gives a datagram up that is not wrong, but was not completed: its source is a stranger again.
+    fn lose(&mut self, at: Place, why: NetworkDrop, given_up: &mut GivenUp) {
+        let source = self.datagrams[at].source;
+        self.sources[source].is_known = false;
+        self.drop_datagram(at, why, given_up);
+    }
+
+    fn drop_datagram(&mut self, at: Place, why: NetworkDrop, given_up: &mut GivenUp) {
+        given_up.failures_of(self.network).fails += 1;
+        given_up.add(self.take(at).into_packets(), why);
     }
 
     /// Takes a datagram out.
@@ -318,32 +348,30 @@ impl Held {
         self.datagrams.unlink(OF_STANDING, &mut self.by_standing[standing as usize], at);
         self.datagrams.unlink(OF_SOURCE, &mut self.sources[source].datagrams, at);
         let pieces = self.datagrams.remove(at).map(|datagram| datagram.pieces).unwrap_or_default();
-        self.frames -= pieces.count();
+        self.usage.remove_frames(pieces.count());
         if self.sources[source].datagrams.is_empty() {
             self.part(source);
         }
         pieces
     }
 
-    fn charge(&mut self, at: Place, bytes: u32) {
+    /// Notes whose what was charged is.
+    fn note(&mut self, at: Place, bytes: u32) {
         let datagram = &mut self.datagrams[at];
         datagram.bytes += bytes;
         self.sources[datagram.source].bytes += bytes;
-        self.standing_bytes[datagram.standing as usize] += bytes;
     }
 
     fn uncharge(&mut self, at: Place, bytes: u32) {
         let datagram = &mut self.datagrams[at];
         datagram.bytes -= bytes;
         self.sources[datagram.source].bytes -= bytes;
-        self.standing_bytes[datagram.standing as usize] -= bytes;
+        self.usage.uncharge(bytes, datagram.standing);
     }
 
     /// A datagram's source, which now has one under way.
     fn find_or_meet(&mut self, key: &Key) -> Place {
-        let mut prefix = [0; 8];
-        let source_bytes = if self.network == Network::Ipv6 { 8 } else { 4 };
-        prefix[..source_bytes].copy_from_slice(&key.addresses[..source_bytes]);
+        let prefix = source_prefix(self.network, key);
         let hash = self.hasher.hash(&prefix);
         match self.sources.find(hash, |source| source.prefix == prefix) {
             Some(source) => {
@@ -368,7 +396,7 @@ impl Held {
         }
         self.sources.push_last(IDLE, &mut self.idle, source);
         self.idle_count += 1;
-        if self.idle_count > KNOWN_SOURCES_MAX
+        if self.idle_count > self.idle_max
             && let Some(longest) = self.idle.first()
         {
             self.sources.unlink(IDLE, &mut self.idle, longest);
@@ -384,4 +412,12 @@ impl Held {
         bytes[36] = key.protocol;
         self.hasher.hash(&bytes)
     }
+}
+
+/// Whom a datagram is from: all that one host can be, with zeros behind.
+pub(super) fn source_prefix(network: Network, key: &Key) -> [u8; 8] {
+    let mut prefix = [0; 8];
+    let source_bytes = if network == Network::Ipv6 { 8 } else { 4 };
+    prefix[..source_bytes].copy_from_slice(&key.addresses[..source_bytes]);
+    prefix
 }
