@@ -113,6 +113,11 @@ impl Stack {
         self.relief.frames_away()
     }
 
+    /// Gives up what waits for packets, of which no more will come.
+    pub fn end(&mut self) {
+        self.network.end();
+    }
+
     /// Gives this CPU small frames, that datagrams of slow readers are moved to.
     pub fn set_small(&mut self, small: Pool) {
         self.relief.set_small(small);

@@ -59,6 +59,7 @@ use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
 use path::CpuId;
+use path::network::neighbours::NeighbourDrops;
 use path::network::reassembly::Fragments;
 use path::network::{Network, NetworkConfig};
 use path::socket::SocketId;
@@ -265,6 +266,20 @@ impl Net {
         snmp::snmp6(&self.0.counters)
     }
 
+    /// Datagrams that sockets sent and that waited in vain for a neighbour's station, where the kernel
+    /// does not have the device too.
+    #[must_use]
+    pub fn neighbour_drops(&self) -> NeighbourDrops {
+        self.0.devices.iter().fold(NeighbourDrops::default(), |sum, device| {
+            let drops = device.learned().drops();
+            NeighbourDrops {
+                neigh_queuefull: sum.neigh_queuefull + drops.neigh_queuefull,
+                neigh_failed: sum.neigh_failed + drops.neigh_failed,
+                neigh_dead: sum.neigh_dead + drops.neigh_dead,
+            }
+        })
+    }
+
     /// Datagrams that were moved to other buffers for slow readers, by CPU.
     #[must_use]
     pub fn relief(&self) -> &[Arc<ReliefCounters>] {
@@ -393,7 +408,11 @@ impl NetEngine {
         let Self { engine, shared } = self;
         let outcome = engine.run_with(application);
         shared.end();
-        outcome
+        outcome.map(|mut outcome| {
+            outcome.handlers.iter_mut().for_each(NetStack::end);
+            outcome.frames_away = outcome.frames_still_away();
+            outcome
+        })
     }
 }
 

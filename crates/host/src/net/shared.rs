@@ -275,10 +275,18 @@ impl Shared {
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
     }
 
-    /// Says that no packets will come any more, and wakes all readers.
+    /// Says that no packets will come any more, and wakes all readers. What waits for a neighbour's
+    /// answer goes home.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.directory.hubs().for_each(|hub| hub.end());
+        let mut dropped = Vec::new();
+        self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
+        drop(dropped);
+        for index in 0..self.cpus.len() {
+            // A device that is gone has said so to who sent.
+            let _ = self.transmitter_of(index).flush_all();
+        }
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -63,6 +63,11 @@ impl NetStack {
         self.stack.frames_away()
     }
 
+    /// Gives up what waits for packets, of which no more will come.
+    pub(super) fn end(&mut self) {
+        self.stack.end();
+    }
+
     /// Gives this CPU small frames, that datagrams of slow readers are moved to.
     pub(super) fn set_small(&mut self, small: Pool) {
         self.stack.set_small(small);

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod calls; //    what the calls of `std` do
+mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
 mod moving; //   readers that move
 #[path = "../namespaces/mod.rs"]
@@ -16,9 +17,15 @@ use namespaces::trial_inside;
 fn main() {
     let arguments = Arguments::from_args();
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    let trials =
-        [exchange::TRIALS, calls::TRIALS, moving::TRIALS, pressure::TRIALS, shared::TRIALS]
-            .concat();
+    let trials = [
+        exchange::TRIALS,
+        calls::TRIALS,
+        moving::TRIALS,
+        pressure::TRIALS,
+        shared::TRIALS,
+        end::TRIALS,
+    ]
+    .concat();
     let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }

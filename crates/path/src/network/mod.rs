@@ -200,6 +200,14 @@ impl Network {
         dropped.append(&mut self.given_up.packets);
     }
 
+    /// Gives up all fragments that wait, whichever CPU got them: no others will come. Their frames go
+    /// home.
+    pub fn end(&mut self) {
+        self.fragments.clear(&mut self.given_up);
+        self.count_given_up();
+        self.given_up.packets.clear();
+    }
+
     /// The fragments that wait.
     #[must_use]
     pub fn fragments(&self) -> &Fragments {

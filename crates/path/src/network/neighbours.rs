@@ -129,6 +129,17 @@ struct Members {
     most: usize,
 }
 
+/// Datagrams that waited for a neighbour and were not sent, by the kernel's names of reasons.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct NeighbourDrops {
+    /// They made room for others that wait.
+    pub neigh_queuefull: u64,
+    /// The neighbour did not answer.
+    pub neigh_failed: u64,
+    /// It was forgotten for others' sake, or nobody is sought any more.
+    pub neigh_dead: u64,
+}
+
 /// All that there are. Whatever the others need, places for 512 proven ones are left.
 #[derive(Debug)]
 struct Classes {
@@ -155,6 +166,8 @@ pub struct Neighbours {
     waiting: usize,
     /// Packets that waited for who has given way.
     given_up: Vec<Packet>,
+    drops: NeighbourDrops,
+    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -196,6 +209,8 @@ impl Neighbours {
             crowds: [List::default(); WAITING_MAX],
             waiting: 0,
             given_up: Vec::new(),
+            drops: NeighbourDrops::default(),
+            is_closed: false,
         }
     }
 
@@ -253,17 +268,24 @@ impl Neighbours {
     ) {
         dropped.append(&mut self.given_up);
         let place = self.find(address).filter(|&place| self.slots[place].mac.is_none());
-        let (Some(place), Link::Ethernet) = (place, packet.headers.link) else {
+        let (Some(place), Link::Ethernet, false) = (place, packet.headers.link, self.is_closed)
+        else {
+            self.drops.neigh_dead += u64::from(packet.wire_count());
             return dropped.push(packet);
         };
         let count = self.slots[place].waiting.len();
-        if count >= WAITING_MAX {
-            dropped.extend(self.give_up_oldest(place));
+        let crowd = if count >= WAITING_MAX {
+            Some(place)
         } else if self.waiting >= WAITING_IN_ALL_MAX {
             // With no packet of its own it finds one of whom more wait for, since there are no more
             // neighbours that are sought than places.
-            let crowd = self.crowds.iter().skip(count).rev().find_map(List::first);
-            dropped.extend(self.give_up_oldest(crowd.unwrap_or(place)));
+            self.crowds.iter().skip(count).rev().find_map(List::first).or(Some(place))
+        } else {
+            None
+        };
+        if let Some(oldest) = crowd.and_then(|crowd| self.give_up_oldest(crowd)) {
+            self.drops.neigh_queuefull += u64::from(oldest.wire_count());
+            dropped.push(oldest);
         }
         self.leave_crowd(place);
         let neighbour = &mut self.slots[place];
@@ -344,7 +366,9 @@ impl Neighbours {
                     self.remove(place);
                 }
             } else if waited_ns >= u64::from(SOLICIT_MAX) * RETRANS_NS {
-                dropped.append(&mut self.take_waiting(place));
+                let mut waiting = self.take_waiting(place);
+                self.drops.neigh_failed += datagrams(&waiting);
+                dropped.append(&mut waiting);
             } else {
                 asks.extend(neighbour.ask(None, on, now_ns, pool));
             }
@@ -355,6 +379,23 @@ impl Neighbours {
                 self.remove(oldest);
             }
         }
+    }
+
+    /// Gives up all that waits: from now on nobody hears an answer, and no packet waits for one.
+    pub fn close(&mut self, dropped: &mut Vec<Packet>) {
+        self.is_closed = true;
+        dropped.append(&mut self.given_up);
+        while let Some(place) = self.crowds.iter().find_map(List::first) {
+            let mut waiting = self.take_waiting(place);
+            self.drops.neigh_dead += datagrams(&waiting);
+            dropped.append(&mut waiting);
+        }
+    }
+
+    /// What waited and was given up.
+    #[must_use]
+    pub fn drops(&self) -> NeighbourDrops {
+        self.drops
     }
 
     /// Packets that wait.
@@ -455,6 +496,7 @@ impl Neighbours {
     /// Forgets a neighbour. What waited for it is given up.
     fn remove(&mut self, place: Place) {
         let mut waiting = self.take_waiting(place);
+        self.drops.neigh_dead += datagrams(&waiting);
         self.given_up.append(&mut waiting);
         self.leave(place);
         // It waits for nothing and is in no list any more.
@@ -500,6 +542,11 @@ impl Neighbours {
             IpAddr::V6(address) => self.hasher.hash(&address.octets()),
         }
     }
+}
+
+/// Datagrams that packets are.
+fn datagrams(packets: &[Packet]) -> u64 {
+    packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
 }
 
 impl Default for Classes {

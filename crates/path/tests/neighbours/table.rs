@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use mem::Pool;
 use path::network::neighbours::{
-    NEIGHBOURS_MAX, Neighbours, Replaces, Resolved, Sighting, WAITING_IN_ALL_MAX, WAITING_MAX,
+    NEIGHBOURS_MAX, NeighbourDrops, Neighbours, Replaces, Resolved, Sighting, WAITING_IN_ALL_MAX,
+    WAITING_MAX,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -395,4 +396,33 @@ fn without_a_frame_to_ask_with_it_is_asked_for_next_time() {
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Waiting);
     taken.into_iter().for_each(|frame| rig.pool.put(frame));
     assert_eq!(rig.resolve(NEIGHBOUR, 1), Found::Asking);
+}
+
+#[test]
+fn promise_2_packets_that_waited_in_vain_are_counted_by_name() {
+    let mut rig = Rig::new();
+    let [full, silent, forgotten] = [1, 2, 3].map(|number| numbered(12, number));
+    for address in [full, silent, forgotten] {
+        assert_eq!(rig.resolve_ip(address, 0), Found::Asking);
+    }
+    for mark in 0..5 {
+        rig.hold_ip(full, mark, 0);
+    }
+    assert_eq!(rig.hear(Sighting { address: full, ..answer(THEIRS) }, 0), WAITING_MAX);
+    let mut drops = NeighbourDrops { neigh_queuefull: 2, ..NeighbourDrops::default() };
+    assert_eq!(rig.neighbours.drops(), drops);
+    assert!(rig.hold_ip(silent, 7, 0).is_empty());
+    assert_eq!(rig.tick(3 * SECOND_NS).1, [7]);
+    drops.neigh_failed = 1;
+    assert_eq!(rig.neighbours.drops(), drops);
+    // It waits when no answer can come any more, and the next one does not begin to.
+    assert_eq!(rig.resolve_ip(forgotten, 4 * SECOND_NS), Found::Asking);
+    assert!(rig.hold_ip(forgotten, 8, 4 * SECOND_NS).is_empty());
+    let mut dropped = Vec::new();
+    rig.neighbours.close(&mut dropped);
+    assert_eq!(rig.marks(dropped), [8]);
+    assert_eq!(rig.hold_ip(forgotten, 9, 4 * SECOND_NS), [9]);
+    drops.neigh_dead = 2;
+    assert_eq!(rig.neighbours.drops(), drops);
+    assert_eq!((rig.neighbours.waiting(), rig.pool.away()), (0, 0));
 }
