@@ -292,7 +292,7 @@ impl Wire {
     }
 
     /// The sum that a right checksum makes all ones, by the book.
-    fn transport_sum(&self, headers: &Headers) -> u64 {
+    pub(crate) fn transport_sum(&self, headers: &Headers) -> u64 {
         let (start, end) = (usize::from(headers.transport_offset), {
             usize::from(headers.payload_offset) + usize::from(headers.payload_len)
         });

@@ -251,6 +251,7 @@ proptest! {
     ) {
         let mut rig = played(first, is_summed, &steps);
         check_segments(&rig);
+        rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::merged::check_whole);
         let segments: usize = rig.out.iter().map(|packet| packet.segment_count() as usize).sum();
         prop_assert_eq!(segments, rig.fed.len());
         prop_assert_eq!(taken_apart(std::mem::take(&mut rig.out)).len(), rig.fed.len());

@@ -4,7 +4,7 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use path::packet::Packet;
 use path::parse::{Link, Network, Transport, Verify, parse};
 
-use crate::frames::{FIN, PSH, Segment, Wire, tcp, timestamps};
+use crate::frames::{FIN, PSH, Segment, Wire, folded, tcp, timestamps};
 use crate::rig::{Frame, Rig, SMALL_CHUNK_BYTES, taken_apart};
 
 /// Everything that can be merged, by what it begins with.
@@ -88,6 +88,16 @@ pub(crate) fn check_whole(packet: &Packet) {
         }
         other => unreachable!("{other:?} is never merged"),
     }
+    check_sum(&bytes, packet);
+}
+
+/// The transport's checksum is that of all bytes, summed up by the book.
+fn check_sum(bytes: &[u8], packet: &Packet) {
+    let wire = Wire::new(bytes.to_vec(), packet.headers.link);
+    let is_tcp = packet.headers.transport == Transport::Tcp;
+    let at = usize::from(packet.headers.transport_offset) + if is_tcp { 16 } else { 6 };
+    assert!(is_tcp || bytes[at..at + 2] != [0; 2], "there is one");
+    assert_eq!(folded(wire.transport_sum(&packet.headers)), u16::MAX);
 }
 
 /// Five segments, the last one shorter and with these flags.
@@ -138,6 +148,39 @@ fn promise_6_a_merged_packet_is_right_and_can_be_taken_apart() {
                     assert_eq!(rig.pool.away(), 0);
                 }
             }
+        }
+    }
+}
+
+/// Two segments, of which the second ends with this word; as one.
+fn ending_with(shape: &Segment, word: u16, mut rig: Rig) -> Packet {
+    let mut last = shape.nth(1);
+    let len = last.payload.len();
+    last.payload[len - 2..].copy_from_slice(&word.to_be_bytes());
+    let mut out = rig.poll(&[shape.wire(), last.wire()]);
+    assert_eq!(out.len(), 1, "{shape:?}");
+    out.remove(0)
+}
+
+#[test]
+fn promise_6_a_merged_checksum_of_0_is_as_udp_writes_it() {
+    let field = |packet: &Packet, at: u16| {
+        let at = usize::from(packet.headers.transport_offset + at);
+        u16::from_be_bytes(packet.frame.data()[at..at + 2].try_into().unwrap())
+    };
+    for shape in shapes() {
+        let shape = shape.sized(100);
+        let (at, zero) = if shape.is_udp { (6, u16::MAX) } else { (16, 0) };
+        // What a checksum lacks, its payload may have.
+        let lacks = field(&ending_with(&shape, 0, Rig::gro()), at);
+        let packet = ending_with(&shape, lacks, Rig::gro());
+        assert_eq!(field(&packet, at), zero, "{shape:?}");
+        check_whole(&packet);
+        // That mode takes no options but timestamps.
+        if !shape.is_udp && shape.options.len() <= 12 {
+            let packet = ending_with(&shape, lacks, Rig::lro(1500));
+            assert_eq!(field(&packet, at), zero, "{shape:?}");
+            check_whole(&packet);
         }
     }
 }
