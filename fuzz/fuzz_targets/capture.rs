@@ -1,9 +1,12 @@
-//! Any bytes as a capture file, read to the end (promise 5), and once more in small pieces: how a
-//! stream is cut must not matter.
+//! Any bytes as a capture file, read to the end (promise 5), once more in small pieces, and once more
+//! packed: how a stream is cut, or that it is packed, must not matter.
 #![no_main]
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
 use forebay::device::pcap::{MAX_BLOCK_BYTES, Reader};
 use libfuzzer_sys::fuzz_target;
 use path::parse::Link;
@@ -14,17 +17,66 @@ const LEAST_RECORD_BYTES: usize = 16;
 /// Read sizes that meet every boundary sooner or later.
 const PIECES_BYTES: [usize; 4] = [1, 13, 64, 5];
 
+/// What a gzip file begins with.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
 fuzz_target!(|input: &[u8]| {
-    let whole = read_all(input, Box::new(io::Cursor::new(input.to_vec())));
-    let piecemeal = Piecemeal { rest: io::Cursor::new(input.to_vec()), reads: 0 };
-    assert_eq!(whole, read_all(input, Box::new(piecemeal)));
+    let unpacked = unpack(input);
+    let whole = read_all(&unpacked, in_one(input));
+    let piecemeal = read_all(&unpacked, in_pieces(input));
+    if input.starts_with(&GZIP_MAGIC) {
+        // How much comes before damage depends on how much is unpacked at once.
+        let both = whole.packets.len().min(piecemeal.packets.len());
+        assert_eq!(whole.packets[..both], piecemeal.packets[..both]);
+        return;
+    }
+    assert_eq!(whole, piecemeal);
+    let packed = pack(input);
+    for stream in [in_one(&packed), in_pieces(&packed)] {
+        let unpacked = read_all(input, stream);
+        assert_eq!(whole.packets, unpacked.packets);
+        assert_eq!((whole.damaged, &whole.unread), (unpacked.damaged, &unpacked.unread));
+        assert_eq!(whole.broken.is_some(), unpacked.broken.is_some());
+    }
 });
+
+/// What is to be read: at least as much of a damaged gzip file as anybody can unpack.
+fn unpack(input: &[u8]) -> Vec<u8> {
+    if !input.starts_with(&GZIP_MAGIC) {
+        return input.to_vec();
+    }
+    let mut unpacked = Vec::new();
+    let mut decoder = MultiGzDecoder::new(Piecemeal::of(input));
+    // As far as that goes, one byte at a time.
+    let mut byte = [0];
+    loop {
+        match decoder.read(&mut byte) {
+            Ok(1) => unpacked.push(byte[0]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return unpacked,
+        }
+    }
+}
+
+fn pack(input: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(input).and_then(|()| encoder.finish()).expect("a vector takes everything")
+}
+
+fn in_one(input: &[u8]) -> Box<dyn Read + Send> {
+    Box::new(io::Cursor::new(input.to_vec()))
+}
+
+fn in_pieces(input: &[u8]) -> Box<dyn Read + Send> {
+    Box::new(Piecemeal::of(input))
+}
 
 /// What there was in a capture.
 #[derive(PartialEq, Debug, Default)]
 struct Contents {
     packets: Vec<Packet>,
     damaged: u64,
+    unread: Vec<(String, u64)>,
     first_damage: Option<String>,
     /// What stopped the reader before the end, or before the start.
     broken: Option<String>,
@@ -44,6 +96,7 @@ fn read_all(input: &[u8], stream: Box<dyn Read + Send>) -> Contents {
         Ok(mut reader) => {
             contents.broken = read_records(input, &mut reader, &mut contents.packets).err();
             contents.damaged = reader.damage().records;
+            contents.unread = reader.unread().collect();
             contents.first_damage.clone_from(&reader.damage().first);
             assert_eq!(contents.damaged > 0, contents.first_damage.is_some());
         }
@@ -74,13 +127,22 @@ fn read_records(
     assert!(packets.len() <= input.len() / LEAST_RECORD_BYTES);
     assert_eq!(reader.offset(), input.len() as u64, "the end is the end of the file");
     assert!(reader.record().is_ok_and(|record| record.is_none()), "and it stays the end");
-    Ok(())
+    let is_read = packets.iter().any(|packet| packet.link.is_some());
+    let verdict = reader.verdict().map_err(|error| error.to_string());
+    assert_eq!(verdict.is_ok(), is_read || packets.is_empty() && reader.damage().records == 0);
+    verdict
 }
 
 /// A stream that gives little at a time, and is interrupted now and then.
 struct Piecemeal {
     rest: io::Cursor<Vec<u8>>,
     reads: usize,
+}
+
+impl Piecemeal {
+    fn of(input: &[u8]) -> Self {
+        Self { rest: io::Cursor::new(input.to_vec()), reads: 0 }
+    }
 }
 
 impl Read for Piecemeal {

@@ -117,7 +117,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
             Input::Synthetic(SyntheticPlan { seed, rate: args.rate.0, ..spec.clone() })
         }
         None => {
-            let files = args.files.iter().cloned().map(Capture::File);
+            let files = args.files.iter().cloned().map(Capture::named);
             let mut captures: Vec<_> = files.collect();
             if captures.is_empty() {
                 captures.push(bundled_capture());

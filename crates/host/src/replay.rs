@@ -173,6 +173,10 @@ fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) {
 /// Each queue and each loop opens a capture anew, and a pipe gives what it holds only once.
 fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
     let Input::Captures(replay) = &plan.input else { return Ok(()) };
+    if replay.captures.iter().filter(|capture| matches!(capture, Capture::Stdin)).count() > 1 {
+        let why = "standard input can be read only once; name it once".to_owned();
+        return Err(Error::Setting { what: "files", value: "-".to_owned(), why });
+    }
     let (what, value) = match (plan.queues.get(), replay.loops) {
         (queues @ 2.., _) => ("queues", u64::from(queues)),
         (_, loops @ 2..) => ("loops", loops),
@@ -181,7 +185,10 @@ fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
     match replay.captures.iter().find(|capture| capture.is_read_once()) {
         Some(capture) => {
             let name = capture.name();
-            let why = format!("{name} is not a regular file and can be read only once; copy it");
+            let why = match capture {
+                Capture::Stdin => format!("{name} can be read only once; copy it to a file"),
+                _ => format!("{name} is not a regular file and can be read only once; copy it"),
+            };
             Err(Error::Setting { what, value: value.to_string(), why })
         }
         None => Ok(()),
@@ -196,6 +203,8 @@ fn inputs(plan: &Plan) -> impl Iterator<Item = &Path> {
     };
     captures.iter().filter_map(|capture| match capture {
         Capture::File(path) | Capture::Kept(path, _) => Some(path.as_path()),
+        // It may be a file all the same.
+        Capture::Stdin => Some(Path::new("/proc/self/fd/0")),
         Capture::Bundled(..) => None,
     })
 }
@@ -228,6 +237,11 @@ fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
         match &input {
             Input::Captures(replay) => {
                 let source = PcapSource::open(replay.clone(), share, plan.engine.verify)?;
+                let source = match plan.mode {
+                    Mode::Live => source.never_waiting(),
+                    // Time does not go on while nothing happens.
+                    Mode::Stepped { .. } => source,
+                };
                 progress.get_or_insert_with(|| Arc::clone(source.progress()));
                 sources.push(Box::new(source));
             }

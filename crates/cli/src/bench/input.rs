@@ -40,7 +40,7 @@ pub(super) fn name(file: Option<&Path>) -> String {
 }
 
 fn read(path: &Path) -> Result<Vec<Sample>, Failure> {
-    let mut reader = Capture::File(path.to_owned()).open()?;
+    let mut reader = Capture::named(path.to_owned()).open()?;
     let mut samples = Vec::new();
     while samples.len() < PACKETS_MAX
         && let Some(record) = reader.record()?

@@ -1,5 +1,8 @@
 //! Captures that `forebay replay` is given: what is read, what is refused, and what is said.
 
+use std::io::Write;
+use std::process::{Child, Stdio};
+
 use super::*;
 
 /// A block of a little-endian pcapng capture.
@@ -74,4 +77,92 @@ fn all_captures_are_judged_before_the_first_is_replayed() {
         assert!(run.told.contains(problem), "{second}: {}", run.told);
         assert!(!desk.path("out").exists(), "no packet was replayed");
     }
+}
+
+/// Starts a replay whose standard input is a pipe.
+fn start(desk: &Desk, args: &str) -> Child {
+    let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let run = run.current_dir(&desk.0).args(args.split(' ')).stdin(Stdio::piped());
+    run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Ends its input, and waits for what it says.
+fn finish(run: Child) -> Run {
+    Run::of(&run.wait_with_output().unwrap())
+}
+
+fn gzip(desk: &Desk, name: &str) {
+    let packed = std::process::Command::new("gzip").arg(desk.path(name)).status();
+    assert!(packed.unwrap().success());
+}
+
+#[test]
+fn captures_come_by_standard_input_and_packed() {
+    let desk = Desk::new();
+    desk.write_one_flow("f.pcap", 7);
+    let plain = fs::read(desk.path("f.pcap")).unwrap();
+    gzip(&desk, "f.pcap");
+    fs::rename(desk.path("f.pcap.gz"), desk.path("f.packed")).unwrap();
+    let packed = fs::read(desk.path("f.packed")).unwrap();
+    assert_eq!(desk.report("f.packed --cpus 1 --queues 2 --loops 2")["delivered"], 14);
+    for mode in ["", " --deterministic"] {
+        for input in [&plain, &packed] {
+            let mut run =
+                start(&desk, &format!("replay f.packed - f.packed --cpus 1 --json{mode}"));
+            // Little at a time, so that there is nothing to be read anywhere in it.
+            let mut pipe = run.stdin.take().unwrap();
+            input.chunks(7).for_each(|piece| pipe.write_all(piece).unwrap());
+            drop(pipe);
+            let run = finish(run);
+            assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
+            let report: Value = serde_json::from_str(&run.stdout).unwrap();
+            assert_eq!(report["delivered"], 21);
+        }
+    }
+}
+
+#[test]
+fn standard_input_is_judged_when_it_is_reached() {
+    let desk = Desk::new();
+    desk.write_one_flow("f.pcap", 7);
+    for (args, delivered) in [("-", None), ("f.pcap -", Some(7))] {
+        let mut run = start(&desk, &format!("replay {args} --cpus 1"));
+        run.stdin.take().unwrap().write_all(b"this is no capture, as anybody sees").unwrap();
+        let run = finish(run);
+        assert_eq!(run.code, Some(2), "{args}: {}", run.told);
+        assert!(run.told.contains("standard input: not a capture file"), "{}", run.told);
+        assert_eq!(run.stdout.is_empty(), delivered.is_none(), "{args}: {}", run.stdout);
+    }
+    for (args, problem) in [
+        ("replay - -", "name it once"),
+        ("replay - --loops 2", "standard input can be read only once"),
+        ("replay - --queues 2", "standard input can be read only once"),
+    ] {
+        let run = desk.run(args);
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
+        assert!(run.told.contains(problem), "{args}: {}", run.told);
+    }
+}
+
+#[test]
+fn promise_3_a_run_ends_though_its_input_is_silent() {
+    let desk = Desk::new();
+    desk.write_one_flow("f.pcap", 3);
+    let mut run = start(&desk, "replay --json --cpus 1 --write-pcap out -");
+    let mut input = run.stdin.take().unwrap();
+    input.write_all(&fs::read(desk.path("f.pcap")).unwrap()).unwrap();
+    // Created with the first packet: what came is delivered while nothing more does.
+    while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let killed = std::process::Command::new("kill").args(["-TERM", &run.id().to_string()]).status();
+    assert!(killed.unwrap().success());
+    let run = finish(run);
+    assert_eq!(run.code, Some(0), "{}", run.told);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(
+        [&report["delivered"], &report["interrupted"]],
+        [&Value::from(3), &Value::from(true)]
+    );
+    drop(input);
 }

@@ -1,5 +1,10 @@
 //! Capture files put together byte by byte, right or wrong as a test needs them.
 
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
 /// The byte order of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
@@ -95,6 +100,13 @@ pub(crate) fn enhanced(
 /// A simple packet.
 pub(crate) fn simple(order: Order, wire_len: u32, bytes: &[u8]) -> Vec<u8> {
     block(order, 3, &[&order.u32(wire_len), bytes].concat())
+}
+
+/// The same, packed: one member.
+pub(crate) fn gzip(file: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(file).unwrap();
+    encoder.finish().unwrap()
 }
 
 fn padded(mut bytes: Vec<u8>) -> Vec<u8> {

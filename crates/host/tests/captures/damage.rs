@@ -3,7 +3,7 @@
 use forebay::device::pcap::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES};
 
 use super::*;
-use crate::bytes::{Order, block, enhanced, interface, pcap, record, section, simple};
+use crate::bytes::{Order, block, enhanced, gzip, interface, pcap, record, section, simple};
 
 const LITTLE: Order = Order::Little;
 
@@ -38,7 +38,10 @@ fn what_is_no_capture_is_refused_with_what_to_do() {
     for (file, problem) in [
         (&[][..], "the file is empty"),
         (b"time,src,dst\n1,10.0.0.1,10.0.0.2\n", "not a capture file (it begins with 74696d65)"),
-        (b"\x1f\x8b\x08\x00 and so on, compressed", "this is a gzip file"),
+        (b"\x1f\x8b\x08\xff and so on, packed", "the gzip file is damaged"),
+        (&gzip(&gzip(&header)), "this is a gzip file once more"),
+        (&gzip(b""), "the file is empty"),
+        (&gzip(&header[..4]), "a capture's header has 24 bytes, the file 4"),
         (&header[..10], "a capture's header has 24 bytes, the file 10"),
         (&header[..23], "a capture's header has 24 bytes, the file 23"),
     ] {
@@ -80,6 +83,33 @@ fn what_cannot_be_followed_any_further_ends_the_reading_where_it_stands() {
         assert_refused(&reading, problem, offset);
         assert!(reading.asked_bytes < 1 << 20, "{name}: {} bytes", reading.asked_bytes);
     }
+}
+
+#[test]
+fn a_gzip_file_that_is_cut_off_is_read_as_far_as_it_goes() {
+    let packed = gzip(&pcapng(&[]));
+    for end in packed.len() - 12..packed.len() {
+        let reading = read(&packed[..end]);
+        let Some(first) = &reading.damage.first else { panic!("{end}: {reading:?}") };
+        assert!(first.contains("ends before its data does"), "{first}");
+        assert_eq!(reading.damage.records, 1);
+        assert!(reading.records.len() <= 2);
+    }
+    let (seen, cut) = (gzip(&pcapng(&[])), &gzip(&[0; 99])[..15]);
+    let reading = read(&[&seen, cut].concat());
+    assert_eq!((reading.records.len(), reading.damage.records), (2, 1), "of the second member");
+}
+
+#[test]
+fn a_gzip_file_that_is_damaged_is_told_with_what_it_had_before() {
+    let mut packed = gzip(&pcapng(&[]));
+    let checksum = packed.len() - 8;
+    packed[checksum] ^= 1;
+    let reading = read(&packed);
+    assert_eq!(reading.records.len(), 2);
+    assert_refused(&reading, "the gzip file is damaged", pcapng(&[]).len());
+    let behind = [&gzip(&pcapng(&[])), &b"and a tail"[..]].concat();
+    assert_refused(&read(&behind), "the gzip file is damaged", pcapng(&[]).len());
 }
 
 /// What it is, the file, how many good records it has, what is said about the damage, and where.

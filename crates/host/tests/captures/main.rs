@@ -63,7 +63,7 @@ fn read_by(at_once: usize, file: &[u8]) -> Reading {
             reading.error = read_records(&mut reader, &mut reading.records).err();
             reading.damage = reader.damage().clone();
             reading.unread = reader.unread().collect();
-            assert!(reader.offset() <= file.len() as u64);
+            assert!(reader.offset() <= file.len() as u64 || file.starts_with(&[0x1f, 0x8b]));
         }
         Err(error) => reading.error = Some(error),
     }
@@ -113,7 +113,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 fn assert_refused(reading: &Reading, problem: &str, offset: usize) {
     let Some(error) = &reading.error else { panic!("{problem}: not refused: {reading:?}") };
     let message = error.to_string();
-    assert!(message.starts_with("test.pcap: ") && message.contains(problem), "{message}");
+    assert!(message.starts_with("test.pcap") && message.contains(problem), "{message}");
     assert!(message.ends_with(&format!(" at offset {offset}")), "{message}");
     assert!(!error.help().is_empty());
 }

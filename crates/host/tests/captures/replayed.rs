@@ -13,7 +13,9 @@ use path::CpuId;
 use proptest::prelude::*;
 
 use super::*;
-use crate::bytes::{Order, SLL, SLL2, enhanced, interface, pcap, record, section, simple, tsresol};
+use crate::bytes::{
+    Order, SLL, SLL2, enhanced, gzip, interface, pcap, record, section, simple, tsresol,
+};
 use crate::replays::{directory, plan, run};
 
 fn replay(file: &Path, rate: Rate, loops: u64) -> Plan {
@@ -130,6 +132,36 @@ proptest! {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn a_packed_capture_reads_as_it_would_unpacked(file in damaged(), at in any::<prop::sample::Index>()) {
+        let plain = read(&file);
+        let (first, second) = file.split_at(at.index(file.len() + 1));
+        for packed in [gzip(&file), [gzip(first), gzip(second)].concat()] {
+            let unpacked = read(&packed);
+            prop_assert_eq!(&unpacked.records, &plain.records);
+            prop_assert_eq!(unpacked.damage.records, plain.damage.records);
+            prop_assert_eq!(&unpacked.unread, &plain.unread);
+            prop_assert_eq!(unpacked.error.is_some(), plain.error.is_some());
+        }
+    }
+
+    #[test]
+    fn promise_5_reading_ends_whatever_happened_to_a_packed_capture(
+        file in damaged(),
+        mishaps in prop::collection::vec(mishap(), 1..4),
+    ) {
+        let packed = suffer(gzip(&file), &mishaps);
+        // How much comes before the damage depends on how much is unpacked at once.
+        let (whole, trickled) = (read_by(usize::MAX, &packed), read_by(5, &packed));
+        let both = whole.records.len().min(trickled.records.len());
+        prop_assert_eq!(&whole.records[..both], &trickled.records[..both]);
+        prop_assert!(whole.asked_bytes <= MAX_BLOCK_BYTES as usize);
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
@@ -154,6 +186,28 @@ proptest! {
         prop_assert_eq!(report.damaged_records, passes * reading.damage.records);
         prop_assert_eq!(report.error.is_some(), reading.error.is_some());
     }
+}
+
+#[test]
+fn packed_captures_are_in_memory_as_far_as_they_fit_unpacked() {
+    let path = directory("packed").join("packed.gz");
+    let order = Order::Little;
+    let frames: Vec<u8> = (1..2000).flat_map(|second| record(order, second, 60, &udp(1))).collect();
+    let plain = pcap(order, 1, &frames);
+    fs::write(&path, gzip(&plain)).unwrap();
+    let len_bytes = plain.len() as u64;
+    for (room_bytes, fits) in [(len_bytes, true), (len_bytes - 1, false), (u64::MAX, true)] {
+        let mut left_bytes = room_bytes;
+        let capture = Capture::File(path.clone()).kept(&mut left_bytes);
+        assert_eq!(matches!(capture, Capture::Kept(..)), fits, "{room_bytes}");
+        assert_eq!(room_bytes - left_bytes, if fits { len_bytes } else { 0 });
+        assert_eq!(capture.len_bytes(), fits.then_some(len_bytes));
+        let mut records = Vec::new();
+        read_records(&mut capture.open().unwrap(), &mut records).unwrap();
+        assert_eq!(records.len(), 1999);
+    }
+    let report = run(replay(&path, Rate::Max, 3));
+    assert_eq!(report.path.delivered, 3 * 1999);
 }
 
 #[test]

@@ -1,16 +1,18 @@
 //! Captures as a source: pcap and pcapng files, one after another, once or many times.
 
+mod block;
+mod capture;
 mod delivered;
 mod interface;
 mod link;
 mod reader;
+mod tally;
 mod window;
 mod writer;
 
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata};
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -20,104 +22,18 @@ use path::hash::FlowHash;
 use path::packet::Arrival;
 use path::parse::Verify;
 use path::{DropReason, Packet, Source};
-use rustix::fs::{Access, access};
 
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
 use crate::error::{Error, Result};
+pub use capture::Capture;
+use capture::Inlet;
 pub use delivered::{DeliveredCapture, FirstFailure};
-pub use reader::{Damage, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
+pub use reader::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
+pub use tally::Damage;
 
 /// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;
-
-/// Where a capture's bytes are.
-#[derive(Clone, Debug)]
-pub enum Capture {
-    /// In a file.
-    File(PathBuf),
-    /// In the program: a name and the bytes.
-    Bundled(&'static str, &'static [u8]),
-    /// In memory, read from this file.
-    Kept(PathBuf, Arc<Vec<u8>>),
-}
-
-impl Capture {
-    /// The name for messages.
-    #[must_use]
-    pub fn name(&self) -> String {
-        match self {
-            Self::File(path) | Self::Kept(path, _) => path.display().to_string(),
-            Self::Bundled(name, _) => (*name).to_owned(),
-        }
-    }
-
-    /// Its size, if it can be known.
-    #[must_use]
-    pub fn len_bytes(&self) -> Option<u64> {
-        match self {
-            Self::File(path) => {
-                let metadata = path.metadata().ok()?;
-                metadata.is_file().then_some(metadata.len())
-            }
-            Self::Bundled(_, bytes) => Some(bytes.len() as u64),
-            Self::Kept(_, bytes) => Some(bytes.len() as u64),
-        }
-    }
-
-    /// Opens it from the start.
-    ///
-    /// # Errors
-    /// When it cannot be read or is no capture.
-    pub fn open(&self) -> Result<Reader> {
-        let reader: Box<dyn Read + Send> = match self {
-            Self::File(path) => Box::new(File::open(path).map_err(Error::file("open", path))?),
-            Self::Bundled(_, bytes) => Box::new(io::Cursor::new(*bytes)),
-            Self::Kept(_, bytes) => return Reader::of_bytes(self.name(), Arc::clone(bytes)),
-        };
-        Reader::new(self.name(), reader)
-    }
-
-    /// Sees whether it can be replayed: whether it is a capture, and the first record that can be
-    /// delivered, or none, comes before any damage that ends the reading. What can be read only once
-    /// is judged when it is.
-    ///
-    /// # Errors
-    /// When it cannot be.
-    pub fn judge(&self) -> Result<()> {
-        match self {
-            Self::File(path) if is_read_once(path) => access(path, Access::READ_OK)
-                .map_err(|error| Error::file("open", path)(error.into())),
-            _ => self.open()?.judge(),
-        }
-    }
-
-    /// Whether it gives what it holds only once, as a pipe does.
-    #[must_use]
-    pub fn is_read_once(&self) -> bool {
-        matches!(self, Self::File(path) if is_read_once(path))
-    }
-
-    /// The same, in memory if it is a file of no more than `left_bytes`, which then are fewer. One
-    /// that cannot be read stays what it is, and says why when it is opened.
-    #[must_use]
-    pub fn kept(self, left_bytes: &mut u64) -> Self {
-        let fits = |file: &Metadata| file.is_file() && file.len() <= *left_bytes;
-        match self {
-            Self::File(path) if path.metadata().is_ok_and(|file| fits(&file)) => {
-                let Ok(bytes) = std::fs::read(&path) else { return Self::File(path) };
-                *left_bytes = left_bytes.saturating_sub(bytes.len() as u64);
-                Self::Kept(path, Arc::new(bytes))
-            }
-            other => other,
-        }
-    }
-}
-
-/// A directory, or what is not there, is told when it is opened.
-fn is_read_once(path: &Path) -> bool {
-    path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
-}
 
 /// How captures are replayed.
 #[derive(Clone, Debug)]
@@ -138,6 +54,10 @@ pub struct PcapSource {
     /// Which capture comes next, over all loops.
     next_capture: u64,
     reader: Option<Reader>,
+    /// Where it reads, if that has no more at times.
+    inlet: Option<Inlet>,
+    /// Whether nothing waits for what is to be read.
+    never_waits: bool,
     /// Of the next frame.
     number: u64,
     pace: Pace,
@@ -175,6 +95,8 @@ impl PcapSource {
             verify,
             next_capture: 0,
             reader: None,
+            inlet: None,
+            never_waits: false,
             number: 0,
             progress: Arc::new(progress),
             bytes_before: 0,
@@ -183,7 +105,19 @@ impl PcapSource {
             unread_told: 0,
         };
         source.open_next()?;
+        if let Some(reader) = &mut source.reader {
+            reader.begin_now()?;
+        }
         Ok(source)
+    }
+
+    /// Has polls return while a pipe, or standard input, has nothing to be read, so that what came
+    /// before goes on meanwhile, and the run can be ended.
+    #[must_use]
+    pub fn never_waiting(mut self) -> Self {
+        self.never_waits = true;
+        self.inlet.iter().for_each(Inlet::never_wait);
+        self
     }
 
     /// What the source tells while it runs: bytes of the captures, of all loops.
@@ -195,6 +129,7 @@ impl PcapSource {
     /// Opens the capture after this one; there is none after the last loop.
     fn open_next(&mut self) -> Result<()> {
         self.report();
+        self.inlet = None;
         if let Some(done) = self.reader.take() {
             self.bytes_before += done.offset();
             self.damaged_before += done.damage().records;
@@ -208,7 +143,17 @@ impl PcapSource {
         let index = usize::try_from(self.next_capture % captures).unwrap_or(0);
         self.next_capture += 1;
         self.pace.begin_pass();
-        self.reader = Some(self.plan.captures[index].open()?);
+        let capture = &self.plan.captures[index];
+        self.reader = Some(match capture.open_inlet()? {
+            Some((reader, inlet)) => {
+                if self.never_waits {
+                    inlet.never_wait();
+                }
+                self.inlet = Some(inlet);
+                reader
+            }
+            None => capture.open()?,
+        });
         Ok(())
     }
 
@@ -245,9 +190,16 @@ impl PcapSource {
                 return Ok(Polled::Ready);
             }
             let Some(reader) = &mut self.reader else { return Ok(Polled::Exhausted) };
-            let Some(record) = reader.record()? else {
-                self.open_next()?;
-                continue;
+            let record = match reader.record() {
+                Ok(Some(record)) => record,
+                Ok(None) => {
+                    self.open_next()?;
+                    continue;
+                }
+                Err(Error::File { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
+                    return Ok(Polled::Idle);
+                }
+                Err(error) => return Err(error),
             };
             let due_ns = self.pace.due_ns(now_ns, self.number, record.timestamp_ns);
             if due_ns > now_ns {
@@ -283,6 +235,10 @@ impl Source for PcapSource {
             self.reader = None;
         }
         Ok(polled?)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inlet.as_ref().map(Inlet::descriptor)
     }
 }
 

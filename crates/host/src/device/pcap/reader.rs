@@ -1,20 +1,20 @@
 //! Capture files: records of classic pcap and packet blocks of pcapng, whatever their byte order
 //! and time resolution, and damage told apart from the end.
 
-use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 
 use path::parse::Link;
-use pcap_parser::nom::{Err as NomErr, IResult};
+use pcap_parser::nom::Err as NomErr;
 use pcap_parser::{
-    Block, PcapError, PcapHeader, parse_block_be, parse_block_le, parse_pcap_frame,
-    parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header,
+    PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header,
 };
 
+use super::block::read_block;
 use super::interface::Interface;
 use super::link::{Begin, EthernetHeader, LinkType, READ};
-use super::window::Window;
+use super::tally::{Damage, Tally};
+use super::window::{GZIP_MAGIC, Window};
 use crate::error::{Error, Result};
 
 /// The most that a record may hold, as in tcpdump and Wireshark.
@@ -22,9 +22,6 @@ pub const MAX_RECORD_BYTES: u32 = 262_144;
 
 /// The most that a pcapng block may hold, as in Wireshark.
 pub const MAX_BLOCK_BYTES: u32 = 16 << 20;
-
-/// Interfaces in one section of a pcapng file.
-const MAX_INTERFACES: usize = 65_536;
 
 /// How far ahead of the current record bytes are asked for: they come from the machine's last cache,
 /// or from memory, in the time that a few packets take.
@@ -35,9 +32,6 @@ const RECORD_HEADER_BYTES: usize = 16;
 const MODIFIED_RECORD_HEADER_BYTES: usize = 24;
 const BLOCK_HEADER_BYTES: usize = 12;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
-const INTERFACE_BLOCK: u32 = 1;
-/// The type of the obsolete packet block.
-const PACKET_BLOCK: u32 = 2;
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
 
 /// A packet of a capture file.
@@ -54,15 +48,6 @@ pub struct Record<'a> {
     pub link: Option<Link>,
 }
 
-/// What was wrong with a capture without ending it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Damage {
-    /// Records that were passed over.
-    pub records: u64,
-    /// The first of them: where and what.
-    pub first: Option<String>,
-}
-
 /// A capture file being read, record by record.
 pub struct Reader {
     name: String,
@@ -74,20 +59,19 @@ pub struct Reader {
     current_unread: Option<LinkType>,
     /// A packet with a link header that was made anew.
     rebuilt: Vec<u8>,
-    /// Records that could be read, and were passed.
-    read: u64,
-    /// Those that could not be, and were passed, by link type.
-    unread: BTreeMap<LinkType, u64>,
-    /// Where the first is that could not be read, or is damaged.
-    first_bad: Option<u64>,
+    tally: Tally,
     /// The offset up to which bytes have been prefetched.
     prefetched: u64,
-    damage: Damage,
 }
 
 enum Format {
+    /// Nothing of the capture was looked at.
+    Unknown,
     Pcap(Pcap),
-    PcapNg { big_endian: bool, interfaces: Vec<Interface> },
+    PcapNg {
+        big_endian: bool,
+        interfaces: Vec<Interface>,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -99,12 +83,12 @@ struct Pcap {
 }
 
 /// Where the parts of a record lie in the window.
-struct Located {
-    total: usize,
-    bytes: std::ops::Range<usize>,
-    wire_len: u32,
-    timestamp_ns: u64,
-    link_type: LinkType,
+pub(super) struct Located {
+    pub(super) total: usize,
+    pub(super) bytes: std::ops::Range<usize>,
+    pub(super) wire_len: u32,
+    pub(super) timestamp_ns: u64,
+    pub(super) link_type: LinkType,
 }
 
 impl Reader {
@@ -124,28 +108,80 @@ impl Reader {
         Self::begin(name, Window::whole(bytes))
     }
 
-    fn begin(name: String, mut window: Window) -> Result<Self> {
-        let start = window.at_least(PCAP_HEADER_BYTES).map_err(Error::file("read", &name))?;
-        let format = if start.starts_with(&SECTION_HEADER) {
-            Format::PcapNg { big_endian: false, interfaces: Vec::new() }
-        } else {
-            let pcap = recognise(start, &name)?;
-            window.consume(PCAP_HEADER_BYTES);
-            Format::Pcap(pcap)
-        };
-        Ok(Self {
+    /// Looks at nothing of a capture before its first record is asked for: it may not be there yet.
+    pub(super) fn begun_later(name: String, reader: Box<dyn Read + Send>) -> Self {
+        Self::on(name, Window::new(reader))
+    }
+
+    fn begin(name: String, window: Window) -> Result<Self> {
+        let mut reader = Self::on(name, window);
+        reader.recognise()?;
+        Ok(reader)
+    }
+
+    fn on(name: String, window: Window) -> Self {
+        Self {
             name,
             window,
-            format,
+            format: Format::Unknown,
             current: 0,
             current_unread: None,
             rebuilt: Vec::new(),
-            read: 0,
-            unread: BTreeMap::new(),
-            first_bad: None,
+            tally: Tally::default(),
             prefetched: 0,
-            damage: Damage::default(),
-        })
+        }
+    }
+
+    /// Sees whether it is a capture, if that was not looked at.
+    pub(super) fn begin_now(&mut self) -> Result<()> {
+        if matches!(self.format, Format::Unknown) { self.recognise() } else { Ok(()) }
+    }
+
+    /// Tells the format by the first bytes; a gzip file is unpacked on the way.
+    fn recognise(&mut self) -> Result<()> {
+        self.seen(PCAP_HEADER_BYTES)?;
+        let start = self.window.unread();
+        if start.starts_with(&GZIP_MAGIC) && !self.window.is_unpacked() {
+            let packed = std::mem::replace(&mut self.window, Window::new(Box::new(io::empty())));
+            self.window = packed.unpacked();
+            self.name += " (unpacked)";
+            return self.recognise();
+        }
+        self.format = if start.starts_with(&SECTION_HEADER) {
+            Format::PcapNg { big_endian: false, interfaces: Vec::new() }
+        } else {
+            let pcap = recognise_pcap(start, &self.name)?;
+            self.window.consume(PCAP_HEADER_BYTES);
+            Format::Pcap(pcap)
+        };
+        Ok(())
+    }
+
+    /// The unread bytes, at least `count` of them unless the stream ends before.
+    #[inline]
+    fn seen(&mut self, count: usize) -> Result<&[u8]> {
+        if let Err(error) = self.window.at_least(count) {
+            self.stop_reading(error)?;
+        }
+        Ok(self.window.unread())
+    }
+
+    /// Takes a packed file that is cut off as any other that is; all else is an error.
+    #[cold]
+    fn stop_reading(&mut self, error: io::Error) -> Result<()> {
+        use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+        match error.kind() {
+            UnexpectedEof if self.window.is_unpacked() => {
+                self.note_damage("the gzip file ends before its data does");
+                self.window.end();
+                Ok(())
+            }
+            InvalidData | InvalidInput if self.window.is_unpacked() => Err(self.broken(
+                format!("the gzip file is damaged ({error}) behind what is"),
+                "get it again; `gzip -dc` may unpack more of it",
+            )),
+            _ => Err(Error::file("read", &self.name)(error)),
+        }
     }
 
     /// The current record: the same one until [`advance`](Self::advance). `None` at the end.
@@ -153,7 +189,9 @@ impl Reader {
     /// # Errors
     /// When the file cannot be read any further.
     pub fn record(&mut self) -> Result<Option<Record<'_>>> {
+        self.begin_now()?;
         let located = match &self.format {
+            Format::Unknown => None,
             Format::Pcap(pcap) => self.locate_in_pcap(*pcap)?,
             Format::PcapNg { .. } => self.locate_in_pcapng()?,
         };
@@ -199,8 +237,8 @@ impl Reader {
         let current = std::mem::take(&mut self.current);
         if current > 0 {
             match self.current_unread.take() {
-                None => self.read += 1,
-                Some(link_type) => self.count_unread(link_type),
+                None => self.tally.read += 1,
+                Some(link_type) => self.tally.count_unread(link_type, self.window.offset()),
             }
         }
         self.window.consume(current);
@@ -220,47 +258,28 @@ impl Reader {
         self.verdict()
     }
 
-    /// Says at the end whether any of the records could be read, if there were any.
+    /// Says at the end whether any of the records could be delivered, if there were any.
     ///
     /// # Errors
     /// When none could.
     pub fn verdict(&self) -> Result<()> {
-        let Some(offset) = self.first_bad.filter(|_| self.read == 0) else { return Ok(()) };
-        let unread =
-            self.unread().map(|(link_type, count)| format!("{count} of link type {link_type}"));
-        let damaged = Some(self.damage.records).filter(|&count| count > 0);
-        let damaged = damaged.map(|count| format!("{count} damaged"));
-        let bad: Vec<_> = unread.chain(damaged).collect();
-        let help = if self.unread.is_empty() {
-            "the file is damaged: repair it, or give another".to_owned()
-        } else {
-            format!("give a capture of a link type that is read: {READ}")
-        };
-        let problem = format!("none of its records can be read ({}), the first", shown(&bad));
-        Err(Error::Capture { name: self.name.clone(), offset, problem, help })
+        self.tally.verdict(&self.name)
     }
 
     /// Records passed so far that could not be read, by the name of their link type.
     pub fn unread(&self) -> impl Iterator<Item = (String, u64)> {
-        self.unread.iter().map(|(link_type, count)| (link_type.to_string(), *count))
+        self.tally.unread()
     }
 
     /// How many these are.
     pub(super) fn unread_records(&self) -> u64 {
-        self.unread.values().sum()
-    }
-
-    #[cold]
-    fn count_unread(&mut self, link_type: LinkType) {
-        *self.unread.entry(link_type).or_default() += 1;
-        let offset = self.window.offset();
-        self.first_bad.get_or_insert(offset);
+        self.tally.unread_records()
     }
 
     /// Damage met so far.
     #[must_use]
     pub fn damage(&self) -> &Damage {
-        &self.damage
+        self.tally.damage()
     }
 
     /// Bytes of the file that have been dealt with.
@@ -282,7 +301,7 @@ impl Reader {
             ));
         }
         let total = header_bytes + caplen as usize;
-        let seen = self.window.at_least(total).map_err(|error| unreadable(&self.name, error))?;
+        let seen = self.seen(total)?;
         let parse = match pcap {
             Pcap { modified: true, .. } => parse_pcap_frame_modified,
             Pcap { big_endian: true, .. } => parse_pcap_frame_be,
@@ -322,8 +341,7 @@ impl Reader {
     /// Brings the next block into the window and returns its length: a length that can be, with
     /// that many bytes behind it.
     fn next_block(&mut self) -> Result<Option<usize>> {
-        let seen = self.window.at_least(BLOCK_HEADER_BYTES);
-        let seen = seen.map_err(|error| unreadable(&self.name, error))?;
+        let seen = self.seen(BLOCK_HEADER_BYTES)?;
         if seen.starts_with(&SECTION_HEADER) && seen.len() >= BLOCK_HEADER_BYTES {
             let big_endian = seen[8..12] != BYTE_ORDER_MAGIC_LE;
             self.format = Format::PcapNg { big_endian, interfaces: Vec::new() };
@@ -339,7 +357,7 @@ impl Reader {
             ));
         }
         let total = total as usize;
-        let seen = self.window.at_least(total).map_err(|error| unreadable(&self.name, error))?;
+        let seen = self.seen(total)?;
         if seen.len() < total {
             self.damaged_end("a block is cut off by the end of the file");
             return Ok(None);
@@ -350,7 +368,7 @@ impl Reader {
     /// A field of the header that comes next; `None` at the end of the file, or when the header
     /// itself is cut off.
     fn peek_u32(&mut self, at: usize, header: usize, big_endian: bool) -> Result<Option<u32>> {
-        let seen = self.window.at_least(header).map_err(|error| unreadable(&self.name, error))?;
+        let seen = self.seen(header)?;
         if seen.len() < header {
             if !seen.is_empty() {
                 self.damaged_end("a header is cut off by the end of the file");
@@ -362,15 +380,15 @@ impl Reader {
     }
 
     fn damaged_end(&mut self, problem: &str) {
-        self.note_damage(problem);
-        self.window.consume(usize::MAX);
+        // What a gzip file lacks at its end is told already.
+        if !self.window.unread().is_empty() {
+            self.note_damage(problem);
+        }
+        self.window.end();
     }
 
     fn note_damage(&mut self, problem: &str) {
-        self.damage.records += 1;
-        let offset = self.window.offset();
-        self.first_bad.get_or_insert(offset);
-        self.damage.first.get_or_insert_with(|| format!("{}: {problem} at {offset}", self.name));
+        self.tally.count_damaged(&self.name, problem, self.window.offset());
     }
 
     fn broken(&self, problem: String, help: &str) -> Error {
@@ -386,19 +404,8 @@ fn rebuild(rebuilt: &mut Vec<u8>, header: EthernetHeader, payload: &[u8]) {
     rebuilt.extend_from_slice(payload);
 }
 
-/// As many as a person reads.
-fn shown(parts: &[String]) -> String {
-    const SHOWN_MAX: usize = 8;
-    let shown = parts.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
-    if parts.len() > SHOWN_MAX { format!("{shown}, …") } else { shown }
-}
-
-fn unreadable(name: &str, error: io::Error) -> Error {
-    Error::file("read", name)(error)
-}
-
 /// Tells a classic capture by its first bytes.
-fn recognise(start: &[u8], name: &str) -> Result<Pcap> {
+fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
     let not_a_capture = |problem: String, help: &str| Error::Capture {
         name: name.to_owned(),
         offset: 0,
@@ -414,9 +421,9 @@ fn recognise(start: &[u8], name: &str) -> Result<Pcap> {
             let problem = format!("a capture's header has 24 bytes, the file {}", start.len());
             return Err(not_a_capture(problem, "give a pcap or pcapng file that is whole"));
         }
-        Err(_) if start.starts_with(&[0x1f, 0x8b]) => {
-            let problem = "this is a gzip file".into();
-            return Err(not_a_capture(problem, "decompress it first: gunzip FILE"));
+        Err(_) if start.starts_with(&GZIP_MAGIC) => {
+            let problem = "this is a gzip file once more".into();
+            return Err(not_a_capture(problem, "unpack it: gunzip FILE"));
         }
         Err(_) => {
             let magic: String = start.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
@@ -440,67 +447,4 @@ fn pcap_of(header: &PcapHeader, link_type: LinkType) -> Pcap {
         nanoseconds: header.is_nanosecond_precision(),
         link_type,
     }
-}
-
-/// Reads one whole block: a packet's place in it, or nothing if it is of another kind.
-fn read_block(
-    block: &[u8],
-    big_endian: &bool,
-    interfaces: &mut Vec<Interface>,
-) -> Result<Option<Located>, &'static str> {
-    type Parse = fn(&[u8]) -> IResult<&[u8], Block<'_>, PcapError<&[u8]>>;
-    let parse: Parse = if *big_endian { parse_block_be } else { parse_block_le };
-    let is_interface = block_type(block, *big_endian) == Some(INTERFACE_BLOCK);
-    if is_interface && interfaces.len() == MAX_INTERFACES {
-        return Err("a section has too many interfaces");
-    }
-    let Ok((_, parsed)) = parse(block) else {
-        if is_interface {
-            interfaces.push(Interface::DAMAGED); // those after it keep their numbers
-        }
-        return Err("a block is damaged");
-    };
-    match parsed {
-        Block::InterfaceDescription(description) => {
-            interfaces.push(Interface::of(&description, *big_endian));
-            Ok(None)
-        }
-        Block::EnhancedPacket(packet) => {
-            let interface = interfaces
-                .get(packet.if_id as usize)
-                .ok_or("a packet is of an interface that was not described")?;
-            let end = 28 + packet.caplen as usize;
-            if end + 4 > block.len() {
-                return Err("a packet is longer than its block");
-            }
-            let ticks = u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low);
-            Ok(Some(Located {
-                total: block.len(),
-                bytes: 28..end,
-                wire_len: packet.origlen,
-                timestamp_ns: interface.timestamp_ns(ticks),
-                link_type: interface.link_type,
-            }))
-        }
-        Block::SimplePacket(packet) => {
-            let interface = interfaces.first().ok_or("a packet comes before any interface")?;
-            let caplen = interface.captured(packet.origlen).min(packet.data.len());
-            Ok(Some(Located {
-                total: block.len(),
-                bytes: 12..12 + caplen,
-                wire_len: packet.origlen,
-                timestamp_ns: 0,
-                link_type: interface.link_type,
-            }))
-        }
-        Block::Unknown(_) if block_type(block, *big_endian) == Some(PACKET_BLOCK) => {
-            Err("an obsolete packet block, which is not read")
-        }
-        _ => Ok(None),
-    }
-}
-
-fn block_type(block: &[u8], big_endian: bool) -> Option<u32> {
-    let bytes = block.first_chunk().copied()?;
-    Some(if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
 }

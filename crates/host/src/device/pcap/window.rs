@@ -3,6 +3,11 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 
+use flate2::read::MultiGzDecoder;
+
+/// What a gzip file begins with.
+pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
 /// Bytes asked of the reader at once.
 const READ_BYTES: usize = 256 << 10;
 
@@ -16,6 +21,8 @@ pub(super) struct Window {
     /// The offset in the stream of `buffer[start]`.
     offset: u64,
     at_end: bool,
+    /// Whether what the reader gives was unpacked.
+    is_unpacked: bool,
 }
 
 enum Buffer {
@@ -26,14 +33,32 @@ enum Buffer {
 impl Window {
     pub(super) fn new(reader: Box<dyn Read + Send>) -> Self {
         let buffer = Buffer::Sliding(Vec::new());
-        Self { reader, buffer, start: 0, end: 0, offset: 0, at_end: false }
+        Self { reader, buffer, start: 0, end: 0, offset: 0, at_end: false, is_unpacked: false }
     }
 
     /// A window on bytes that are all here.
     pub(super) fn whole(bytes: Arc<Vec<u8>>) -> Self {
         let end = bytes.len();
         let (reader, buffer) = (Box::new(io::empty()), Buffer::Whole(bytes));
-        Self { reader, buffer, start: 0, end, offset: 0, at_end: true }
+        Self { reader, buffer, start: 0, end, offset: 0, at_end: true, is_unpacked: false }
+    }
+
+    /// The same from here on, unpacked by the rules of gzip: one member after another, without bound on
+    /// what becomes of them, and no more of it here than of any other stream.
+    pub(super) fn unpacked(self) -> Self {
+        let start = io::Cursor::new(self.unread().to_vec());
+        let packed = MultiGzDecoder::new(start.chain(self.reader));
+        Self { is_unpacked: true, ..Self::new(Box::new(packed)) }
+    }
+
+    pub(super) fn is_unpacked(&self) -> bool {
+        self.is_unpacked
+    }
+
+    /// Passes over all that is here, and takes it for the end.
+    pub(super) fn end(&mut self) {
+        self.consume(usize::MAX);
+        self.at_end = true;
     }
 
     /// The unread bytes, at least `count` of them unless the stream ends before. The caller bounds
@@ -87,5 +112,32 @@ impl Window {
         self.end += read;
         self.at_end = read == 0;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    #[test]
+    fn promise_5_a_gzip_bomb_takes_no_memory() {
+        const UNPACKED_BYTES: u64 = 64 << 20;
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        let mebibyte = vec![0; 1 << 20];
+        (0..UNPACKED_BYTES >> 20).for_each(|_| encoder.write_all(&mebibyte).unwrap());
+        let packed = encoder.finish().unwrap();
+        assert!(packed.len() < 1 << 20);
+        let mut window = Window::new(Box::new(io::Cursor::new(packed))).unpacked();
+        while !window.at_least(16).unwrap().is_empty() {
+            window.consume(1000);
+            let Buffer::Sliding(buffer) = &window.buffer else { panic!("it slides") };
+            assert!(buffer.capacity() <= 2 * READ_BYTES);
+        }
+        assert_eq!(window.offset(), UNPACKED_BYTES);
     }
 }
