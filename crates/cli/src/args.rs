@@ -45,6 +45,25 @@ pub(crate) enum Command {
     Bench(crate::bench::BenchArgs),
 }
 
+impl Command {
+    /// Whether documents are asked for, and nothing else on standard output.
+    pub(crate) fn prints_json(&self) -> bool {
+        match self {
+            Self::Run(args) => args.json,
+            Self::Replay(args) => args.json,
+            Self::Sim(args) => args.json,
+            Self::Get(args) => args.asked.json,
+            Self::Set(args) => args.asked.json,
+            Self::List(args) => args.asked.json,
+            Self::Watch(args) => args.asked.json,
+            Self::Explain(args) => args.asked.json,
+            Self::Advise(args) => args.json,
+            Self::Bench(args) => args.json,
+            Self::Hash(_) => false,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
     /// Captures (pcap or pcapng, packed with gzip or not), one after another; - is standard input; a
@@ -103,7 +122,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) write_pcap: Option<PathBuf>,
 
-    /// Write merged packets as the frames they were merged of
+    /// Write merged packets as the frames they were merged of; lro has forgotten all but the
+    /// newest acknowledgement, window, timestamps and id
     #[arg(long, requires = "write_pcap")]
     pub(crate) resegment: bool,
 

@@ -1,7 +1,7 @@
 //! `forebay get`, `set`, `list`, `watch` and `explain`: what a run is asked over its control socket.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -31,7 +31,7 @@ pub(crate) struct Asked {
 
     /// Print JSON and nothing else on standard output
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ pub(crate) struct GetArgs {
     knobs: Vec<String>,
 
     #[command(flatten)]
-    asked: Asked,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Debug, Args)]
@@ -56,13 +56,13 @@ pub(crate) struct SetArgs {
     save: Option<Option<PathBuf>>,
 
     #[command(flatten)]
-    asked: Asked,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
-    asked: Asked,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Debug, Args)]
@@ -71,7 +71,7 @@ pub(crate) struct WatchArgs {
     knob: Option<String>,
 
     #[command(flatten)]
-    asked: Asked,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Debug, Args)]
@@ -81,7 +81,7 @@ pub(crate) struct ExplainArgs {
     flow: Vec<String>,
 
     #[command(flatten)]
-    asked: Asked,
+    pub(crate) asked: Asked,
 }
 
 /// Prints what knobs read.
@@ -172,8 +172,7 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<(), Failure> {
             }
             _ => format!("{told}\n"),
         };
-        let mut stdout = io::stdout().lock();
-        match stdout.write_all(told.as_bytes()).and_then(|()| stdout.flush()) {
+        match output::write(&told) {
             Ok(()) => Enough::No,
             Err(error) => {
                 failed = (error.kind() != io::ErrorKind::BrokenPipe).then_some(error);

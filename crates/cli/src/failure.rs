@@ -3,6 +3,9 @@
 use std::process::ExitCode;
 
 use miette::{Diagnostic, Report};
+use serde_json::json;
+
+use crate::output;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -83,12 +86,19 @@ impl Failure {
     }
 }
 
-/// Ends the program.
-pub(crate) fn exit(result: Result<(), Failure>) -> ExitCode {
+/// Ends the program. Where JSON is asked for, and nothing was printed before, an error is a document
+/// on standard output, too.
+pub(crate) fn exit(result: Result<(), Failure>, prints_json: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let code = failure.exit_code();
+            if prints_json && !output::has_printed() {
+                let help = failure.help().map(|help| help.to_string());
+                let document = json!({ "error": failure.to_string(), "help": help });
+                // Standard error says it as well.
+                let _ = output::print(&format!("{document}\n"));
+            }
             eprintln!("{:?}", Report::new(failure));
             ExitCode::from(code)
         }

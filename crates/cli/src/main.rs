@@ -40,5 +40,5 @@ fn main() -> ExitCode {
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),
     };
-    failure::exit(result)
+    failure::exit(result, cli.command.prints_json())
 }

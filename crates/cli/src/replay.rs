@@ -80,10 +80,12 @@ fn drawn_seed() -> u64 {
 fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), Failure> {
     let report = &replayed.report;
     if let Some(first) = &report.first_damage {
-        eprintln!("forebay: {} damaged records passed over: {first}", report.damaged_records);
+        let records = table::counted(report.damaged_records, "damaged record");
+        eprintln!("forebay: {records} passed over: {first}");
     }
     for (link_type, count) in &report.unread_link_types {
-        eprintln!("forebay: {count} records dropped as link_type: of link type {link_type}");
+        let records = table::counted(*count, "record");
+        eprintln!("forebay: {records} dropped as link_type: of link type {link_type}");
     }
     let text = if args.json {
         serde_json::to_string(&replayed).unwrap_or_default() + "\n"
@@ -126,6 +128,11 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
             Input::Captures(ReplayPlan { captures, loops, rate })
         }
     };
+    if args.resegment
+        && let Some(lost) = args.engine.coalesce.lost()
+    {
+        eprintln!("forebay: --resegment: {lost}");
+    }
     if args.queues.get() > RETA_ENTRIES {
         let problem = format!("--queues {}: there is no way to deal frames to all", args.queues);
         let help = format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");

@@ -46,7 +46,7 @@ pub(crate) struct SimArgs {
 
     /// Print one JSON document and nothing else on standard output
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Write a trace of every packet and change under our rules to DIR
     #[arg(long, value_name = "DIR", requires = "seed")]

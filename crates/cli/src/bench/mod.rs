@@ -107,7 +107,7 @@ pub(crate) struct BenchArgs {
 
     /// Figures are JSON with or without this
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// A stage that can be measured.

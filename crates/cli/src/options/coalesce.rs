@@ -35,6 +35,10 @@ pub(crate) struct CoalesceOptions {
     pub(crate) mtu: Option<u32>,
 }
 
+/// What a merged packet has of its segments, in `lro` mode: the newest.
+const LOST_IN_LRO: &str = "frames that lro has merged come back with the newest acknowledgement, \
+    window, timestamps and IP id of their packet, not each with its own; gro gives back all";
+
 /// What is merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum CoalesceArg {
@@ -85,6 +89,11 @@ impl CoalesceOptions {
                 ..default
             },
         }
+    }
+
+    /// What `--resegment` cannot bring back, if anything.
+    pub(crate) fn lost(&self) -> Option<&'static str> {
+        (self.coalesce == Some(CoalesceArg::Lro)).then_some(LOST_IN_LRO)
     }
 
     /// The knobs that these options set.

@@ -61,7 +61,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "WHERE")]
     pub(crate) to: Vec<To>,
 
-    /// Write merged packets to captures as the frames they were merged of
+    /// Write merged packets to captures as the frames they were merged of; lro has forgotten
+    /// all but the newest acknowledgement, window, timestamps and id
     #[arg(long)]
     pub(crate) resegment: bool,
 

@@ -70,6 +70,11 @@ fn plan(args: &RunArgs) -> Result<Plan, Failure> {
         let problem = "--resegment: there are no captures to write to";
         return Err(Failure::usage(problem, "give --to pcap:DIR, or leave it out"));
     }
+    if args.resegment
+        && let Some(lost) = args.engine.coalesce.lost()
+    {
+        eprintln!("forebay: --resegment: {lost}");
+    }
     let devices = devices::configs(args)?;
     let queues = devices.iter().map(|device| usize::from(device.queues)).sum();
     let engine = args.engine.config(Cpus::Real { queues }, sys::random_key, Vec::new())?;

@@ -7,6 +7,11 @@ pub(crate) fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
+/// As `1 flow` and `1,234 flows`.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
 pub(crate) fn percent(part: f64, whole: f64) -> String {
     format!("{:.1} %", if whole > 0.0 { part / whole * 100.0 } else { 0.0 })
 }

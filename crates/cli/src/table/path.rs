@@ -7,15 +7,15 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use forebay::control::CpuList;
 use forebay::report::{CpuReport, PathReport};
 
-use super::figures::{as_f64, bytes, grouped, nanoseconds, percent, scaled, seconds};
+use super::figures::{as_f64, bytes, counted, grouped, nanoseconds, percent, scaled, seconds};
 
 /// How much there was, and how fast.
 pub(super) fn totals(path: &PathReport) -> String {
     let PathReport { packets_in, bytes_in, delivered, elapsed_s, pps, .. } = path;
     let gbit = as_f64(*bytes_in) * 8.0 / elapsed_s.max(1e-9) / 1e9;
     format!(
-        "{} packets in ({}), {} delivered in {} — {}pps, {gbit:.2} Gbit/s\n",
-        grouped(*packets_in),
+        "{} in ({}), {} delivered in {} — {}pps, {gbit:.2} Gbit/s\n",
+        counted(*packets_in, "packet"),
         bytes(*bytes_in),
         grouped(*delivered),
         seconds(*elapsed_s),
@@ -61,8 +61,8 @@ pub(super) fn flows(path: &PathReport, cpus: &CpuList, flows: u64, largest_flow:
     let busiest = shares.max().unwrap_or(0);
     let even = as_f64(path.delivered) / as_f64(cpus.cpus().len() as u64).max(1.0);
     format!(
-        "{} flows, the largest {} of all packets; the busiest CPU has {:.2} times an even share\n",
-        grouped(flows),
+        "{}, the largest {} of all packets; the busiest CPU has {:.2} times an even share\n",
+        counted(flows, "flow"),
         percent(as_f64(largest_flow), as_f64(path.delivered)),
         if even > 0.0 { as_f64(busiest) / even } else { 0.0 },
     )
@@ -74,16 +74,17 @@ pub(super) fn steering(path: &PathReport) -> String {
     let mut text = String::new();
     if steer.moves + steer.stays + steer.held > 0 {
         text += &format!(
-            "{} moves between CPUs; packets held back for one {} times (at most {}); {} packets \
-             stayed until their flow could move\n",
-            grouped(steer.moves),
-            grouped(steer.held),
+            "{} between CPUs; packets held back for one {} (at most {}); {} stayed until their flow \
+             could move\n",
+            counted(steer.moves, "move"),
+            counted(steer.held, "time"),
             nanoseconds(steer.held_max_ns),
-            grouped(steer.stays),
+            counted(steer.stays, "packet"),
         );
     }
     if steer.unsteered > 0 {
-        text += &format!("{} packets without a flow hash, not steered\n", grouped(steer.unsteered));
+        let packets = counted(steer.unsteered, "packet");
+        text += &format!("{packets} without a flow hash, not steered\n");
     }
     text
 }
@@ -95,9 +96,9 @@ pub(super) fn coalescing(path: &PathReport) -> String {
         return String::new();
     }
     let mut text = format!(
-        "{} frames became {} packets: {:.1} frames and {:.0} bytes each\n",
-        grouped(lro.segments_in),
-        grouped(lro.packets_out),
+        "{} became {}: {:.1} frames and {:.0} bytes each\n",
+        counted(lro.segments_in, "frame"),
+        counted(lro.packets_out, "packet"),
         as_f64(lro.segments_in) / as_f64(lro.packets_out).max(1.0),
         lro.bytes_per_packet,
     );
@@ -137,8 +138,8 @@ pub(super) fn losses(path: &PathReport) -> String {
 pub(super) fn order(reordered: u64, unchecked: u64) -> String {
     match (reordered, unchecked) {
         (0, 0) => "order checked, 0 violations".to_owned(),
-        (0, unchecked) => format!("order checked but for {} packets", grouped(unchecked)),
-        (reordered, _) => format!("ORDER VIOLATED {} times", grouped(reordered)),
+        (0, unchecked) => format!("order checked but for {}", counted(unchecked, "packet")),
+        (reordered, _) => format!("ORDER VIOLATED {}", counted(reordered, "time")),
     }
 }
 

@@ -3,7 +3,7 @@
 use forebay::control::CpuList;
 use forebay::replay::Report;
 
-use super::figures::grouped;
+use super::figures::counted;
 use super::path;
 
 /// The whole report as text.
@@ -15,8 +15,8 @@ pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
     text += &path::coalescing(&report.path);
     text += &path::losses(&report.path);
     if report.damaged_records > 0 {
-        let records = grouped(report.damaged_records);
-        text += &format!("noticed: {records} damaged records in the capture, passed over\n");
+        let records = counted(report.damaged_records, "damaged record");
+        text += &format!("noticed: {records} in the capture, passed over\n");
     }
     text += &verdict(report);
     text

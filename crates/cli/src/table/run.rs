@@ -6,7 +6,7 @@ use forebay::control::CpuList;
 use forebay::device::Via;
 use forebay::run::{DeviceReport, Report, SentReport, StoppedBy};
 
-use super::figures::{bytes, grouped};
+use super::figures::{bytes, counted, grouped};
 use super::path;
 
 /// The whole report as text.
@@ -58,9 +58,9 @@ fn devices(devices: &[DeviceReport]) -> String {
 
 fn sent(sent: &SentReport) -> String {
     let SentReport { to, packets, frames, bytes: sent_bytes, dropped, .. } = sent;
-    let mut text = format!("{} packets to {to}", grouped(*packets));
+    let mut text = format!("{} to {to}", counted(*packets, "packet"));
     if frames != packets {
-        text += &format!(" ({} frames)", grouped(*frames));
+        text += &format!(" ({})", counted(*frames, "frame"));
     }
     text += &format!(", {}", bytes(*sent_bytes));
     if dropped.values().any(|count| *count > 0) {

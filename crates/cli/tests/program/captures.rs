@@ -166,3 +166,55 @@ fn promise_3_a_run_ends_though_its_input_is_silent() {
     );
     drop(input);
 }
+
+#[test]
+fn errors_are_documents_where_json_is_asked_for() {
+    let desk = Desk::new();
+    desk.write_one_flow("f.pcap", 1);
+    fs::write(desk.path("none.pcap"), "not one").unwrap();
+    for (args, part) in [
+        ("replay f.pcap none.pcap --json", "none.pcap: "),
+        ("replay f.pcap --loops 2 --queues 2000 --json", "--queues 2000: "),
+        ("run no-such0 --json", "no-such0"),
+        ("get mtu --json --control none", "none"),
+        ("explain --json --control none nonsense", "nonsense"),
+        ("bench parse none.pcap --json", "none.pcap: "),
+    ] {
+        let run = desk.run(args);
+        let document: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_ne!(run.code, Some(0), "{args}");
+        assert!(document["error"].as_str().unwrap().contains(part), "{args}: {document}");
+        assert!(document["help"].is_string(), "{args}: {document}");
+        assert!(run.told.contains(document["error"].as_str().unwrap().split(' ').next().unwrap()));
+    }
+    // Of a run that comes to a report, that is the document.
+    let mut run = start(&desk, "replay f.pcap - --json --cpus 1");
+    run.stdin.take().unwrap().write_all(b"this is no capture, as anybody sees").unwrap();
+    let run = finish(run);
+    let document: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((run.code, &document["delivered"]), (Some(2), &Value::from(1)));
+}
+
+#[test]
+fn one_is_not_many() {
+    let desk = Desk::new();
+    desk.write_one_flow("one.pcap", 1);
+    let run = desk.run("replay one.pcap");
+    assert!(run.stdout.starts_with("1 packet in ("), "{}", run.stdout);
+    assert!(run.stdout.contains("\n1 flow, the largest"), "{}", run.stdout);
+}
+
+#[test]
+fn what_lro_cannot_give_back_is_said() {
+    let desk = Desk::new();
+    desk.write_one_flow("one.pcap", 1);
+    for (mode, is_said) in [("lro", true), ("gro", false)] {
+        let run =
+            desk.run(&format!("replay one.pcap --coalesce {mode} --write-pcap out --resegment"));
+        assert_eq!(
+            run.told.contains("come back with the newest acknowledgement"),
+            is_said,
+            "{mode}"
+        );
+    }
+}
