@@ -24,6 +24,7 @@ pub mod carousel; // buffers that one owner fills in turn, freed where they are 
 pub mod lent; //    frames that a device has in its hands
 pub mod page_frag; // pieces of memory that a peer shares, cut to any size
 pub mod ring; //     single producer, single consumer: the only queue between CPUs
+pub mod wake; //    who sleeps, and whom to wake
 
 pub mod position; // a point in a ring's life: a counter that wraps
 pub mod sum; //      the checksum's sum of bytes, by the vectors of the CPU at hand

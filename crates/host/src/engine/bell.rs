@@ -1,19 +1,14 @@
 //! Waking a CPU: one wake-up per target and burst, and none for a CPU that is awake.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use crate::sys::Event;
+use mem::wake::{Sleep, SleepState};
 
-/// The CPU looks for work by itself.
-const AWAKE: u8 = 0;
-/// Its thread is parked, or about to be: unparking wakes it.
-const PARKED: u8 = 1;
-/// It sleeps on descriptors, or is about to: the event wakes it.
-const POLLING: u8 = 2;
+use crate::sys::Event;
 
 /// Sleeping on descriptors without an event to be woken by, a CPU looks around this often.
 const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
@@ -22,7 +17,7 @@ const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
-    state: AtomicU8,
+    state: SleepState,
     /// The thread of the CPU; another one once it is lost.
     sleeper: Mutex<Option<Thread>>,
     /// Made when the CPU first sleeps on descriptors; none if the system has none left.
@@ -61,25 +56,18 @@ impl Bell {
 
     /// Returns whether the CPU slept.
     fn wake(&self) -> bool {
-        // SeqCst: either this load sees the sleeper's state, or the sleeper's last look, after its
-        // own fence, sees what was published before this one.
-        fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) == AWAKE {
-            return false;
-        }
-        let slept = self.state.swap(AWAKE, Ordering::AcqRel);
+        let Some(slept) = self.state.wake() else { return false };
         match slept {
-            PARKED => {
+            Sleep::Parked => {
                 if let Some(sleeper) = &*self.sleeper() {
                     sleeper.unpark();
                 }
             }
-            POLLING => {
+            Sleep::Polling => {
                 if let Some(event) = self.event() {
                     event.signal();
                 }
             }
-            _ => return false,
         }
         self.rung.fetch_add(1, Ordering::Relaxed);
         true
@@ -96,12 +84,10 @@ impl Bell {
     /// Says that the CPU is about to sleep. It then looks for work a last time, and if there is none
     /// [waits](Self::wait); in the end it [rises](Self::rise).
     pub(super) fn lie_down(&self, on: SleepOn) {
-        let state = match on {
-            SleepOn::Bell => PARKED,
-            SleepOn::Descriptors => POLLING,
-        };
-        self.state.store(state, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // pairs with the one in `wake`
+        self.state.lie_down(match on {
+            SleepOn::Bell => Sleep::Parked,
+            SleepOn::Descriptors => Sleep::Polling,
+        });
     }
 
     /// Sleeps until the bell rings, a descriptor is readable, or for `at_most`.
@@ -121,17 +107,17 @@ impl Bell {
 
     /// Sleeps in virtual time: the next ring is counted and ends it.
     pub(super) fn doze(&self) {
-        self.state.store(PARKED, Ordering::Relaxed);
+        self.state.lie_down(Sleep::Parked);
     }
 
     /// Ends a sleep.
     pub(super) fn rise(&self) {
-        self.state.store(AWAKE, Ordering::Relaxed);
+        self.state.rise();
     }
 
     /// Whether nobody has rung since [`doze`](Self::doze).
     pub(super) fn is_dozing(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != AWAKE
+        self.state.is_asleep()
     }
 
     /// How often the CPU was woken.

@@ -1,9 +1,10 @@
 //! What the threads of an engine share.
 
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
+use mem::wake::Poller;
 use path::arrive::Waker;
 use path::counters::{DeliveryCounters, IntakeCounters};
 use path::hash::{FlowHash, Hasher};
@@ -34,7 +35,7 @@ pub(crate) struct Shared {
     /// Turns that ended for want of budget; written by each CPU for itself.
     squeezed: Box<[AtomicU64]>,
     /// The CPU that polls each queue. Written by that CPU.
-    polling: Box<[AtomicU16]>,
+    polling: Box<[Poller]>,
     /// What is counted, by queue and by the CPU's place.
     counters: OnceLock<Counters>,
     /// Threads that stand ready on their CPUs, and whether they may begin.
@@ -84,7 +85,7 @@ impl Shared {
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
-            polling: (0..queues).map(|queue| AtomicU16::new(config.polls(queue).0)).collect(),
+            polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
             counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
             started: AtomicBool::new(false),
@@ -278,7 +279,7 @@ impl Shared {
 
     /// Notes that `cpu` polls a queue from now on.
     pub(super) fn set_polls(&self, queue: RxQueue, cpu: CpuId) {
-        self.polling[usize::from(queue.0)].store(cpu.0, Ordering::Relaxed);
+        self.polling[usize::from(queue.0)].take_over(cpu.0);
     }
 
     /// How many queues there are.
@@ -286,11 +287,14 @@ impl Shared {
         u16::try_from(self.polling.len()).unwrap_or(u16::MAX)
     }
 
-    /// Wakes the CPU that polls a queue, whichever that is then.
+    /// Wakes the CPU that polls a queue, whichever that is then. Call it after publishing what that CPU
+    /// is to find.
     pub(super) fn waker(self: &Arc<Self>, queue: RxQueue) -> Waker {
         let shared = Arc::clone(self);
         Arc::new(move || {
-            if let Some(index) = shared.polls(queue.0).and_then(|cpu| shared.index_of(cpu)) {
+            let polling = shared.polling.get(usize::from(queue.0));
+            let cpu = polling.map(|poller| CpuId(poller.next_to_wake()));
+            if let Some(index) = cpu.and_then(|cpu| shared.index_of(cpu)) {
                 shared.bells[index].ring();
             }
         })
@@ -298,8 +302,7 @@ impl Shared {
 
     /// The CPU that polls a queue.
     pub(crate) fn polls(&self, queue: u16) -> Option<CpuId> {
-        let cpu = self.polling.get(usize::from(queue))?;
-        Some(CpuId(cpu.load(Ordering::Relaxed)))
+        Some(CpuId(self.polling.get(usize::from(queue))?.cpu()))
     }
 
     /// The devices, and whose each queue is.

@@ -1,0 +1,155 @@
+//! Whom to wake, and whether: the words that a CPU that is about to sleep and whoever has work for it
+//! agree by.
+//!
+//! ```text
+//!  sleeper:  lie_down ─ looks for work ─ sleeps         rise
+//!  waker:    publishes work ─ (next_to_wake) ─ wake ─ wakes the thread, if it slept
+//! ```
+//!
+//! Each side writes a word and then reads the other's, which no order but the sequentially consistent
+//! one settles: one of the two sees the other. The same goes for work that is handed from CPU to CPU,
+//! when somebody looks where it is while it moves.
+
+use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
+
+/// How a CPU sleeps, and so by what it is woken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Sleep {
+    /// Its thread is parked, or about to be.
+    Parked = 1,
+    /// It waits for descriptors, or is about to.
+    Polling = 2,
+}
+
+/// The CPU looks for work by itself.
+const AWAKE: u8 = 0;
+
+/// Whether one CPU sleeps.
+#[derive(Debug)]
+pub struct SleepState(AtomicU8);
+
+impl Default for SleepState {
+    fn default() -> Self {
+        Self(AtomicU8::new(AWAKE))
+    }
+}
+
+impl SleepState {
+    /// Says that the CPU is about to sleep. It then looks for work a last time, and sleeps if there is
+    /// none.
+    #[inline]
+    pub fn lie_down(&self, how: Sleep) {
+        self.0.store(how as u8, Ordering::Relaxed);
+        // SeqCst: pairs with the one in `wake`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Ends a sleep.
+    #[inline]
+    pub fn rise(&self) {
+        self.0.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// Whether it sleeps, or is about to, and nobody has woken it.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != AWAKE
+    }
+
+    /// Wakes the CPU if it sleeps. Call it after publishing what it is to find. It is for the caller to
+    /// wake the thread that slept like that.
+    #[inline]
+    #[must_use = "the thread still sleeps"]
+    pub fn wake(&self) -> Option<Sleep> {
+        // SeqCst: either this load sees the sleeper's state, or the sleeper's last look, after its
+        // own fence, sees what was published before this one.
+        fence(Ordering::SeqCst);
+        self.wake_behind_fence()
+    }
+
+    #[inline]
+    fn wake_behind_fence(&self) -> Option<Sleep> {
+        if self.0.load(Ordering::Relaxed) == AWAKE {
+            return None;
+        }
+        match self.0.swap(AWAKE, Ordering::AcqRel) {
+            state if state == Sleep::Parked as u8 => Some(Sleep::Parked),
+            state if state == Sleep::Polling as u8 => Some(Sleep::Polling),
+            _ => None,
+        }
+    }
+}
+
+/// Which CPU some work is done on, where that may change. Written by the CPU that takes it over,
+/// before it looks for work there.
+#[derive(Debug)]
+pub struct Poller(AtomicU32);
+
+impl Poller {
+    /// Work that is done on `cpu`.
+    #[must_use]
+    pub fn new(cpu: u16) -> Self {
+        Self(AtomicU32::new(cpu.into()))
+    }
+
+    /// The calling CPU takes the work over.
+    pub fn take_over(&self, cpu: u16) {
+        // Relaxed: the fence of its next `lie_down` puts this before its last look.
+        self.0.store(cpu.into(), Ordering::Relaxed);
+    }
+
+    /// The CPU that has it, for whoever only wants to know.
+    #[must_use]
+    pub fn cpu(&self) -> u16 {
+        Self::cpu_of(self.0.load(Ordering::Relaxed))
+    }
+
+    /// The CPU to wake for what was published before.
+    #[inline]
+    #[must_use = "it may sleep"]
+    pub fn next_to_wake(&self) -> u16 {
+        // SeqCst: either this load sees who took the work over, or that CPU's last look before it
+        // sleeps sees what was published before this fence.
+        fence(Ordering::SeqCst);
+        self.cpu()
+    }
+
+    fn cpu_of(word: u32) -> u16 {
+        u16::try_from(word).unwrap_or_else(|_| unreachable!("written from 16 bits"))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_sleeps_is_woken_once_by_what_it_sleeps_on() {
+        let state = SleepState::default();
+        assert!(!state.is_asleep());
+        assert_eq!(state.wake(), None);
+        for how in [Sleep::Parked, Sleep::Polling] {
+            state.lie_down(how);
+            assert!(state.is_asleep());
+            assert_eq!(state.wake(), Some(how));
+            assert_eq!((state.wake(), state.is_asleep()), (None, false));
+            state.lie_down(how);
+            state.rise();
+            assert_eq!(state.wake(), None);
+        }
+    }
+
+    #[test]
+    fn whoever_took_work_over_is_woken() {
+        let poller = Poller::new(7);
+        assert_eq!((poller.cpu(), poller.next_to_wake()), (7, 7));
+        poller.take_over(u16::MAX);
+        assert_eq!((poller.cpu(), poller.next_to_wake()), (u16::MAX, u16::MAX));
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod models;

@@ -1,0 +1,115 @@
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+
+/// Which of the fences are there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fences {
+    /// All, as they are.
+    All,
+    /// All but that of the sleeper.
+    NotInLieDown,
+    /// All but that before it is looked whether somebody sleeps.
+    NotInWake,
+    /// All but that before it is looked who that is.
+    NotInNextToWake,
+}
+
+impl Fences {
+    fn lie_down(self, state: &SleepState) {
+        match self {
+            Self::NotInLieDown => state.0.store(Sleep::Parked as u8, Ordering::Relaxed),
+            _ => state.lie_down(Sleep::Parked),
+        }
+    }
+
+    fn wakes(self, state: &SleepState) -> bool {
+        match self {
+            Self::NotInWake => state.wake_behind_fence().is_some(),
+            _ => state.wake().is_some(),
+        }
+    }
+
+    fn next_to_wake(self, poller: &Poller) -> u16 {
+        match self {
+            Self::NotInNextToWake => poller.cpu(),
+            _ => poller.next_to_wake(),
+        }
+    }
+}
+
+/// Work for one CPU, which is published and no more: the fences have to put it in order.
+fn one_sleeper(fences: Fences) {
+    loom::model(move || {
+        let state = Arc::new(SleepState::default());
+        let work = Arc::new(AtomicU8::new(0));
+        let waker = {
+            let (state, work) = (Arc::clone(&state), Arc::clone(&work));
+            thread::spawn(move || {
+                work.store(1, Ordering::Relaxed);
+                fences.wakes(&state)
+            })
+        };
+        fences.lie_down(&state);
+        let finds_work = work.load(Ordering::Relaxed) == 1;
+        let is_woken = waker.join().unwrap();
+        assert!(finds_work || is_woken, "left asleep with work");
+    });
+}
+
+#[test]
+fn a_sleeper_is_never_left_asleep_with_work() {
+    one_sleeper(Fences::All);
+}
+
+#[test]
+#[should_panic(expected = "left asleep with work")]
+fn a_sleeper_without_its_fence_is_left_asleep() {
+    one_sleeper(Fences::NotInLieDown);
+}
+
+#[test]
+#[should_panic(expected = "left asleep with work")]
+fn a_sleeper_is_left_asleep_where_the_waker_has_no_fence() {
+    one_sleeper(Fences::NotInWake);
+}
+
+/// A queue goes from CPU 0, which is awake and has nothing any more, to CPU 1, while somebody publishes
+/// work in the queue and wakes whoever has it.
+fn change_of_hands(fences: Fences) {
+    loom::model(move || {
+        let state = Arc::new(SleepState::default());
+        let (poller, work) = (Arc::new(Poller::new(0)), Arc::new(AtomicU8::new(0)));
+        let waker = {
+            let (state, poller, work) =
+                (Arc::clone(&state), Arc::clone(&poller), Arc::clone(&work));
+            thread::spawn(move || {
+                work.store(1, Ordering::Relaxed);
+                fences.next_to_wake(&poller) == 1 && fences.wakes(&state)
+            })
+        };
+        poller.take_over(1);
+        fences.lie_down(&state);
+        let finds_work = work.load(Ordering::Relaxed) == 1;
+        let is_woken = waker.join().unwrap();
+        assert!(finds_work || is_woken, "left asleep with work");
+    });
+}
+
+#[test]
+fn a_queue_that_changes_hands_is_never_left_with_work() {
+    change_of_hands(Fences::All);
+}
+
+#[test]
+#[should_panic(expected = "left asleep with work")]
+fn a_queue_that_changes_hands_is_left_where_the_waker_looks_too_early() {
+    change_of_hands(Fences::NotInNextToWake);
+}
+
+#[test]
+#[should_panic(expected = "left asleep with work")]
+fn a_queue_that_changes_hands_is_left_by_a_sleeper_without_its_fence() {
+    change_of_hands(Fences::NotInLieDown);
+}
