@@ -37,6 +37,20 @@ fn vio_6_the_hole_at_a_blocks_end_is_the_last_pieces_and_counted() {
     assert_eq!(cache.away_blocks(), 0);
 }
 
+/// The slow rule, for every length: as many pieces as fit, each as long as was asked for, and what is
+/// left is the last one's.
+#[test]
+fn vio_6_a_hole_is_smaller_than_a_piece() {
+    for len_bytes in (FRAG_ALIGN_BYTES..=PAGE).step_by(FRAG_ALIGN_BYTES as usize) {
+        let mut cache = cache(PAGE, 1);
+        let pieces: Vec<_> = std::iter::from_fn(|| cache.cut(len_bytes)).collect();
+        let mut expected = vec![len_bytes; (PAGE / len_bytes) as usize];
+        *expected.last_mut().unwrap() += PAGE % len_bytes;
+        let sizes: Vec<_> = pieces.iter().map(PageFrag::truesize).collect();
+        assert_eq!(sizes, expected, "{len_bytes}");
+    }
+}
+
 #[test]
 fn a_larger_piece_leaves_the_rest_of_a_block_which_comes_home_with_the_others() {
     let mut cache = cache(PAGE, 2);
@@ -137,6 +151,24 @@ fn pieces_outlive_their_cache_and_hold_its_claim() {
         drop(frag);
     }
     assert!(Region::claim(&region, first_block).is_some());
+}
+
+/// Blocks in the hands of the owner, in its inbox, and away.
+#[test]
+fn a_cache_that_ends_counts_the_blocks_in_its_inbox() {
+    for away in 0..=3 {
+        let region = Arc::new(Region::allocate_shared(4 * PAGE as usize));
+        let mut cache = PageFragCache::new(&region, 0, PAGE, 4);
+        let mut pieces: Vec<_> = (0..3).map(|_| cache.cut(PAGE).unwrap()).collect();
+        let kept = pieces.split_off(3 - away);
+        drop(pieces); // nothing is cut any more: they stay in the inbox
+        drop(cache);
+        for piece in kept {
+            assert!(Region::claim(&region, 0..1).is_none(), "{away} away");
+            drop(piece);
+        }
+        assert!(Region::claim(&region, 0..1).is_some(), "{away} away");
+    }
 }
 
 /// What must panic, and why.
