@@ -5,6 +5,7 @@ mod memory; //        for packets
 mod event; //         what wakes a thread that sleeps on descriptors
 pub(crate) mod readiness; // a descriptor that tells whether one may read, and write
 mod peer_event; //    the same, shared with another process
+mod aio; //           and signalled without waiting for that one
 
 pub mod interface; // network interfaces, in the namespace of the calling thread
 mod netlink; //       what the kernel is asked of its network
@@ -28,6 +29,7 @@ use std::path::Path;
 
 use rustix::mount::{self, UnmountFlags};
 
+pub(crate) use aio::Signaller;
 pub use cpus::{allowed_cpus, current_cpu, pin_to, process_cpu_ns, thread_cpu_ns};
 pub(crate) use cpus::{ask_to_be_woken_promptly, make_timers_precise, preemptions};
 pub(crate) use event::Event;

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::memory::Memory;
 use crate::packed::Packed;
@@ -165,6 +166,15 @@ impl Ring {
     pub(crate) fn call(&self) {
         // A driver that has gone, or has been called 2^64 times, is not called again.
         let _ = rustix::io::write(&self.call, &1u64.to_ne_bytes());
+    }
+
+    /// Fills the event that the driver kicks by, so that a write to it waits.
+    pub(crate) fn has_kicks_wait(&self) {
+        fcntl_setfl(&self.kick, OFlags::NONBLOCK).unwrap();
+        // Empty or full, the count is what it is then.
+        let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);
+        let _ = rustix::io::write(&self.kick, &(u64::MAX - 1).to_ne_bytes());
+        fcntl_setfl(&self.kick, OFlags::empty()).unwrap();
     }
 
     /// Asks for a kick, and sleeps until there is one, or a buffer already; for so long at most.

@@ -16,6 +16,7 @@ use crate::rig::{Rig, Setup};
 use crate::ring::{Layout, Used};
 
 pub(crate) const TESTS: &[Test] = &[
+    ("promise_5_full_events_hold_no_packet_up", full_events),
     ("promise_3_a_run_ends_though_the_device_does_not_stop_giving", floods),
     ("promise_5_a_queue_that_lies_leaves_the_other_alone", one_of_two),
     ("promise_5_a_device_that_lies_of_what_it_sent_begins_anew", of_the_sent),
@@ -227,4 +228,24 @@ fn other_features() {
     }
     assert_eq!(rig.numbers().len(), count, "byte for byte");
     rig.stop(None);
+}
+
+/// Events are one open file to both sides. The device has them full, and whoever signals them wait; and
+/// does not answer when it is to stop.
+fn full_events() {
+    for packed in [false, true] {
+        let site = Site::new();
+        let rig = Rig::start(&site.path(), &Setup::usual().packed(packed).echoing());
+        let offer = if packed { Offer::usual().packed() } else { Offer::usual() };
+        let silent = Some((FrontendReq::GET_VRING_BASE, Failure::Silence));
+        let mut device = site.meet(Offer { fails: silent, ..offer });
+        for number in 1..=20 {
+            [0, 1].into_iter().for_each(|ring| device.ring(ring).has_kicks_wait());
+            device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+            device.await_sent(0, 1).unwrap();
+        }
+        [0, 1].into_iter().for_each(|ring| device.ring(ring).has_kicks_wait());
+        assert_eq!((rig.delivered(), rig.sessions()), (20, 1));
+        rig.stop(Some(&mut device));
+    }
 }

@@ -186,9 +186,9 @@ impl Front {
         posted: &Posted<'_>,
         features: Features,
     ) -> Result<(), Failure> {
-        let events = PeerEvent::new().and_then(|kick| Ok((kick, PeerEvent::new()?)));
+        // It is kicked before it has the event.
+        let events = PeerEvent::happened().and_then(|kick| Ok((kick, PeerEvent::new()?)));
         let (kick, call) = events.map_err(Failure::of("eventfd"))?;
-        kick.signal();
         set_ring(&self.vhost, ring, CONTROL_QUEUE_SIZE, posted.addresses(), features)?;
         set_call(&self.vhost, ring, &call)?;
         self.rings.push(ring);

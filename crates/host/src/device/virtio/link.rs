@@ -1,5 +1,6 @@
 //! The link to a back end: a thread that meets it, sets it up, sees it end and begins anew.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,14 +12,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::commands::Remarks;
 use super::control::ControlPlace;
+use super::ends::{Ends, Kind, Reason};
 use super::features::Wishes;
 use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
 use super::meet::{Meeting, is_absence};
 use super::options::Role;
-use super::port::{Port, Session, Switchboard, Wish};
+use super::port::{Port, Session, Shut, Switchboard, Wish};
 use crate::device::Facts;
 use crate::error::{Error, Result};
-use crate::sys::Event;
+use crate::sys::{Event, Signaller};
 
 /// How long a back end may take to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,8 +31,10 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause after one that could not be set up; it doubles each time.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// How often it is looked after what a back end does to the events that it shares with us.
-const EVENTS_LOOK: Duration = Duration::from_millis(500);
+/// How long the link's thread may take to end: longer than it takes to cut off a back end that does
+/// not stop. What else could hold it is in the hands of the kernel, as the closing of a descriptor of
+/// another file system that a back end sends.
+const END_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The most queue pairs: a message names a ring by eight bits (`SET_VRING_KICK`).
 pub const QUEUE_PAIRS_MAX: usize = 128;
@@ -50,8 +54,8 @@ pub(super) struct LinkConfig<'a> {
     pub(super) queues: Vec<QueueRings>,
     /// Where commands to the device are in it.
     pub(super) control: ControlPlace,
-    /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `last_end`,
-    /// `device_hash`.
+    /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `device_hash`, and
+    /// what [`Ends`] tells.
     pub(super) facts: Facts,
 }
 
@@ -60,6 +64,9 @@ pub(super) struct LinkConfig<'a> {
 pub(super) struct Link {
     shared: Arc<Switchboard>,
     thread: Option<JoinHandle<()>>,
+    /// The thread is about to end.
+    ended: Arc<Event>,
+    facts: Facts,
 }
 
 impl Link {
@@ -84,24 +91,62 @@ impl Link {
             help: "check the limits on descriptors and threads (ulimit -n, ulimit -u)".to_owned(),
         };
         let (meeting, first) = Meeting::open(path, role)?;
-        let (shared, ports) = Switchboard::new(queues.len()).map_err(refused)?;
+        let signaller = Signaller::new().map_err(|source| no_signals(path, source))?;
+        let (shared, ports) = Switchboard::new(queues.len(), signaller).map_err(refused)?;
+        let ended = Arc::new(Event::new().map_err(refused)?);
         let place = path.display().to_string();
         let plan = Plan { memory, queues, control, wishes };
-        let keeper = Keeper { shared: Arc::clone(&shared), meeting, plan, facts, place, number: 0 };
-        keeper.facts.set("sessions", "0".to_owned());
+        let (of_thread, told) = (Arc::clone(&shared), facts.clone());
+        let ends = Ends::new(told.clone());
+        let keeper =
+            Keeper { shared: of_thread, meeting, plan, facts: told, ends, place, number: 0 };
+        facts.set("sessions", "0".to_owned());
         let thread = thread::Builder::new().name("forebay-virtio".to_owned());
-        let thread = thread.spawn(move || keeper.run(first)).map_err(refused)?;
-        Ok((Self { shared, thread: Some(thread) }, ports))
+        let about_to_end = Arc::clone(&ended);
+        let run = move || {
+            keeper.run(first);
+            about_to_end.signal();
+        };
+        let thread = thread.spawn(run).map_err(refused)?;
+        Ok((Self { shared, thread: Some(thread), ended, facts }, ports))
+    }
+
+    /// One that nobody keeps: what is on the board is a test's.
+    #[cfg(test)]
+    pub(super) fn without_thread(shared: &Arc<Switchboard>) -> Self {
+        let ended = Arc::new(Event::new().unwrap_or_else(|error| panic!("{error}")));
+        Self { shared: Arc::clone(shared), thread: None, ended, facts: Facts::default() }
     }
 
     /// Has the device stop using the rings, and lets go of it. It takes as long as the device takes to
-    /// answer, but no longer than [`CONTROL_TIMEOUT`].
+    /// answer, but no longer than [`CONTROL_TIMEOUT`]; and whatever holds the thread, no longer than
+    /// [`END_TIMEOUT`].
     pub(super) fn stop(&mut self) {
         self.shared.stop.signal();
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else { return };
+        let ended = self.ended.descriptor();
+        wait(&mut [PollFd::from_borrowed_fd(ended, PollFlags::IN)], END_TIMEOUT);
+        if is_readable(ended) {
             // It has nothing to tell, and nothing in it panics.
             let _ = thread.join();
+        } else {
+            // All that it has is its own, the memory of the rings included.
+            self.facts.set("link", "left alone: its thread does not end".to_owned());
         }
+    }
+}
+
+/// What is said when the kernel gives no context for signals.
+fn no_signals(path: &Path, source: io::Error) -> Error {
+    let help = match source.raw_os_error() {
+        Some(libc::EAGAIN) => "raise fs.aio-max-nr with sysctl: fs.aio-nr has come up to it",
+        _ => "it takes a kernel with CONFIG_AIO, and leave to call io_setup (seccomp)",
+    };
+    Error::Device {
+        name: path.display().to_string(),
+        what: "make a context to kick it by (io_setup)".to_owned(),
+        source,
+        help: help.to_owned(),
     }
 }
 
@@ -117,6 +162,7 @@ struct Keeper {
     meeting: Meeting,
     plan: Plan,
     facts: Facts,
+    ends: Ends,
     /// The socket's path.
     place: String,
     /// Of the last session.
@@ -126,9 +172,9 @@ struct Keeper {
 /// Why a session is over.
 enum End {
     /// The back end is gone.
-    Gone(String),
+    Gone(Reason),
     /// We want another one.
-    Renew(String),
+    Renew(Reason),
     /// The link ends.
     Stop,
 }
@@ -144,9 +190,9 @@ impl Keeper {
                 Ok((front, session)) => {
                     refused_pause = RECONNECT_PAUSE;
                     match self.session(front, session, &stream) {
-                        End::Gone(why) => self.tell_end(why),
+                        End::Gone(why) => self.ends.ended(&why),
                         End::Renew(why) => {
-                            self.tell_end(why);
+                            self.ends.ended(&why);
                             self.rest(RECONNECT_PAUSE);
                         }
                         End::Stop => break,
@@ -221,11 +267,10 @@ impl Keeper {
     }
 
     /// One session, from all queues being enabled to its end.
-    fn session(&self, front: Front, session: Session, stream: &UnixStream) -> End {
-        let session = Arc::new(session);
-        self.shared.publish(Some(Arc::clone(&session)));
+    fn session(&mut self, front: Front, session: Session, stream: &UnixStream) -> End {
+        self.shared.publish(Some(Arc::new(session)));
         let mut front = front;
-        let end = self.watch(&mut front, &session, stream);
+        let end = self.watch(&mut front, stream);
         if !matches!(end, End::Gone(_)) {
             // Whoever does not answer is cut off: there is nothing more to be done about it.
             let _ = within(stream, None, || front.stop());
@@ -238,43 +283,59 @@ impl Keeper {
     }
 
     /// Watches a session until it ends.
-    fn watch(&self, front: &mut Front, session: &Session, stream: &UnixStream) -> End {
-        let mut disabled = Vec::new();
+    fn watch(&mut self, front: &mut Front, stream: &UnixStream) -> End {
+        let mut told_shut = Vec::new();
         loop {
             if self.is_stopped() {
                 return End::Stop;
             }
-            match self.shared.wish() {
+            let done = match self.shared.wish() {
                 Wish::Leave => return End::Stop,
-                Wish::Renew(why) => return End::Renew(why),
-                Wish::GoOn { shut, sated } => {
-                    for pair in sated {
-                        let told =
-                            within(stream, Some(&self.shared.stop), || front.stop_receiving(pair));
-                        if let Err(why) = told {
-                            return End::Gone(why);
-                        }
-                        self.shared.stopped_receiving(pair);
-                    }
-                    for pair in shut {
-                        if disabled.contains(&pair) {
-                            continue;
-                        }
-                        let told = within(stream, Some(&self.shared.stop), || front.disable(pair));
-                        if let Err(why) = told {
-                            return End::Gone(why);
-                        }
-                        disabled.push(pair);
-                    }
+                Wish::Renew(shut) => {
+                    self.tell_shut(&shut, &mut told_shut);
+                    let why = shut.into_iter().next().map(|(_, why)| why);
+                    return End::Renew(why.unwrap_or_else(|| unreachable!("some are shut")));
                 }
-            }
-            if let Some(why) = look_after_events(session) {
-                return End::Renew(why);
+                Wish::GoOn { shut, sated } => {
+                    let news = self.tell_shut(&shut, &mut told_shut);
+                    self.tell_device(front, stream, &sated, &news)
+                }
+            };
+            if let Err(why) = done {
+                return End::Gone(Kind::Message.because(why));
             }
             if self.is_cut(stream) {
-                return End::Gone("the back end closed the connection".to_owned());
+                return End::Gone(Kind::Closed.because("the back end closed the connection"));
             }
         }
+    }
+
+    /// Tells of queues that are shut, once; which those were.
+    fn tell_shut(&mut self, shut: &Shut, told: &mut Vec<usize>) -> Vec<usize> {
+        let news = shut.iter().filter(|(pair, _)| !told.contains(pair));
+        let news = news.map(|(pair, why)| {
+            self.ends.shut(self.number, *pair, why);
+            *pair
+        });
+        let news: Vec<_> = news.collect();
+        told.extend(&news);
+        news
+    }
+
+    /// Has the device give some queues no more, and leave others alone.
+    fn tell_device(
+        &self,
+        front: &mut Front,
+        stream: &UnixStream,
+        sated: &[usize],
+        shut: &[usize],
+    ) -> Result<(), String> {
+        for &pair in sated {
+            within(stream, Some(&self.shared.stop), || front.stop_receiving(pair))?;
+            self.shared.stopped_receiving(pair);
+        }
+        shut.iter()
+            .try_for_each(|&pair| within(stream, Some(&self.shared.stop), || front.disable(pair)))
     }
 
     /// Waits for something to happen; returns whether the connection has ended.
@@ -285,7 +346,8 @@ impl Keeper {
             PollFd::from_borrowed_fd(self.shared.stop.descriptor(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.shared.tell.descriptor(), PollFlags::IN),
         ];
-        wait(&mut watched, EVENTS_LOOK);
+        // Whatever interrupts it, it is looked again.
+        let _ = poll(&mut watched, None);
         let is_told = watched[2].revents().contains(PollFlags::IN);
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         let is_cut = watched[0].revents().intersects(ends);
@@ -308,19 +370,6 @@ impl Keeper {
     fn tell_link(&self, how: String) {
         self.facts.set("link", how);
     }
-
-    fn tell_end(&self, why: String) {
-        self.facts.set("last_end", why);
-    }
-}
-
-/// What the back end did to the events, if it is something that no back end does.
-fn look_after_events(session: &Session) -> Option<String> {
-    let mut events = session.pairs.iter().flat_map(|pair| pair.all());
-    // All are mended, whichever was the first.
-    let waited = events.by_ref().filter(|event| event.was_made_to_wait()).count();
-    (waited > 0)
-        .then(|| "the back end had us wait for its events: it cleared O_NONBLOCK".to_owned())
 }
 
 /// Holds a conversation with the back end, which is cut off when it takes too long, or when `stop`

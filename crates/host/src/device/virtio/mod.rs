@@ -20,6 +20,7 @@ mod commands; // what a device is told beyond that
 mod control; //  the ring that it is told by
 mod link; //     that there is one, time and again
 mod port; //     what a queue knows of it
+mod ends; //     why it went
 
 mod average; //  how long packets are
 mod buffers; //  receive buffers as large as those

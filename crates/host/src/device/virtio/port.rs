@@ -8,8 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use path::arrive::Waker;
 
+use super::ends::{Kind, Reason};
 use super::features::Features;
-use crate::sys::{Event, PeerEvent};
+use crate::sys::{Event, PeerEvent, Signaller};
 
 /// One time that a back end was there: from its queues being enabled to its connection's end.
 #[derive(Debug)]
@@ -38,11 +39,6 @@ impl PairEvents {
     pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self { rx_kick: PeerEvent::new()?, tx_kick: PeerEvent::new()?, call: PeerEvent::new()? })
     }
-
-    /// All of them.
-    pub(super) fn all(&self) -> [&PeerEvent; 3] {
-        [&self.rx_kick, &self.tx_kick, &self.call]
-    }
 }
 
 /// What the thread of the link and the ports share.
@@ -55,6 +51,8 @@ pub(super) struct Switchboard {
     pub(super) tell: Event,
     /// Happens once, for good: the link is to end.
     pub(super) stop: Event,
+    /// What devices are kicked by.
+    signaller: Signaller,
 }
 
 #[derive(Debug)]
@@ -70,7 +68,7 @@ struct Seat {
     /// The port was dropped.
     is_gone: bool,
     /// The queue is of no more use in this session.
-    shut: Option<String>,
+    shut: Option<Reason>,
     /// How it is about what is received.
     receiving: Receiving,
     wake: Option<Waker>,
@@ -93,19 +91,25 @@ enum Receiving {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Wish {
     /// The session goes on; some queues are shut, and some are to receive no more.
-    GoOn { shut: Vec<usize>, sated: Vec<usize> },
-    /// It is to end, for this reason, and another one to begin.
-    Renew(String),
+    GoOn { shut: Shut, sated: Vec<usize> },
+    /// All queues are shut: it is to end, and another one to begin.
+    Renew(Shut),
     /// Nobody uses the device any more.
     Leave,
 }
+
+/// Queues that are shut, and why.
+pub(super) type Shut = Vec<(usize, Reason)>;
 
 impl Switchboard {
     /// A board for so many queue pairs, and their ports.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub(super) fn new(pairs: usize) -> std::io::Result<(Arc<Self>, Vec<Port>)> {
+    pub(super) fn new(
+        pairs: usize,
+        signaller: Signaller,
+    ) -> std::io::Result<(Arc<Self>, Vec<Port>)> {
         let changed = (0..pairs).map(|_| Event::new().map(Arc::new));
         let changed = changed.collect::<std::io::Result<Vec<_>>>()?;
         let seats = changed.iter().map(|changed| Seat {
@@ -122,6 +126,7 @@ impl Switchboard {
             board: Mutex::new(board),
             tell: Event::new()?,
             stop: Event::new()?,
+            signaller,
         });
         let ports = changed.into_iter().enumerate().map(|(index, changed)| Port {
             index,
@@ -168,17 +173,13 @@ impl Switchboard {
         }
         let pairs = board.session.as_ref().map_or(0, |session| session.pairs.len());
         let seats = || board.seats.iter().take(pairs).enumerate().filter(|(_, seat)| !seat.is_gone);
-        let shut = || seats().filter_map(|(index, seat)| Some((index, seat.shut.as_ref()?)));
-        if shut().count() == seats().count()
-            && let Some((_, why)) = shut().next()
-        {
-            return Wish::Renew(why.clone());
+        let shut = seats().filter_map(|(index, seat)| Some((index, seat.shut.clone()?)));
+        let shut: Shut = shut.collect();
+        if !shut.is_empty() && shut.len() == seats().count() {
+            return Wish::Renew(shut);
         }
         let sated = seats().filter(|(_, seat)| seat.receiving == Receiving::Ending);
-        Wish::GoOn {
-            shut: shut().map(|(index, _)| index).collect(),
-            sated: sated.map(|(index, _)| index).collect(),
-        }
+        Wish::GoOn { shut, sated: sated.map(|(index, _)| index).collect() }
     }
 
     /// The device has said that it gives this queue no more.
@@ -256,7 +257,7 @@ impl Port {
 
     /// This queue is of no more use in this session, and `why`. The source leaves the rings alone until
     /// the session is over. When all queues are shut, it ends, and another one begins.
-    pub(super) fn shut(&mut self, why: String) {
+    pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
         self.shared.tell.signal();
     }
@@ -279,16 +280,27 @@ impl Port {
 
     /// Tells the device that there are buffers to receive into. Nothing without a session.
     pub(super) fn kick_rx(&self) {
-        if let Some(events) = self.events() {
-            events.rx_kick.signal();
-        }
+        self.kick(|events| &events.rx_kick);
     }
 
     /// Tells the device that there is something to send. Nothing without a session.
     pub(super) fn kick_tx(&self) {
-        if let Some(events) = self.events() {
-            events.tx_kick.signal();
+        self.kick(|events| &events.tx_kick);
+    }
+
+    /// A device that is not kicked may sleep for ever, so a kick that cannot be given ends the queue.
+    fn kick(&self, which: impl FnOnce(&PairEvents) -> &PeerEvent) {
+        if let Some(events) = self.events()
+            && let Err(error) = which(events).signal(&self.shared.signaller)
+        {
+            self.shut(Kind::Kick.because(format!("it cannot be kicked: {error}")));
         }
+    }
+
+    /// What becomes readable when a session begins or ends.
+    #[must_use]
+    pub(super) fn change(&self) -> BorrowedFd<'_> {
+        self.changed.descriptor()
     }
 
     /// What becomes readable when the device calls, for either ring; without a session, when one
@@ -297,7 +309,7 @@ impl Port {
     pub(super) fn call(&self) -> BorrowedFd<'_> {
         match self.events() {
             Some(events) => events.call.descriptor(),
-            None => self.changed.descriptor(),
+            None => self.change(),
         }
     }
 

@@ -65,6 +65,8 @@ pub(super) struct Receiver {
     is_starved: bool,
     /// A packet whose last buffers have not come.
     partial: Option<Partial>,
+    /// Used entries that are looked at yet; without end while buffers are posted.
+    left: usize,
     counts: Arc<KernelCounts>,
 }
 
@@ -114,8 +116,14 @@ impl Receiver {
             numbering: Numbering::of_queue(path::RxQueue(0), 1),
             is_starved: false,
             partial: None,
+            left: usize::MAX,
             counts,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn ring(&self) -> &Virtqueue {
+        &self.ring
     }
 
     pub(super) fn number_by(&mut self, numbering: Numbering) {
@@ -132,6 +140,7 @@ impl Receiver {
         let mtu = session.mtu.map_or(GOOD_PACKET_LEN, |mtu| u32::from(mtu) + ETHERNET_BYTES + 4);
         let min_packet_bytes = if features.mergeable() { 0 } else { mtu };
         self.buffers.sizing.begin(features.header_bytes(), min_packet_bytes);
+        self.left = usize::MAX;
         // Until its CPU is to sleep; nothing can have come.
         let _ = self.ring.ask_for_call(false);
         self.refill()
@@ -145,7 +154,13 @@ impl Receiver {
         self.ring = self.place.ring(Layout::Split, false);
     }
 
-    /// The spine: takes up to `max` frames out of the ring.
+    /// Nothing is posted any more: what the device says beyond the buffers that it has is not looked at.
+    pub(super) fn post_no_more(&mut self) {
+        self.left = self.left.min((self.ring.size() - self.ring.free()).into());
+    }
+
+    /// The spine: takes up to `max` frames out of the ring, and looks at no more used entries than that,
+    /// whatever they are.
     ///
     /// # Errors
     /// When the ring means nothing any more.
@@ -156,10 +171,10 @@ impl Receiver {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Rest, RingLie> {
-        let mut taken = 0;
+        let (mut taken, most) = (0, max.min(self.left));
         let rest = loop {
-            if burst.len() >= max {
-                break Rest::More;
+            if taken == most || burst.len() >= max {
+                break if taken < self.left { Rest::More } else { self.rest(now_ns, pool, burst) };
             }
             let Some(used) = self.ring.next_used()? else {
                 break self.rest(now_ns, pool, burst);
@@ -171,7 +186,8 @@ impl Receiver {
             self.take(used, now_ns, pool, burst);
             taken += 1;
         };
-        self.buffers.shown().add_used(taken);
+        self.left = self.left.saturating_sub(taken);
+        self.buffers.shown().add_used(taken as u64);
         Ok(rest)
     }
 

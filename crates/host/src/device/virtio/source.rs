@@ -7,12 +7,14 @@ use mem::Pool;
 use path::Source;
 use path::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
 
+use super::ends::Kind;
 use super::link::Link;
 use super::port::{Port, Session};
 use super::receive::{LARGEST_BYTES, Receiver, Rest};
 use super::transmit::Transmit;
 use crate::clock::now_since_1970_ns;
 use crate::device::egress::EGRESS_PACKETS;
+use crate::sys::virtio::RingLie;
 
 /// How long the device may take to stop receiving when a run ends.
 const STOPPING_NS: u64 = 500_000_000;
@@ -29,7 +31,7 @@ pub struct VirtioSource {
     transmit: Transmit,
     /// The device has lied in this session: its receive ring is left alone until the next.
     is_shut: bool,
-    /// Whether the device is to say when there is something.
+    /// Whether the device is to say when there is something, for either ring.
     is_armed: bool,
     /// The end of the run: when it is no longer waited for that the device stops.
     stopping: Option<u64>,
@@ -44,17 +46,20 @@ impl VirtioSource {
         Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
     }
 
-    /// Begins and ends with sessions. What a device has given before it went is taken first.
-    fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) {
+    /// Begins and ends with sessions. What a device has given before it went is taken first; returns
+    /// whether that is done.
+    fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> bool {
         let now = self.port.session();
         if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number)
         {
-            return;
+            return true;
         }
         let now = now.cloned();
         if self.session.is_some() {
-            if self.receiver.turn(ask.max, ask.now_ns, pool, burst) == Ok(Rest::More) {
-                return; // the rest in the next turn
+            // A device that is cut off may go on writing.
+            self.receiver.post_no_more();
+            if self.take(ask, pool, burst) == Ok(Rest::More) {
+                return false;
             }
             self.receiver.end(pool, burst);
             self.transmit.set_session(None);
@@ -68,22 +73,33 @@ impl VirtioSource {
             self.transmit.set_session(Some(&session));
             self.session = Some(session);
         }
+        true
     }
 
-    /// Takes what there is, and gives the device buffers for it.
-    fn receive(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Rest {
-        if self.is_armed {
-            self.is_armed = false;
+    /// Ends a sleep: the device need not call.
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.is_armed) {
             self.port.acknowledge_call();
-            self.receiver.ask_for_call(false);
+            if !self.is_shut {
+                self.receiver.ask_for_call(false);
+            }
         }
+    }
+
+    /// Takes what there is.
+    fn take(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Rest, RingLie> {
         let first = burst.packets.len();
         let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst);
         if burst.packets.len() > first {
             let timestamp_ns = now_since_1970_ns();
             burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
         }
-        match rest {
+        rest
+    }
+
+    /// Takes what there is, and gives the device buffers for it.
+    fn receive(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Rest {
+        match self.take(ask, pool, burst) {
             Ok(rest) => {
                 // When the run ends nothing is shown any more, so that a device that does not stop comes
                 // to an end: it has a ring's worth of buffers.
@@ -94,7 +110,7 @@ impl VirtioSource {
             }
             Err(lie) => {
                 self.is_shut = true;
-                self.port.shut(lie.to_string());
+                self.port.shut(Kind::UsedIndex.because(lie.to_string()));
                 Rest::Nothing
             }
         }
@@ -104,6 +120,7 @@ impl VirtioSource {
     fn is_over(&mut self, ask: Ask, rest: Rest, pool: &mut Pool, burst: &mut Burst) -> bool {
         let until_ns = *self.stopping.get_or_insert_with(|| {
             self.port.stop_receiving();
+            self.receiver.post_no_more();
             ask.now_ns.saturating_add(STOPPING_NS)
         });
         if rest == Rest::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns) {
@@ -137,7 +154,10 @@ impl Source for VirtioSource {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        self.follow(ask, pool, burst);
+        self.disarm();
+        if !self.follow(ask, pool, burst) {
+            return Ok(Polled::Ready); // the rest in the next turn
+        }
         if self.session.is_none() {
             return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
         }
@@ -162,8 +182,11 @@ impl Source for VirtioSource {
         self.transmit.turn(&mut self.port, pool)
     }
 
+    /// Calls that nobody waits for are left where they are, so they are not slept on: those of a queue
+    /// that is shut would have its CPU awake until the next session.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.port.call())
+        let is_deaf = self.session.is_some() && !self.is_armed;
+        Some(if is_deaf { self.port.change() } else { self.port.call() })
     }
 
     /// Has the device say when there is something: whoever asks is about to sleep. A session that
@@ -171,10 +194,12 @@ impl Source for VirtioSource {
     fn has_work(&mut self) -> bool {
         let is_ending = self.stopping.is_some();
         let is_receiving = self.session.is_some() && !self.is_shut && !is_ending;
-        !is_ending && self.port.has_changed()
+        let has_work = !is_ending && self.port.has_changed()
             || self.transmit.has_work()
             || is_ending && self.transmit.is_sending()
-            || is_receiving && self.arm()
+            || is_receiving && self.arm();
+        self.is_armed |= self.transmit.is_armed();
+        has_work
     }
 }
 
@@ -184,3 +209,6 @@ impl VirtioSource {
         self.receiver.ask_for_call(true)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,7 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
+use super::ends::{Kind, Reason};
 use super::features::Features;
 use super::header::HASH_HEADER_BYTES;
 use super::memory::RingPlace;
@@ -38,6 +39,10 @@ const CHAIN_SLOTS_MAX: u32 = 33;
 /// The most packets that are put into the ring before the device is shown them.
 const BATCH_PACKETS: usize = 256;
 
+/// The most entries of what the device has sent that are looked at in a turn: it takes back faster than
+/// it gives.
+const COMPLETIONS_MAX: usize = 2 * BATCH_PACKETS;
+
 /// The transmit side of one queue pair.
 pub(super) struct Transmit {
     outgoing: Outgoing,
@@ -55,6 +60,8 @@ pub(super) struct Transmit {
     awaited: u16,
     /// The device is to call when it has taken something.
     is_armed: bool,
+    /// The last turn has not looked at all that was sent.
+    has_more_sent: bool,
 }
 
 /// What is in the ring as one buffer: a packet, or a segment of one.
@@ -74,7 +81,7 @@ struct Step {
     /// Whether the device is to be told.
     kick: bool,
     /// How it has lied.
-    lie: Option<String>,
+    lie: Option<Reason>,
 }
 
 /// What the device takes.
@@ -105,7 +112,13 @@ impl Transmit {
             limits: Limits { features: Features::default(), mtu: u32::MAX, slots_max },
             awaited: 0,
             is_armed: false,
+            has_more_sent: false,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn ring(&self) -> Option<&Virtqueue> {
+        self.ring.as_ref()
     }
 
     /// Where packets come from.
@@ -134,8 +147,9 @@ impl Transmit {
     /// Gives up what the device has not taken, and leaves the ring as new.
     fn end(&mut self) {
         if !self.is_shut {
-            // What it has taken before it went was sent. A lie is no news any more.
-            let _ = self.complete();
+            // What it has taken before it went was sent: at most what it was given. A lie is no news
+            // any more.
+            let _ = self.complete(usize::MAX);
         }
         for chain in self.chains.iter_mut().filter_map(Option::take) {
             self.slots.free(&chain);
@@ -146,6 +160,7 @@ impl Transmit {
             ring.reset(false);
         }
         (self.is_shut, self.awaited, self.is_armed) = (false, 0, false);
+        self.has_more_sent = false;
     }
 
     /// Counts what the device has taken, and gives it what there is, as far as there is room. Returns
@@ -169,7 +184,7 @@ impl Transmit {
         if std::mem::take(&mut self.is_armed) {
             let _ = ring.ask_for_call(false); // it is looked at right now
         }
-        if let Err(lie) = self.complete() {
+        if let Err(lie) = self.complete(COMPLETIONS_MAX) {
             self.is_shut = true;
             return Step { lie: Some(lie), ..Step::default() };
         }
@@ -181,6 +196,9 @@ impl Transmit {
     /// Whether a turn would find something to do. If packets wait for slots, the device is asked to
     /// call when it has taken some: whoever asks is about to sleep.
     pub(super) fn has_work(&mut self) -> bool {
+        if self.has_more_sent {
+            return true;
+        }
         if !self.outgoing.has_some() {
             return false;
         }
@@ -193,6 +211,11 @@ impl Transmit {
         }
     }
 
+    /// Whether the device was asked to call, since the last turn.
+    pub(super) fn is_armed(&self) -> bool {
+        self.is_armed
+    }
+
     /// Whether the device has something that it may send yet. It is counted by the next turn after
     /// that, of which nobody tells.
     pub(super) fn is_sending(&self) -> bool {
@@ -200,25 +223,33 @@ impl Transmit {
         !self.is_shut && self.ring.as_ref().is_some_and(in_use)
     }
 
-    /// Takes back what the device has sent.
+    /// Takes back what the device has sent, as far as so many entries go.
     ///
     /// # Errors
     /// How it has lied: the ring means nothing any more.
-    fn complete(&mut self) -> Result<(), String> {
+    fn complete(&mut self, entries_max: usize) -> Result<(), Reason> {
+        self.has_more_sent = false;
         if !self.is_sending() {
             return Ok(());
         }
         let Some(ring) = &mut self.ring else { return Ok(()) };
         let (mut lane, mut sent) = (LaneId(0), Sent::default());
+        let mut taken = 0;
         let end = loop {
+            if taken == entries_max {
+                self.has_more_sent = true;
+                break Ok(());
+            }
             let used = match ring.next_used() {
                 Ok(Some(used)) => used,
                 Ok(None) => break Ok(()),
-                Err(lie) => break Err(lie.to_string()),
+                Err(lie) => break Err(Kind::UsedIndex.because(lie.to_string())),
             };
+            taken += 1;
             let chain = ring.take(used.id).and_then(|id| self.chains[id.index()].take());
             let Some(chain) = chain else {
-                break Err(format!("it has sent buffer {}, which it was not given", used.id));
+                let why = format!("it has sent buffer {}, which it was not given", used.id);
+                break Err(Kind::NotGiven.because(why));
             };
             if chain.lane != lane {
                 self.outgoing.count(lane, std::mem::take(&mut sent), SendDrop::Down, 0);

@@ -207,17 +207,31 @@ fn event_of(back_end: &mut BackEnd, of: FrontendReq) -> OwnedFd {
 }
 
 #[test]
-fn a_back_end_that_has_us_wait_for_its_events_is_let_go() {
+fn promise_5_full_events_that_wait_hold_nobody_up() {
     let place = Place::new();
     let listener = place.listen();
-    let (_link, mut port, mut back_end) = place.up(&listener);
+    let (mut link, mut port, mut back_end) = place.up(&listener);
     let kick = event_of(&mut back_end, FrontendReq::SET_VRING_KICK);
     rustix::io::write(&kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     fcntl_setfl(&kick, OFlags::empty()).unwrap();
     port.kick_rx();
-    back_end.answer_to_the_end();
-    wait_for_end(&mut port);
-    assert!(place.fact("last_end").contains("O_NONBLOCK"), "{}", place.fact("last_end"));
+    assert!(port.session().is_some());
+    drop(back_end);
+    link.stop();
+}
+
+/// Nothing that is known holds it; a kernel that does is as good as this.
+#[test]
+fn a_link_ends_though_its_thread_does_not() {
+    let place = Place::new();
+    let (shared, _ports) = Switchboard::new(1, Signaller::new().unwrap()).unwrap();
+    let (holds, is_held) = std::sync::mpsc::channel::<()>();
+    let thread = Some(thread::spawn(move || _ = is_held.recv()));
+    let ended = Arc::new(Event::new().unwrap());
+    let mut link = Link { shared, thread, ended, facts: place.facts.clone() };
+    link.stop();
+    assert!(place.fact("link").contains("does not end"));
+    drop(holds);
 }
 
 #[test]
@@ -347,7 +361,7 @@ fn stat_1_when_all_queues_are_shut_the_device_is_stopped_and_set_up_anew() {
     let mut back_end = set_up(&listener, 2);
     ports.iter_mut().for_each(|port| wait_for_session(port, 1));
 
-    ports[1].shut("its used index jumped".to_owned());
+    ports[1].shut(Kind::UsedIndex.because("its used index jumped"));
     assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 6));
     let told: Vec<_> = back_end.log.iter().map(|it| (it.of, it.body.clone())).collect();
     let off = |ring: u32| [ring.to_ne_bytes(), 0_u32.to_ne_bytes()].as_flattened().to_vec();
@@ -355,16 +369,22 @@ fn stat_1_when_all_queues_are_shut_the_device_is_stopped_and_set_up_anew() {
     assert_eq!(told[told.len() - 2..], disabled);
     assert!(ports[0].session().is_some() && ports[1].session().is_some());
 
-    ports[0].shut("so did its".to_owned());
+    assert_eq!(place.fact("last_shut"), "queue 1 in session 1: its used index jumped");
+    ports[0].shut(Kind::NotGiven.because("it was not given that"));
     back_end.answer_to_the_end();
     assert_eq!(back_end.count(FrontendReq::GET_VRING_BASE), 4);
     for port in &mut ports {
         wait_for_end(port);
         port.released();
     }
-    assert_eq!(place.fact("last_end"), "so did its");
-    let _next = set_up(&listener, 2);
+    assert_eq!(place.fact("last_end"), "it was not given that");
+    let next = set_up(&listener, 2);
     ports.iter_mut().for_each(|port| wait_for_session(port, 2));
+    drop(next);
+    wait_until("its end is told", || place.fact("last_end").contains("closed the connection"));
+    assert_eq!(place.fact("ends"), "closed 1, not_given 1");
+    assert_eq!(place.fact("last_shut"), "queue 0 in session 1: it was not given that");
+    assert_eq!(place.fact("shut"), "not_given 1, used_index 1");
 }
 
 #[test]
