@@ -88,6 +88,7 @@ impl CoalesceOptions {
                     .unwrap_or(default.gro_flush_timeout_ns),
                 ..default
             },
+            ..Coalesce::default()
         }
     }
 

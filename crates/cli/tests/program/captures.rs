@@ -218,3 +218,41 @@ fn what_lro_cannot_give_back_is_said() {
         );
     }
 }
+
+/// Polls an hour apart are as good as none: the run ends all the same when it is asked to, and looks
+/// at its input again once that is no longer forbidden.
+#[test]
+fn promise_3_deferred_polls_hold_up_no_end_and_no_change() {
+    let desk = Desk::new();
+    desk.write_one_flow("f.pcap", 4);
+    let capture = fs::read(desk.path("f.pcap")).unwrap();
+    let half = 24 + (capture.len() - 24) / 2;
+    for is_asked in [true, false] {
+        let _ = fs::remove_dir_all(desk.path("out"));
+        let mut run = start(
+            &desk,
+            "replay --json --cpus 1 --write-pcap out --control s.sock \
+             --at 0:gro_flush_timeout=3600000000000 --at 0:napi_defer_hard_irqs=9 -",
+        );
+        let mut input = run.stdin.take().unwrap();
+        input.write_all(&capture[..half]).unwrap();
+        while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        if is_asked {
+            let pid = run.id().to_string();
+            assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
+        } else {
+            let told = desk.run("get napi_defer_hard_irqs --control s.sock");
+            assert_eq!((told.code, told.stdout.as_str()), (Some(0), "9\n"), "{}", told.told);
+            input.write_all(&capture[half..]).unwrap();
+            let told = desk.run("set napi_defer_hard_irqs=0 --control s.sock");
+            assert_eq!(told.code, Some(0), "{}", told.told);
+            drop(input);
+        }
+        let run = finish(run);
+        assert_eq!(run.code, Some(0), "{}", run.told);
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_eq!(report["delivered"], if is_asked { 2 } else { 4 });
+    }
+}

@@ -95,7 +95,10 @@ fn values_that_cannot_be_are_refused_by_name() {
         ("--set lro_descriptors=0", "it is a number from 1 to 4096"),
         ("--set gro_flush_timeout=x", "it is a number of nanoseconds"),
         ("--set mtu=67", "it is a number from 68 to 65535"),
-        ("--set gro=1", "coalesce, coalesce_at, lro_descriptors, gro_flush_timeout, mtu"),
+        (
+            "--set gro=1",
+            "coalesce, coalesce_at, lro_descriptors, gro_flush_timeout, napi_defer_hard_irqs, mtu",
+        ),
     ] {
         let run = desk.run(&format!("replay {args}"));
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);

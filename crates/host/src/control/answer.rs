@@ -14,6 +14,9 @@ pub const RPS_FLOW_CNT_MAX: u64 = 1 << 32;
 /// The largest `rps_sock_flow_entries` (`rps_sock_flow_sysctl` in net/core/sysctl_net_core.c).
 pub const RPS_SOCK_FLOW_ENTRIES_MAX: u64 = 1 << 29;
 
+/// The largest `napi_defer_hard_irqs` (`change_napi_defer_hard_irqs` in net/core/net-sysfs.c).
+const NAPI_DEFER_HARD_IRQS_MAX: u64 = (1 << 31) - 1;
+
 /// One write to /proc/sys has fewer bytes than this (`KMALLOC_MAX_SIZE`).
 const SYSCTL_WRITE_BYTES: usize = 4 << 20;
 
@@ -133,6 +136,10 @@ impl Knob {
         let taken = match self {
             Self::RpsFlowCnt => slots(number, RPS_FLOW_CNT_MAX)?,
             Self::GroFlushTimeout => number,
+            Self::NapiDeferHardIrqs if number > NAPI_DEFER_HARD_IRQS_MAX => {
+                return Err(Errno::Range);
+            }
+            Self::NapiDeferHardIrqs => number,
             Self::Mtu => mtu(number & u64::from(u32::MAX))?,
             _ => return Err(Errno::Inval),
         };

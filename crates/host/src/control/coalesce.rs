@@ -23,6 +23,9 @@ pub struct Coalesce {
     pub at: CoalesceAt,
     /// How.
     pub config: CoalesceConfig,
+    /// Polls in a row that find nothing, a `gro_flush_timeout` apart, before a CPU sleeps on the
+    /// descriptors of its queues; whether packets are coalesced or not.
+    pub napi_defer_hard_irqs: u32,
 }
 
 /// A part of it that changes.
@@ -36,6 +39,8 @@ pub enum CoalesceChange {
     Descriptors(u32),
     /// Nanoseconds that packets are held after the queue ran empty.
     GroFlushTimeout(u64),
+    /// Polls in a row that find nothing before a CPU sleeps on descriptors.
+    NapiDeferHardIrqs(u32),
     /// The longest IP packet that the device receives.
     Mtu(u32),
 }
@@ -53,6 +58,16 @@ impl Coalesce {
         (self.is_on && self.at == CoalesceAt::Deliver).then_some(self.config)
     }
 
+    /// Whether a change is one of when CPUs sleep, too.
+    #[must_use]
+    pub fn is_deferral(&self, change: CoalesceChange) -> bool {
+        match change {
+            CoalesceChange::NapiDeferHardIrqs(_) => true,
+            CoalesceChange::GroFlushTimeout(_) => self.napi_defer_hard_irqs > 0,
+            _ => false,
+        }
+    }
+
     /// The same after a change.
     #[must_use]
     pub fn after(mut self, change: CoalesceChange) -> Self {
@@ -64,6 +79,7 @@ impl Coalesce {
             CoalesceChange::At(at) => self.at = at,
             CoalesceChange::Descriptors(descriptors) => self.config.descriptors = descriptors,
             CoalesceChange::GroFlushTimeout(ns) => self.config.gro_flush_timeout_ns = ns,
+            CoalesceChange::NapiDeferHardIrqs(polls) => self.napi_defer_hard_irqs = polls,
             CoalesceChange::Mtu(mtu) => self.config.mtu = mtu,
         }
         self
@@ -72,18 +88,25 @@ impl Coalesce {
 
 impl CoalesceChange {
     /// Every knob's name.
-    pub const KNOBS: [&'static str; 5] =
-        ["coalesce", "coalesce_at", "lro_descriptors", "gro_flush_timeout", "mtu"];
+    pub const KNOBS: [&'static str; 6] = [
+        "coalesce",
+        "coalesce_at",
+        "lro_descriptors",
+        "gro_flush_timeout",
+        "napi_defer_hard_irqs",
+        "mtu",
+    ];
 
     /// The knob's name.
     #[must_use]
     pub fn knob(self) -> &'static str {
-        let [mode, at, descriptors, timeout, mtu] = Self::KNOBS;
+        let [mode, at, descriptors, timeout, defer, mtu] = Self::KNOBS;
         match self {
             Self::Mode(_) => mode,
             Self::At(_) => at,
             Self::Descriptors(_) => descriptors,
             Self::GroFlushTimeout(_) => timeout,
+            Self::NapiDeferHardIrqs(_) => defer,
             Self::Mtu(_) => mtu,
         }
     }
@@ -97,7 +120,9 @@ impl CoalesceChange {
             Self::Mode(Some(CoalesceMode::Lro)) => "lro".to_owned(),
             Self::At(CoalesceAt::Arrive) => "arrive".to_owned(),
             Self::At(CoalesceAt::Deliver) => "deliver".to_owned(),
-            Self::Descriptors(number) | Self::Mtu(number) => number.to_string(),
+            Self::Descriptors(number) | Self::NapiDeferHardIrqs(number) | Self::Mtu(number) => {
+                number.to_string()
+            }
             Self::GroFlushTimeout(ns) => ns.to_string(),
         }
     }
@@ -126,6 +151,9 @@ impl CoalesceChange {
             ("mtu", text) => between(text, MTU_MIN, MTU_MAX)
                 .map(Self::Mtu)
                 .ok_or_else(|| refused("it is a number from 68 to 65535")),
+            ("napi_defer_hard_irqs", text) => between(text, 0, i32::MAX.cast_unsigned())
+                .map(Self::NapiDeferHardIrqs)
+                .ok_or_else(|| refused("it is a number from 0 to 2147483647")),
             (_, text) => text
                 .parse()
                 .map(Self::GroFlushTimeout)
@@ -161,11 +189,12 @@ mod tests {
 
     #[test]
     fn every_knob_is_read_back_as_it_was_written() {
-        let values: [(&str, &[&str]); 5] = [
+        let values: [(&str, &[&str]); 6] = [
             ("coalesce", &["off", "gro", "lro"]),
             ("coalesce_at", &["arrive", "deliver"]),
             ("lro_descriptors", &["1", "8", "4096"]),
             ("gro_flush_timeout", &["0", "20000", "18446744073709551615"]),
+            ("napi_defer_hard_irqs", &["0", "2147483647"]),
             ("mtu", &["68", "1500", "65535"]),
         ];
         assert_eq!(values.map(|(knob, _)| knob), CoalesceChange::KNOBS);
@@ -187,6 +216,7 @@ mod tests {
             ("lro_descriptors", "4097", "it is a number from 1 to 4096"),
             ("gro_flush_timeout", "-1", "it is a number of nanoseconds"),
             ("gro_flush_timeout", "18446744073709551616", "it is a number of nanoseconds"),
+            ("napi_defer_hard_irqs", "2147483648", "it is a number from 0 to 2147483647"),
             ("mtu", "67", "it is a number from 68 to 65535"),
             ("mtu", "65536", "it is a number from 68 to 65535"),
         ] {

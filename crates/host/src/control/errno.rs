@@ -25,7 +25,7 @@ pub enum Errno {
     Inval,
     /// There is no room for it.
     NoSpc,
-    /// A number that does not fit 64 bits.
+    /// A number that is too large for where it is kept.
     Range,
     /// A CPU that cannot be, or a group of a mask with more than 32 bits.
     Overflow,

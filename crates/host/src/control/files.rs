@@ -124,6 +124,7 @@ impl Control {
             Knob::FlowLimitCpuBitmap => return Value::Cpus(settings.flow_limit_cpu_bitmap),
             Knob::RpsFlowCnt => of_queue.map_or(0, |queue| queue.rps_flow_cnt).into(),
             Knob::GroFlushTimeout => settings.coalesce.config.gro_flush_timeout_ns,
+            Knob::NapiDeferHardIrqs => settings.coalesce.napi_defer_hard_irqs.into(),
             Knob::Mtu => settings.coalesce.config.mtu.into(),
             Knob::RpsSockFlowEntries => settings.rps_sock_flow_entries.into(),
             Knob::FlowLimitTableLen => settings.flow_limit_table_len.into(),
@@ -162,6 +163,7 @@ fn change(knob: Knob, queue: RxQueue, value: Value) -> Result<Option<Change>, Re
     Ok(Some(match knob {
         Knob::RpsFlowCnt => Change::RpsFlowCnt(queue, small),
         Knob::GroFlushTimeout => Change::Coalesce(CoalesceChange::GroFlushTimeout(number)),
+        Knob::NapiDeferHardIrqs => Change::Coalesce(CoalesceChange::NapiDeferHardIrqs(small)),
         Knob::Mtu => Change::Coalesce(CoalesceChange::Mtu(small)),
         Knob::RpsSockFlowEntries => Change::RpsSockFlowEntries(small),
         Knob::FlowLimitTableLen => Change::FlowLimitTableLen(small),

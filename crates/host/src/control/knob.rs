@@ -20,6 +20,8 @@ pub enum Knob {
     RpsFlowCnt,
     /// Nanoseconds that packets are held after the queue ran empty.
     GroFlushTimeout,
+    /// Polls in a row that find nothing before a CPU sleeps on the descriptors of its queues.
+    NapiDeferHardIrqs,
     /// The longest IP packet that the device receives.
     Mtu,
     /// Slots of the socket-flow table (RFS-9).
@@ -66,10 +68,11 @@ pub enum Value {
 
 impl Knob {
     /// Every knob.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RpsCpus,
         Self::RpsFlowCnt,
         Self::GroFlushTimeout,
+        Self::NapiDeferHardIrqs,
         Self::Mtu,
         Self::RpsSockFlowEntries,
         Self::RpsDefaultMask,
@@ -96,6 +99,7 @@ impl Knob {
             Self::RpsCpus => "rps_cpus",
             Self::RpsFlowCnt => "rps_flow_cnt",
             Self::GroFlushTimeout => "gro_flush_timeout",
+            Self::NapiDeferHardIrqs => "napi_defer_hard_irqs",
             Self::Mtu => "mtu",
             Self::RpsSockFlowEntries => "rps_sock_flow_entries",
             Self::RpsDefaultMask => "rps_default_mask",
@@ -115,7 +119,7 @@ impl Knob {
     pub fn place(self) -> Place {
         match self {
             Self::RpsCpus | Self::RpsFlowCnt => Place::Queue,
-            Self::GroFlushTimeout | Self::Mtu => Place::Device,
+            Self::GroFlushTimeout | Self::NapiDeferHardIrqs | Self::Mtu => Place::Device,
             _ => Place::NetCore,
         }
     }
@@ -130,7 +134,7 @@ impl Knob {
             // The kernel's are 0: RFS is off there.
             Self::RpsFlowCnt => 4096,
             Self::RpsSockFlowEntries => 32_768,
-            Self::GroFlushTimeout => 0,
+            Self::GroFlushTimeout | Self::NapiDeferHardIrqs => 0,
             Self::Mtu => MTU.into(),
             Self::FlowLimitTableLen => 4096,
             Self::NetdevMaxBacklog => NETDEV_MAX_BACKLOG.into(),
@@ -154,7 +158,9 @@ impl Knob {
             Self::Mtu => "a number from 68 to 65535",
             Self::RpsSockFlowEntries => "a number of slots up to 536870912, 0 for none",
             Self::FlowLimitTableLen => "a power of two up to 1073741824",
-            Self::NetdevMaxBacklog | Self::NetdevBudget => "a number from 0 to 2147483647",
+            Self::NapiDeferHardIrqs | Self::NetdevMaxBacklog | Self::NetdevBudget => {
+                "a number from 0 to 2147483647"
+            }
             Self::NetdevBudgetUsecs => {
                 "a number of microseconds up to 2147483647, and no fewer than two ticks of the \
                  kernel's clock"

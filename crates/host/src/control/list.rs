@@ -83,6 +83,9 @@ fn meaning(name: &str) -> &'static str {
         "rps_cpus" => "the CPUs that packets of the queue may go to",
         "rps_flow_cnt" => "slots of the queue's flow table; 0 turns RFS off for it",
         "gro_flush_timeout" => "nanoseconds that packets wait for more after the queue ran empty",
+        "napi_defer_hard_irqs" => {
+            "polls in a row that find nothing, gro_flush_timeout apart, before a CPU is to be woken"
+        }
         "mtu" => "bytes of the longest IP packet that the device receives",
         "rps_sock_flow_entries" => "entries of the table of where applications run; 0 is no RFS",
         "rps_default_mask" => "rps_cpus of queues that are made later",

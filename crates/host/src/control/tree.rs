@@ -234,7 +234,10 @@ mod tests {
         assert_eq!(names(""), ["forebay", "proc", "sys"]);
         assert_eq!(names("/sys/class/net/eth0/queues/"), ["rx-0", "rx-1"]);
         assert_eq!(names("sys/class/net/eth0/queues/rx-1"), ["rps_cpus", "rps_flow_cnt"]);
-        assert_eq!(names("sys/class/net/eth0"), ["gro_flush_timeout", "mtu", "queues"]);
+        assert_eq!(
+            names("sys/class/net/eth0"),
+            ["gro_flush_timeout", "mtu", "napi_defer_hard_irqs", "queues"]
+        );
         let cpu = ["cpu0", "cpu1", "online", "possible", "present"];
         assert_eq!(names("sys/devices/system/cpu"), cpu);
         assert_eq!(names("proc/sys/net/core").len(), 10);

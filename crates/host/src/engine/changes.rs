@@ -380,16 +380,23 @@ impl Changes {
             Change::RpsDefaultMask(_) => "for queues that are made later, of which there are none \
                                           in this run"
                 .to_owned(),
+            Change::Coalesce(CoalesceChange::NapiDeferHardIrqs(1..))
+                if self.settings.coalesce.config.gro_flush_timeout_ns == 0 =>
+            {
+                "once gro_flush_timeout is not 0".to_owned()
+            }
             Change::Coalesce(change)
-                if !self.settings.coalesce.is_on && change.knob() != "coalesce" =>
+                if !self.settings.coalesce.is_on
+                    && !matches!(change, CoalesceChange::Mode(_))
+                    && !self.settings.coalesce.is_deferral(*change) =>
             {
                 "once coalesce is gro or lro".to_owned()
             }
-            Change::Coalesce(CoalesceChange::Mtu(_) | CoalesceChange::GroFlushTimeout(_))
-                if self.devices > 1 =>
-            {
-                "for all devices of the run, which share it".to_owned()
-            }
+            Change::Coalesce(
+                CoalesceChange::Mtu(_)
+                | CoalesceChange::GroFlushTimeout(_)
+                | CoalesceChange::NapiDeferHardIrqs(_),
+            ) if self.devices > 1 => "for all devices of the run, which share it".to_owned(),
             _ => String::new(),
         };
         Written { in_effect, ignored, len_bytes: 0 }

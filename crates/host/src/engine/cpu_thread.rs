@@ -14,7 +14,7 @@ use path::arrive::Waker;
 use path::{CpuId, Handler};
 
 use super::bell::SleepOn;
-use super::idle::Idle;
+use super::idle::{Deferral, Idle};
 use super::queue::Activity;
 use super::shared::Shared;
 use super::worker::{Life, Worker};
@@ -30,6 +30,7 @@ pub struct CpuThread<H: Handler> {
     pub(super) worker: Worker<H>,
     shared: Arc<Shared>,
     idle: Idle,
+    deferral: Deferral,
     /// When the next turn begins, or the last pause began.
     turn_ns: u64,
     /// Nothing will ever come again, or this thread is to end.
@@ -49,7 +50,8 @@ impl<H: Handler> CpuThread<H> {
     pub(super) fn new(worker: Worker<H>) -> Self {
         let shared = Arc::clone(&worker.shared);
         let idle = Idle::new(shared.spin_max_ns);
-        Self { worker, shared, idle, turn_ns: 0, is_over: false }
+        let deferral = Deferral::default();
+        Self { worker, shared, idle, deferral, turn_ns: 0, is_over: false }
     }
 
     /// Makes the calling thread this CPU's, and waits until all CPUs are ready.
@@ -127,6 +129,7 @@ impl<H: Handler> CpuThread<H> {
         if let Activity::Worked(_) = activity {
             self.shared.add_busy(self.worker.index, now_ns - self.turn_ns);
             self.idle.worked(self.turn_ns);
+            self.deferral.worked();
         } else {
             self.is_over = self.worker.has_ended();
         }
@@ -153,14 +156,19 @@ impl<H: Handler> CpuThread<H> {
             Activity::IdleUntil(due_ns) => due_ns,
             Activity::Ended => None,
         };
-        let at_most =
-            until_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.turn_ns)));
+        let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
+        let is_polling = !self.worker.descriptors().is_empty();
+        let deferred = match activity {
+            Activity::IdleUntil(_) if is_polling => self.deferral.next_ns(&self.worker.coalesce),
+            _ => None,
+        };
+        let on_descriptors = is_polling && deferred.is_none();
+        let at_most = due.into_iter().chain(deferred).min().map(Duration::from_nanos);
         let bell = self.shared.bell(self.worker.index);
-        let on =
-            if self.worker.descriptors().is_empty() { SleepOn::Bell } else { SleepOn::Descriptors };
-        bell.lie_down(on);
+        bell.lie_down(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
         if !self.worker.has_business() && !is_ready() {
-            bell.wait(at_most, &self.worker.descriptors());
+            let descriptors = if on_descriptors { self.worker.descriptors() } else { Vec::new() };
+            bell.wait(at_most, &descriptors);
         }
         bell.rise();
     }

@@ -5,6 +5,8 @@
 //! are long: what it wastes is bounded by what a wake-up would have cost. Where other programs want
 //! the CPU it looks no longer than a moment: it may be the application that waits for it.
 
+use crate::control::Coalesce;
+
 /// The longest that a CPU looks for work: about what waking costs it and whoever wakes it.
 pub const SPIN_MAX_NS: u64 = 100_000;
 
@@ -93,6 +95,33 @@ impl Idle {
     }
 }
 
+/// The polls that are left before a CPU sleeps on the descriptors of its queues, as
+/// `napi_defer_hard_irqs` has it (`napi_complete_done` in net/core/dev.c): until then nothing wakes it
+/// that comes to a queue, and what came is found by the next poll.
+#[derive(Debug, Default)]
+pub(super) struct Deferral {
+    /// Polls that have found nothing since there was work.
+    empty: u32,
+}
+
+impl Deferral {
+    /// Notes that there was work.
+    pub(super) fn worked(&mut self) {
+        self.empty = 0;
+    }
+
+    /// How long to sleep before the next poll, whatever comes to the queues meanwhile; `None` if that is
+    /// to wake the CPU.
+    pub(super) fn next_ns(&mut self, coalesce: &Coalesce) -> Option<u64> {
+        let timeout_ns = coalesce.config.gro_flush_timeout_ns;
+        if timeout_ns == 0 || self.empty >= coalesce.napi_defer_hard_irqs {
+            return None;
+        }
+        self.empty += 1;
+        Some(timeout_ns)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,5 +181,28 @@ mod tests {
     #[test]
     fn an_engine_may_be_told_not_to_spin() {
         assert!(Idle::new(0).should_sleep(5, false));
+    }
+
+    fn deferring(polls: u32, gro_flush_timeout_ns: u64) -> Coalesce {
+        let mut coalesce = Coalesce { napi_defer_hard_irqs: polls, ..Coalesce::default() };
+        coalesce.config.gro_flush_timeout_ns = gro_flush_timeout_ns;
+        coalesce
+    }
+
+    #[test]
+    fn rps_7_napi_defer_hard_irqs_counts_empty_polls_since_there_was_work() {
+        let mut deferral = Deferral::default();
+        let coalesce = deferring(3, 20_000);
+        for _ in 0..2 {
+            let polls: Vec<_> = (0..5).map(|_| deferral.next_ns(&coalesce)).collect();
+            assert_eq!(polls, [Some(20_000), Some(20_000), Some(20_000), None, None]);
+            deferral.worked();
+        }
+        // Either of both is in force at once.
+        assert_eq!(deferral.next_ns(&deferring(3, 0)), None);
+        assert_eq!(deferral.next_ns(&deferring(0, 20_000)), None);
+        assert_eq!(deferral.next_ns(&deferring(1, 7)), Some(7));
+        assert_eq!(deferral.next_ns(&deferring(1, 7)), None);
+        assert_eq!(deferral.next_ns(&deferring(2, 9)), Some(9));
     }
 }

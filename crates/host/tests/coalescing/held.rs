@@ -76,7 +76,7 @@ fn paused(clock: Clock, timeout_ns: u64) -> Engine<Counting> {
     let cpus = CpuList::new(sys::allowed_cpus().into_iter().take(1));
     let mut config = Config::new(cpus, hasher);
     let gro = CoalesceConfig { gro_flush_timeout_ns: timeout_ns, ..CoalesceConfig::default() };
-    config.coalesce = Coalesce { is_on: true, at: CoalesceAt::Arrive, config: gro };
+    config.coalesce = Coalesce { is_on: true, config: gro, ..Coalesce::default() };
     Engine::build(&config, vec![Box::new(source)], clock, |_| Counting(Arc::clone(&delivered)))
         .unwrap()
 }

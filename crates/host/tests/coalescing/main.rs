@@ -32,7 +32,7 @@ fn in_rows(frames: u64, flows: u32) -> SyntheticPlan {
 }
 
 fn coalescing(at: CoalesceAt, mut plan: Plan) -> Plan {
-    plan.engine.coalesce = Coalesce { is_on: true, at, config: CoalesceConfig::default() };
+    plan.engine.coalesce = Coalesce { is_on: true, at, ..Coalesce::default() };
     plan
 }
 

@@ -148,6 +148,7 @@ fn before(knob: Knob) -> String {
         }
         Knob::RpsFlowCnt => 32,
         Knob::GroFlushTimeout => 77,
+        Knob::NapiDeferHardIrqs => 5,
         Knob::Mtu => 1400,
         Knob::RpsSockFlowEntries => 128,
         Knob::FlowLimitTableLen => 2048,

@@ -91,7 +91,10 @@ pub(super) const SCRIPTS: [(&str, &str); 22] = [
         "knobs of the device",
         "cd $T/sys/class/net/replay
         for value in 1400 67 65536 -1 0x5dc; do echo $value > mtu; echo $?; cat mtu; done
-        for value in 20000 ns 0; do echo $value > gro_flush_timeout; cat gro_flush_timeout; done",
+        for value in 20000 ns 0; do echo $value > gro_flush_timeout; cat gro_flush_timeout; done
+        for value in 9 -1 2147483648 0; do
+            echo $value > napi_defer_hard_irqs; echo $?; cat napi_defer_hard_irqs
+        done",
     ),
     (
         "numbers of procfs",
