@@ -54,6 +54,7 @@ fn traffic(cpus: u16, random: &mut Random) -> TrafficPlan {
             ],
         ),
         without_hash_percent: pick(random, [0, 0, 2, 20]),
+        fragments: false,
     }
 }
 

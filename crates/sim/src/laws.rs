@@ -1,5 +1,7 @@
 //! The laws of a run: order, conservation, bounds, counters. Liveness is in `liveness`.
 
+use std::collections::BTreeMap;
+
 use path::CpuId;
 use serde::Serialize;
 
@@ -50,6 +52,8 @@ pub(crate) struct Laws {
     pub(crate) frames_in: u64,
     pub(crate) delivered: u64,
     pub(crate) dropped: u64,
+    /// Datagrams that were put together of their fragments.
+    whole: u64,
     broken: [u64; Law::ALL.len()],
     /// The first of all: which law, and what happened.
     pub(crate) first: Option<(Law, String)>,
@@ -150,6 +154,28 @@ impl Laws {
                 )
             });
         }
+    }
+
+    /// A datagram became whole of these two frames of a flow.
+    pub(crate) fn became_whole(&mut self, [first, second]: [Option<(FlowId, u64)>; 2]) {
+        self.whole += 1;
+        let behind = first.map(|(flow, sequence)| (flow, sequence + 1));
+        if behind.is_none() || behind != second {
+            self.broke(Law::Conservation, || {
+                format!("a datagram is made of {first:?} and {second:?}")
+            });
+        }
+    }
+
+    /// All datagrams are whole of which both fragments were delivered, wherever those were.
+    pub(crate) fn check_whole(&mut self) {
+        let delivered = self.packets.iter().filter(|packet| packet.fate == Fate::Delivered);
+        let mut halves = BTreeMap::new();
+        for packet in delivered {
+            *halves.entry((packet.flow, packet.sequence / 2)).or_insert(0) += 1;
+        }
+        let expected = halves.values().filter(|&&halves| halves == 2).count() as u64;
+        self.agree(Law::Conservation, "whole datagrams", self.whole, expected);
     }
 
     /// A frame was dropped, and said so.

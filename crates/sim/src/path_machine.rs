@@ -3,6 +3,7 @@
 mod application; // what the packets are handed to
 mod build; //       how it is put together
 mod change; //      what changes on the way
+mod reassembly; //  what becomes of fragments
 
 use std::fmt;
 use std::path::Path;
@@ -27,6 +28,7 @@ use crate::scenario::Scenario;
 use crate::traffic::{FRAME_BYTES, Flow, Traffic};
 
 use application::{Application, Seen};
+use reassembly::Reassembly;
 
 /// The path on virtual CPUs.
 pub(crate) struct PathMachine {
@@ -45,6 +47,8 @@ pub(crate) struct PathMachine {
     hold_max: u32,
     batch_max: u32,
     seen: Seen,
+    /// Where datagrams come in fragments.
+    reassembly: Option<Reassembly>,
     recording: Option<Recording>,
 }
 
@@ -197,11 +201,11 @@ impl Machine for PathMachine {
     }
 
     fn handle(&mut self, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
-        let Self { cpus, pools, seen, recording, .. } = self;
+        let Self { cpus, pools, seen, reassembly, recording, .. } = self;
         let pool = &mut pools[cpu.index()];
         let cpu = &mut cpus[cpu.index()];
         let delivered = laws.delivered;
-        let mut application = Application { now_ns, laws, handed, seen, recording };
+        let mut application = Application { now_ns, laws, handed, seen, reassembly, recording };
         cpu.delivery.handle(pool, &mut application);
         cpu.frames_done = laws.delivered - delivered;
     }
@@ -299,6 +303,9 @@ impl Machine for PathMachine {
             laws.agree(Law::Counters, reason.name(), counted, self.seen.drops[reason.index()]);
         }
         self.check_moves(laws);
+        if let Some(reassembly) = &mut self.reassembly {
+            reassembly.check_rest(laws);
+        }
     }
 }
 

@@ -35,6 +35,8 @@ pub enum Situation {
     Elephant,
     /// All counters begin just before they wrap.
     CounterWrap,
+    /// Datagrams come in fragments, and masks change.
+    Fragments,
     /// All at random.
     Everything,
 }
@@ -70,6 +72,8 @@ pub(crate) struct TrafficPlan {
     pub(crate) hashes: Hashes,
     /// Runs that have no hash.
     pub(crate) without_hash_percent: u64,
+    /// Every two frames of a flow are the fragments of one datagram.
+    pub(crate) fragments: bool,
 }
 
 /// How the hashes of flows meet.
@@ -132,7 +136,7 @@ const US: u64 = 1_000;
 
 impl Situation {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::RpsStable,
         Self::MaskChange,
         Self::RfsTakeover,
@@ -143,6 +147,7 @@ impl Situation {
         Self::CpuCrash,
         Self::Elephant,
         Self::CounterWrap,
+        Self::Fragments,
         Self::Everything,
     ];
 
@@ -160,6 +165,7 @@ impl Situation {
             Self::CpuCrash => "cpu-crash",
             Self::Elephant => "elephant",
             Self::CounterWrap => "counter-wrap",
+            Self::Fragments => "fragments",
             Self::Everything => "everything",
         }
     }
@@ -180,6 +186,7 @@ impl Situation {
             Self::CpuCrash => "threads die with packets in hand, and are replaced",
             Self::Elephant => "one flow at 1.05 or 1.5 times what a CPU can take is to move",
             Self::CounterWrap => "all counters begin just before 2^32; masks and applications move",
+            Self::Fragments => "datagrams come in two fragments; masks and applications move",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
         }
     }
@@ -239,6 +246,11 @@ impl Situation {
                 scenario.readers = Some(reads);
                 more.extend([moves, mask_changes()]);
             }
+            Self::Fragments => {
+                (traffic.fragments, traffic.hashes) = (true, Hashes::Computed);
+                scenario.readers = Some(reads);
+                more.extend([moves, mask_changes()]);
+            }
             Self::RpsStable | Self::Elephant | Self::Everything => {}
         }
         if scenario.readers.is_none() {
@@ -273,6 +285,7 @@ fn base(cpus: u16) -> Scenario {
             lifetime: None,
             hashes: Hashes::Apart,
             without_hash_percent: 0,
+            fragments: false,
         },
         readers: None,
         knobs: Knobs {

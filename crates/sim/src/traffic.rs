@@ -35,6 +35,16 @@ const ETHERTYPE_AT: usize = 12;
 const CHECKSUM_AT: usize = 40;
 const SEQUENCE_AT: usize = FRAME_BYTES - 8;
 
+/// Where a frame has its IPv4 header, and its UDP length.
+const IPV4: std::ops::Range<usize> = 14..34;
+const UDP_LENGTH_AT: usize = 38;
+
+/// More fragments follow.
+const MORE_FRAGMENTS: u8 = 0x20;
+
+/// What a fragment has of its datagram: as much as a frame has without its other headers.
+const FRAGMENT_BYTES: usize = FRAME_BYTES - IPV4.end;
+
 /// An ethertype for local experiments: no addresses, so no hash.
 const NO_IP: [u8; 2] = [0x88, 0xb5];
 
@@ -58,6 +68,8 @@ pub(crate) struct Flow {
     /// Frames so far.
     pub(crate) sequence: u64,
     frame: [u8; FRAME_BYTES],
+    /// Every two of its frames are the fragments of one datagram.
+    is_in_fragments: bool,
 }
 
 impl Flow {
@@ -68,6 +80,10 @@ impl Flow {
         bytes.copy_from_slice(&self.frame);
         let stamp = sequence.to_be_bytes();
         bytes[SEQUENCE_AT..].copy_from_slice(&stamp);
+        if self.is_in_fragments {
+            make_fragment(bytes, sequence);
+            return sequence;
+        }
         let checksum = &mut bytes[CHECKSUM_AT..CHECKSUM_AT + 2];
         let before = !u16::from_be_bytes([checksum[0], checksum[1]]);
         let sum = !Sum::of(&stamp).plus_word(before).fold();
@@ -241,10 +257,14 @@ impl Traffic {
         let id = u32::try_from(self.flows.len()).unwrap_or(u32::MAX);
         let mut frame = [0; FRAME_BYTES];
         frame.copy_from_slice(&stamped_udp(id, 0, STAMP_BYTES, false));
+        let is_in_fragments = self.plan.fragments;
+        if is_in_fragments {
+            make_fragment(&mut frame, 0);
+        }
         let (hash, device_hash) = self.draw_hash(id, &mut frame);
         let queues = u32::try_from(self.rings.len()).unwrap_or(1);
         let queue = RxQueue(u16::try_from(id % queues).unwrap_or(0));
-        self.flows.push(Flow { queue, hash, device_hash, sequence: 0, frame });
+        self.flows.push(Flow { queue, hash, device_hash, sequence: 0, frame, is_in_fragments });
         let forever = Span(u64::MAX, u64::MAX);
         (FlowId(id), self.plan.lifetime.unwrap_or(forever).draw(&mut self.random).max(1))
     }
@@ -272,6 +292,26 @@ impl Traffic {
         };
         (FlowHash::computed(hash), true)
     }
+}
+
+/// Makes a frame the first or the second fragment of a datagram without a checksum. Both end with
+/// their own stamps.
+fn make_fragment(frame: &mut [u8], sequence: u64) {
+    let id = u16::try_from(sequence / 2 % (1 << 16)).unwrap_or(0);
+    let (place, units) = (IPV4.start, u8::try_from(FRAGMENT_BYTES / 8).unwrap_or(0));
+    frame[place + 4..place + 6].copy_from_slice(&id.to_be_bytes());
+    if sequence.is_multiple_of(2) {
+        [frame[place + 6], frame[place + 7]] = [MORE_FRAGMENTS, 0];
+        let len = u16::try_from(2 * FRAGMENT_BYTES).unwrap_or(0);
+        frame[UDP_LENGTH_AT..CHECKSUM_AT].copy_from_slice(&len.to_be_bytes());
+        frame[CHECKSUM_AT..CHECKSUM_AT + 2].fill(0);
+    } else {
+        [frame[place + 6], frame[place + 7]] = [0, units];
+        frame[IPV4.end..FRAME_BYTES - STAMP_BYTES].fill(0);
+    }
+    frame[place + 10..place + 12].fill(0);
+    let checksum = !Sum::of(&frame[IPV4]).fold();
+    frame[place + 10..place + 12].copy_from_slice(&checksum.to_be_bytes());
 }
 
 fn draw_hasher(random: &mut Random) -> Arc<Hasher> {

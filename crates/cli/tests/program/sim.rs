@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Desk;
 
-const SCENARIOS: [&str; 11] = [
+const SCENARIOS: [&str; 12] = [
     "rps-stable",
     "mask-change",
     "rfs-takeover",
@@ -17,6 +17,7 @@ const SCENARIOS: [&str; 11] = [
     "cpu-crash",
     "elephant",
     "counter-wrap",
+    "fragments",
     "everything",
 ];
 

@@ -7,6 +7,7 @@ use path::coalesce::Segment;
 use path::delivery::Batch;
 use path::{Because, CpuId, DropReason, Handler, Packet, RxQueue};
 
+use super::reassembly::Reassembly;
 use crate::laws::{Delivered, Law, Laws};
 use crate::machine::Handed;
 use crate::recording::Recording;
@@ -18,6 +19,7 @@ pub(super) struct Application<'a> {
     pub(super) laws: &'a mut Laws,
     pub(super) handed: &'a mut Vec<Handed>,
     pub(super) seen: &'a mut Seen,
+    pub(super) reassembly: &'a mut Option<Reassembly>,
     pub(super) recording: &'a mut Option<Recording>,
 }
 
@@ -81,6 +83,9 @@ impl Handler for Application<'_> {
             if let Some(recording) = self.recording {
                 recording.delivered(batch, index, self.now_ns);
             }
+            if let Some(reassembly) = self.reassembly {
+                reassembly.take(batch.cpu, packet, self.now_ns, self.laws);
+            }
             for segment in packet.segments() {
                 self.seen.passed[lane] += 1;
                 let number = segment.arrival.0.into();
@@ -98,9 +103,13 @@ impl Handler for Application<'_> {
 
 /// Flow and place in it, as the bytes have them.
 fn stamp(packet: &Packet, segment: &Segment<'_>) -> Option<(FlowId, u64)> {
-    // What is no IP has no payload for the path; its stamp stands at the end all the same.
-    let stamp = segment.payload.first_chunk().or_else(|| packet.frame.data().last_chunk());
-    let stamp: &[u8; STAMP_BYTES] = stamp?;
+    // What is no IP has no payload for the path, a later fragment begins with something else; its
+    // stamp stands at the end all the same.
+    segment.payload.first_chunk().and_then(read).or_else(|| read(packet.frame.data().last_chunk()?))
+}
+
+/// What a stamp says.
+pub(super) fn read(stamp: &[u8; STAMP_BYTES]) -> Option<(FlowId, u64)> {
     let (magic, rest) = stamp.split_first_chunk::<4>()?;
     let (flow, sequence) = rest.split_first_chunk::<4>()?;
     let sequence = u64::from_be_bytes(*sequence.first_chunk()?);

@@ -12,6 +12,7 @@ use path::steer::{SockFlowTable, SteerConfig};
 use path::{CpuId, Delivery, Intake, RxQueue};
 
 use super::application::Seen;
+use super::reassembly::Reassembly;
 use super::{Cpu, PathMachine, Queue};
 use crate::action::{Action, CoalesceAt};
 use crate::cpu_set::CpuSet;
@@ -59,6 +60,7 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         hold_max: knobs.hold_max,
         batch_max: knobs.batch_max,
         recording: None,
+        reassembly: scenario.traffic.fragments.then(|| Reassembly::new(scenario.cpus)),
         queues,
         cpus,
     }

@@ -1,0 +1,78 @@
+//! What becomes of the fragments that CPUs are handed: the network layer of each, and what they share.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use mem::Region;
+use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+use path::network::reassembly::{Fragments, FragmentsConfig};
+use path::network::{Identity, Network, NetworkConfig, Prefix, Received};
+use path::{CpuId, Packet};
+
+use super::application::read;
+use crate::laws::{Law, Laws};
+
+/// Room for what each CPU may leave behind of datagrams that are never whole.
+const POOL_FRAMES: u32 = 4_096;
+
+/// Room for a datagram's headers and both fragments.
+const CHUNK_BYTES: u32 = 512;
+
+/// The host that all frames are for.
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const ADDRESS: [u8; 4] = [11, 9, 0, 1];
+
+/// One network layer for each CPU. They get copies, so frames stay accounted for as they are.
+pub(super) struct Reassembly {
+    cpus: Vec<(Network, Pool)>,
+    identity: Identity,
+}
+
+impl Reassembly {
+    pub(super) fn new(cpus: u16) -> Self {
+        let fragments = Arc::new(Fragments::shared(FragmentsConfig::default(), cpus.into()));
+        let network = |pool| {
+            let config = NetworkConfig::default();
+            (Network::sharing(Arc::clone(&fragments), config, Arc::default()), pool)
+        };
+        let address = Prefix { address: IpAddr::from(ADDRESS), bits: 8 };
+        Self {
+            cpus: pools(cpus).into_iter().map(network).collect(),
+            identity: Identity { mac: Some(MAC), addresses: vec![address], ..Identity::default() },
+        }
+    }
+
+    /// A CPU was handed a packet.
+    pub(super) fn take(&mut self, cpu: CpuId, packet: &Packet, now_ns: u64, laws: &mut Laws) {
+        let (network, pool) = &mut self.cpus[cpu.index()];
+        let Some(copy) = packet.copied(pool) else {
+            return laws.broke(Law::Conservation, || format!("no memory for {packet:?}"));
+        };
+        match network.receive(copy, &self.identity, now_ns, pool) {
+            Received::Kept => {}
+            Received::Datagram(datagram) => {
+                let first = datagram.view().payload().first_chunk().and_then(read);
+                let second = datagram.frame.data().last_chunk().and_then(read);
+                laws.became_whole([first, second]);
+                pool.put(datagram.frame);
+            }
+            other => laws.broke(Law::Conservation, || format!("{packet:?} became {other:?}")),
+        }
+    }
+
+    /// What holds when all has come to rest.
+    pub(super) fn check_rest(&mut self, laws: &mut Laws) {
+        laws.check_whole();
+        self.cpus.iter_mut().for_each(|(network, _)| network.end());
+        self.cpus.iter_mut().for_each(|(_, pool)| pool.flush());
+        let away = self.cpus.iter_mut().map(|(_, pool)| pool.away() as u64).sum();
+        laws.agree(Law::Conservation, "frames of fragments not home at the end", away, 0);
+    }
+}
+
+fn pools(cpus: u16) -> Vec<Pool> {
+    let class = ChunkClass { chunk_bytes: CHUNK_BYTES, chunks: POOL_FRAMES };
+    let shares: Vec<_> = (0..cpus).map(|_| vec![class]).collect();
+    let region = Region::allocate(region_bytes(&shares));
+    carve(region, &shares).expect("the region is as large as asked for")
+}
