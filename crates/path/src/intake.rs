@@ -224,6 +224,11 @@ impl Intake {
         self.backlogs.queued()
     }
 
+    /// The same by the CPU that they are for, as the intake last saw it: at least as many as there are.
+    pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
+        self.backlogs.queued_by_cpu()
+    }
+
     /// The counters, for whoever wants to read them.
     #[must_use]
     pub fn counters(&self) -> &Arc<IntakeCounters> {

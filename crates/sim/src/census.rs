@@ -33,5 +33,8 @@ pub(crate) struct Census {
 pub(crate) struct Backlog {
     pub(crate) queue: RxQueue,
     pub(crate) cpu: CpuId,
+    /// Frames, merged or not.
+    pub(crate) frames: u64,
+    /// Packets, and those that the CPU was not yet seen to be done with: what its limit is of.
     pub(crate) packets: u64,
 }

@@ -296,7 +296,8 @@ impl Machine for KernelMachine {
             let input = softnet.input_pkt_queue.len();
             let in_hand = softnet.in_hand.len() as u64;
             let queue = self.queues[0].queue;
-            census.backlogs.push(Backlog { queue, cpu, packets: input as u64 });
+            let (frames, packets) = (input as u64, input as u64);
+            census.backlogs.push(Backlog { queue, cpu, frames, packets });
             census.in_hand.push(in_hand);
             census.queued += (input + softnet.process_queue.len()) as u64 + in_hand;
             census.frames_done += softnet.handled as u64;

@@ -283,7 +283,7 @@ impl Circumstances<'_> {
 
     fn queued(&self, queue: RxQueue, cpu: CpuId) -> u64 {
         let backlogs = self.census.backlogs.iter();
-        backlogs.filter(|it| (it.queue, it.cpu) == (queue, cpu)).map(|it| it.packets).sum()
+        backlogs.filter(|it| (it.queue, it.cpu) == (queue, cpu)).map(|it| it.frames).sum()
     }
 
     /// What a move may take that begins now.

@@ -273,11 +273,16 @@ impl Machine for PathMachine {
             census.held += queue.intake.held() as u64;
             census.coalescing += queue.intake.coalescing() as u64;
             for cpu in &self.cpus {
-                let packets = self.queued(queue, cpu);
+                let frames = self.queued(queue, cpu);
                 let (queue, cpu) = (queue.intake.queue(), cpu.delivery.cpu());
-                census.queued += packets;
-                census.backlogs.push(Backlog { queue, cpu, packets });
+                census.queued += frames;
+                census.backlogs.push(Backlog { queue, cpu, frames, packets: 0 });
             }
+        }
+        let queued = self.queues.iter().flat_map(|queue| queue.intake.queued_by_cpu());
+        for (backlog, (cpu, packets)) in census.backlogs.iter_mut().zip(queued) {
+            debug_assert_eq!(backlog.cpu, cpu, "every queue has a lane to every CPU");
+            backlog.packets = packets.into();
         }
         census.in_hand.clear();
         census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.in_hand() as u64));

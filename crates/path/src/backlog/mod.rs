@@ -297,6 +297,13 @@ impl Backlogs {
         self.targets.iter_mut().flatten().map(|target| target.packets.refreshed_queued()).sum()
     }
 
+    /// The same by the CPU that they are for, as this end last saw it: at least as many as there are.
+    pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
+        let queued = |target: &Target| target.packets.queued();
+        let targets = (0..).map(CpuId).zip(&self.targets);
+        targets.filter_map(move |(cpu, target)| Some((cpu, queued(target.as_ref()?))))
+    }
+
     fn has_room_for(&mut self, cpu: CpuId, count: u32) -> bool {
         let limit = self.netdev_max_backlog.saturating_add(1);
         let Some(target) = self.target(cpu) else { return false };
