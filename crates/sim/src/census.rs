@@ -18,6 +18,8 @@ pub(crate) struct Census {
     pub(crate) unheld: Vec<u64>,
     /// Packets held for more segments.
     pub(crate) coalescing: u64,
+    /// How long those are held at most.
+    pub(crate) coalesce_ns: u64,
     /// Packets on backlogs and in hands.
     pub(crate) queued: u64,
     /// Whether a packet may be several frames.

@@ -83,6 +83,7 @@ fn knobs(cpus: u16, random: &mut Random) -> Knobs {
             _ => u32::try_from(random.bits() >> 32).unwrap_or(0),
         },
         coalesce: pick(random, [CoalesceAt::Nowhere, CoalesceAt::Nowhere, CoalesceAt::Arrive]),
+        gro_flush_timeout_ns: 20 * US,
     }
 }
 

@@ -8,7 +8,9 @@
 //! 2. the time that CPU needs for what was queued for it then,
 //! 3. a turn of the polling CPU, and one more for every 64 packets that are held,
 //! 4. where one of both CPUs is full: the time it needs for what is held, most of all for itself. A
-//!    move to the old CPU may not have ended, and what it holds still goes there.
+//!    move to the old CPU may not have ended, and what it holds still goes there,
+//! 5. where packets are merged, which has them due by time only: as long as they wait for more segments,
+//!    and the time that the old CPU needs for what waits so.
 //!
 //! While a packet that should move stays because no more can be held, its queue's moves begin anew:
 //! time counts from the last turn in which that happened.
@@ -33,6 +35,9 @@ use crate::virtual_cpu::{Pace, VirtualCpu};
 
 /// Held packets, or moves, that are looked at in one turn of the path.
 const MOVES_A_TURN: u64 = 64;
+
+/// Frames in a packet.
+const COALESCED_MAX: u64 = 64;
 
 /// The wishes that are not granted yet.
 #[derive(Debug)]
@@ -162,7 +167,9 @@ impl Liveness {
         open.packets = open.packets.saturating_add(packets);
         if !open.is_due {
             let MoveAfter { packets: most, time_ns } = self.move_after;
-            open.is_due = open.packets > most || now.ns - open.since.ns >= time_ns;
+            // Those that are merged count as one.
+            let are_enough = open.packets > most && !around.census.merges;
+            open.is_due = are_enough || now.ns - open.since.ns >= time_ns;
             (open.counts_from, open.bound_ns) = (now, around.move_bound_ns(queue, from));
         }
         self.open.insert(key, open);
@@ -200,9 +207,8 @@ impl Liveness {
                 open.bound_ns = around.move_bound_ns(queue, open.from);
             }
             let wait = open.wait(around.moment(queue, [open.from, open.to]));
-            // What comes where there is no room is dropped, what may be merged waits: neither moves.
-            let is_steered = around.has_room(queue, open.to) && around.census.coalescing == 0;
-            let has_come = std::mem::take(&mut open.has_come) && is_steered;
+            // What comes where there is no room is dropped and does not move.
+            let has_come = std::mem::take(&mut open.has_come) && around.has_room(queue, open.to);
             let has_packets = has_come || stands.is_held;
             let is_late = wait.ns > wait.bound_ns && open.is_due;
             if is_late && has_packets && !is_granted && !open.is_overdue {
@@ -288,7 +294,9 @@ impl Circumstances<'_> {
 
     /// What a move may take that begins now.
     fn move_bound_ns(&self, queue: RxQueue, from: CpuId) -> u64 {
-        self.pace.drain_ns(from, self.queued(queue, from)) + self.turns_ns(queue)
+        let Census { coalesce_ns, coalescing, .. } = *self.census;
+        let queued = self.queued(queue, from) + coalescing * COALESCED_MAX;
+        self.pace.drain_ns(from, queued) + self.turns_ns(queue) + coalesce_ns
     }
 
     /// What a CPU may need to make room for a packet that was held; nothing where it has room.
@@ -299,7 +307,11 @@ impl Circumstances<'_> {
 
     /// Whether a packet that goes there is sure to be taken: a flow limit drops from half on.
     fn has_room(&self, queue: RxQueue, cpu: CpuId) -> bool {
-        self.queued(queue, cpu) < self.census.backlog_max / 2
+        let mut backlogs = self.census.backlogs.iter();
+        let backlog = backlogs.find(|it| (it.queue, it.cpu) == (queue, cpu));
+        // As many as there are frames, or fewer.
+        let packets = backlog.map_or(0, |it| it.packets.min(it.frames));
+        packets < self.census.backlog_max / 2
     }
 
     /// A fence that is raised now. What it holds back may have a seam, where what comes behind waits

@@ -38,6 +38,7 @@ pub(crate) struct PathMachine {
     pools: Vec<Pool>,
     sock_flows: Option<Arc<SockFlowTable>>,
     coalesce: CoalesceAt,
+    gro_flush_timeout_ns: u64,
     /// Some packets have been several frames.
     merges: bool,
     epoch: u32,
@@ -193,7 +194,8 @@ impl Machine for PathMachine {
     fn take(&mut self, cpu: CpuId) -> usize {
         let Cpu { delivery, coalesce_is_stale, .. } = &mut self.cpus[cpu.index()];
         if std::mem::take(coalesce_is_stale) {
-            delivery.set_coalesce(build::coalesce_config(self.coalesce, CoalesceAt::Deliver));
+            let places = (self.coalesce, CoalesceAt::Deliver);
+            delivery.set_coalesce(build::coalesce_config(places, self.gro_flush_timeout_ns));
         }
         let taken = delivery.take(usize::MAX);
         delivery.coalesce();
@@ -264,6 +266,7 @@ impl Machine for PathMachine {
         census.batch_max = self.batch_max.into();
         census.hold_max = u64::from(self.hold_max.max(1)) * self.queues.len() as u64;
         census.merges = self.merges;
+        census.coalesce_ns = if self.merges { self.gro_flush_timeout_ns } else { 0 };
         (census.held, census.coalescing, census.queued) = (0, 0, 0);
         let unheld = |queue: &Queue| queue.intake.counters().unheld.get();
         census.unheld.clear();

@@ -33,6 +33,8 @@ pub enum Situation {
     CpuCrash,
     /// One flow has more packets than a CPU can take.
     Elephant,
+    /// The same, and its packets are merged before they are steered.
+    MergedElephant,
     /// All counters begin just before they wrap.
     CounterWrap,
     /// Datagrams come in fragments, and masks change.
@@ -118,6 +120,8 @@ pub(crate) struct Knobs {
     /// Where head and tail counters begin.
     pub(crate) start: u32,
     pub(crate) coalesce: CoalesceAt,
+    /// How long segments wait for more after a queue ran empty.
+    pub(crate) gro_flush_timeout_ns: u64,
 }
 
 /// What the command line may say about any scenario.
@@ -136,7 +140,7 @@ const US: u64 = 1_000;
 
 impl Situation {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::RpsStable,
         Self::MaskChange,
         Self::RfsTakeover,
@@ -146,6 +150,7 @@ impl Situation {
         Self::CpuOffline,
         Self::CpuCrash,
         Self::Elephant,
+        Self::MergedElephant,
         Self::CounterWrap,
         Self::Fragments,
         Self::Everything,
@@ -164,6 +169,7 @@ impl Situation {
             Self::CpuOffline => "cpu-offline",
             Self::CpuCrash => "cpu-crash",
             Self::Elephant => "elephant",
+            Self::MergedElephant => "merged-elephant",
             Self::CounterWrap => "counter-wrap",
             Self::Fragments => "fragments",
             Self::Everything => "everything",
@@ -185,6 +191,7 @@ impl Situation {
             Self::CpuOffline => "CPUs are taken out with packets queued, and put back",
             Self::CpuCrash => "threads die with packets in hand, and are replaced",
             Self::Elephant => "one flow at 1.05 or 1.5 times what a CPU can take is to move",
+            Self::MergedElephant => "the same, and packets are merged before they are steered",
             Self::CounterWrap => "all counters begin just before 2^32; masks and applications move",
             Self::Fragments => "datagrams come in two fragments; masks and applications move",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
@@ -197,6 +204,14 @@ impl Situation {
         let mut scenario = match self {
             Self::Everything => everything::draw(cpus, random),
             Self::Elephant => elephant(cpus.unwrap_or(4), random),
+            Self::MergedElephant => {
+                let mut scenario = elephant(cpus.unwrap_or(4), random);
+                scenario.knobs.coalesce = CoalesceAt::Arrive;
+                // What is merged costs less, and what is full moves at once: so little is, and hardly.
+                scenario.knobs.gro_flush_timeout_ns = 0;
+                scenario.knobs.netdev_max_backlog = 1_000;
+                scenario
+            }
             _ => self.of_the_kernels_model(cpus.unwrap_or(4), random),
         };
         scenario.packets = overrides.packets.unwrap_or(scenario.packets);
@@ -251,7 +266,7 @@ impl Situation {
                 scenario.readers = Some(reads);
                 more.extend([moves, mask_changes()]);
             }
-            Self::RpsStable | Self::Elephant | Self::Everything => {}
+            Self::RpsStable | Self::Elephant | Self::MergedElephant | Self::Everything => {}
         }
         if scenario.readers.is_none() {
             knobs.sock_flow_entries = 0;
@@ -299,6 +314,7 @@ fn base(cpus: u16) -> Scenario {
             spread: SpreadPolicy::Always,
             start: 0,
             coalesce: CoalesceAt::Nowhere,
+            gro_flush_timeout_ns: 20 * US,
         },
         costs: Costs { stall_one_in: 256 },
         recurring: vec![

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Desk;
 
-const SCENARIOS: [&str; 12] = [
+const SCENARIOS: [&str; 13] = [
     "rps-stable",
     "mask-change",
     "rfs-takeover",
@@ -16,6 +16,7 @@ const SCENARIOS: [&str; 12] = [
     "cpu-offline",
     "cpu-crash",
     "elephant",
+    "merged-elephant",
     "counter-wrap",
     "fragments",
     "everything",

@@ -22,9 +22,6 @@ use crate::traffic::Traffic;
 /// Frames that each CPU owns.
 const POOL_FRAMES: u32 = 4_096;
 
-/// How long segments wait for more after a queue ran empty.
-const GRO_FLUSH_TIMEOUT_NS: u64 = 20_000;
-
 pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
     let knobs = &scenario.knobs;
     let sock_flows = sock_flow_table(knobs.sock_flow_entries, scenario.cpus);
@@ -52,6 +49,7 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         seen: Seen::new(queues.len(), cpus.len(), start),
         sock_flows,
         coalesce: knobs.coalesce,
+        gro_flush_timeout_ns: knobs.gro_flush_timeout_ns,
         merges: knobs.coalesce != CoalesceAt::Nowhere,
         epoch: 0,
         rps_cpus: knobs.rps_cpus,
@@ -72,11 +70,11 @@ pub(super) fn sock_flow_table(entries: u32, cpus: u16) -> Option<Arc<SockFlowTab
 }
 
 /// How segments are merged at `place`, if that is where they are.
-pub(super) fn coalesce_config(at: CoalesceAt, place: CoalesceAt) -> Option<CoalesceConfig> {
-    (at == place).then(|| CoalesceConfig {
-        gro_flush_timeout_ns: GRO_FLUSH_TIMEOUT_NS,
-        ..CoalesceConfig::default()
-    })
+pub(super) fn coalesce_config(
+    (at, place): (CoalesceAt, CoalesceAt),
+    gro_flush_timeout_ns: u64,
+) -> Option<CoalesceConfig> {
+    (at == place).then(|| CoalesceConfig { gro_flush_timeout_ns, ..CoalesceConfig::default() })
 }
 
 fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
@@ -87,7 +85,7 @@ fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
         verify: Verify::Checksums,
         completes_checksums: false,
         hasher: Arc::clone(traffic.hasher()),
-        coalesce: coalesce_config(knobs.coalesce, CoalesceAt::Arrive),
+        coalesce: coalesce_config((knobs.coalesce, CoalesceAt::Arrive), knobs.gro_flush_timeout_ns),
         steer: SteerConfig {
             polling_cpu: CpuId(queue.0),
             rps_flow_cnt: knobs.rps_flow_cnt,

@@ -71,7 +71,7 @@ impl PathMachine {
     fn set_coalesce(&mut self, at: CoalesceAt) {
         self.coalesce = at;
         self.merges |= at != CoalesceAt::Nowhere;
-        let config = build::coalesce_config(at, CoalesceAt::Arrive);
+        let config = build::coalesce_config((at, CoalesceAt::Arrive), self.gro_flush_timeout_ns);
         self.each(|intake, epoch| intake.set_coalesce(config, epoch));
         for cpu in &mut self.cpus {
             cpu.coalesce_is_stale = true;
