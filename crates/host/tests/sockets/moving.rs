@@ -86,7 +86,7 @@ fn follow() {
 
 /// A flow is sent from CPU to CPU while its fragments come.
 fn fragments() {
-    const DATAGRAMS: u32 = 3000;
+    const DATAGRAMS: u32 = 5000;
     let cpus = sys::allowed_cpus();
     if cpus.len() < 2 {
         eprintln!("there is one CPU only: nothing can move");
