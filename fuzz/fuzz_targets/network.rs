@@ -157,7 +157,10 @@ impl Rig {
 
     fn end(mut self) {
         let mut dropped: Vec<(Packet, NetworkDrop)> = Vec::new();
-        self.network.expire(u64::MAX, &mut dropped);
+        // Some at a time.
+        while self.network.fragments().frames() > 0 {
+            self.network.expire(u64::MAX, &mut dropped);
+        }
         dropped.drain(..).for_each(|(packet, _)| self.pool.put(packet.frame));
         assert_eq!(self.pool.away(), 0, "all frames are home");
     }

@@ -118,7 +118,10 @@ impl Us {
     pub(crate) fn end(mut self, frames: u64) {
         let waiting = u64::from(self.network.fragments().frames());
         let mut dropped = Vec::new();
-        self.network.expire(u64::MAX, &mut dropped);
+        // Some at a time.
+        while self.network.fragments().frames() > 0 {
+            self.network.expire(u64::MAX, &mut dropped);
+        }
         assert_eq!(dropped.len() as u64, waiting);
         dropped.into_iter().for_each(|(packet, _)| self.pool.put(packet.frame));
         assert_eq!(self.pool.away(), 0);
