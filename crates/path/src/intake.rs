@@ -17,8 +17,8 @@ use crate::hash::{FlowHash, Hasher};
 use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
 use crate::steer::{
-    Drops, FlowPlace, FlowState, HoldId, Release, RpsMap, SteerConfig, Steering, Target, Tick,
-    Verdict,
+    Drops, FlowPlace, FlowState, FlowTables, HoldId, Release, RpsMap, SteerConfig, Steering,
+    Target, Tick, Verdict,
 };
 
 /// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
@@ -61,8 +61,9 @@ pub struct Intake {
     /// Packets that left coalescing and are not steered yet; between turns, those that a change
     /// of its settings let go.
     coalesced: Vec<Packet>,
-    /// If the key has changed since the last turn: how many of those have hashes by the old one.
-    hashed_before: Option<usize>,
+    /// If the key has changed since the last turn: how many of those have hashes by the old one, and
+    /// the tables for the new one.
+    hashed_before: Option<(usize, FlowTables)>,
     steering: Steering,
     backlogs: Backlogs,
     /// The number of live changes so far.
@@ -323,10 +324,10 @@ impl Intake {
 
     /// If the key has changed: steers the packets with old hashes, while slots go by those.
     fn rehash(&mut self, packets: &mut Vec<Packet>) {
-        let Some(before) = self.hashed_before.take() else { return };
+        let Some((before, tables)) = self.hashed_before.take() else { return };
         let mut hashed_before = packets.drain(..before).collect();
         self.steer(&mut hashed_before);
-        self.steering.rehash(self.now_ns, &self.backlogs);
+        self.steering.rehash(tables, self.now_ns, &self.backlogs);
     }
 
     fn steer(&mut self, packets: &mut Vec<Packet>) {

@@ -1,17 +1,18 @@
 //! Live changes on their way to the threads: checked, made ready and numbered, in one order for all.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use path::backlog::{BACKLOG_CAPACITY_MAX, capacity_for};
 use path::hash::Hasher;
-use path::steer::SockFlowTable;
+use path::steer::{FlowTables, RPS_FLOW_CNT, SockFlowTable};
 use path::{CpuId, RxQueue};
 
 use super::config::Config;
 use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{Cursor, Writer};
 use super::question::Question;
+use super::reclaim::{Reclaimer, Retired};
 use super::settings::Settings;
 use crate::control::{Change, CoalesceChange, CpuList, Errno, Queues, Refused, Script, Written};
 use crate::error::Error;
@@ -23,9 +24,6 @@ pub const CHANGES_MAX: usize = 4096;
 
 /// Entries that may wait for a thread before questions are no longer asked.
 const QUESTIONS_MAX: usize = 256;
-
-/// What a slot of a flow table takes, its wait included.
-const FLOW_SLOT_BYTES: u64 = 12 + 16;
 
 /// What a place of a backlog takes: a packet, and what is noted of it in a trace.
 const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
@@ -56,14 +54,33 @@ pub(super) struct Made {
 }
 
 /// What a change takes.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum Parts {
     /// Nothing.
     None,
     /// The table that applications record in already.
     SockFlows(Option<Arc<SockFlowTable>>),
-    /// The hash under its new key.
-    Hasher(Arc<Hasher>),
+    /// An empty flow table for each queue that is to have one.
+    FlowTables(ByQueue),
+    /// The hash under its new key, and an empty flow table for each queue.
+    Hasher(Arc<Hasher>, ByQueue),
+}
+
+/// Flow tables, made where they were asked for, each for one queue to take.
+#[derive(Debug)]
+pub(super) struct ByQueue(Vec<Mutex<Option<FlowTables>>>);
+
+impl ByQueue {
+    /// A table of so many slots for each queue; none for those of which `None` is said.
+    fn new(rps_flow_cnts: impl Iterator<Item = Option<u32>>) -> Self {
+        Self(rps_flow_cnts.map(|count| Mutex::new(count.map(FlowTables::new))).collect())
+    }
+
+    /// Takes that of a queue. Nobody else asks for it, so nobody is waited for.
+    pub(super) fn take(&self, queue: RxQueue) -> Option<FlowTables> {
+        let table = self.0.get(usize::from(queue.0))?;
+        table.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// A thread's place in the log.
@@ -88,10 +105,11 @@ pub(super) struct Changes {
     /// Packets of a backlog that memory was made for, and changes of the script that could not be.
     backlog_made: u32,
     refused: Vec<Error>,
+    reclaimer: Arc<Reclaimer>,
 }
 
 impl Changes {
-    pub(super) fn new(config: &Config, queues: usize) -> Self {
+    pub(super) fn new(config: &Config, queues: usize, reclaimer: Arc<Reclaimer>) -> Self {
         let cpu_count = config.cpu_count();
         let entries = config.rps_sock_flow_entries;
         let sock_flows = (entries > 0).then(|| Arc::new(SockFlowTable::new(entries, cpu_count)));
@@ -108,6 +126,7 @@ impl Changes {
             trace: config.trace.clone(),
             backlog_made: config.backlog_capacity(),
             refused: Vec::new(),
+            reclaimer,
         }
     }
 
@@ -230,7 +249,13 @@ impl Changes {
         let need_bytes = match change {
             Change::RpsFlowCnt(queues, count) => {
                 let queues = if *queues == Queues::All { self.settings.queues.len() } else { 1 };
-                slots(*count) * FLOW_SLOT_BYTES * queues as u64
+                let count = if *count > 0 { *count } else { RPS_FLOW_CNT };
+                slots(count) * FlowTables::SLOT_BYTES as u64 * queues as u64
+            }
+            Change::HashKey(_) => {
+                let all = self.settings.queues.iter();
+                all.map(|queue| slots(queue.rps_flow_cnt)).sum::<u64>()
+                    * FlowTables::SLOT_BYTES as u64
             }
             Change::RpsSockFlowEntries(entries) => {
                 slots(*entries) * SockFlowTable::ENTRY_BYTES as u64
@@ -270,7 +295,17 @@ impl Changes {
                 if let Ok(hasher) = self.hasher.rekeyed(key) {
                     self.hasher = Arc::new(hasher);
                 }
-                Parts::Hasher(Arc::clone(&self.hasher))
+                let settings = self.settings.queues.iter();
+                let alike = ByQueue::new(settings.map(|queue| Some(queue.rps_flow_cnt)));
+                self.reclaimer.start();
+                Parts::Hasher(Arc::clone(&self.hasher), alike)
+            }
+            Change::RpsFlowCnt(queues, count) => {
+                let all = (0..).map(RxQueue).take(self.settings.queues.len());
+                self.reclaimer.start();
+                Parts::FlowTables(ByQueue::new(
+                    all.map(|queue| queues.contain(queue).then_some(*count)),
+                ))
             }
             _ => Parts::None,
         };
@@ -282,8 +317,12 @@ impl Changes {
         let table = || Arc::new(SockFlowTable::new(entries, self.cpu_count.into()));
         let table = (entries > 0).then(table);
         let old = self.sock_flows.swap(table.clone());
-        if let (Some(table), Some(old)) = (&table, old) {
-            table.carry_over(&old);
+        if let (Some(table), Some(old)) = (&table, &old) {
+            table.carry_over(old);
+        }
+        if let Some(old) = old {
+            self.reclaimer.start();
+            self.reclaimer.take(Retired::SockFlows(old));
         }
         table
     }

@@ -19,6 +19,7 @@ mod memory;
 mod outcome;
 mod question;
 mod queue;
+mod reclaim;
 mod settings;
 mod shared;
 mod stepped;

@@ -15,6 +15,7 @@ use path::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
 use super::changes::{Entry, Follower};
 use super::config::{Config, WhenFull};
 use super::question::Explained;
+use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::Shared;
 use crate::control::{Coalesce, CpuList, ScriptedChange};
@@ -132,7 +133,11 @@ impl Queue {
         if self.ended {
             return Activity::Ended.after(sent);
         }
-        self.take_turn(frames_max, shared).after(sent)
+        let activity = self.take_turn(frames_max, shared).after(sent);
+        while let Some(tables) = self.intake.take_retired() {
+            shared.reclaimer.take(Retired::FlowTables(tables));
+        }
+        activity
     }
 
     fn take_turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {

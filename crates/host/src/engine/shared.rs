@@ -16,6 +16,7 @@ use super::config::Config;
 use super::devices::Devices;
 use super::flows::Flows;
 use super::question::Question;
+use super::reclaim::Reclaimer;
 use super::settings::Settings;
 use crate::clock::Clock;
 use crate::control::{Change, CpuList, Refused, Script, Written};
@@ -53,6 +54,8 @@ pub(crate) struct Shared {
     pub(super) script: Script,
     /// All changes, scripted and asked for, on their way to the threads.
     changes: Mutex<Changes>,
+    /// Where tables go that changes have replaced.
+    pub(super) reclaimer: Arc<Reclaimer>,
     /// The latest epoch that has begun on any queue.
     announced: AtomicU32,
     pub(super) spin_max_ns: u64,
@@ -71,6 +74,7 @@ impl Shared {
     pub(super) fn new(config: &Config, clock: Clock, devices: Devices) -> Self {
         let queues = devices.iter().map(|(_, queues)| queues.len()).sum();
         let cpus = config.cpus.cpus().len();
+        let reclaimer = Arc::<Reclaimer>::default();
         if let Some(trace) = &config.trace {
             let (in_force, _) = config.rps_cpus.split_by(&config.cpus);
             let limit = if in_force.is_empty() { &config.cpus } else { &in_force };
@@ -95,7 +99,8 @@ impl Shared {
             live_queues: AtomicUsize::new(queues),
             undelivered_cpus: AtomicUsize::new(cpus),
             script: config.script.clone(),
-            changes: Mutex::new(Changes::new(config, queues)),
+            changes: Mutex::new(Changes::new(config, queues, Arc::clone(&reclaimer))),
+            reclaimer,
             explain: config.explain.clone(),
             announced: AtomicU32::new(0),
             spin_max_ns: config.spin_max_ns,

@@ -8,7 +8,7 @@ use crate::backlog::FlowLimit;
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::cpu::CpuId;
 use crate::hash::Hasher;
-use crate::steer::{RpsMap, SockFlowTable};
+use crate::steer::{FlowTables, RpsMap, SockFlowTable};
 
 impl Intake {
     /// Replaces the RPS map; the next packet is steered by the new one, as epoch `epoch`. CPUs
@@ -44,23 +44,53 @@ impl Intake {
     }
 
     /// Replaces the flow table by one of another size, which knows where every flow is; 0 turns RFS
-    /// off for this queue (RFS-10). It is made here and now: twelve bytes a slot.
+    /// off for this queue (RFS-10). It is made here and now: see [`set_flow_tables`](Self::set_flow_tables).
     pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, epoch: u32) {
-        self.steering.set_rps_flow_cnt(rps_flow_cnt, self.now_ns, &self.backlogs);
+        self.set_flow_tables(FlowTables::new(rps_flow_cnt), epoch);
+    }
+
+    /// The same, with a table that was made elsewhere: however large it is, this takes no longer.
+    pub fn set_flow_tables(&mut self, tables: FlowTables, epoch: u32) {
+        match &mut self.hashed_before {
+            // In the next turn, with the new hashes.
+            Some((_, of_hashes)) => {
+                let unused = std::mem::replace(of_hashes, tables);
+                self.steering.retire(unused);
+            }
+            None => self.steering.set_flow_tables(tables, self.now_ns, &self.backlogs),
+        }
         self.backlogs.watch();
         self.epoch = epoch;
     }
 
     /// Has flows hash differently from the next packet on. Packets keep the hashes they have: what
-    /// is here goes on in the next turn, before slots lose their meaning.
+    /// is here goes on in the next turn, before slots lose their meaning. A flow table is made here and
+    /// now: see [`set_hasher_with`](Self::set_hasher_with).
     pub fn set_hasher(&mut self, hasher: Arc<Hasher>, epoch: u32) {
+        let tables = match &self.hashed_before {
+            Some((_, next)) => next.alike(),
+            None => self.steering.tables_alike(),
+        };
+        self.set_hasher_with(hasher, tables, epoch);
+    }
+
+    /// The same, with a flow table that was made elsewhere.
+    pub fn set_hasher_with(&mut self, hasher: Arc<Hasher>, tables: FlowTables, epoch: u32) {
         if let Some(coalescer) = &mut self.coalescer {
             coalescer.flush(FlushReason::Switch, &mut self.coalesced);
         }
-        self.hashed_before = Some(self.coalesced.len());
+        let hashed_before = Some((self.coalesced.len(), tables));
+        if let Some((_, unused)) = std::mem::replace(&mut self.hashed_before, hashed_before) {
+            self.steering.retire(unused);
+        }
         self.hasher = hasher;
         self.backlogs.watch();
         self.epoch = epoch;
+    }
+
+    /// Takes a flow table that is of no more use, to be freed where nobody waits for it.
+    pub fn take_retired(&mut self) -> Option<FlowTables> {
+        self.steering.take_retired()
     }
 
     /// Changes how many packets a backlog takes. See [`Backlogs`](crate::backlog::Backlogs::set_netdev_max_backlog).

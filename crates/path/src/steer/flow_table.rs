@@ -42,22 +42,27 @@ impl Slot {
     /// `RPS_NO_CPU`.
     const NO_CPU: u16 = u16::MAX;
     const FENCED: [u16; 2] = [u16::MAX - 2, u16::MAX - 1];
+    /// As it is in a table that has not been written to.
+    const UNSEEN_CPU: u16 = u16::MAX - 3;
     const NO_HOLD: u16 = u16::MAX;
-    const EMPTY: Self = Self {
+    pub(super) const EMPTY: Self = Self {
         tail: Position(0),
         last_flow: FlowHash::NONE,
         cpu: Self::NO_CPU,
         hold: Self::NO_HOLD,
     };
 
+    /// A slot that nothing was noted of yet: the table before this one knows more, as long as there is one.
+    const UNSEEN: Self = Self { cpu: Self::UNSEEN_CPU, ..Self::EMPTY };
+
     /// A slot of whose packets only a fence knows where they are.
-    const fn fenced(fence: FenceId) -> Self {
+    pub(super) const fn fenced(fence: FenceId) -> Self {
         Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
     }
 
     pub(super) fn whereabouts(self) -> Whereabouts {
         match self.cpu {
-            Self::NO_CPU => Whereabouts::Nowhere,
+            Self::NO_CPU | Self::UNSEEN_CPU => Whereabouts::Nowhere,
             cpu if cpu == Self::FENCED[0] => Whereabouts::Fenced(FenceId::A),
             cpu if cpu == Self::FENCED[1] => Whereabouts::Fenced(FenceId::B),
             cpu => Whereabouts::On(CpuId(cpu)),
@@ -66,7 +71,12 @@ impl Slot {
 
     /// The CPU that the last packet went to, as far as the slot knows.
     pub(super) fn cpu(self) -> Option<CpuId> {
-        (self.cpu < Self::FENCED[0]).then_some(CpuId(self.cpu))
+        (self.cpu < Self::UNSEEN_CPU).then_some(CpuId(self.cpu))
+    }
+
+    /// Whether nothing was noted of it yet.
+    pub(super) fn is_unseen(self) -> bool {
+        self.cpu == Self::UNSEEN_CPU
     }
 
     /// The hold that the slot's packets wait in.
@@ -87,6 +97,7 @@ impl Slot {
     /// nothing.
     fn carried(self, fences: Fenced) -> Self {
         match self.whereabouts() {
+            _ if self.is_unseen() => Self::EMPTY,
             _ if self.hold().is_some() => Self::fenced(fences.raised),
             Whereabouts::Fenced(fence) if !fences.standing[fence.index()] => Self::EMPTY,
             _ => self,
@@ -143,42 +154,45 @@ impl FlowTable {
     pub(super) fn new(rps_flow_cnt: u32) -> Self {
         let slots = rps_flow_cnt.clamp(2, RPS_FLOW_CNT_MAX).next_power_of_two();
         Self {
-            slots: vec![Slot::EMPTY; slots as usize + 1].into(),
+            slots: vec![Slot::UNSEEN; slots as usize + 1].into(),
             shift: u32::BITS - slots.trailing_zeros(),
         }
     }
 
-    /// A table of another size that knows where the packets of every flow are. Slots that shared
-    /// nothing may do so now: where their packets are on several CPUs, or held, the fence that is
-    /// raised answers for them.
-    pub(super) fn resized(
+    /// The slots that flows had here which have `slot` in `other`: `None` if those are more than
+    /// `slots_max`.
+    pub(super) fn slots_of(
         &self,
-        rps_flow_cnt: u32,
-        fences: Fenced,
-        mut pending: impl FnMut(CpuId, Position) -> u32,
-    ) -> Self {
-        let mut table = Self::new(rps_flow_cnt);
-        let flows = table.len();
-        for (place, slot) in (0u32..).zip(&mut table.slots[..flows]) {
-            let first = self.slot_of_value(place << table.shift).index();
-            let many = 1usize << self.shift.abs_diff(table.shift);
-            let old = if table.shift > self.shift { first..first + many } else { first..first + 1 };
-            let carried = self.slots[old].iter().map(|slot| slot.carried(fences));
-            let merged =
-                carried.reduce(|slot, other| slot.merged_with(other, fences, &mut pending));
-            *slot = merged.unwrap_or(Slot::EMPTY);
-            if table.shift < self.shift && slot.last_flow.0 >> table.shift != place {
-                // Its last packet was of a flow that has another of the new slots.
-                slot.last_flow = FlowHash::NONE;
-            }
-        }
-        table.slots[flows] = self.slots[self.len()].carried(fences);
-        table
+        other: &Self,
+        slot: SlotId,
+        slots_max: u32,
+    ) -> Option<impl Iterator<Item = SlotId> + use<>> {
+        let (first, many) = if slot.index() == other.len() {
+            (self.slot_of_no_hash(), 1)
+        } else {
+            let many = 1u32 << other.shift.saturating_sub(self.shift);
+            (self.slot_of_value(slot.0 << other.shift), many)
+        };
+        (many <= slots_max).then(|| (first.0..first.0 + many).map(SlotId))
     }
 
-    /// Has a fence answer for all slots.
-    pub(super) fn fence(&mut self, fence: FenceId) {
-        self.slots.fill(Slot::fenced(fence));
+    /// What `slot` says if these were its slots in the table before. Slots that shared nothing may do so
+    /// now: where their packets are on several CPUs, or held, the fence that was raised answers for them.
+    pub(super) fn merged(
+        &self,
+        slot: SlotId,
+        olds: impl Iterator<Item = Slot>,
+        fences: Fenced,
+        mut pending: impl FnMut(CpuId, Position) -> u32,
+    ) -> Slot {
+        let carried = olds.map(|old| old.carried(fences));
+        let merged = carried.reduce(|one, other| one.merged_with(other, fences, &mut pending));
+        let mut merged = merged.unwrap_or(Slot::EMPTY);
+        if slot.index() < self.len() && self.slot_of_value(merged.last_flow.0) != slot {
+            // Its last packet was of a flow that has another of the slots now.
+            merged.last_flow = FlowHash::NONE;
+        }
+        merged
     }
 
     /// The slot of a flow.
@@ -212,6 +226,10 @@ impl FlowTable {
 
     pub(super) fn get_mut(&mut self, slot: SlotId) -> &mut Slot {
         &mut self.slots[slot.index()]
+    }
+
+    pub(super) fn set(&mut self, slot: SlotId, to: Slot) {
+        self.slots[slot.index()] = to;
     }
 
     /// The number of slots that flows have.
@@ -299,7 +317,11 @@ mod tests {
             let fences = Fenced { standing, raised };
             let mut old = FlowTable::new(1 << log);
             old.slots.copy_from_slice(&slots);
-            let new = old.resized(1 << new_log, fences, pending);
+            let mut new = FlowTable::new(1 << new_log);
+            for slot in (0..=new.len()).map(|slot| SlotId(u32::try_from(slot).unwrap())) {
+                let olds = old.slots_of(&new, slot, 64).unwrap().map(|slot| old.get(slot));
+                new.set(slot, new.merged(slot, olds, fences, pending));
+            }
             prop_assert_eq!(new.len(), 1 << new_log);
             // Ends of ranges, of both tables and of any between.
             let values = (0u32..64).flat_map(|part| [part << 26, part << 26 | 0x03ff_ffff]);

@@ -25,6 +25,7 @@ mod rps; //        where the map sends flows
 mod spread; //     whether that pays
 mod wish; //       of all these, where a packet should go
 mod flow_table; // where flows are
+mod tables; //     and were, in tables that were replaced
 mod hold; //       what waits to move
 mod fence; //      what waits for everything before it
 mod verdict; //    what is decided
@@ -42,11 +43,10 @@ use crate::hash::FlowHash;
 use crate::packet::Packet;
 
 use fence::Fences;
-use flow_table::{Fenced, FlowTable, Whereabouts};
+use flow_table::Whereabouts;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use hold::{Behind, Holds};
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
-use ids::FenceId;
 pub use ids::{HoldId, SlotId};
 pub(crate) use journal::Journal;
 use journal::Watch;
@@ -55,6 +55,8 @@ pub use rps::RpsMap;
 pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
 pub use spread::{FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadPolicy, Tick};
 pub use state::{FlowPlace, FlowState};
+use tables::Tables;
+pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 use wish::Wishes;
 
@@ -96,9 +98,7 @@ pub struct SteerConfig {
 #[derive(Debug)]
 pub struct Steering {
     wishes: Wishes,
-    table: FlowTable,
-    /// Beside the flow table, touched only where wish and slot disagree.
-    waits: Box<[Wait]>,
+    tables: Tables,
     holds: Holds,
     fences: Fences,
     move_after: MoveAfter,
@@ -123,11 +123,9 @@ impl Steering {
     /// Steers nothing yet: the RPS map and every slot are empty.
     #[must_use]
     pub fn new(config: &SteerConfig) -> Self {
-        let table = FlowTable::new(config.rps_flow_cnt);
         Self {
             wishes: Wishes::new(config.polling_cpu, config.spread),
-            waits: no_waits(&table),
-            table,
+            tables: Tables::new(config.rps_flow_cnt),
             holds: Holds::new(config.hold_max.max(1)),
             fences: Fences::new(),
             move_after: config.move_after,
@@ -141,7 +139,7 @@ impl Steering {
     /// Asks for what a decision about a flow will read: it is on its way while others are made.
     #[inline]
     pub fn prefetch(&self, hash: FlowHash) {
-        self.table.prefetch(self.table.slot_of(hash));
+        self.tables.now.slots.prefetch(self.slot_of(hash));
         self.wishes.prefetch(hash);
     }
 
@@ -150,9 +148,9 @@ impl Steering {
     /// next.
     #[inline]
     pub fn decide(&mut self, hash: FlowHash, now_ns: u64, backlogs: &mut Backlogs) -> Verdict {
-        let slot = self.table.slot_of(hash);
-        let at = self.table.get(slot);
-        let (cpu, wish) = self.wishes.of(hash, &self.table, slot);
+        let slot = self.slot_of(hash);
+        let at = self.tables.see(slot, &self.fences, backlogs);
+        let (cpu, wish) = self.wishes.of(hash, &self.tables.now.slots, slot);
         let agreed = match at.whereabouts() {
             Whereabouts::On(at) => at == cpu,
             Whereabouts::Nowhere => true,
@@ -174,13 +172,13 @@ impl Steering {
             }
             return;
         };
-        let at = self.table.get(slot);
+        let at = self.tables.get(slot);
         if let Some(from) = at.cpu()
             && from != target.cpu
         {
             self.moved(flow, (slot, from), target, now_ns);
         }
-        self.table.get_mut(slot).record(flow, target.cpu, tail);
+        self.tables.now.slots.get_mut(slot).record(flow, target.cpu, tail);
         if let Some(hold) = at.hold() {
             self.holds.set_behind(hold, target.cpu, tail);
         }
@@ -192,14 +190,18 @@ impl Steering {
     /// The flow of the last packet that went through a slot.
     #[must_use]
     pub fn last_flow(&self, slot: SlotId) -> FlowHash {
-        self.table.get(slot).last_flow
+        self.tables.get(slot).last_flow
     }
 
     /// The hold of a flow's slot, if there is one.
     #[inline]
     #[must_use]
     pub fn hold_of(&self, hash: FlowHash) -> Option<HoldId> {
-        self.table.get(self.table.slot_of(hash)).hold()
+        self.tables.get(self.slot_of(hash)).hold()
+    }
+
+    fn slot_of(&self, hash: FlowHash) -> SlotId {
+        self.tables.now.slots.slot_of(hash)
     }
 
     /// Puts a packet behind the others of its hold.
@@ -215,7 +217,7 @@ impl Steering {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
         };
-        let (cpu, wish) = self.wishes.of(front.hash, &self.table, hold.slot);
+        let (cpu, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
         let forward = |because, head_old| {
             Release::Forward(Target { cpu, because, wish, slot: Some(hold.slot), head_old })
         };
@@ -240,7 +242,7 @@ impl Steering {
         match hold.behind {
             // A flow that holds its share fills the arena itself.
             Behind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
-                let (_, wish) = self.wishes.of(front.hash, &self.table, hold.slot);
+                let (_, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
                 let (because, slot, head_old) = (Because::Stay, Some(hold.slot), None);
                 Release::Forward(Target { cpu, because, wish, slot, head_old })
             }
@@ -276,7 +278,7 @@ impl Steering {
             return false;
         }
         self.held_since(hold.since_ns, now_ns);
-        self.table.get_mut(hold.slot).set_hold(None);
+        self.tables.now.slots.get_mut(hold.slot).set_hold(None);
         self.holds.end(id);
         true
     }
@@ -288,8 +290,9 @@ impl Steering {
             let is_passed = fence.is_passed(backlogs);
             if let Some(front) = self.holds.line_front(fence.line) {
                 if is_passed {
-                    let slot = self.table.slot_of(front.hash);
-                    fence.line_to = Some(self.wishes.of(front.hash, &self.table, slot).0);
+                    let slots = &self.tables.now.slots;
+                    let slot = slots.slot_of(front.hash);
+                    fence.line_to = Some(self.wishes.of(front.hash, slots, slot).0);
                 }
                 let hash = front.hash;
                 let goes_on = !self.holds.is_line_at_seam(fence.line);
@@ -305,6 +308,7 @@ impl Steering {
             }
             let held_since_ns = fence.held_since_ns;
             self.fences.lift();
+            self.tables.passed(&self.fences);
             held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
         }
         Release::Wait
@@ -364,8 +368,8 @@ impl Steering {
         now_ns: u64,
         backlogs: &mut Backlogs,
     ) -> Verdict {
-        let slot = self.table.slot_of(hash);
-        let at = self.table.get(slot);
+        let slot = self.slot_of(hash);
+        let at = self.tables.get(slot);
         let forward = |cpu, because, head_old| {
             Verdict::Forward(Target { cpu, because, wish, slot: Some(slot), head_old })
         };
@@ -380,7 +384,9 @@ impl Steering {
         let depth = backlogs.depth(cpu, at.tail, self.batch_max);
         match depth {
             Depth::Drained(head) => return forward(wished, Because::Drained, Some(head)),
-            Depth::Near(ahead) | Depth::Far(ahead) => self.waits[slot.index()].begin(now_ns, ahead),
+            Depth::Near(ahead) | Depth::Far(ahead) => {
+                self.tables.now.waits[slot.index()].begin(now_ns, ahead);
+            }
         }
         // Flows of one slot that wish for different CPUs would hold each other up at every packet.
         let is_shared = at.last_flow != hash;
@@ -408,19 +414,19 @@ impl Steering {
         }
         let hold = self.holds.begin(slot, behind, now_ns)?;
         self.tally.holds += 1;
-        self.table.get_mut(slot).set_hold(Some(hold));
+        self.tables.now.slots.get_mut(slot).set_hold(Some(hold));
         Some(hold)
     }
 
     /// Whether a packet may follow the slot's last one to a CPU that it should not go to.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
-        self.wishes.allows(cpu) || self.table.get(slot).last_flow == flow
+        self.wishes.allows(cpu) || self.tables.get(slot).last_flow == flow
     }
 
     /// Counts a packet that stays against its wish.
     fn stay(&mut self, slot: SlotId) {
         self.tally.stays += 1;
-        let wait = &mut self.waits[slot.index()];
+        let wait = &mut self.tables.now.waits[slot.index()];
         wait.packets = wait.packets.saturating_add(1);
     }
 
@@ -432,7 +438,7 @@ impl Steering {
 
     /// Whether a held move is due.
     fn is_overdue(&self, slot: SlotId, now_ns: u64) -> bool {
-        let wait = self.waits[slot.index()];
+        let wait = self.tables.now.waits[slot.index()];
         wait.packets >= self.move_after.packets
             || now_ns.saturating_sub(wait.since_ns) >= self.move_after.time_ns
     }
@@ -440,8 +446,8 @@ impl Steering {
     #[cold]
     fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
         self.tally.moves += 1;
-        let wait = std::mem::take(&mut self.waits[slot.index()]);
-        let hold = self.table.get(slot).hold().and_then(|hold| self.holds.get(hold));
+        let wait = std::mem::take(&mut self.tables.now.waits[slot.index()]);
+        let hold = self.tables.get(slot).hold().and_then(|hold| self.holds.get(hold));
         let since = |since_ns| now_ns.saturating_sub(since_ns);
         let held_ns = hold.map_or(0, |hold| since(hold.since_ns));
         let was_refused_before = wait.ahead > 0 || wait.packets > 0;
@@ -487,22 +493,36 @@ impl Steering {
         self.wishes.set_sock_flows(sock_flows);
     }
 
-    /// Replaces the flow table by one of another size, which knows where every flow is; 0 turns RFS
-    /// off for the queue, and leaves a table of [`RPS_FLOW_CNT`] to keep the order by.
-    pub fn set_rps_flow_cnt(&mut self, rps_flow_cnt: u32, now_ns: u64, backlogs: &Backlogs) {
-        self.wishes.set_rfs(rps_flow_cnt > 0);
-        let slots = if rps_flow_cnt > 0 { rps_flow_cnt } else { RPS_FLOW_CNT };
-        let standing = [FenceId::A, FenceId::B].map(|fence| self.fences.stands(fence));
-        let fences = Fenced { standing, raised: self.fences.to_raise() };
-        self.table = self.table.resized(slots, fences, |cpu, tail| backlogs.pending(cpu, tail));
+    /// Replaces the flow table; the old one is asked where flows are until all that it knows of has been
+    /// processed.
+    pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
+        self.wishes.set_rfs(tables.has_rfs);
+        self.tables.replace(tables, self.fences.to_raise());
         self.raise_fence(now_ns, backlogs);
     }
 
-    /// Says that flows hash differently from now on.
-    pub fn rehash(&mut self, now_ns: u64, backlogs: &Backlogs) {
-        self.table.fence(self.fences.to_raise());
+    /// Says that flows hash differently from now on: what is noted of slots counts no more.
+    pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
+        self.wishes.set_rfs(tables.has_rfs);
+        self.tables.replace_by_fence(tables, self.fences.to_raise());
         self.journal.forget_moves();
         self.raise_fence(now_ns, backlogs);
+    }
+
+    /// Has a flow table wait to be [taken](Self::take_retired), which is of no more use.
+    pub fn retire(&mut self, tables: FlowTables) {
+        self.tables.retire(tables);
+    }
+
+    /// Takes a flow table that is of no more use, to be freed where nobody waits for it.
+    pub fn take_retired(&mut self) -> Option<FlowTables> {
+        self.tables.take_retired()
+    }
+
+    /// Empty tables of the size of those that there are.
+    #[must_use]
+    pub fn tables_alike(&self) -> FlowTables {
+        self.tables.now.alike()
     }
 
     /// Looks at the load, once a turn. Returns whether flows are to move because of it.
@@ -512,7 +532,6 @@ impl Steering {
 
     fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {
         self.fences.raise(&mut self.holds, backlogs);
-        self.waits = no_waits(&self.table);
         self.watch_anew(now_ns);
     }
 }
@@ -524,8 +543,4 @@ impl Wait {
             (self.since_ns, self.ahead) = (now_ns, ahead);
         }
     }
-}
-
-fn no_waits(table: &FlowTable) -> Box<[Wait]> {
-    vec![Wait::default(); table.len() + 1].into()
 }

@@ -63,12 +63,12 @@ impl Steering {
     /// Where a flow is and should be.
     #[must_use]
     pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
-        let slot = self.table.slot_of(flow);
-        let at = self.table.get(slot);
+        let slot = self.slot_of(flow);
+        let at = self.tables.get(slot);
         FlowPlace {
             slot: flow.is_some().then_some(slot.0),
             cpu: at.cpu(),
-            wish: self.wishes.of(flow, &self.table, slot).0,
+            wish: self.wishes.of(flow, &self.tables.now.slots, slot).0,
             is_held: at.hold().is_some(),
             has_fence: self.fences.is_any(),
         }
@@ -83,7 +83,7 @@ impl Steering {
         if self.watches.len() == WATCHES_MAX {
             self.watches.remove(0);
         }
-        self.watches.push(Watch::new(flow, self.table.slot_of(flow), now_ns));
+        self.watches.push(Watch::new(flow, self.slot_of(flow), now_ns));
     }
 
     #[cold]
@@ -95,26 +95,26 @@ impl Steering {
     /// Begins anew with all watches: slots are not what they were.
     pub(super) fn watch_anew(&mut self, now_ns: u64) {
         for watch in &mut self.watches {
-            *watch = Watch::new(watch.flow, self.table.slot_of(watch.flow), now_ns);
+            *watch = Watch::new(watch.flow, self.tables.now.slots.slot_of(watch.flow), now_ns);
         }
     }
 
     /// Where a flow is, and why.
     #[must_use]
     pub fn state_of(&self, flow: FlowHash, backlogs: &mut Backlogs) -> FlowState {
-        let slot = self.table.slot_of(flow);
-        let at = self.table.get(slot);
+        let slot = self.slot_of(flow);
+        let at = self.tables.seen(slot, &self.fences, backlogs);
         let hold =
             at.hold().and_then(|id| Some((self.holds.len_of(id), self.holds.get(id)?.since_ns)));
         let moves = self.journal.moves();
-        let moves = moves.filter(|moved| self.table.slot_of(moved.flow) == slot);
+        let moves = moves.filter(|moved| self.slot_of(moved.flow) == slot);
         let watch = self.watches.iter().find(|watch| watch.flow == flow);
-        let wish = self.wishes.of(flow, &self.table, slot);
-        let wait = self.waits[slot.index()];
+        let wish = self.wishes.of(flow, &self.tables.now.slots, slot);
+        let wait = self.tables.now.waits[slot.index()];
         let stays = wait.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
         FlowState {
             slot: flow.is_some().then_some(slot.0),
-            slots: self.table.len(),
+            slots: self.tables.now.slots.len(),
             cpu: at.cpu(),
             is_fenced: match at.whereabouts() {
                 Whereabouts::Fenced(fence) => self.fences.stands(fence),

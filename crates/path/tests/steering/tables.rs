@@ -3,7 +3,9 @@
 use path::Because::{Held, Rps, Stay};
 use path::backlog::Backlogs;
 use path::hash::FlowHash;
-use path::steer::{MoveAfter, RpsMap, SpreadPolicy, SteerConfig, Steering, Verdict};
+use path::steer::{
+    FlowTables, MoveAfter, OLDER_SLOTS_MAX, RpsMap, SpreadPolicy, SteerConfig, Steering, Verdict,
+};
 use path::{Because, CpuId, RxQueue};
 
 use crate::world::{Flow, Settings, World, cpus_of, put};
@@ -50,6 +52,24 @@ fn rfs_9_a_new_table_has_flows_move_as_the_old_one_would_have() {
         world.settle();
         world.check();
         assert_eq!(world.journal.ways()[1..], [(1, Rps), (2, Because::Drained), (2, Held)]);
+    }
+}
+
+/// A slot that has so many of the old ones asks none of them.
+#[test]
+fn promise_3_a_table_that_is_far_smaller_waits_for_the_fence() {
+    for (rps_flow_cnt, waits) in [(4096, false), (8192, true)] {
+        let mut world = all_on_cpu_1(Settings { rps_flow_cnt, ..Settings::default() });
+        world.arrive(&[FLOW, OTHER]);
+        world.set_rps_flow_cnt(8192 / OLDER_SLOTS_MAX / 2);
+        assert_eq!(is_fenced(&mut world, FLOW), waits, "{rps_flow_cnt}");
+        world.arrive(&[FLOW, OTHER]);
+        assert_eq!((world.intake.held() > 0, world.queued_on(1) > 2), (waits, !waits));
+        assert!(world.intake.take_retired().is_none(), "it may be asked yet");
+        while world.deliver(1, 1) > 0 {}
+        world.settle();
+        world.check();
+        assert!(world.intake.take_retired().is_some() && world.intake.take_retired().is_none());
     }
 }
 
@@ -300,7 +320,7 @@ fn promise_3_beyond_as_many_holds_as_there_may_be_a_packet_stays_or_is_refused()
     steering.set_running(RpsMap::new(cpus_of(0b11)));
     steering.set_rps_map(RpsMap::new(cpus_of(0b01)));
     put(&mut backlogs, CpuId(0), world.packet(&[0, 1]));
-    steering.rehash(0, &backlogs);
+    steering.rehash(FlowTables::new(1 << 17), 0, &backlogs);
     let hash = |slot: u32| FlowHash(slot << 15 | 1);
     for slot in 0..HOLDS_MAX {
         let verdict = steering.decide(hash(slot), 0, &mut backlogs);

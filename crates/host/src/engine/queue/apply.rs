@@ -40,15 +40,17 @@ impl Queue {
             (Change::RpsCpus(queues, cpus), _) if queues.contain(number) => {
                 self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
             }
-            (Change::RpsFlowCnt(queues, count), _) if queues.contain(number) => {
-                self.intake.set_rps_flow_cnt(*count, epoch);
+            (_, Parts::FlowTables(made)) => {
+                let Some(tables) = made.take(number) else { return false };
+                self.intake.set_flow_tables(tables, epoch);
             }
             (_, Parts::SockFlows(table)) => self.intake.set_sock_flows(table.clone(), epoch),
-            (_, Parts::Hasher(hasher)) => {
+            (_, Parts::Hasher(hasher, made)) => {
+                let Some(tables) = made.take(number) else { return false };
                 if let Some(trace) = &mut self.trace {
                     trace.set_hasher(Arc::clone(hasher));
                 }
-                self.intake.set_hasher(Arc::clone(hasher), epoch);
+                self.intake.set_hasher_with(Arc::clone(hasher), tables, epoch);
             }
             (Change::Cpus(cpus), _) => {
                 self.intake.set_running(cpus.cpus().iter().copied(), epoch);
