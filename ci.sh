@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="fmt lint test loom miri fuzz bench all"
+verbs="fmt lint test loom miri fuzz bench mutants all"
 skipped=()
 
 usage() {
@@ -20,7 +20,9 @@ usage: ./ci.sh VERB...
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   bench  every stage measured, one JSON line each
-  all    all but bench; the tests come last
+  mutants  changes that no test of path and mem notices: in MUTATED (a glob of files; all, which takes
+         a day), by hand. MUTANTS.md has what was found last
+  all    all but bench and mutants; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
 }
@@ -124,6 +126,24 @@ fuzz() {
 
 bench() {
     cargo run --release --locked --quiet -- bench all
+}
+
+mutants() {
+    has cargo mutants --version || { skip mutants "install it: cargo install cargo-mutants"; return; }
+    # 2: some were missed, which the table tells.
+    cargo mutants --package path --package mem --file "${MUTATED:-crates/*/src/**/*.rs}" \
+        --timeout 120 --output target -- --locked --lib --tests || (($? == 2))
+    local file outcome
+    echo "| file | caught | missed | timed out | not compiled |"
+    echo "|---|---|---|---|---|"
+    for file in $(cat target/mutants.out/{caught,missed,timeout,unviable}.txt | cut -d: -f1 | sort -u); do
+        printf '| `%s` |' "$file"
+        for outcome in caught missed timeout unviable; do
+            printf ' %d |' "$(grep -c "^$file:" "target/mutants.out/$outcome.txt")"
+        done
+        echo
+    done
+    cat target/mutants.out/missed.txt
 }
 
 all() {

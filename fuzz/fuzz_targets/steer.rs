@@ -224,6 +224,7 @@ impl Rig {
                         gro_flush_timeout_ns: u64::from(timeout_us) * 1000,
                         ..CoalesceConfig::default()
                     },
+                    napi_defer_hard_irqs: 0,
                 };
                 self.intake.set_coalesce(self.coalesce.on_arrival(), self.epoch);
             }
