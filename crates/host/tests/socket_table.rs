@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Sets of sockets that are tried, each with every datagram.
-const SETS: u32 = 2000;
+const SETS: u32 = 5000;
 
 /// Where sockets are bound. The senders' addresses are among them: the kernel gives a socket that is
 /// connected to one of them the same.

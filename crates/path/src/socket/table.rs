@@ -64,6 +64,9 @@ pub struct Binding {
     pub is_multicast_all: bool,
 }
 
+/// Sockets that share an address and port: which, and whether they take IPv6 alone.
+type Group = (SocketAddr, bool);
+
 impl Binding {
     /// A socket that is bound to `local` and nothing else.
     #[must_use]
@@ -90,6 +93,11 @@ impl Binding {
         self.reuse != Reuse::None
     }
 
+    /// The CPU whose datagrams are for it rather than for others: `SO_INCOMING_CPU`.
+    fn wants_cpu(&self) -> Option<CpuId> {
+        self.cpu.filter(|_| self.reuse == Reuse::ThisCpu)
+    }
+
     /// The addresses that it is bound to: one, but `[::]` may be both families' unspecified ones.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let local = self.local.ip().to_canonical();
@@ -97,11 +105,16 @@ impl Binding {
         std::iter::once(local).chain(is_dual.then_some(Ipv4Addr::UNSPECIFIED.into()))
     }
 
-    /// The group that it is a member of: each may receive what the others may
-    /// (`udp_reuseport_add_sock`). Connected ones receive only what is theirs.
-    fn group(&self) -> Option<(SocketAddr, bool)> {
-        let is_member = self.is_shared() && self.remote.is_none();
-        is_member.then_some((self.local, self.local.ip().is_unspecified() && self.is_v6_only))
+    /// The group that it is a member of: each may receive what the others may. Connected ones receive
+    /// only what is theirs.
+    fn group(&self) -> Option<Group> {
+        self.shared().filter(|_| self.remote.is_none())
+    }
+
+    /// The group that it was bound into (`udp_reuseport_add_sock`).
+    fn shared(&self) -> Option<Group> {
+        let is_v6_only = self.local.ip().is_unspecified() && self.is_v6_only;
+        self.is_shared().then_some((self.local, is_v6_only))
     }
 
     /// What its datagrams say, if it is connected.
@@ -221,6 +234,8 @@ enum Members {
     One(SocketId),
     /// In the order in which they were bound.
     Group(Arc<[Member]>),
+    /// Some, but on these CPUs others.
+    ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -320,6 +335,10 @@ impl SocketTable {
         let members = match members {
             Members::One(only) => return *only,
             Members::Group(members) => members,
+            Members::ByCpu(usual, here) => {
+                let here = here.iter().find(|(cpu, _)| *cpu == of.cpu);
+                return self.choose(here.map_or(usual, |(_, members)| members), of);
+            }
         };
         if let [only] = &**members {
             return only.id;
@@ -337,8 +356,7 @@ impl SocketTable {
 
 impl Member {
     fn of(binding: &Binding) -> Self {
-        let cpu = binding.cpu.filter(|_| binding.reuse == Reuse::ThisCpu);
-        Self { id: binding.id, cpu }
+        Self { id: binding.id, cpu: binding.wants_cpu() }
     }
 }
 

@@ -1,11 +1,13 @@
 //! The sockets that are bound, for whoever binds and closes them: what a table is made of, change by
 //! change, and who keeps another one from its address.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use super::{Binding, Connection, Few, Listener, Member, Members, SocketTable, unspecified};
+use super::{Binding, Connection, Few, Group, Listener, Member, Members, SocketTable, unspecified};
+use crate::cpu::CpuId;
 use crate::socket::SocketId;
 
 /// All sockets that are bound.
@@ -49,8 +51,10 @@ impl LookedAt {
 #[derive(Debug, Default)]
 struct Spot {
     all: BTreeMap<LookedAt, Arc<Placed>>,
-    /// Those that are not connected. A socket of IPv4 comes before one that takes IPv4 beside its IPv6.
-    open: BTreeMap<(bool, LookedAt), Arc<Placed>>,
+    /// Those that are not connected.
+    open: BTreeMap<LookedAt, Arc<Placed>>,
+    /// Those that are, of groups.
+    connected: BTreeMap<Group, usize>,
 }
 
 impl Bindings {
@@ -145,7 +149,7 @@ impl Bindings {
         let of_port = table.all.get(port).cloned().unwrap_or_default();
         let of_port = of_port.with(id.slot(), now.cloned());
         table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
-        if of.binding.remote.is_none() {
+        if of.binding.remote.is_none() || of.binding.is_shared() {
             let old = table.listeners.get(port).map_or(&[][..], Few::as_slice);
             let mut listeners = old.to_vec();
             for address in of.binding.addresses() {
@@ -168,27 +172,85 @@ impl Spot {
         let looked_at = LookedAt::of(placed);
         self.all.insert(looked_at, Arc::clone(placed));
         if placed.binding.remote.is_none() {
-            self.open.insert((placed.binding.local.is_ipv6(), looked_at), Arc::clone(placed));
+            self.open.insert(looked_at, Arc::clone(placed));
+        } else if let Some(group) = placed.binding.shared() {
+            *self.connected.entry(group).or_default() += 1;
         }
     }
 
     fn remove(&mut self, placed: &Placed) {
         let looked_at = LookedAt::of(placed);
         self.all.remove(&looked_at);
-        self.open.remove(&(placed.binding.local.is_ipv6(), looked_at));
+        if self.open.remove(&looked_at).is_some() {
+            return;
+        }
+        let group = placed.binding.shared();
+        if let Some(Entry::Occupied(mut count)) = group.map(|group| self.connected.entry(group)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
-    /// Who receives here without being connected: the one looked at first, or its group in the order in
-    /// which they were bound.
+    /// Who receives here without being connected.
     fn members(&self) -> Option<Members> {
-        let (_, first) = self.open.first_key_value()?;
-        let Some(group) = first.binding.group() else {
-            return Some(Members::One(first.binding.id));
-        };
+        let usual = self.first(None)?;
+        let cpus: BTreeSet<_> =
+            self.open.values().filter_map(|open| open.binding.wants_cpu()).collect();
+        let here: Vec<_> = cpus
+            .into_iter()
+            .filter_map(|cpu| Some((cpu, self.first(Some(cpu))?)))
+            .filter(|(_, first)| !are_alike(first, usual))
+            .map(|(cpu, first)| (cpu, self.members_with(first)))
+            .collect();
+        let usual = self.members_with(usual);
+        let is_one = here.is_empty();
+        Some(if is_one { usual } else { Members::ByCpu(Arc::new(usual), here.into()) })
+    }
+
+    /// The one whom a datagram on `cpu` is for, or one of the group that it is for
+    /// (`udp4_lib_lookup2`): the kernel does not look behind a group, unless one of it is connected.
+    fn first(&self, cpu: Option<CpuId>) -> Option<&Arc<Placed>> {
+        let mut best = None;
+        for placed in self.open.values() {
+            let mut score = score(placed, cpu);
+            if best.is_some_and(|(best, _)| score <= best) {
+                continue;
+            }
+            if let Some(group) = placed.binding.group() {
+                if !self.connected.contains_key(&group) {
+                    return Some(placed);
+                }
+                let of_group = |other: &&Arc<Placed>| other.binding.group() == Some(group);
+                let scores =
+                    self.open.values().filter(of_group).map(|other| self::score(other, cpu));
+                score = scores.max().unwrap_or(score);
+            }
+            best = Some((score, placed));
+        }
+        best.map(|(_, placed)| placed)
+    }
+
+    /// A socket, or its group in the order in which they were bound.
+    fn members_with(&self, first: &Placed) -> Members {
+        let Some(group) = first.binding.group() else { return Members::One(first.binding.id) };
         let of_group = |placed: &&Arc<Placed>| placed.binding.group() == Some(group);
         let mut all: Vec<_> = self.open.values().filter(of_group).collect();
         all.sort_by_key(|placed| placed.bound_as);
-        let members = all.into_iter().map(|placed| Member::of(&placed.binding));
-        Some(Members::Group(members.collect()))
+        Members::Group(all.into_iter().map(|placed| Member::of(&placed.binding)).collect())
     }
+}
+
+/// The kernel's `compute_score`: a socket that is of IPv4 counts for more where both families are, and
+/// one that is read on `cpu` does.
+fn score(of: &Placed, cpu: Option<CpuId>) -> u8 {
+    let is_here = cpu.is_some() && of.binding.wants_cpu() == cpu;
+    u8::from(of.binding.local.is_ipv4()) + u8::from(is_here)
+}
+
+/// Whether it makes no difference which of two is found.
+fn are_alike(one: &Placed, other: &Placed) -> bool {
+    let group = one.binding.group();
+    one.binding.id == other.binding.id || group.is_some() && group == other.binding.group()
 }

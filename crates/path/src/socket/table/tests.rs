@@ -161,22 +161,24 @@ impl<'a> Twin<'a> {
         }
         let (mut best, mut found) = (-1, None);
         for &binding in &self.chain {
-            let score = score(binding, address, of);
-            if score > best {
-                (best, found) = (score, Some(binding));
+            if binding.remote.is_some() || score(binding, address, of) <= best {
+                continue;
             }
+            (best, found) = (score(binding, address, of), Some(binding));
+            // `udp4_lib_lookup2` asks the group, and is content with it if none of it is connected.
+            let group: Vec<_> = self.bound.iter().filter(|other| shares(binding, other)).collect();
+            if !group.is_empty() && group.iter().all(|member| member.remote.is_none()) {
+                break;
+            }
+            let scores = group.iter().filter(|member| member.remote.is_none());
+            best = scores.map(|member| score(member, address, of)).max().unwrap_or(best);
         }
         found
     }
 
     fn of_group(&self, found: &Binding, of: &Flow4Tuple) -> SocketId {
-        let v6_only = |of: &Binding| of.is_v6_only && of.local.ip().is_unspecified();
-        let group: Vec<_> = self
-            .bound
-            .iter()
-            .filter(|other| other.local == found.local && v6_only(other) == v6_only(found))
-            .filter(|other| other.reuse != Reuse::None && other.remote.is_none())
-            .collect();
+        let is_member = |other: &&Binding| shares(found, other) && other.remote.is_none();
+        let group: Vec<_> = self.bound.iter().filter(is_member).collect();
         let start = reciprocal_scale(of.hash.0, group.len());
         for step in 0..group.len() {
             let member = group[(start + step) % group.len()];
@@ -186,6 +188,12 @@ impl<'a> Twin<'a> {
         }
         group[start].id
     }
+}
+
+/// Whether `other` was bound into the group of `one`.
+fn shares(one: &Binding, other: &Binding) -> bool {
+    let group = |of: &Binding| (of.local, of.is_v6_only && of.local.ip().is_unspecified());
+    one.reuse != Reuse::None && other.reuse != Reuse::None && group(one) == group(other)
 }
 
 /// `compute_score` of either family.
@@ -201,7 +209,8 @@ fn score(binding: &Binding, address: IpAddr, of: &Flow4Tuple) -> i32 {
     if binding.local.port() != of.destination.port() || !is_at {
         return -1;
     }
-    let family = if own.is_ipv4() { 2 } else { 1 };
+    let is_here = binding.reuse == Reuse::ThisCpu && binding.cpu == Some(of.cpu);
+    let family = if own.is_ipv4() { 2 } else { 1 } + i32::from(is_here);
     match binding.remote {
         None => family,
         Some(remote) if remote.ip().to_canonical() != of.source.ip() => -1,
