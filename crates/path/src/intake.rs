@@ -207,6 +207,12 @@ impl Intake {
         self.steering.held()
     }
 
+    /// How many packets of one slot can be held at once.
+    #[must_use]
+    pub fn hold_share(&self) -> usize {
+        self.steering.hold_share()
+    }
+
     /// Packets that are held for more segments, merged ones counted once.
     #[must_use]
     pub fn coalescing(&self) -> usize {

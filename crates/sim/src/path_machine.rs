@@ -178,6 +178,7 @@ impl Machine for PathMachine {
         poll.wake.extend(queue.intake.turn(tick, &mut queue.burst, pool));
         let dropped: Vec<_> = queue.intake.drain_dropped().collect();
         for dropped in dropped {
+            self.check_room(&dropped, poll.queue, laws);
             self.account_dropped(dropped, poll.queue, poll.cpu, laws);
         }
         self.pools[poll.cpu.index()].flush();
@@ -318,6 +319,30 @@ impl Machine for PathMachine {
 }
 
 impl PathMachine {
+    /// No packet is refused because others are held: not while there is room behind its predecessors.
+    /// A flow that has its share of what may be held, or is behind a fence, may have to wait.
+    fn check_room(&self, dropped: &Dropped, queue: RxQueue, laws: &mut Laws) {
+        let Dropped { reason: DropReason::HoldFull, packet: Some(packet), arrival } = dropped
+        else {
+            return;
+        };
+        let intake = &self.queue(queue).intake;
+        let FlowPlace { cpu, is_held, has_fence, .. } = intake.place_of(packet.hash);
+        let may_hold_no_more = is_held && intake.held() >= intake.hold_share();
+        let room_behind = intake
+            .queued_by_cpu()
+            .find(|(at, queued)| Some(*at) == cpu && *queued <= self.netdev_max_backlog);
+        if !has_fence
+            && !may_hold_no_more
+            && let Some((cpu, queued)) = room_behind
+        {
+            laws.broke(Law::Bounds, || {
+                let held = intake.held();
+                format!("{arrival:?} is refused, {held} held, with {queued} queued on {cpu}")
+            });
+        }
+    }
+
     /// A move shows in the first packet of it, unless that was lost.
     fn check_moves(&mut self, laws: &mut Laws) {
         let counters = || self.queues.iter().map(|queue| queue.intake.counters());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use forebay::random::Random;
-use path::steer::{HOLD_MAX, MoveAfter, SpreadPolicy};
+use path::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
 
 use crate::action::{Action, CoalesceAt, Recurring, Span};
 use crate::costs::Costs;
@@ -35,6 +35,9 @@ pub enum Situation {
     Elephant,
     /// The same, and its packets are merged before they are steered.
     MergedElephant,
+    /// One flow has more packets than a CPU can take, and may fill all room for held packets; most others
+    /// come a few times only.
+    Strangers,
     /// All counters begin just before they wrap.
     CounterWrap,
     /// Datagrams come in fragments, and masks change.
@@ -140,7 +143,7 @@ const US: u64 = 1_000;
 
 impl Situation {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::RpsStable,
         Self::MaskChange,
         Self::RfsTakeover,
@@ -151,6 +154,7 @@ impl Situation {
         Self::CpuCrash,
         Self::Elephant,
         Self::MergedElephant,
+        Self::Strangers,
         Self::CounterWrap,
         Self::Fragments,
         Self::Everything,
@@ -170,6 +174,7 @@ impl Situation {
             Self::CpuCrash => "cpu-crash",
             Self::Elephant => "elephant",
             Self::MergedElephant => "merged-elephant",
+            Self::Strangers => "strangers",
             Self::CounterWrap => "counter-wrap",
             Self::Fragments => "fragments",
             Self::Everything => "everything",
@@ -192,6 +197,9 @@ impl Situation {
             Self::CpuCrash => "threads die with packets in hand, and are replaced",
             Self::Elephant => "one flow at 1.05 or 1.5 times what a CPU can take is to move",
             Self::MergedElephant => "the same, and packets are merged before they are steered",
+            Self::Strangers => {
+                "one flow beyond a CPU among short ones; little can be held, and masks change"
+            }
             Self::CounterWrap => "all counters begin just before 2^32; masks and applications move",
             Self::Fragments => "datagrams come in two fragments; masks and applications move",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
@@ -212,6 +220,7 @@ impl Situation {
                 scenario.knobs.netdev_max_backlog = 1_000;
                 scenario
             }
+            Self::Strangers => strangers(cpus.unwrap_or(4), random),
             _ => self.of_the_kernels_model(cpus.unwrap_or(4), random),
         };
         scenario.packets = overrides.packets.unwrap_or(scenario.packets);
@@ -266,7 +275,11 @@ impl Situation {
                 scenario.readers = Some(reads);
                 more.extend([moves, mask_changes()]);
             }
-            Self::RpsStable | Self::Elephant | Self::MergedElephant | Self::Everything => {}
+            Self::RpsStable
+            | Self::Elephant
+            | Self::MergedElephant
+            | Self::Strangers
+            | Self::Everything => {}
         }
         if scenario.readers.is_none() {
             knobs.sock_flow_entries = 0;
@@ -342,6 +355,22 @@ fn elephant(cpus: u16, random: &mut Random) -> Scenario {
     scenario.recurring = vec![
         Recurring { action: Action::ReaderMoves, every_ns: Span(1_500 * US, 3_000 * US) },
         Recurring { action: Action::RpsCpus { least: 2 }, every_ns: Span(4_000 * US, 6_000 * US) },
+    ];
+    scenario
+}
+
+/// The elephant among flows that come and go, where it can have held all that can be held. Nobody else is
+/// to pay for it.
+fn strangers(cpus: u16, random: &mut Random) -> Scenario {
+    let mut scenario = elephant(cpus, random);
+    scenario.traffic.flows = 256;
+    scenario.traffic.lifetime = Some(Span(1, 100));
+    scenario.traffic.load_percent += 100;
+    scenario.knobs.hold_max = HOLD_SHARE_LEAST;
+    scenario.knobs.netdev_max_backlog = 1_000;
+    scenario.recurring = vec![
+        Recurring { action: Action::ReaderMoves, every_ns: Span(10 * US, 50 * US) },
+        mask_changes(),
     ];
     scenario
 }

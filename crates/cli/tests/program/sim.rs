@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Desk;
 
-const SCENARIOS: [&str; 13] = [
+const SCENARIOS: [&str; 14] = [
     "rps-stable",
     "mask-change",
     "rfs-takeover",
@@ -17,6 +17,7 @@ const SCENARIOS: [&str; 13] = [
     "cpu-crash",
     "elephant",
     "merged-elephant",
+    "strangers",
     "counter-wrap",
     "fragments",
     "everything",
