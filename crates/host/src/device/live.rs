@@ -282,6 +282,8 @@ pub struct Device {
     pub facts: Facts,
     /// None for frames from elsewhere.
     way_out: Option<WayOut>,
+    /// Whether the kernel has the interface too, and hears nothing of what comes by it.
+    takes_all: bool,
 }
 
 /// What sinks are made of.
@@ -313,7 +315,7 @@ impl Device {
         let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
         let name = name.to_owned();
         let (rx_buffers, facts) = (Vec::new(), Facts::default());
-        Self { name, via, sources, counts, rx_buffers, facts, way_out: None }
+        Self { name, via, sources, counts, rx_buffers, facts, way_out: None, takes_all: false }
     }
 
     /// Whether this is the device that somebody calls so: by its name, or as on the command line
@@ -327,6 +329,11 @@ impl Device {
     /// The interface that it is, looked up now; none if it is no interface.
     pub(crate) fn interface(&self) -> Option<Result<Interface>> {
         self.via.is_interface().then(|| Interface::named(&self.name))
+    }
+
+    /// Whether it takes from the kernel all that comes by an interface, ARP too.
+    pub(crate) fn takes_all(&self) -> bool {
+        self.takes_all
     }
 
     /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
@@ -357,6 +364,7 @@ impl Device {
             rx_buffers: Vec::new(),
             facts: device.facts().clone(),
             way_out: Some(WayOut::Xdp(device)),
+            takes_all: config.take == Take::All,
         })
     }
 
@@ -380,6 +388,7 @@ impl Device {
             rx_buffers: Vec::new(),
             facts: Facts::default(),
             way_out: Some(WayOut::Packet(interface)),
+            takes_all: false,
         })
     }
 
@@ -393,6 +402,7 @@ impl Device {
             rx_buffers: Vec::new(),
             facts: Facts::of(device.facts()),
             way_out: Some(WayOut::Tun(device)),
+            takes_all: false,
         })
     }
 
@@ -406,6 +416,7 @@ impl Device {
             rx_buffers: device.rx_buffers(),
             facts: device.facts().clone(),
             way_out: Some(WayOut::Virtio(device)),
+            takes_all: false,
         })
     }
 }

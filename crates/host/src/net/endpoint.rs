@@ -211,7 +211,10 @@ impl Inner {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let routes = self.shared.routes();
-        let (device, address) = routes.find(to.ip()).ok_or(Errno::NETUNREACH)?;
+        let Some((device, address)) = routes.find(to.ip()) else {
+            self.shared.unsent.count_no_route(to.ip());
+            return Err(Errno::NETUNREACH.into());
+        };
         let bound = plain(self.local());
         let is_bound = !bound.ip().is_unspecified() && !bound.ip().is_multicast();
         let ip = if is_bound { Some(bound.ip()) } else { address };
@@ -252,7 +255,10 @@ impl Inner {
     /// The kernel finds the next station, and keeps the datagram meanwhile. On a device that it does
     /// not have, the first datagrams to a new station are lost, as behind a full queue of ARP's.
     fn send_by_kernel(&self, payload: &[u8], to: SocketAddr, gso_size: u16) -> io::Result<()> {
-        let Some(reserved) = &self.reserved else { return Ok(()) };
+        let Some(reserved) = &self.reserved else {
+            self.shared.unsent.count_discard(to.ip());
+            return Ok(());
+        };
         let size = if gso_size > 0 { usize::from(gso_size) } else { payload.len().max(1) };
         let empty = payload.is_empty().then_some(&[][..]);
         for piece in payload.chunks(size).chain(empty) {
@@ -273,6 +279,7 @@ impl Inner {
             batch.gone_bytes += packet.frame.truesize() + freed_bytes;
             let to = answer.between.destination.ip();
             let Some((device, address)) = routes.find(to) else {
+                self.shared.unsent.count_no_route(to);
                 transmitter.put(packet);
                 continue;
             };
@@ -284,9 +291,10 @@ impl Inner {
             {
                 between.source.set_ip(address);
             }
-            let (packet, to) = ((packet, answer.back), (between, marks));
-            if transmitter.gather_answer(device, identity, packet, to).is_ok() {
-                sent += 1;
+            let packet = (packet, answer.back);
+            match transmitter.gather_answer(device, identity, packet, (between, marks)) {
+                Ok(()) => sent += 1,
+                Err(_) => self.shared.unsent.count_discard(to),
             }
         }
         transmitter.flush_all().map_err(io::Error::other)?;

@@ -63,7 +63,7 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
         let (identity, kernels) = match addresses {
             Addresses::Kernels if matches!(device.via, Via::AfXdp | Via::AfPacket) => {
                 let interface = Interface::named(&device.name)?;
-                (of_kernel(&interface)?, Some(interface.index))
+                (of_kernel(&interface, device.takes_all())?, Some(interface.index))
             }
             Addresses::Kernels => {
                 let other = match device.via {
@@ -99,7 +99,8 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
 pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     for device in devices {
         if device.kernels.is_some() {
-            let found = of_kernel(&Interface::named(&device.name)?)?;
+            let takes_all = device.identity.load().is_whole_host;
+            let found = of_kernel(&Interface::named(&device.name)?, takes_all)?;
             device.identity.rcu(|identity| {
                 let groups = identity.groups.clone();
                 Identity { groups, ..found.clone() }
@@ -109,7 +110,8 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     Ok(())
 }
 
-fn of_kernel(interface: &Interface) -> Result<Identity> {
+/// Who the kernel says that this host is. Where the kernel hears nothing, we answer for it.
+fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
     let addresses = neighbour::addresses(interface.index).map_err(|source| Error::Device {
         name: interface.name.clone(),
         what: "read its addresses".to_owned(),
@@ -121,7 +123,7 @@ fn of_kernel(interface: &Interface) -> Result<Identity> {
         addresses: prefixes(&addresses),
         groups: Vec::new(),
         mtu: interface.mtu,
-        is_whole_host: false,
+        is_whole_host,
     })
 }
 

@@ -7,8 +7,9 @@
 //!
 //! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host is whom the kernel says
 //! it is, its neighbours are the kernel's, and a port that is bound here is kept from the kernel's
-//! programs. On a TAP or TUN, this host is whom [`Addresses::Own`] says.
-
+//! programs. Over `AF_XDP` with everything taken ([`Take::All`](crate::device::take::Take)) the kernel
+//! hears nothing there: ARP, neighbour discovery and echo requests are answered here. On a TAP or TUN,
+//! this host is whom [`Addresses::Own`] says.
 //!
 //! An echo on every CPU, each question answered by the thread that took it in:
 //!
@@ -50,6 +51,7 @@ mod stack; //      the stack of one CPU, as a handler
 mod snmp; //       what was counted, as the kernel writes it
 mod transmit; //   the way out
 mod udp; //        sockets
+mod unsent; //     what could not be sent
 mod wake; //       who waits for a socket
 mod waiting; //    until something may be read, or sent
 
@@ -257,13 +259,13 @@ impl Net {
     /// The same in the lines of `/proc/net/snmp`, all CPUs together.
     #[must_use]
     pub fn snmp(&self) -> String {
-        snmp::snmp(&self.0.counters)
+        snmp::snmp(&self.0.counters, &self.0.unsent)
     }
 
     /// The same in the lines of `/proc/net/snmp6`.
     #[must_use]
     pub fn snmp6(&self) -> String {
-        snmp::snmp6(&self.0.counters)
+        snmp::snmp6(&self.0.counters, &self.0.unsent)
     }
 
     /// Datagrams that sockets sent and that waited in vain for a neighbour's station, where the kernel
@@ -426,7 +428,10 @@ fn ways_out(
         .zip(faces)
         .map(|(device, face)| {
             let neighbours = match (face.kernels, device.via) {
-                (Some(interface), _) => Neighbours::of_kernel(interface),
+                (Some(interface), _) => {
+                    let learned = device.takes_all().then(|| Arc::clone(&face.learned));
+                    Neighbours::of_kernel(interface, learned)
+                }
                 (None, Via::Tun) => Neighbours::None,
                 (None, _) => Neighbours::Own(Arc::clone(&face.learned)),
             };

@@ -2,7 +2,8 @@
 //!
 //! On an interface that the kernel has too, its routes and neighbours are ours, asked for over
 //! netlink and remembered for a second. Where this host is ours alone, stations are learned from ARP
-//! and neighbour discovery.
+//! and neighbour discovery. Where all is taken from the kernel, its routes are ours, and what it does not
+//! know it cannot learn any more: we do.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -44,17 +45,20 @@ pub(super) enum Neighbours {
 pub(super) enum Hop {
     /// There; None where there is no link layer.
     Known(Option<Stations>),
-    /// It has been asked for: the packet is to be held until it is known.
-    Sought,
+    /// This neighbour's station has been asked for: the packet is to be held until it is known.
+    Sought(IpAddr),
     /// Nobody here knows, or asks: the kernel does.
     Unknown,
 }
 
 impl Neighbours {
-    /// The kernel's, of an interface.
-    pub(super) fn of_kernel(interface: InterfaceIndex) -> Self {
+    /// The kernel's, of an interface; and those learned where it hears nothing.
+    pub(super) fn of_kernel(
+        interface: InterfaceIndex,
+        learned: Option<Arc<Mutex<Learned>>>,
+    ) -> Self {
         let remembered = vec![None; REMEMBERED].into_boxed_slice();
-        Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0 })
+        Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0, learned })
     }
 
     /// Where to send a datagram of our own accord. Packets that ask for the station go to `asks`.
@@ -70,43 +74,40 @@ impl Neighbours {
         }
         match self {
             Self::None => Hop::Known(None),
-            Self::Kernels(kernels) => match kernels.recall(destination, now_ns) {
-                Some(station) => Hop::Known(stations(station, on)),
-                None => match kernels.ask(destination, now_ns) {
-                    Some(station) => Hop::Known(stations(station, on)),
-                    None => Hop::Unknown,
-                },
-            },
-            Self::Own(learned) => {
-                let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
-                match learned.resolve(destination, on, now_ns, pool) {
-                    Resolved::Mac(station) => Hop::Known(stations(station, on)),
-                    Resolved::Probe(station, packet) => {
-                        asks.push(packet);
-                        Hop::Known(stations(station, on))
+            Self::Kernels(kernels) => {
+                if let Some(station) = kernels.recall(destination, now_ns) {
+                    return Hop::Known(stations(station, on));
+                }
+                match kernels.ask(destination, now_ns) {
+                    Asked::Station(station) => Hop::Known(stations(station, on)),
+                    Asked::Neighbour(neighbour) => {
+                        let Some(learned) = &kernels.learned else { return Hop::Unknown };
+                        let hop = resolve(learned, neighbour, on, now_ns, (pool, asks));
+                        if let Hop::Known(Some(stations)) = hop {
+                            kernels.remember(destination, stations.to, now_ns);
+                        }
+                        hop
                     }
-                    Resolved::Ask(packet) => {
-                        asks.push(packet);
-                        Hop::Sought
-                    }
-                    Resolved::Wait => Hop::Sought,
+                    Asked::Nothing => Hop::Unknown,
                 }
             }
+            Self::Own(learned) => resolve(learned, destination, on, now_ns, (pool, asks)),
         }
     }
 
     /// Holds a packet whose station is sought. What it takes the place of goes to `dropped`.
     pub(super) fn hold(
         &mut self,
-        destination: IpAddr,
+        neighbour: IpAddr,
         packet: Packet,
         now_ns: u64,
         dropped: &mut Vec<Packet>,
     ) {
         match self {
-            Self::Own(learned) => {
+            Self::Own(learned)
+            | Self::Kernels(KernelsNeighbours { learned: Some(learned), .. }) => {
                 let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
-                learned.hold(destination, packet, now_ns, dropped);
+                learned.hold(neighbour, packet, now_ns, dropped);
             }
             Self::None | Self::Kernels(_) => dropped.push(packet),
         }
@@ -123,7 +124,10 @@ impl Neighbours {
         let Self::Kernels(kernels) = self else { return back };
         let known = kernels.recall(destination, now_ns).or_else(|| {
             let may_ask = now_ns.saturating_sub(kernels.asked_ns) >= ASK_NS;
-            if may_ask { kernels.ask(destination, now_ns) } else { None }
+            match may_ask.then(|| kernels.ask(destination, now_ns)) {
+                Some(Asked::Station(station)) => Some(station),
+                _ => None,
+            }
         });
         known.and_then(|station| stations(station, on)).or(back)
     }
@@ -133,6 +137,29 @@ impl Neighbours {
             Self::None => None,
             Self::Kernels(_) | Self::Own(_) => stations(to, on),
         }
+    }
+}
+
+/// Asks those that were learned for a neighbour's station.
+fn resolve(
+    learned: &Mutex<Learned>,
+    neighbour: IpAddr,
+    on: &Identity,
+    now_ns: u64,
+    (pool, asks): (&mut Pool, &mut Vec<Packet>),
+) -> Hop {
+    let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+    match learned.resolve(neighbour, on, now_ns, pool) {
+        Resolved::Mac(station) => Hop::Known(stations(station, on)),
+        Resolved::Probe(station, packet) => {
+            asks.push(packet);
+            Hop::Known(stations(station, on))
+        }
+        Resolved::Ask(packet) => {
+            asks.push(packet);
+            Hop::Sought(neighbour)
+        }
+        Resolved::Wait => Hop::Sought(neighbour),
     }
 }
 
@@ -162,6 +189,17 @@ pub(super) struct KernelsNeighbours {
     /// By destination; a newer one takes its place.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
+    /// Those that the kernel cannot learn, for it hears nothing.
+    learned: Option<Arc<Mutex<Learned>>>,
+}
+
+/// The kernel's answer.
+enum Asked {
+    Station([u8; 6]),
+    /// Whose station it does not know.
+    Neighbour(IpAddr),
+    /// It has no way there.
+    Nothing,
 }
 
 #[derive(Clone, Copy)]
@@ -178,20 +216,27 @@ impl KernelsNeighbours {
         is_good.then_some(remembered.station)
     }
 
-    /// Asks the kernel, which then seeks a neighbour that it does not know.
-    fn ask(&mut self, destination: IpAddr, now_ns: u64) -> Option<[u8; 6]> {
+    /// Asks the kernel, which then seeks a neighbour that it does not know, if it can.
+    fn ask(&mut self, destination: IpAddr, now_ns: u64) -> Asked {
         self.asked_ns = now_ns;
         // What cannot be asked is not known.
-        let hop = neighbour::next_hop(destination, self.interface).ok()??;
-        let Some(station) = neighbour::station_of(hop, self.interface).ok()? else {
-            // Without the right to, the datagram that goes by the kernel has the same effect.
-            let _ = neighbour::seek(hop, self.interface);
-            return None;
+        let Ok(Some(hop)) = neighbour::next_hop(destination, self.interface) else {
+            return Asked::Nothing;
         };
+        let Ok(Some(station)) = neighbour::station_of(hop, self.interface) else {
+            if self.learned.is_none() {
+                // Without the right to, the datagram that goes by the kernel has the same effect.
+                let _ = neighbour::seek(hop, self.interface);
+            }
+            return Asked::Neighbour(hop);
+        };
+        self.remember(destination, station.0, now_ns);
+        Asked::Station(station.0)
+    }
+
+    fn remember(&mut self, destination: IpAddr, station: [u8; 6], now_ns: u64) {
         let until_ns = now_ns.saturating_add(REMEMBER_NS);
-        let remembered = Remembered { destination, station: station.0, until_ns };
-        self.remembered[place(destination)] = Some(remembered);
-        Some(station.0)
+        self.remembered[place(destination)] = Some(Remembered { destination, station, until_ns });
     }
 }
 

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::directory::Directory;
 use super::transmit::Transmitter;
+use super::unsent::Unsent;
 use super::waiting::Blocked;
 use crate::engine::Flows;
 use crate::sys;
@@ -66,6 +67,7 @@ pub(super) struct Shared {
     pub(super) rmem_max: u32,
     has_ended: AtomicBool,
     pub(super) counters: Box<[Arc<NetworkCounters>]>,
+    pub(super) unsent: Unsent,
     pub(super) relief: Box<[Arc<ReliefCounters>]>,
 }
 
@@ -162,6 +164,7 @@ impl Shared {
             rmem_max: parts.rmem_max,
             has_ended: AtomicBool::new(false),
             counters: parts.counters.into(),
+            unsent: Unsent::default(),
         }
     }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use path::counters::Counter;
 use path::network::NetworkCounters;
 
+use super::unsent::Unsent;
+
 /// A counter's name, and where it stands.
 type Named = (&'static str, fn(&NetworkCounters) -> &Counter);
 
@@ -72,11 +74,14 @@ const V6: &[Named] = &[
 ];
 
 /// The counters of all CPUs together, those that there are here, in the lines of `/proc/net/snmp`.
-pub(super) fn snmp(counters: &[Arc<NetworkCounters>]) -> String {
+pub(super) fn snmp(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
+    let unsent = [("OutDiscards", unsent.v4.discards()), ("OutNoRoutes", unsent.v4.no_routes())];
     let mut text = String::new();
-    for (protocol, named) in [("Ip", IP), ("Icmp", ICMP), ("Udp", UDP)] {
-        let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
-        let values: Vec<_> = named.iter().map(|(_, of)| sum(counters, *of).to_string()).collect();
+    for (protocol, named, more) in [("Ip", IP, &unsent[..]), ("Icmp", ICMP, &[]), ("Udp", UDP, &[])]
+    {
+        let named = named.iter().map(|(name, of)| (*name, sum(counters, *of)));
+        let (names, values): (Vec<_>, Vec<_>) =
+            named.chain(more.iter().copied()).map(|(name, of)| (name, of.to_string())).unzip();
         let (names, values) = (names.join(" "), values.join(" "));
         // Writing to a string does not fail.
         let _ = write!(text, "{protocol}: {names}\n{protocol}: {values}\n");
@@ -85,11 +90,13 @@ pub(super) fn snmp(counters: &[Arc<NetworkCounters>]) -> String {
 }
 
 /// The same of IPv6, in the lines of `/proc/net/snmp6`.
-pub(super) fn snmp6(counters: &[Arc<NetworkCounters>]) -> String {
+pub(super) fn snmp6(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
+    let unsent =
+        [("Ip6OutDiscards", unsent.v6.discards()), ("Ip6OutNoRoutes", unsent.v6.no_routes())];
     let mut text = String::new();
-    for (name, of) in V6 {
+    for (name, of) in V6.iter().map(|(name, of)| (*name, sum(counters, *of))).chain(unsent) {
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<32}\t{}", sum(counters, *of));
+        let _ = writeln!(text, "{name:<32}\t{of}");
     }
     text
 }
@@ -116,13 +123,13 @@ mod tests {
         let (v4, v6) = ("/proc/net/snmp", "/proc/net/snmp6");
         let kernels = std::fs::read_to_string(v4).unwrap();
         let theirs = names(&kernels);
-        for ours in names(&snmp(&[])) {
+        for ours in names(&snmp(&[], &Unsent::default())) {
             assert!(theirs.contains(&ours), "{ours} is not in {v4}");
         }
         let Ok(kernels) = std::fs::read_to_string(v6) else { return };
         let theirs: Vec<_> =
             kernels.lines().filter_map(|line| line.split_whitespace().next()).collect();
-        for line in snmp6(&[]).lines() {
+        for line in snmp6(&[], &Unsent::default()).lines() {
             let ours = line.split_whitespace().next().unwrap();
             assert!(theirs.contains(&ours), "{ours} is not in {v6}");
         }

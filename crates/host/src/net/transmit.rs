@@ -104,7 +104,7 @@ impl Transmitter {
         let hop = neighbours.hop_to(destination, on, *now_ns, (pool, gathered));
         let stations = match hop {
             Hop::Known(stations) => stations,
-            Hop::Sought => on.mac.map(|from| Stations { to: [0; 6], from }),
+            Hop::Sought(_) => on.mac.map(|from| Stations { to: [0; 6], from }),
             Hop::Unknown => return Ok(Gathered::NextUnknown),
         };
         let len_bytes = u32::try_from(payload.len()).map_err(|_| too_long())?;
@@ -117,18 +117,17 @@ impl Transmitter {
         let mut packet = Packet::received(frame, Arrival(0), 0, path::parse::Link::Ip);
         packet.set_gso_size(gso_size);
         let packet = self.compose(packet, stations, (between, marks))?;
-        if hop == Hop::Sought {
-            self.hold(device, destination, packet);
-        } else {
-            self.add(device, packet);
+        match hop {
+            Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
+            Hop::Known(_) | Hop::Unknown => self.add(device, packet),
         }
         Ok(Gathered::Yes)
     }
 
-    fn hold(&mut self, device: usize, destination: IpAddr, packet: Packet) {
+    fn hold(&mut self, device: usize, neighbour: IpAddr, packet: Packet) {
         let mut dropped = Vec::new();
         let neighbours = &mut self.ways[device].neighbours;
-        neighbours.hold(destination, packet, self.now_ns, &mut dropped);
+        neighbours.hold(neighbour, packet, self.now_ns, &mut dropped);
         dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
     }
 

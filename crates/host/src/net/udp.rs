@@ -189,11 +189,12 @@ impl UdpSocket {
         batch.of = Some(Arc::clone(&self.0));
     }
 
-    /// Sends the answers of a batch back to where its datagrams came from, in their order.
+    /// Sends the answers of a batch back to where its datagrams came from, in their order. Returns how many
+    /// were: one that no device leads to, or that is longer than a device sends, is dropped and counted
+    /// (`OutNoRoutes`, `OutDiscards` of [`Net::snmp`](super::Net::snmp)).
     ///
     /// # Errors
-    /// When the device is gone. What cannot be sent for another reason is dropped, and counted by the
-    /// device's sink.
+    /// When the device is gone.
     pub fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
         self.0.send_replies(batch)
     }

@@ -10,6 +10,7 @@ use crate::rig::{OURS, OURS_V6, Running, client, over_strange_tap};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("datagrams_are_answered_where_they_lie", answered),
+    ("promise_2_answers_that_cannot_be_sent_are_counted", too_long),
     ("datagrams_are_answered_by_the_thread_that_turns_its_cpu", answered_inline),
 ];
 
@@ -46,6 +47,31 @@ fn answered() {
     exchange(&format!("[{OURS_V6}]:7"));
     running.end();
     assert_eq!(reader.join().unwrap(), 2 * 25);
+}
+
+fn too_long() {
+    const MTU: usize = 1500;
+    let (net, engine) = over_strange_tap(&Config::live(), &NetConfig::default());
+    let socket = net.bind(format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let client = client(socket.local_addr());
+    client.send(b"?").unwrap();
+    let mut batch = Datagrams::new();
+    let mut answer = |len| {
+        assert_eq!(socket.recv_batch(&mut batch, 1).unwrap(), 1);
+        batch.iter_mut().for_each(|datagram| datagram.reply(&vec![1; len]).unwrap());
+        socket.send_replies(&mut batch).unwrap()
+    };
+    assert_eq!(answer(MTU - 28 + 1), 0);
+    client.send(b"?").unwrap();
+    assert_eq!(answer(MTU - 28), 1);
+    assert_eq!(client.recv(&mut [0; MTU]).unwrap(), MTU - 28);
+    let text = net.snmp();
+    let ip: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("Ip: ")).collect();
+    let named = ip[0].split(' ').zip(ip[1].split(' '));
+    assert_eq!(named.clone().find(|(name, _)| *name == "OutDiscards"), Some(("OutDiscards", "1")));
+    drop((socket, batch));
+    assert_eq!(running.end().frames_away, 0);
 }
 
 fn answered_inline() {

@@ -17,6 +17,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("an_af_xdp_queue_has_sockets_beside_the_kernels", over_af_xdp),
     ("an_af_packet_socket_has_sockets_and_the_kernel_keeps_silent", over_af_packet),
     ("a_first_datagram_waits_for_its_neighbour_with_the_kernel", first_goes_by_kernel),
+    ("promise_8_where_all_is_taken_we_seek_and_answer_neighbours", all_taken),
     ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
     ("a_port_that_is_ours_is_not_the_kernels_and_the_other_way_round", ports),
 ];
@@ -123,12 +124,43 @@ fn first_goes_by_kernel() {
     running.end();
 }
 
+/// The kernel hears nothing at all: not who asks for it, nor who answers it.
+fn all_taken() {
+    const BEHIND: &str = "192.0.2.1";
+    let hosts = Hosts::new();
+    hosts.far.command(&format!("ip addr add {BEHIND}/32 dev lo"));
+    hosts.far.command("ip link set lo up");
+    hosts.near.command("ip route add 192.0.2.0/24 via 10.9.0.2");
+    let (net, engine) = hosts.taking(Via::AfXdp, "all");
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let running = hosts.near.run(|| Running::begin(engine));
+    let mut buffer = [0; 100];
+    for at in [BEHIND, "10.9.0.2"] {
+        let far = hosts.far.run(|| KernelSocket::bind(format!("{at}:0")).unwrap());
+        far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        for number in 0..100u32 {
+            let to = far.local_addr().unwrap();
+            hosts.near.run(|| socket.send_to(&number.to_be_bytes(), to).unwrap());
+            let (len, from) = far.recv_from(&mut buffer).unwrap();
+            assert_eq!((&buffer[..len], from.port()), (&number.to_be_bytes()[..], 53));
+            if number % 10 == 0 {
+                hosts.far.command("ip neigh flush dev skb");
+            }
+            far.send_to(&buffer[..len], from).unwrap();
+            assert_eq!(socket.recv(&mut buffer).unwrap(), len);
+            assert_eq!(buffer[..len], number.to_be_bytes());
+        }
+    }
+    drop(socket);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
 /// A datagram in fragments has no frame that is large enough, on either kind of device.
 fn larger_than_frames() {
     for via in [Via::AfXdp, Via::AfPacket] {
         let hosts = Hosts::new();
-        hosts.near.command("ip link set ska address 02:00:00:00:00:01");
-        hosts.far.command("ip neigh replace 10.9.0.1 lladdr 02:00:00:00:00:01 dev skb");
         let (net, engine) = hosts.taking(via, "all");
         let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
