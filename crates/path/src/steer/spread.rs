@@ -154,6 +154,21 @@ mod tests {
         assert!(spread.is_spreading());
     }
 
+    #[test]
+    fn rps_c2_a_pause_forgets_half_of_the_bursts() {
+        let mut spread = Spread::new(SpreadPolicy::WhenBusy);
+        let mut tick = Tick { now_ns: SPREAD_WINDOW_NS, busy_ns: 0 };
+        spread.update(tick, false);
+        let mut turn = |is_full| {
+            tick.now_ns += 20_000;
+            spread.update(tick, is_full)
+        };
+        assert!((1..FULL_BURSTS_TO_SPREAD).all(|_| !turn(true)));
+        assert!(!turn(false));
+        let left = FULL_BURSTS_TO_SPREAD - (FULL_BURSTS_TO_SPREAD - 1) / 2;
+        assert!((1..left).all(|_| !turn(true)) && turn(true));
+    }
+
     /// Turns of one queue, 10 µs apart: full ones and others, in runs, and how busy its CPUs are.
     fn runs() -> impl Strategy<Value = Vec<(u32, u32, u64)>> {
         prop::collection::vec((0u32..40, 1u32..4000, 0u64..=200), 1..200)
