@@ -20,7 +20,7 @@ usage: ./ci.sh VERB...
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   bench  every stage measured, one JSON line each
-  mutants  changes that no test of path and mem notices: in MUTATED (a glob of files; all, which takes
+  mutants  changes that no test of mem, path and stack notices: in MUTATED (a glob of files; all, which takes
          a day), by hand. MUTANTS.md has what was found last
   all    all but bench and mutants; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
@@ -95,7 +95,7 @@ loom() {
     local -x RUSTFLAGS="--cfg loom"
     cargo test -p mem --release --lib --locked --target-dir target/loom
     cargo test -p path --release --test drain_rule --locked --target-dir target/loom
-    cargo test -p path --release --lib socket::queue::models --locked --target-dir target/loom
+    cargo test -p forebay-stack --release --lib socket::queue::models --locked --target-dir target/loom
 }
 
 miri() {
@@ -131,7 +131,7 @@ bench() {
 mutants() {
     has cargo mutants --version || { skip mutants "install it: cargo install cargo-mutants"; return; }
     # 2: some were missed, which the table tells.
-    cargo mutants --package path --package mem --file "${MUTATED:-crates/*/src/**/*.rs}" \
+    cargo mutants --package path --package forebay-stack --package mem --file "${MUTATED:-crates/*/src/**/*.rs}" \
         --timeout 120 --output target -- --locked --lib --tests || (($? == 2))
     local file outcome
     echo "| file | caught | missed | timed out | not compiled |"

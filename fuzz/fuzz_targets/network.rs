@@ -10,12 +10,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use forebay_stack::network::{
+    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
+};
 use libfuzzer_sys::fuzz_target;
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
-use path::network::{
-    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
-};
 use path::packet::{Arrival, Packet};
 use path::parse::checksum::Sum;
 use path::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse_into};

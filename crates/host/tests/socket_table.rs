@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::table::{Binding, Bindings, Flow4Tuple, Found, Reuse};
 use libtest_mimic::Arguments;
 use namespaces::{enter_new, ip, missing, trial};
 use path::CpuId;
 use path::hash::FlowHash;
-use path::socket::SocketId;
-use path::socket::table::{Binding, Bindings, Flow4Tuple, Found, Reuse};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::io::Errno;

@@ -4,9 +4,9 @@
 pub(crate) const LINE_BYTES: usize = 64;
 
 /// A value on cache lines of its own: two, because the neighbouring line is fetched along.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct OwnLine<T>(pub(crate) T);
+pub struct OwnLine<T>(pub T);
 
 /// Asks for the line at `address`, to read it.
 #[inline]

@@ -29,8 +29,8 @@ pub mod wake; //    who sleeps, and whom to wake
 pub mod position; // a point in a ring's life: a counter that wraps
 pub mod sum; //      the checksum's sum of bytes, by the vectors of the CPU at hand
 mod lot; //          frames on their way home, thirty-two at a time
-mod cache; //        cache lines: kept apart, and asked for ahead of their use
-mod sync; //         the standard library's atomics, or loom's
+pub mod cache; //    cache lines: kept apart, and asked for ahead of their use
+pub mod sync; //     the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value, prefetch_value_to_write};
 pub use carousel::Carousel;

@@ -1,21 +1,20 @@
 //! The façade over atomics and cells: the standard library's, or loom's under `--cfg loom`.
 //!
-//! Everything in this crate that two threads touch goes through these names, so the loom models
-//! check the code that ships.
+//! All that two threads touch goes through these names, here and in the queues that are built of
+//! rings, so the loom models check the code that ships.
 
 #[cfg(loom)]
-pub(crate) use loom::{
-    cell::UnsafeCell,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence},
-    },
+pub use loom::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence,
 };
+#[cfg(loom)]
+pub(crate) use loom::{cell::UnsafeCell, sync::Arc};
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::{
-    Arc,
-    atomic::{AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence},
+pub(crate) use std::sync::Arc;
+#[cfg(not(loom))]
+pub use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence,
 };
 
 /// `std::cell::UnsafeCell` with the closures that loom asks for.

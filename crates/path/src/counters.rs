@@ -18,7 +18,7 @@ impl Counter {
     }
 
     /// Adds `count`. Only the writer calls this: a load and a store, no read-modify-write.
-    pub(crate) fn add(&self, count: u64) {
+    pub fn add(&self, count: u64) {
         self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
     }
 

@@ -18,9 +18,6 @@ pub mod steer; //       which CPU, and why: RPS map, flow table, held moves
 pub mod backlog; //     the rings between the polling CPU and the others
 pub mod intake; //      the first spine: from the source to the backlog
 pub mod delivery; //    the second spine: from the backlog to the handler
-pub mod stack; //       the third spine: from the delivery's batch to the sockets
-pub mod network; //     IP as a host receives it: what is for us, and whole
-pub mod socket; //      which UDP socket, and the queue to its reader
 
 pub mod tickets; //     from many CPUs to one taker, in order
 pub mod packet; //      one frame and what the stages found out about it

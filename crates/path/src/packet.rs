@@ -112,8 +112,9 @@ impl Packet {
         Some(Self { frame, ..*self })
     }
 
-    /// Its bytes in one frame.
-    pub(crate) fn copied_whole(&self, pool: &mut Pool) -> Option<Frame> {
+    /// Its bytes in one frame of `pool`; `None`: there is none free.
+    #[must_use]
+    pub fn copied_whole(&self, pool: &mut Pool) -> Option<Frame> {
         let len_bytes = self.fragments().map(<[u8]>::len).sum::<usize>();
         let len_bytes = u32::try_from(len_bytes).ok()?;
         let mut frame = pool.allocate(len_bytes)?;

@@ -9,27 +9,19 @@
 //! draw and one publication, however long it is.
 //!
 //! Who shares the tickets, who may join and who is woken is for the owner to say: a socket's queue
-//! ([`socket::queue`](crate::socket::queue)), or a device's way out.
+//! (`forebay_stack::socket::queue`), or a device's way out.
 
 use std::collections::VecDeque;
 
-#[cfg(all(loom, test))]
-use loom::sync::atomic::{AtomicU32, Ordering};
-#[cfg(not(all(loom, test)))]
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use mem::Position;
+use mem::cache::OwnLine;
 use mem::ring::{Consumer, Producer, ring};
+use mem::sync::{AtomicU32, Ordering};
 
 use crate::packet::{Arrival, Packet};
 
 /// Packets that are taken out of a ring at once.
 const TAKE_MAX: usize = 64;
-
-/// A value on cache lines of its own: two, because the neighbouring line is fetched along.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct OwnLine<T>(pub(crate) T);
 
 /// Where tickets are drawn. Shared by all ends.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ mod flood;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use forebay_stack::socket::policy::BufferPolicy;
 use path::CpuId;
-use path::socket::policy::BufferPolicy;
 use serde_json::{Value, json};
 
 use self::flood::{Flood, Load, Outcome, Work};

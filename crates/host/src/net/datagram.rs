@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use forebay_stack::network::compose::Stations;
 use path::Packet;
 use path::hash::FlowHash;
-use path::network::compose::Stations;
 use path::packet::Shape;
 use path::parse::{Link, Network};
 

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use path::socket::SocketId;
-use path::socket::queue::Hub;
-use path::stack::Sockets;
+use forebay_stack::ingress::Sockets;
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::queue::Hub;
 
 use super::SOCKETS_MAX;
 

@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use forebay_stack::network::Identity;
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::queue::Hub;
 use path::Packet;
 use path::hash::FlowHash;
-use path::network::Identity;
-use path::socket::SocketId;
-use path::socket::queue::Hub;
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};

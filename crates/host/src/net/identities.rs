@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
-use path::network::neighbours::Neighbours as Learned;
-use path::network::{Identity, Prefix};
+use forebay_stack::network::neighbours::Neighbours as Learned;
+use forebay_stack::network::{Identity, Prefix};
 
 use super::shared::NetDevice;
 use crate::device::{Device, Via};

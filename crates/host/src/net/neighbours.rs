@@ -9,10 +9,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forebay_stack::network::Identity;
+use forebay_stack::network::compose::Stations;
+use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use path::Packet;
-use path::network::Identity;
-use path::network::compose::Stations;
-use path::network::neighbours::{Neighbours as Learned, Resolved};
 
 use mem::Pool;
 

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
+use forebay_stack::socket::policy::{BufferPolicy, WayBack};
+use forebay_stack::socket::queue::Outlet;
 use mem::Pool;
 use mem::pool::LOT_FRAMES;
 use path::Packet;
 use path::coalesce::resegment;
-use path::socket::policy::{BufferPolicy, WayBack};
-use path::socket::queue::Outlet;
 
 /// Datagrams that are taken out of the queue at once, for calls that read one.
 const TAKE_MAX: usize = 64;

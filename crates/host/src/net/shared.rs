@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
+use forebay_stack::network::neighbours::Neighbours as Learned;
+use forebay_stack::network::{Identity, NetworkCounters, Prefix};
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::policy::{ReliefCounters, SharedPolicy};
+use forebay_stack::socket::queue::{Outlet, QueueConfig, WakeReader, open};
+use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use mem::Pool;
-use path::network::neighbours::Neighbours as Learned;
-use path::network::{Identity, NetworkCounters, Prefix};
-use path::socket::SocketId;
-use path::socket::policy::{ReliefCounters, SharedPolicy};
-use path::socket::queue::{Outlet, QueueConfig, WakeReader, open};
-use path::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use path::{CpuId, RxQueue};
 use rustix::io::Errno;
 

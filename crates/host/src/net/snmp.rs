@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
+use forebay_stack::network::NetworkCounters;
 use path::counters::Counter;
-use path::network::NetworkCounters;
 
 use super::unsent::Unsent;
 

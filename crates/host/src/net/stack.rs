@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::Cache;
+use forebay_stack::ingress::{Around, Stack};
+use forebay_stack::network::neighbours::Sighting;
+use forebay_stack::network::{Identity, NetworkCounters};
+use forebay_stack::socket::table::SocketTable;
 use mem::Pool;
 use path::delivery::Batch;
-use path::network::neighbours::Sighting;
-use path::network::{Identity, NetworkCounters};
-use path::socket::table::SocketTable;
-use path::stack::{Around, Stack};
 use path::{Handler, Packet};
 
 use super::shared::Shared;

@@ -4,12 +4,12 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use mem::Pool;
-use path::Packet;
-use path::network::Identity;
-use path::network::compose::{
+use forebay_stack::network::Identity;
+use forebay_stack::network::compose::{
     DEFAULT_TTL, HEADERS_BYTES_MAX, Stations, UdpHeaders, Uncomposable, compose_udp,
 };
+use mem::Pool;
+use path::Packet;
 use path::packet::Arrival;
 use rustix::io::Errno;
 

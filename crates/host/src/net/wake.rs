@@ -10,9 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use forebay_stack::socket::queue::{Hub, WakeReader};
 use path::CpuId;
 use path::arrive::Waker;
-use path::socket::queue::{Hub, WakeReader};
 
 use crate::sys::readiness::{Teller, Told};
 

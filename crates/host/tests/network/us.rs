@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use forebay_stack::network::{
+    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
+};
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
 use path::Packet;
-use path::network::{
-    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
-};
 use path::packet::Arrival;
 use path::parse::{Link, Verify, parse_into};
 

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay::net::{Net, NetConfig};
-use path::network::NetworkDrop;
+use forebay_stack::network::NetworkDrop;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
 use crate::Trial;
@@ -46,7 +46,7 @@ fn waiting() {
     let mut outcome = running.end();
     let counts = lazy.counts();
     assert_eq!(outcome.frames_away as u64, counts.queued, "what may still be read");
-    let given_up = |counters: &path::network::NetworkCounters| {
+    let given_up = |counters: &forebay_stack::network::NetworkCounters| {
         counters.drops.get(NetworkDrop::FragReasmTimeout)
     };
     assert_eq!(net.counters().iter().map(|it| given_up(it)).sum::<u64>(), FRAGMENTS);

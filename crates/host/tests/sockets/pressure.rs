@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use forebay::net::{Datagrams, NetConfig, SocketCounts, UdpSocket};
-use path::network::{NetworkCounters, NetworkDrop};
-use path::socket::policy::BufferPolicy;
+use forebay_stack::network::{NetworkCounters, NetworkDrop};
+use forebay_stack::socket::policy::BufferPolicy;
 
 use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap};

@@ -24,7 +24,7 @@ impl Sum {
 
     /// Sums up bytes that lie in pieces, one behind the other, of any lengths.
     #[must_use]
-    pub(crate) fn of_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
+    pub fn of_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
         let (mut sum, mut is_odd) = (Self::default(), false);
         for piece in pieces {
             sum = sum.plus(Self::of(piece).behind(is_odd));

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
+use forebay_stack::network::{Identity, Network, NetworkConfig, Prefix, Received};
 use mem::Region;
 use mem::pool::{ChunkClass, Pool, carve, region_bytes};
-use path::network::reassembly::{Fragments, FragmentsConfig};
-use path::network::{Identity, Network, NetworkConfig, Prefix, Received};
 use path::{CpuId, Packet};
 
 use super::application::read;

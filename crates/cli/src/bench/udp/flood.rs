@@ -7,14 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::sys;
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::copy_cache::{BUFFERS_MAX, CopyCache};
+use forebay_stack::socket::policy::{BufferPolicy, Relief, ReliefCounters, WayBack};
+use forebay_stack::socket::queue::{Inlet, Outlet, Put, QueueConfig, queue};
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
 use path::packet::Arrival;
 use path::parse::{self, Verify};
-use path::socket::SocketId;
-use path::socket::copy_cache::{BUFFERS_MAX, CopyCache};
-use path::socket::policy::{BufferPolicy, Relief, ReliefCounters, WayBack};
-use path::socket::queue::{Inlet, Outlet, Put, QueueConfig, queue};
 use path::{CpuId, Packet};
 
 use super::super::input::Sample;

@@ -5,6 +5,15 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use forebay_stack::ingress::{Around, Sockets, Stack};
+use forebay_stack::network::{
+    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
+};
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::copy_cache::CopyCache;
+use forebay_stack::socket::policy::{BufferPolicy, Relief};
+use forebay_stack::socket::queue::{Awake, Hub, QueueConfig, open};
+use forebay_stack::socket::table::{Binding, SocketTable};
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
 use path::CpuId;
@@ -12,15 +21,8 @@ use path::arrive::Behind;
 use path::coalesce::gso::{GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr};
 use path::coalesce::{CoalesceConfig, Coalescer};
 use path::hash::FlowHash;
-use path::network::{Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix};
 use path::packet::{Arrival, Packet, Shape};
 use path::parse::{Link, Verify, parse_into};
-use path::socket::SocketId;
-use path::socket::copy_cache::CopyCache;
-use path::socket::policy::{BufferPolicy, Relief};
-use path::socket::queue::{Awake, Hub, QueueConfig, open};
-use path::socket::table::{Binding, SocketTable};
-use path::stack::{Around, Sockets, Stack};
 use proptest::prelude::*;
 
 use super::Reader;

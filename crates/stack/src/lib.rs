@@ -1,0 +1,16 @@
+//! The host's stack: from the packets that are delivered on a CPU to the readers of sockets.
+//!
+//! ```text
+//!  Delivery ─► ingress ─► link ─► IP ─► reassembly ─► transport ─► socket table ─► queue ─► reader
+//!              └── Network: what is for us, and whole ──────┘
+//! ```
+//!
+//! Nothing here does I/O, reads a clock, starts a thread or draws a random number: times, seeds and
+//! CPU ids are arguments.
+#![forbid(unsafe_code)]
+
+pub mod ingress; // the third spine: from the delivery's batch to the sockets
+pub mod network; // IP as a host receives it: what is for us, and whole
+pub mod socket; //  which UDP socket, and the queue to its reader
+
+pub use ingress::Stack;

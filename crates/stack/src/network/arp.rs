@@ -1,0 +1,164 @@
+//! ARP (RFC 826, RFC 5227) as the kernel's `arp_process` has it, where nobody else is this host.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use mem::Pool;
+use path::packet::{Arrival, Packet};
+use path::parse::{Headers, Link};
+
+use super::neighbours::{Heard, Replaces, Sighting};
+use super::{Identity, NetworkDrop};
+
+/// The EtherType.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+
+/// Ethernet, or IEEE 802; IPv4; lengths of 6 and 4.
+const KINDS: [[u8; 6]; 2] = [[0, 1, 8, 0, 6, 4], [0, 6, 8, 0, 6, 4]];
+const REQUEST: [u8; 2] = [0, 1];
+const REPLY: [u8; 2] = [0, 2];
+const MESSAGE_BYTES: usize = 28;
+const ETHERNET_BYTES: usize = 14;
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// What a message says of its sender and whom it asks for.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    operation: [u8; 2],
+    sender_mac: [u8; 6],
+    sender: Ipv4Addr,
+    target_mac: [u8; 6],
+    target: Ipv4Addr,
+}
+
+/// Takes a message in. A request for one of our addresses is made its answer, in its own frame.
+/// `is_to_us` says that the frame came to our own station.
+///
+/// # Errors
+/// It is no message, or none that anybody sends who is in order.
+pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<Heard, NetworkDrop> {
+    if !on.is_whole_host {
+        return Ok(Heard::default()); // the kernel's
+    }
+    let at = usize::from(packet.headers.network_offset);
+    let message = packet.frame.data().get(at..).ok_or(NetworkDrop::PktTooSmall)?;
+    let message = Message::read(message)?;
+    if message.target.is_multicast() || message.target.is_loopback() {
+        return Err(NetworkDrop::IpInvalidDest);
+    }
+    let is_request = message.operation == REQUEST;
+    let is_for_us = is_request && on.is_own(message.target.into());
+    if message.sender.is_unspecified() {
+        // Somebody is about to take the address: it is ours.
+        if is_for_us {
+            answer(packet, at, &message, on);
+        }
+        return Ok(Heard { sighting: None, is_answer: is_for_us });
+    }
+    if !can_be_a_neighbour(message.sender, on) || message.sender_mac[0] & 1 != 0 {
+        return Err(NetworkDrop::IpInvalidSource);
+    }
+    let is_announced = message.sender == message.target
+        && (is_request || message.target_mac == message.sender_mac);
+    let sighting = Sighting {
+        address: message.sender.into(),
+        mac: Some(message.sender_mac),
+        is_welcome: is_for_us,
+        replaces: if is_for_us || is_announced { Replaces::Now } else { Replaces::WhenSettled },
+        // What everybody hears does not say that we are heard.
+        is_confirmed: !is_request && is_to_us,
+    };
+    if is_for_us {
+        answer(packet, at, &message, on);
+    }
+    Ok(Heard { sighting: Some(sighting), is_answer: is_for_us })
+}
+
+impl Message {
+    fn read(bytes: &[u8]) -> Result<Self, NetworkDrop> {
+        let message = bytes.get(..MESSAGE_BYTES).ok_or(NetworkDrop::PktTooSmall)?;
+        let (kind, operation) = (field(message, 0), field(message, 6));
+        if !KINDS.contains(&kind) || ![REQUEST, REPLY].contains(&operation) {
+            return Err(NetworkDrop::UnhandledProto);
+        }
+        Ok(Self {
+            operation,
+            sender_mac: field(message, 8),
+            sender: field::<4>(message, 14).into(),
+            target_mac: field(message, 18),
+            target: field::<4>(message, 24).into(),
+        })
+    }
+
+    fn bytes(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[..6].copy_from_slice(&KINDS[0]);
+        bytes[6..8].copy_from_slice(&self.operation);
+        bytes[8..14].copy_from_slice(&self.sender_mac);
+        bytes[14..18].copy_from_slice(&self.sender.octets());
+        bytes[18..24].copy_from_slice(&self.target_mac);
+        bytes[24..28].copy_from_slice(&self.target.octets());
+        bytes
+    }
+}
+
+/// A field of a message that is long enough.
+fn field<const N: usize>(message: &[u8], at: usize) -> [u8; N] {
+    message.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
+}
+
+/// Whether a host on the link can have this address; ours is no other's.
+fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
+    let is_nobodys = address.octets()[0] == 0
+        || address.is_loopback()
+        || address.is_multicast()
+        || on.is_broadcast(address);
+    !is_nobodys && !on.is_own(address.into())
+}
+
+/// Makes a request its answer.
+fn answer(packet: &mut Packet, at: usize, request: &Message, on: &Identity) {
+    let Some(mac) = on.mac else { return };
+    let reply = Message {
+        operation: REPLY,
+        sender_mac: mac,
+        sender: request.target,
+        target_mac: request.sender_mac,
+        target: request.sender,
+    };
+    let len_bytes = u32::try_from(at + MESSAGE_BYTES).unwrap_or(u32::MAX);
+    packet.frame.set_len(len_bytes.min(packet.frame.len_bytes()));
+    let bytes = packet.frame.data_mut();
+    if let Some(message) = bytes.get_mut(at..) {
+        message.copy_from_slice(&reply.bytes());
+    }
+    if let Some([stations @ .., _, _]) = bytes.first_chunk_mut::<ETHERNET_BYTES>() {
+        let (destination, source) = stations.split_at_mut(6);
+        destination.copy_from_slice(&request.sender_mac);
+        source.copy_from_slice(&mac);
+    }
+    packet.wire_len = packet.frame.len_bytes();
+    packet.device_sum = None;
+}
+
+/// Asks who has an address: everybody, or the station that had it. `None` where we have no address of
+/// our own to ask from, or no frame is free.
+pub fn request(
+    target: Ipv4Addr,
+    station: Option<[u8; 6]>,
+    on: &Identity,
+    pool: &mut Pool,
+) -> Option<Packet> {
+    let mac = on.mac?;
+    let IpAddr::V4(sender) = on.source_towards(target.into())? else { return None };
+    let message =
+        Message { operation: REQUEST, sender_mac: mac, sender, target_mac: [0; 6], target };
+    let to = station.unwrap_or(BROADCAST);
+    let ethertype = ETHERTYPE_ARP.to_be_bytes();
+    let bytes = [&to, &mac, ethertype.as_slice(), &message.bytes()].concat();
+    let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let mut frame = pool.allocate(len_bytes)?;
+    frame.copy_from(&bytes);
+    let mut packet = Packet::received(frame, Arrival(0), len_bytes, Link::Ethernet);
+    packet.headers = Headers { network_offset: 14, ..packet.headers };
+    Some(packet)
+}

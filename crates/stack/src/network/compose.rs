@@ -1,0 +1,278 @@
+//! The way out: headers in front of a payload.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use mem::Frame;
+use path::parse::checksum::Sum;
+use path::parse::{Checksum, Headers, Link, Network, Transport};
+
+const ETHERNET_BYTES: u32 = 14;
+const IPV4_BYTES: u32 = 20;
+const IPV6_BYTES: u32 = 40;
+const UDP_BYTES: u32 = 8;
+const UDP: u8 = 17;
+
+/// The most that stands before a payload: Ethernet, IPv6, UDP.
+pub const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
+
+/// `ip_default_ttl`, and the hop limit.
+pub const DEFAULT_TTL: u8 = 64;
+
+/// The Ethernet addresses of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stations {
+    /// Where it goes.
+    pub to: [u8; 6],
+    /// Where it comes from.
+    pub from: [u8; 6],
+}
+
+/// A datagram's headers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdpHeaders {
+    /// None where there is no link header.
+    pub stations: Option<Stations>,
+    /// Its sender.
+    pub source: SocketAddr,
+    /// Its receiver, of the same family.
+    pub destination: SocketAddr,
+    /// Time to live, or hop limit.
+    pub ttl: u8,
+    /// DSCP and ECN bits.
+    pub tos: u8,
+    /// The payload of each datagram but the last, if the payload is of several (`UDP_SEGMENT`); the
+    /// device cuts it, or whoever sends to it. Else 0.
+    pub gso_size: u16,
+}
+
+/// Why headers cannot be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Uncomposable {
+    /// The payload is longer than a datagram's length field can say.
+    TooLong,
+    /// Addresses of two families.
+    Families,
+}
+
+/// Writes the headers in front of the payload, which is all that is in `frame`, and says where they
+/// are. All checksums are complete; of several datagrams in one, the UDP checksum is the pseudo
+/// header's sum (see [`Packet::is_whole_gso`](path::Packet::is_whole_gso)).
+///
+/// # Errors
+/// When that cannot be; then `frame` is as before.
+///
+/// # Panics
+/// When there is less headroom than [`HEADERS_BYTES_MAX`]: a frame as it comes from a pool has more.
+pub fn compose_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Uncomposable> {
+    let udp_len = frame.len_bytes().saturating_add(UDP_BYTES);
+    let udp_len = u16::try_from(udp_len).map_err(|_| Uncomposable::TooLong)?;
+    let ports = (headers.source.port(), headers.destination.port());
+    let network = match (headers.source, headers.destination) {
+        (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+            if u32::from(udp_len) + IPV4_BYTES > u16::MAX.into() {
+                return Err(Uncomposable::TooLong);
+            }
+            push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
+            push_ipv4(frame, *source.ip(), *destination.ip(), headers);
+            Network::Ipv4
+        }
+        (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
+            push_udp(frame, ports, udp_len, headers, pseudo_v6(*source.ip(), *destination.ip()));
+            push_ipv6(frame, udp_len, *source.ip(), *destination.ip(), headers);
+            Network::Ipv6
+        }
+        _ => return Err(Uncomposable::Families),
+    };
+    let link = push_link(frame, network, headers.stations);
+    Ok(noted(link, network, udp_len))
+}
+
+/// What parsing would find.
+fn noted(link: Link, network: Network, udp_len: u16) -> Headers {
+    let network_offset = match link {
+        Link::Ethernet => 14,
+        Link::Ip => 0,
+    };
+    let (transport_offset, ip_checksum) = match network {
+        Network::Ipv4 => (u16::from(network_offset) + 20, Checksum::Good),
+        Network::Ipv6 | Network::Other => (u16::from(network_offset) + 40, Checksum::Unknown),
+    };
+    Headers {
+        link,
+        network,
+        transport: Transport::Udp,
+        protocol: UDP,
+        ip_checksum,
+        l4_checksum: Checksum::Good,
+        network_offset,
+        transport_offset,
+        payload_offset: transport_offset + 8,
+        payload_len: udp_len - 8,
+        ..Headers::default()
+    }
+}
+
+fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr) -> Sum {
+    Sum::of_words(&[source.octets(), destination.octets()])
+}
+
+fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr) -> Sum {
+    Sum::of(&source.octets()).plus(Sum::of(&destination.octets()))
+}
+
+fn push_udp(
+    frame: &mut Frame,
+    (source, destination): (u16, u16),
+    udp_len: u16,
+    headers: &UdpHeaders,
+    addresses: Sum,
+) {
+    let pseudo = addresses.plus_word(UDP.into()).plus_word(udp_len);
+    frame.push(UDP_BYTES);
+    let bytes = frame.data_mut();
+    bytes[0..2].copy_from_slice(&source.to_be_bytes());
+    bytes[2..4].copy_from_slice(&destination.to_be_bytes());
+    bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    bytes[6..8].fill(0);
+    let checksum = if headers.gso_size > 0 {
+        pseudo.fold()
+    } else {
+        // 0 says that there is none (RFC 768).
+        match !pseudo.plus(Sum::of(bytes)).fold() {
+            0 => u16::MAX,
+            sum => sum,
+        }
+    };
+    bytes[6..8].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Without options, not to be fragmented, and so without an identification (RFC 6864).
+fn push_ipv4(frame: &mut Frame, source: Ipv4Addr, destination: Ipv4Addr, headers: &UdpHeaders) {
+    const DONT_FRAGMENT: u8 = 0x40;
+    frame.push(IPV4_BYTES);
+    // Lossless: a datagram's length was checked.
+    let total_len = u16::try_from(frame.len_bytes()).unwrap_or(u16::MAX);
+    let bytes = frame.data_mut();
+    bytes[0..2].copy_from_slice(&[0x45, headers.tos]);
+    bytes[2..4].copy_from_slice(&total_len.to_be_bytes());
+    bytes[4..12].copy_from_slice(&[0, 0, DONT_FRAGMENT, 0, headers.ttl, UDP, 0, 0]);
+    bytes[12..16].copy_from_slice(&source.octets());
+    bytes[16..20].copy_from_slice(&destination.octets());
+    let checksum = !Sum::of(&bytes[..20]).fold();
+    bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+fn push_ipv6(
+    frame: &mut Frame,
+    udp_len: u16,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    headers: &UdpHeaders,
+) {
+    frame.push(IPV6_BYTES);
+    let bytes = frame.data_mut();
+    bytes[0..4].copy_from_slice(&[0x60 | headers.tos >> 4, headers.tos << 4, 0, 0]);
+    bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    bytes[6..8].copy_from_slice(&[UDP, headers.ttl]);
+    bytes[8..24].copy_from_slice(&source.octets());
+    bytes[24..40].copy_from_slice(&destination.octets());
+}
+
+fn push_link(frame: &mut Frame, network: Network, stations: Option<Stations>) -> Link {
+    let Some(Stations { to, from }) = stations else { return Link::Ip };
+    frame.push(ETHERNET_BYTES);
+    let bytes = frame.data_mut();
+    bytes[0..6].copy_from_slice(&to);
+    bytes[6..12].copy_from_slice(&from);
+    let ethertype: u16 = if network == Network::Ipv4 { 0x0800 } else { 0x86dd };
+    bytes[12..14].copy_from_slice(&ethertype.to_be_bytes());
+    Link::Ethernet
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{NetHeaders, PacketHeaders, TransportHeader};
+    use mem::Region;
+    use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+    use proptest::prelude::*;
+
+    use super::*;
+    use path::parse::{Verify, parse};
+
+    fn pool() -> Pool {
+        let share = vec![ChunkClass { chunk_bytes: 68 << 10, chunks: 1 }];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        carve(region, &[share]).unwrap().remove(0)
+    }
+
+    fn headers(source: &str, destination: &str) -> UdpHeaders {
+        let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
+        let stations = Some(Stations { to: [2, 0, 0, 0, 0, 2], from: [2, 0, 0, 0, 0, 1] });
+        UdpHeaders { stations, source, destination, ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_composed_is_what_others_and_we_read(
+            payload in prop::collection::vec(any::<u8>(), 0..1500),
+            is_v6: bool, has_link: bool, ttl: u8, tos: u8, ports: (u16, u16),
+        ) {
+            let of = |v4: &str, v6: &str, port| {
+                let ip = if is_v6 { v6 } else { v4 };
+                SocketAddr::new(ip.parse().unwrap(), port)
+            };
+            let to = UdpHeaders {
+                source: of("192.0.2.1", "2001:db8::1", ports.0),
+                destination: of("198.51.100.7", "2001:db8:ffff::7", ports.1),
+                stations: headers("0.0.0.0:1", "0.0.0.0:1").stations.filter(|_| has_link),
+                ttl, tos, gso_size: 0,
+            };
+            let mut frame = pool().allocate(2000).unwrap();
+            frame.copy_from(&payload);
+            let noted = compose_udp(&mut frame, &to).unwrap();
+            let bytes = frame.data();
+            let read = if has_link {
+                PacketHeaders::from_ethernet_slice(bytes)
+            } else {
+                PacketHeaders::from_ip_slice(bytes)
+            };
+            let read = read.unwrap();
+            let Some(TransportHeader::Udp(udp)) = read.transport else { panic!("{read:?}") };
+            prop_assert_eq!((udp.source_port, udp.destination_port), ports);
+            prop_assert_eq!(read.payload.slice(), &payload[..]);
+            let checksum = match &read.net {
+                Some(NetHeaders::Ipv4(ip, _)) => {
+                    prop_assert_eq!((ip.time_to_live, ip.dont_fragment), (ttl, true));
+                    prop_assert_eq!(ip.header_checksum, ip.calc_header_checksum());
+                    prop_assert_eq!(ip.dscp.value() << 2 | ip.ecn.value(), tos);
+                    udp.calc_checksum_ipv4(ip, &payload).unwrap()
+                }
+                Some(NetHeaders::Ipv6(ip, _)) => {
+                    prop_assert_eq!((ip.hop_limit, ip.traffic_class), (ttl, tos));
+                    udp.calc_checksum_ipv6(ip, &payload).unwrap()
+                }
+                other => panic!("{other:?}"),
+            };
+            prop_assert_eq!(udp.checksum, checksum);
+            let link = if has_link { Link::Ethernet } else { Link::Ip };
+            let parsed = parse(bytes, frame.len_bytes(), link, Verify::Checksums);
+            prop_assert_eq!(noted, parsed);
+        }
+    }
+
+    #[test]
+    fn a_payload_that_no_length_field_holds_is_refused() {
+        let mut pool = pool();
+        let to = headers("192.0.2.1:1", "192.0.2.2:2");
+        let mut frame = pool.allocate(66_000).unwrap();
+        frame.set_len(65_508);
+        assert_eq!(compose_udp(&mut frame, &to), Err(Uncomposable::TooLong));
+        frame.set_len(65_507);
+        assert!(compose_udp(&mut frame, &to).is_ok());
+        let both = headers("192.0.2.1:1", "[2001:db8::1]:2");
+        pool.put(frame);
+        let mut frame = pool.allocate(0).unwrap();
+        assert_eq!(compose_udp(&mut frame, &both), Err(Uncomposable::Families));
+        assert_eq!(frame.len_bytes(), 0);
+    }
+}

@@ -1,0 +1,141 @@
+//! What the network layer of one CPU counts, by the names of `/proc/net/snmp` and
+//! `/proc/net/snmp6`.
+
+use path::counters::Counter;
+
+use super::drop::NetworkDrop;
+
+/// Written by one CPU, read by anyone.
+#[derive(Debug, Default)]
+pub struct NetworkCounters {
+    /// IPv4.
+    pub ip: IpCounters,
+    /// IPv6.
+    pub ip6: IpCounters,
+    /// ICMP.
+    pub icmp: IcmpCounters,
+    /// ICMPv6.
+    pub icmp6: IcmpCounters,
+    /// UDP over IPv4.
+    pub udp: UdpCounters,
+    /// UDP over IPv6.
+    pub udp6: UdpCounters,
+    /// Frames dropped, by [`NetworkDrop::index`].
+    pub drops: DropCounters,
+}
+
+/// `Ip:` in `/proc/net/snmp`, `Ip6` in `/proc/net/snmp6`.
+#[derive(Debug, Default)]
+pub struct IpCounters {
+    /// Packets received, wrong ones included, those for other hosts not.
+    pub in_receives: Counter,
+    /// Dropped because of their header.
+    pub in_hdr_errors: Counter,
+    /// Dropped because of their destination.
+    pub in_addr_errors: Counter,
+    /// Dropped because of a protocol that nobody handles.
+    pub in_unknown_protos: Counter,
+    /// Shorter than their header says.
+    pub in_truncated_pkts: Counter,
+    /// Dropped though nothing was wrong with them.
+    pub in_discards: Counter,
+    /// Handed to a protocol, datagrams made of fragments counted once.
+    pub in_delivers: Counter,
+    /// Packets sent.
+    pub out_requests: Counter,
+    /// Fragments that were to be put together.
+    pub reasm_reqds: Counter,
+    /// Datagrams put together.
+    pub reasm_oks: Counter,
+    /// Failures to put one together.
+    pub reasm_fails: Counter,
+    /// Datagrams that were not complete in time.
+    pub reasm_timeout: Counter,
+}
+
+/// `Icmp:` in `/proc/net/snmp`, `Icmp6` in `/proc/net/snmp6`.
+#[derive(Debug, Default)]
+pub struct IcmpCounters {
+    /// Messages received, wrong ones included.
+    pub in_msgs: Counter,
+    /// Those that were wrong.
+    pub in_errors: Counter,
+    /// Those with a wrong checksum.
+    pub in_csum_errors: Counter,
+    /// Destination unreachable.
+    pub in_dest_unreachs: Counter,
+    /// Time exceeded.
+    pub in_time_excds: Counter,
+    /// Parameter problem.
+    pub in_parm_probs: Counter,
+    /// Packet too big: ICMPv6.
+    pub in_pkt_too_bigs: Counter,
+    /// Echo requests.
+    pub in_echos: Counter,
+    /// Echo replies.
+    pub in_echo_reps: Counter,
+    /// Messages sent.
+    pub out_msgs: Counter,
+    /// Messages that were not sent, because too many were.
+    pub out_rate_limit_host: Counter,
+    /// The same, for all destinations together.
+    pub out_rate_limit_global: Counter,
+    /// Echo replies sent.
+    pub out_echo_reps: Counter,
+    /// Destination unreachable sent.
+    pub out_dest_unreachs: Counter,
+}
+
+/// `Udp:` in `/proc/net/snmp`, `Udp6` in `/proc/net/snmp6`.
+#[derive(Debug, Default)]
+pub struct UdpCounters {
+    /// Datagrams delivered to sockets.
+    pub in_datagrams: Counter,
+    /// Datagrams to ports without a socket.
+    pub no_ports: Counter,
+    /// Datagrams that could not be delivered for another reason.
+    pub in_errors: Counter,
+    /// Datagrams sent.
+    pub out_datagrams: Counter,
+    /// Those that did not fit in the socket's receive buffer.
+    pub rcvbuf_errors: Counter,
+    /// Those that could not be sent for want of memory.
+    pub sndbuf_errors: Counter,
+    /// Those with a wrong checksum.
+    pub in_csum_errors: Counter,
+    /// Datagrams to groups or all, that no socket wanted.
+    pub ignored_multi: Counter,
+}
+
+/// One counter for each [`NetworkDrop`].
+#[derive(Debug)]
+pub struct DropCounters([Counter; NetworkDrop::ALL.len()]);
+
+impl Default for DropCounters {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Counter::default()))
+    }
+}
+
+impl DropCounters {
+    /// How many frames were dropped for this reason.
+    #[must_use]
+    pub fn get(&self, reason: NetworkDrop) -> u64 {
+        self.counter(reason).get()
+    }
+
+    /// How many frames were dropped.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.iter().map(Counter::get).sum()
+    }
+
+    pub(crate) fn add(&self, reason: NetworkDrop, frames: u64) {
+        self.counter(reason).add(frames);
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "there is one for each reason")]
+    fn counter(&self, reason: NetworkDrop) -> &Counter {
+        &self.0[reason.index()]
+    }
+}

@@ -1,0 +1,209 @@
+//! ICMP and ICMPv6 that come in: checksums, counts, and echo.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use path::packet::Packet;
+use path::parse::checksum::{Sum, judge};
+use path::parse::{Checksum, Headers, Verify, parse_into};
+
+use super::counters::IcmpCounters;
+use super::drop::NetworkDrop;
+use super::identity::Identity;
+use super::ipv4;
+use super::link::turn_round;
+
+/// ICMP's protocol number.
+pub(super) const ICMP: u8 = 1;
+/// ICMPv6's.
+pub(super) const ICMPV6: u8 = 58;
+
+pub(super) const DEST_UNREACH: u8 = 3;
+pub(super) const DEST_UNREACH_V6: u8 = 1;
+const ECHO: u8 = 8;
+const ECHO_REPLY: u8 = 0;
+const ECHO_V6: u8 = 128;
+const ECHO_REPLY_V6: u8 = 129;
+const TIMESTAMP: u8 = 13;
+/// The last type that has a meaning (`NR_ICMP_TYPES`).
+const LAST_TYPE: u8 = 18;
+pub(super) const HEADER_BYTES: usize = 8;
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+const DEFAULT_TTL: u8 = 64;
+
+/// A message that came in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message<'a> {
+    /// From its header to the end of the IP packet.
+    pub(super) bytes: &'a [u8],
+    /// The sum of the addresses, the length and the protocol: ICMPv6's.
+    pub(super) pseudo_sum: Sum,
+    /// Whether it was to a group, or all.
+    pub(super) is_to_many: bool,
+}
+
+/// What is to be done with a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asked {
+    Echo,
+    /// It was only to be counted.
+    Nothing,
+}
+
+/// `icmp_rcv`.
+pub(super) fn receive(
+    message: &Message<'_>,
+    counters: &IcmpCounters,
+) -> Result<Asked, NetworkDrop> {
+    let kind = judged(message, counters)?;
+    let wrong = |reason| {
+        counters.in_errors.add(1);
+        Err(reason)
+    };
+    match kind {
+        ECHO | TIMESTAMP if message.is_to_many => return wrong(NetworkDrop::IpInvalidDest),
+        ECHO => {
+            counters.in_echos.add(1);
+            return Ok(Asked::Echo);
+        }
+        ECHO_REPLY => counters.in_echo_reps.add(1),
+        DEST_UNREACH => counters.in_dest_unreachs.add(1),
+        11 => counters.in_time_excds.add(1),
+        12 => counters.in_parm_probs.add(1),
+        _ if kind > LAST_TYPE => return wrong(NetworkDrop::UnhandledProto),
+        _ => {}
+    }
+    Ok(Asked::Nothing)
+}
+
+/// `icmpv6_rcv`.
+pub(super) fn receive_v6(
+    message: &Message<'_>,
+    counters: &IcmpCounters,
+) -> Result<Asked, NetworkDrop> {
+    match judged(message, counters)? {
+        ECHO_V6 => {
+            counters.in_echos.add(1);
+            return Ok(Asked::Echo);
+        }
+        ECHO_REPLY_V6 => counters.in_echo_reps.add(1),
+        DEST_UNREACH_V6 => counters.in_dest_unreachs.add(1),
+        2 => counters.in_pkt_too_bigs.add(1),
+        3 => counters.in_time_excds.add(1),
+        4 => counters.in_parm_probs.add(1),
+        _ => {}
+    }
+    Ok(Asked::Nothing)
+}
+
+/// The type of a message that is as long as it must be, and right.
+fn judged(message: &Message<'_>, counters: &IcmpCounters) -> Result<u8, NetworkDrop> {
+    counters.in_msgs.add(1);
+    if judge(message.pseudo_sum.plus(Sum::of(message.bytes))) == Checksum::Bad {
+        counters.in_csum_errors.add(1);
+        counters.in_errors.add(1);
+        return Err(NetworkDrop::IcmpCsum);
+    }
+    let Some(&[kind, ..]) = message.bytes.first_chunk::<HEADER_BYTES>() else {
+        counters.in_errors.add(1);
+        return Err(NetworkDrop::PktTooSmall);
+    };
+    Ok(kind)
+}
+
+/// Makes an echo request its own reply, in its frame: without IP options, or extension headers. The
+/// message begins at `offset`. Returns whether that could be.
+pub(super) fn echo(packet: &mut Packet, offset: usize, on: &Identity) -> bool {
+    let replied = match packet.headers.network {
+        path::parse::Network::Ipv4 => echo_v4(packet, offset),
+        path::parse::Network::Ipv6 => echo_v6(packet, offset, on),
+        path::parse::Network::Other => None,
+    };
+    if replied.is_none() {
+        return false;
+    }
+    turn_round(packet.frame.data_mut(), packet.headers.link, on);
+    describe(packet);
+    true
+}
+
+/// Parses what was just written.
+pub(super) fn describe(packet: &mut Packet) {
+    let Packet { frame, headers, wire_len, device_sum, .. } = packet;
+    (*wire_len, *device_sum) = (frame.len_bytes(), None);
+    *headers = Headers { link: headers.link, ..Headers::default() };
+    parse_into(headers, frame.data(), *wire_len, None, Verify::Nothing);
+}
+
+fn echo_v4(packet: &mut Packet, offset: usize) -> Option<()> {
+    let start = move_header(packet, offset, IPV4_BYTES)?;
+    let (header, message) =
+        packet.frame.data_mut().get_mut(start..)?.split_first_chunk_mut::<IPV4_BYTES>()?;
+    let len = u16::try_from(IPV4_BYTES + message.len()).ok()?;
+    let [first, _, high, low, _, _, flags, place, ttl, _, _, _, addresses @ ..] = header;
+    let (source, destination) = addresses.split_at_mut(4);
+    source.swap_with_slice(destination);
+    [*high, *low] = len.to_be_bytes();
+    (*first, *flags, *place, *ttl) = (0x45, 0, 0, DEFAULT_TTL);
+    ipv4::sum_up(header);
+    reply(message, ECHO_REPLY, Sum::default())
+}
+
+fn echo_v6(packet: &mut Packet, offset: usize, on: &Identity) -> Option<()> {
+    let start = move_header(packet, offset, IPV6_BYTES)?;
+    let (header, message) =
+        packet.frame.data_mut().get_mut(start..)?.split_first_chunk_mut::<IPV6_BYTES>()?;
+    let len = u16::try_from(message.len()).ok()?;
+    let [first, class, flow_high, flow_low, high, low, next, hops, addresses @ ..] = header;
+    (*first, *class, *flow_high, *flow_low) = (*first & 0x6f, *class & 0xf0, 0, 0);
+    [*high, *low] = len.to_be_bytes();
+    (*next, *hops) = (ICMPV6, DEFAULT_TTL);
+    let (source, destination) = addresses.split_at_mut(16);
+    source.swap_with_slice(destination);
+    // What was to a group is answered by one.
+    let asked = Ipv6Addr::from(*source.first_chunk::<16>()?);
+    let asker = Ipv6Addr::from(*destination.first_chunk::<16>()?);
+    if asker.is_unspecified() {
+        return None;
+    }
+    if asked.is_multicast() {
+        source.copy_from_slice(&own_towards(asker, on)?.octets());
+    }
+    let pseudo = Sum::of(addresses).plus_len(message.len()).plus_word(ICMPV6.into());
+    reply(message, ECHO_REPLY_V6, pseudo)
+}
+
+/// Makes a message one of another type, and its checksum right.
+fn reply(message: &mut [u8], to_kind: u8, pseudo_sum: Sum) -> Option<()> {
+    let [kind, _, sum @ ..] = message.first_chunk_mut::<4>()?;
+    (*kind, *sum) = (to_kind, [0; 2]);
+    let total = !pseudo_sum.plus(Sum::of(message)).fold();
+    let [_, _, sum @ ..] = message.first_chunk_mut::<4>()?;
+    *sum = total.to_be_bytes();
+    Some(())
+}
+
+/// Our address that `asker` knows what to do with: of its subnet, else of its scope.
+fn own_towards(asker: Ipv6Addr, on: &Identity) -> Option<Ipv6Addr> {
+    let own = |prefix: &super::Prefix| match prefix.address {
+        IpAddr::V6(address) => Some((*prefix, address)),
+        IpAddr::V4(_) => None,
+    };
+    let is_link_local = |address: &Ipv6Addr| address.is_unicast_link_local();
+    let mut ours = on.addresses.iter().filter_map(own);
+    let near = ours.clone().find(|(prefix, _)| prefix.contains(asker.into()));
+    near.or_else(|| ours.find(|(_, own)| is_link_local(own) == is_link_local(&asker)))
+        .map(|(_, own)| own)
+}
+
+/// Moves the link header and the fixed IP header next to the message at `offset`, and takes off what
+/// is in front then. Returns where the IP header is.
+fn move_header(packet: &mut Packet, offset: usize, fixed_bytes: usize) -> Option<usize> {
+    let start = usize::from(packet.headers.network_offset);
+    let between = offset.checked_sub(start + fixed_bytes)?;
+    if between > 0 && offset <= packet.frame.data().len() {
+        packet.frame.data_mut().copy_within(..start + fixed_bytes, between);
+        packet.frame.pull(u32::try_from(between).ok()?);
+    }
+    Some(start)
+}

@@ -1,0 +1,168 @@
+//! From the network header to the transport's: fragments wait on the way.
+
+use mem::Pool;
+use path::packet::Packet;
+use path::parse::checksum::Sum;
+
+use super::extensions::{self, Progress, Walked};
+use super::link::PacketType;
+use super::reassembly::{Failures, Reassembly};
+use super::transport::Place;
+use super::wire::Wire;
+use super::{Identity, Network, NetworkDrop, Received, ipv4, ipv6};
+
+impl Network {
+    pub(super) fn ipv4(
+        &mut self,
+        mut packet: Packet,
+        on: &Identity,
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Received {
+        let ipv4 = match ipv4::receive(&Wire::of(&packet), on, &self.counters.ip) {
+            Ok(ipv4) => ipv4,
+            Err(reason) => return self.dropped(packet, reason),
+        };
+        trim(&mut packet, ipv4.total_len);
+        if ipv4.is_fragment {
+            self.counters.ip.reasm_reqds.add(1);
+            packet = match self.reassemble(packet, now_ns, pool) {
+                Ok(whole) => whole,
+                Err(received) => return received,
+            };
+        }
+        self.ipv4_protocol(packet, on, pool)
+    }
+
+    /// `ip_protocol_deliver_rcu`: a packet whose header was judged, and that is whole.
+    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity, pool: &mut Pool) -> Received {
+        let header = Wire::of(&packet).bytes;
+        let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
+            header.first_chunk::<{ ipv4::FIXED_BYTES }>()
+        else {
+            return self.dropped(packet, NetworkDrop::IpInhdr);
+        };
+        let place = Place {
+            protocol,
+            offset: usize::from(packet.headers.network_offset) + usize::from(first & 0x0f) * 4,
+            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
+            is_ipv6: false,
+        };
+        self.protocol(packet, &place, on, pool)
+    }
+
+    pub(super) fn ipv6(
+        &mut self,
+        mut packet: Packet,
+        packet_type: PacketType,
+        on: &Identity,
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Received {
+        let ipv6 = match ipv6::receive(&Wire::of(&packet), on, &self.counters.ip6) {
+            Ok(ipv6) => ipv6,
+            Err(reason) => return self.dropped(packet, reason),
+        };
+        trim(&mut packet, ipv6.total_len);
+        let mut progress = Progress { packet_type, was_fragment: false };
+        let mut walked = self.walk(&packet, &ipv6, progress);
+        if walked == Ok(Walked::Fragment) {
+            packet = match self.reassemble(packet, now_ns, pool) {
+                Ok(whole) => whole,
+                Err(received) => return received,
+            };
+            progress.was_fragment = true;
+            let again = ipv6::again(Wire::of(&packet).bytes);
+            walked = again.and_then(|ipv6| self.walk(&packet, &ipv6, progress));
+        }
+        match walked {
+            Ok(Walked::Protocol { protocol, offset }) => {
+                self.ipv6_protocol(packet, protocol, offset, (on, pool))
+            }
+            Ok(Walked::Fragment) => self.dropped(packet, NetworkDrop::Ipv6BadExthdr),
+            Err(reason) => self.dropped(packet, reason),
+        }
+    }
+
+    fn walk(
+        &self,
+        packet: &Packet,
+        ipv6: &ipv6::Ipv6,
+        progress: Progress,
+    ) -> Result<Walked, NetworkDrop> {
+        extensions::walk(Wire::of(packet).bytes, ipv6, progress, &self.counters.ip6)
+    }
+
+    /// `ip6_protocol_deliver_rcu`, behind the extension headers.
+    fn ipv6_protocol(
+        &mut self,
+        packet: Packet,
+        protocol: u8,
+        offset: usize,
+        (on, pool): (&Identity, &mut Pool),
+    ) -> Received {
+        let bytes = Wire::of(&packet).bytes;
+        let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
+        let place = Place {
+            protocol,
+            offset: usize::from(packet.headers.network_offset) + offset,
+            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
+            is_ipv6: true,
+        };
+        self.protocol(packet, &place, on, pool)
+    }
+
+    /// Puts a fragment to the others. What it spoils goes home.
+    fn reassemble(
+        &mut self,
+        packet: Packet,
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Result<Packet, Received> {
+        let is_ipv6 = packet.headers.network == path::parse::Network::Ipv6;
+        let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.given_up);
+        let [_, Failures { fails, .. }] = self.given_up.failures;
+        self.count_given_up();
+        self.given_up.packets.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
+        match reassembly {
+            Reassembly::Waits => Err(Received::Kept),
+            Reassembly::Dropped(packet, reason) => {
+                // It was wrong in itself, and no datagram failed for it.
+                let is_wrong = reason != NetworkDrop::DupFrag && reason != NetworkDrop::FragNomem;
+                if is_ipv6 && is_wrong && fails == 0 {
+                    self.counters.ip6.in_hdr_errors.add(1);
+                }
+                Err(self.dropped(packet, reason))
+            }
+            Reassembly::Complete(packet) => {
+                self.ip_and_icmp(is_ipv6).0.reasm_oks.add(1);
+                Ok(packet)
+            }
+        }
+    }
+
+    /// Counts what this CPU gave up, whichever had it.
+    pub(super) fn count_given_up(&mut self) {
+        for (packet, reason) in &self.given_up.packets {
+            self.counters.drops.add(*reason, u64::from(packet.segment_count()));
+        }
+        let [ipv4, ipv6] = std::mem::take(&mut self.given_up.failures);
+        for (ip, failures) in [(&self.counters.ip, ipv4), (&self.counters.ip6, ipv6)] {
+            ip.reasm_fails.add(failures.fails);
+            ip.reasm_timeout.add(failures.timeouts);
+        }
+    }
+}
+
+/// Takes off what stands behind an IP packet of `total_len` bytes. One in several frames has nothing
+/// there.
+fn trim(packet: &mut Packet, total_len: usize) {
+    let end = usize::from(packet.headers.network_offset) + total_len;
+    match u32::try_from(end) {
+        Ok(end) if end < packet.frame.len_bytes() && !packet.is_chain() => {
+            packet.frame.set_len(end);
+            packet.wire_len = end;
+        }
+        _ => {}
+    }
+}

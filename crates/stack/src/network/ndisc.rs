@@ -1,0 +1,275 @@
+//! Neighbour discovery (RFC 4861) as the kernel's `net/ipv6/ndisc.c` has it, where nobody else is this
+//! host: solicitations answered, advertisements learned from, solicitations made. No routers: nobody
+//! is asked the way.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use mem::{Frame, Pool};
+use path::packet::{Arrival, Packet};
+use path::parse::checksum::Sum;
+use path::parse::{Headers, Link, Verify, parse_into};
+
+use super::identity::ALL_NODES;
+use super::neighbours::{Heard, Replaces, Sighting};
+use super::{Identity, NetworkDrop, Prefix};
+
+/// The ICMPv6 types of a solicitation and of an advertisement.
+pub const SOLICITATION: u8 = 135;
+/// See [`SOLICITATION`].
+pub const ADVERTISEMENT: u8 = 136;
+
+/// Whoever is farther away than the link cannot send this hop limit.
+const HOP_LIMIT: u8 = 255;
+
+const ICMPV6: u8 = 58;
+const ETHERNET_BYTES: usize = 14;
+const IPV6_BYTES: usize = 40;
+/// A message without options.
+const MESSAGE_BYTES: usize = 24;
+const OPTION_BYTES: usize = 8;
+const SOURCE_STATION: u8 = 1;
+const TARGET_STATION: u8 = 2;
+/// Flags of an advertisement.
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+
+/// A message, read.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    kind: u8,
+    flags: u8,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    target: Ipv6Addr,
+    /// Of the options, the one that goes with the kind of message.
+    station: Option<[u8; 6]>,
+    /// Where the frame came from.
+    came_from: Option<[u8; 6]>,
+}
+
+/// Takes in a solicitation or an advertisement: an ICMPv6 message at `at` in the frame, which ends where
+/// it does, with a right checksum. A solicitation of one of our addresses is made its answer, in its
+/// own frame.
+///
+/// # Errors
+/// It is no message, or none that anybody sends who is in order.
+pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<Heard, NetworkDrop> {
+    if !on.is_whole_host {
+        return Ok(Heard::default()); // the kernel's
+    }
+    let message = Message::read(packet, at)?;
+    match message.kind {
+        SOLICITATION => solicited(packet, &message, on),
+        _ => advertised(&message, on),
+    }
+}
+
+/// `ndisc_recv_ns`.
+fn solicited(packet: &mut Packet, message: &Message, on: &Identity) -> Result<Heard, NetworkDrop> {
+    let Message { source, destination, target, station, came_from, .. } = *message;
+    // Somebody is about to take the address, and asks whether it is free.
+    let is_probe = source.is_unspecified();
+    if is_probe {
+        let group = Prefix { address: target.into(), bits: 128 }.solicited_node();
+        if group != Some(destination) || station.is_some() {
+            return Err(NetworkDrop::IpInvalidSource);
+        }
+    }
+    if !on.is_own(target.into()) {
+        return Ok(Heard::default());
+    }
+    let back_to = station.or(came_from);
+    let is_to_group = destination.is_multicast();
+    let answer = Advertisement {
+        target,
+        to: if is_probe { ALL_NODES } else { source },
+        station: if is_probe { Some(group_station(ALL_NODES)) } else { back_to },
+        flags: if is_probe { OVERRIDE } else { SOLICITED | if is_to_group { OVERRIDE } else { 0 } },
+        with_station: is_to_group,
+    };
+    answer.put(packet, on)?;
+    let sighting = Sighting {
+        address: source.into(),
+        mac: station,
+        is_welcome: true,
+        replaces: Replaces::Now,
+        is_confirmed: false,
+    };
+    let is_known = !is_probe && can_be_a_neighbour(source, on);
+    Ok(Heard { sighting: is_known.then_some(sighting), is_answer: true })
+}
+
+/// `ndisc_recv_na`.
+fn advertised(message: &Message, on: &Identity) -> Result<Heard, NetworkDrop> {
+    let Message { flags, destination, target, station, .. } = *message;
+    let is_solicited = flags & SOLICITED != 0;
+    if is_solicited && destination.is_multicast() {
+        return Err(NetworkDrop::IpInvalidDest);
+    }
+    let sighting = Sighting {
+        address: target.into(),
+        mac: station,
+        is_welcome: false,
+        replaces: if flags & OVERRIDE != 0 { Replaces::Now } else { Replaces::Never },
+        is_confirmed: is_solicited,
+    };
+    let is_neighbours = can_be_a_neighbour(target, on);
+    Ok(Heard { sighting: is_neighbours.then_some(sighting), is_answer: false })
+}
+
+fn can_be_a_neighbour(address: Ipv6Addr, on: &Identity) -> bool {
+    let is_nobodys = address.is_unspecified() || address.is_multicast() || address.is_loopback();
+    !is_nobodys && !on.is_own(address.into())
+}
+
+impl Message {
+    fn read(packet: &Packet, at: usize) -> Result<Self, NetworkDrop> {
+        let bytes = packet.frame.data();
+        let network_offset = usize::from(packet.headers.network_offset);
+        let fixed: &[u8; IPV6_BYTES] = field(bytes, network_offset)?;
+        let &[kind, code, _, _, flags, ..]: &[u8; MESSAGE_BYTES] = field(bytes, at)?;
+        if fixed[7] != HOP_LIMIT || code != 0 {
+            return Err(NetworkDrop::IpInhdr);
+        }
+        let address = |at| field::<16>(bytes, at).map(|&address| Ipv6Addr::from(address));
+        let target = address(at + 8)?;
+        if target.is_multicast() {
+            return Err(NetworkDrop::IpInvalidDest);
+        }
+        let wanted = if kind == SOLICITATION { SOURCE_STATION } else { TARGET_STATION };
+        let options = bytes.get(at + MESSAGE_BYTES..).unwrap_or_default();
+        let came_from = match packet.headers.link {
+            Link::Ethernet => field(bytes, 6).ok().copied(),
+            Link::Ip => None,
+        };
+        Ok(Self {
+            kind,
+            flags,
+            source: address(network_offset + 8)?,
+            destination: address(network_offset + 24)?,
+            target,
+            station: station(options, wanted)?,
+            came_from,
+        })
+    }
+}
+
+/// The station that an option of this kind names; the first of several counts (`ndisc_parse_options`).
+fn station(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDrop> {
+    let mut found = None;
+    while !options.is_empty() {
+        let [kind, len, ..] = *options else { return Err(NetworkDrop::PktTooSmall) };
+        let len = usize::from(len) * OPTION_BYTES;
+        let option = options.get(..len).filter(|option| !option.is_empty());
+        let option = option.ok_or(NetworkDrop::PktTooSmall)?;
+        if kind == wanted && found.is_none() {
+            let &[_, _, ref mac @ ..] =
+                <&[u8; OPTION_BYTES]>::try_from(option).map_err(|_| NetworkDrop::PktTooSmall)?;
+            found = Some(*mac);
+        }
+        options = options.get(len..).unwrap_or_default();
+    }
+    Ok(found.filter(|mac| mac[0] & 1 == 0))
+}
+
+/// What is said of an address of ours.
+#[derive(Clone, Copy, Debug)]
+struct Advertisement {
+    target: Ipv6Addr,
+    to: Ipv6Addr,
+    station: Option<[u8; 6]>,
+    flags: u8,
+    with_station: bool,
+}
+
+impl Advertisement {
+    /// Puts it in place of the packet that asked for it.
+    fn put(&self, packet: &mut Packet, on: &Identity) -> Result<(), NetworkDrop> {
+        let header = [ADVERTISEMENT, 0, 0, 0, self.flags, 0, 0, 0];
+        let mut message = [header.as_slice(), &self.target.octets()].concat();
+        if let (Some(mac), true) = (on.mac, self.with_station) {
+            message.extend([TARGET_STATION, 1]);
+            message.extend(mac);
+        }
+        let Headers { link, network_offset, .. } = packet.headers;
+        let at = usize::from(network_offset);
+        let len = at + IPV6_BYTES + message.len();
+        if len > packet.frame.room_mut().len() {
+            return Err(NetworkDrop::Nomem);
+        }
+        packet.frame.set_len(u32::try_from(len).unwrap_or(u32::MAX));
+        let bytes = packet.frame.data_mut();
+        if let Some(ip) = bytes.get_mut(at..) {
+            ip.copy_from_slice(&in_ipv6(&message, self.target, self.to));
+        }
+        if let (Some(to), Some(from), Link::Ethernet) = (self.station, on.mac, link)
+            && let Some([stations @ .., _, _]) = bytes.first_chunk_mut::<ETHERNET_BYTES>()
+        {
+            let (destination, source) = stations.split_at_mut(6);
+            destination.copy_from_slice(&to);
+            source.copy_from_slice(&from);
+        }
+        noted(packet);
+        Ok(())
+    }
+}
+
+/// Solicits a neighbour: the group of those who might have the address, or the station that had it.
+/// `None` where we have no address of our own to ask from, or no frame is free.
+pub fn solicitation(
+    target: Ipv6Addr,
+    station: Option<[u8; 6]>,
+    on: &Identity,
+    pool: &mut Pool,
+) -> Option<Packet> {
+    let mac = on.mac?;
+    let IpAddr::V6(source) = on.source_towards(target.into())? else { return None };
+    let group = Prefix { address: target.into(), bits: 128 }.solicited_node()?;
+    let to = if station.is_some() { target } else { group };
+    let header = [SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+    let option = [SOURCE_STATION, 1];
+    let message = [header.as_slice(), &target.octets(), &option, &mac].concat();
+    let stations = [station.unwrap_or(group_station(group)), mac].concat();
+    let bytes = [stations.as_slice(), &[0x86, 0xdd], &in_ipv6(&message, source, to)].concat();
+    let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let mut frame: Frame = pool.allocate(len_bytes)?;
+    frame.copy_from(&bytes);
+    let mut packet = Packet::received(frame, Arrival(0), len_bytes, Link::Ethernet);
+    noted(&mut packet);
+    Some(packet)
+}
+
+/// The message behind an IPv6 header, its checksum made right.
+fn in_ipv6(message: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
+    // Lossless: a message and one option.
+    let payload_len = u16::try_from(message.len()).unwrap_or(u16::MAX).to_be_bytes();
+    let fixed = [0x60, 0, 0, 0, payload_len[0], payload_len[1], ICMPV6, HOP_LIMIT];
+    let addresses = [source.octets(), destination.octets()].concat();
+    let pseudo = Sum::of(&addresses).plus_word(ICMPV6.into()).plus_len(message.len());
+    let sum = !pseudo.plus(Sum::of(message)).fold();
+    let mut bytes = [fixed.as_slice(), &addresses, message].concat();
+    if let Some(field) = bytes.get_mut(IPV6_BYTES + 2..IPV6_BYTES + 4) {
+        field.copy_from_slice(&sum.to_be_bytes());
+    }
+    bytes
+}
+
+/// The station of a group (RFC 2464, section 7).
+fn group_station(group: Ipv6Addr) -> [u8; 6] {
+    let [.., a, b, c, d] = group.octets();
+    [0x33, 0x33, a, b, c, d]
+}
+
+/// Has the packet know what it is now.
+fn noted(packet: &mut Packet) {
+    packet.wire_len = packet.frame.len_bytes();
+    packet.device_sum = None;
+    packet.set_gso_size(0);
+    packet.headers = Headers { link: packet.headers.link, ..Headers::default() };
+    let Packet { frame, headers, wire_len, .. } = packet;
+    parse_into(headers, frame.data(), *wire_len, None, Verify::Checksums);
+}
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Result<&[u8; N], NetworkDrop> {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(NetworkDrop::PktTooSmall)
+}

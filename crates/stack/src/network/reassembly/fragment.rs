@@ -1,0 +1,210 @@
+//! One fragment: what its headers say of its place in a datagram.
+
+use path::packet::Packet;
+use path::parse::Network;
+
+use crate::network::NetworkDrop;
+
+/// What fragments of one datagram have in common: addresses, identification and, in IPv4 (RFC 791,
+/// section 3.2) but not in IPv6 (RFC 8200, section 4.5), the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Key {
+    /// Source and destination; those of IPv4 with zeros behind.
+    pub(super) addresses: [u8; 32],
+    pub(super) id: u32,
+    pub(super) protocol: u8,
+}
+
+/// A fragment's place. `start < 65,536`, and `end` at most 65,535 more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fragment {
+    pub(super) key: Key,
+    /// Its bytes in the datagram's payload, as the header says: from `start` to before `end`.
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// No more fragments behind it.
+    pub(super) is_last: bool,
+    /// Its bytes in the frame begin here.
+    pub(super) data_at: u16,
+    /// The bit of its ECN field's value.
+    pub(super) ecn: u8,
+    /// The IPv4 header's length; a part of the largest fragment's size.
+    pub(super) header_len: u32,
+    /// IPv4's "don't fragment".
+    pub(super) has_df: bool,
+}
+
+/// Of an IPv6 packet that is a fragment: where the fragment header is, and who names it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FragmentHeader {
+    pub(super) at: usize,
+    /// The "next header" field that says that a fragment header follows.
+    pub(super) named_at: usize,
+}
+
+const IPV6_BYTES: usize = 40;
+const FRAGMENT_HEADER_BYTES: usize = 8;
+
+/// The most that the length field of an IPv6 header says (`IPV6_MAXPLEN`).
+const IPV6_PAYLOAD_MAX_BYTES: u32 = 65_535;
+
+const HOP_BY_HOP: u8 = 0;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const ICMPV6: u8 = 58;
+const NO_NEXT_HEADER: u8 = 59;
+const DESTINATION_OPTIONS: u8 = 60;
+
+impl Fragment {
+    /// Reads a packet that [`parse`](path::parse) calls a fragment and whose IP header is in order.
+    pub(super) fn read(packet: &Packet) -> Result<Self, NetworkDrop> {
+        let bytes = packet.frame.data();
+        let at = usize::from(packet.headers.network_offset);
+        match packet.headers.network {
+            Network::Ipv4 => ipv4(bytes, at),
+            Network::Ipv6 => ipv6(bytes, at),
+            Network::Other => Err(NetworkDrop::UnhandledProto),
+        }
+    }
+}
+
+/// `ip_frag_queue` in the kernel's `net/ipv4/ip_fragment.c`.
+fn ipv4(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
+    const MORE_FRAGMENTS: u16 = 0x2000;
+    const DO_NOT_FRAGMENT: u16 = 0x4000;
+    const OFFSET_MASK: u16 = 0x1fff;
+    let header: &[u8; 20] = field(bytes, at).ok_or(NetworkDrop::PktTooSmall)?;
+    let header_len = usize::from(header[0] & 0x0f) * 4;
+    let total_len = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let flags = u16::from_be_bytes([header[6], header[7]]);
+    let data_len = total_len.checked_sub(header_len).ok_or(NetworkDrop::IpInhdr)?;
+    let data_at = at + header_len;
+    if data_at + data_len > bytes.len() {
+        return Err(NetworkDrop::PktTooSmall);
+    }
+    let mut addresses = [0; 32];
+    addresses[..8].copy_from_slice(&header[12..20]);
+    let id = u32::from(u16::from_be_bytes([header[4], header[5]]));
+    let start = u32::from(flags & OFFSET_MASK) * 8;
+    Ok(Fragment {
+        key: Key { addresses, id, protocol: header[9] },
+        start,
+        end: start + len_bytes(data_len),
+        is_last: flags & MORE_FRAGMENTS == 0,
+        data_at: offset(data_at),
+        ecn: 1 << (header[1] & 3),
+        header_len: len_bytes(header_len),
+        has_df: flags & DO_NOT_FRAGMENT != 0,
+    })
+}
+
+/// `ipv6_frag_rcv` and `ip6_frag_queue` in the kernel's `net/ipv6/reassembly.c`.
+fn ipv6(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
+    const MORE_FRAGMENTS: u16 = 1;
+    const OFFSET_MASK: u16 = 0xfff8;
+    let header: &[u8; IPV6_BYTES] = field(bytes, at).ok_or(NetworkDrop::PktTooSmall)?;
+    let found = fragment_header(bytes, at).ok_or(NetworkDrop::Ipv6BadExthdr)?;
+    let &[_, _, high, low, ref id @ ..] =
+        field::<FRAGMENT_HEADER_BYTES>(bytes, found.at).ok_or(NetworkDrop::Ipv6BadExthdr)?;
+    let place = u16::from_be_bytes([high, low]);
+    // The length of a jumbogram is elsewhere, and it must not be a fragment (RFC 2675, section 3).
+    let end = at + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let data_at = found.at + FRAGMENT_HEADER_BYTES;
+    // One with nothing behind it that says so is whole; parsing found another header behind it.
+    if place & (OFFSET_MASK | MORE_FRAGMENTS) == 0 || end < data_at {
+        return Err(NetworkDrop::Ipv6BadExthdr);
+    }
+    if end > bytes.len() {
+        return Err(NetworkDrop::PktTooSmall);
+    }
+    let (start, is_last) = (u32::from(place & OFFSET_MASK), place & MORE_FRAGMENTS == 0);
+    if start == 0 && lacks_transport_header(bytes.get(..end).unwrap_or_default(), at) {
+        return Err(NetworkDrop::FragInvalid);
+    }
+    let end = start + len_bytes(end - data_at);
+    if end > IPV6_PAYLOAD_MAX_BYTES || (!is_last && !end.is_multiple_of(8)) {
+        return Err(NetworkDrop::FragInvalid);
+    }
+    let mut addresses = [0; 32];
+    addresses.copy_from_slice(&header[8..40]);
+    Ok(Fragment {
+        key: Key { addresses, id: u32::from_be_bytes(*id), protocol: 0 },
+        start,
+        end,
+        is_last,
+        data_at: offset(data_at),
+        ecn: 1 << (header[1] >> 4 & 3),
+        header_len: 0,
+        has_df: false,
+    })
+}
+
+/// Finds the first fragment header of the IPv6 packet at `at`.
+pub(super) fn fragment_header(bytes: &[u8], at: usize) -> Option<FragmentHeader> {
+    let (mut named_at, mut next_at) = (at + 6, at + IPV6_BYTES);
+    loop {
+        let kind = *bytes.get(named_at)?;
+        if kind == FRAGMENT {
+            return Some(FragmentHeader { at: next_at, named_at });
+        }
+        (named_at, next_at) = (next_at, next_at + extension_len(kind, bytes, next_at)?);
+    }
+}
+
+/// Whether a first fragment ends before its upper-layer header does (RFC 7112, RFC 8200 section 4.5),
+/// as the kernel's `ipv6frag_thdr_truncated` sees it. `bytes` end with the packet.
+fn lacks_transport_header(bytes: &[u8], at: usize) -> bool {
+    let (mut kind, mut next_at) = (bytes.get(at + 6).copied(), at + IPV6_BYTES);
+    loop {
+        let Some(this) = kind else { return false };
+        let transport_len = match this {
+            NO_NEXT_HEADER => return false,
+            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS => {
+                if this == FRAGMENT && is_later(bytes, next_at) {
+                    return false;
+                }
+                let Some(len) = extension_len(this, bytes, next_at) else { return false };
+                kind = bytes.get(next_at).copied();
+                next_at += len;
+                continue;
+            }
+            TCP => 20,
+            UDP | ICMPV6 => 8,
+            _ => 1,
+        };
+        return next_at + transport_len > bytes.len();
+    }
+}
+
+/// Whether the fragment header at `at` is of a later fragment.
+fn is_later(bytes: &[u8], at: usize) -> bool {
+    field(bytes, at + 2).is_some_and(|&field| u16::from_be_bytes(field) & 0xfff8 != 0)
+}
+
+/// How long the extension header at `at` is; `None` where it is none, or its length is not there.
+fn extension_len(kind: u8, bytes: &[u8], at: usize) -> Option<usize> {
+    let &[_, len] = field(bytes, at)?;
+    match kind {
+        HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => Some((usize::from(len) + 1) * 8),
+        AUTHENTICATION => Some((usize::from(len) + 2) * 4),
+        FRAGMENT => Some(FRAGMENT_HEADER_BYTES),
+        _ => None,
+    }
+}
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<&[u8; N]> {
+    bytes.get(at..)?.first_chunk()
+}
+
+/// A length of at most 65,535.
+fn len_bytes(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// Headers end within the first 64 KiB of a frame, as IP packets are not longer.
+fn offset(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(u16::MAX)
+}

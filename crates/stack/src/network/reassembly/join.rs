@@ -1,0 +1,212 @@
+//! A datagram that is whole becomes one packet again (`ip_frag_reasm`, `ip6_frag_reasm`).
+
+use mem::{Frame, Pool};
+use path::packet::Packet;
+use path::parse::checksum::{Sum, judge};
+use path::parse::{Checksum, Headers, Network, Transport, Verify, parse_into};
+
+use super::fragment::fragment_header;
+use super::pieces::Pieces;
+use crate::network::NetworkDrop;
+
+const IPV6_BYTES: usize = 40;
+const FRAGMENT_HEADER_BYTES: usize = 8;
+
+/// Why pieces that fit are no datagram.
+#[derive(Debug)]
+pub(super) struct NoDatagram {
+    pub(super) pieces: Pieces,
+    pub(super) why: NetworkDrop,
+}
+
+/// What the datagram's header says.
+#[derive(Clone, Copy, Debug)]
+struct Whole {
+    network: Network,
+    network_offset: usize,
+    /// Where the fragment header is that is to go, and the field that names it: IPv6's.
+    fragment_header: Option<(usize, usize)>,
+    /// The length field's value.
+    len_field: u16,
+    /// What the ECN field gets in addition.
+    ecn: u8,
+    is_df: bool,
+    /// The frame's length.
+    total_len: u32,
+}
+
+/// Joins pieces that are whole into one packet: in one frame if there is one that is large enough,
+/// else in their own, one behind the other. Frames that are not needed any more go home.
+///
+/// The headers are the first fragment's, the times those of the one that came last.
+pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoDatagram>> {
+    let whole = match Whole::of(&pieces) {
+        Ok(whole) => whole,
+        Err(why) => return Err(Box::new(NoDatagram { pieces, why })),
+    };
+    let latest = pieces.latest().map(|packet| (packet.arrival, packet.timestamp_ns));
+    let mut packet = match (pool.allocate(whole.total_len), pieces.head()) {
+        (Some(frame), Some((head, _))) => {
+            let flat = Packet::received(frame, head.arrival, whole.total_len, head.headers.link);
+            let mut flat = Packet { hash: head.hash, ..flat };
+            flatten(&mut flat.frame, &pieces, &whole);
+            pieces.into_packets().into_iter().for_each(|packet| pool.put(packet.frame));
+            flat
+        }
+        (unused, _) => {
+            unused.into_iter().for_each(|frame| pool.put(frame));
+            let why = NetworkDrop::FragInvalid;
+            let Some(chain) = pieces.into_chain() else {
+                return Err(Box::new(NoDatagram { pieces: Pieces::default(), why }));
+            };
+            with_one_header(chain, &whole)
+        }
+    };
+    if let Some((arrival, timestamp_ns)) = latest {
+        (packet.arrival, packet.timestamp_ns) = (arrival, timestamp_ns);
+    }
+    whole.write_header(packet.frame.data_mut());
+    let Packet { frame, headers, .. } = &mut packet;
+    *headers = Headers { link: headers.link, ..Headers::default() };
+    parse_into(headers, frame.data(), whole.total_len, None, Verify::Checksums);
+    if packet.is_chain() {
+        judge_chain(&mut packet);
+    }
+    Ok(packet)
+}
+
+impl Whole {
+    fn of(pieces: &Pieces) -> Result<Self, NetworkDrop> {
+        let invalid = NetworkDrop::FragInvalid;
+        let ecn = joined_ecn(pieces.ecn).ok_or(invalid)?;
+        let (head, data_at) = pieces.head().ok_or(invalid)?;
+        let network = head.headers.network;
+        let network_offset = usize::from(head.headers.network_offset);
+        let (data_at, len) = (usize::from(data_at), pieces.len_bytes() as usize);
+        let (fragment_header, before_data, before_len) = if network == Network::Ipv6 {
+            let found = fragment_header(head.frame.data(), network_offset).ok_or(invalid)?;
+            (Some((found.at, found.named_at)), found.at, network_offset + IPV6_BYTES)
+        } else {
+            (None, data_at, network_offset)
+        };
+        // One that would be longer than an IP packet can be is none.
+        let len_field = u16::try_from(before_data - before_len + len).map_err(|_| invalid)?;
+        Ok(Self {
+            network,
+            network_offset,
+            fragment_header,
+            len_field,
+            ecn,
+            is_df: pieces.is_df(),
+            // Lossless: headers and a datagram of at most 64 KiB.
+            total_len: u32::try_from(before_data + len).map_err(|_| invalid)?,
+        })
+    }
+
+    /// Has the header, in which there is no fragment header any more, say what the packet is.
+    fn write_header(&self, bytes: &mut [u8]) {
+        let Some(header) = bytes.get_mut(self.network_offset..) else { return };
+        let [len_high, len_low] = self.len_field.to_be_bytes();
+        if self.network == Network::Ipv6 {
+            if let Some([_, class, _, _, high, low, ..]) = header.first_chunk_mut::<IPV6_BYTES>() {
+                *class |= self.ecn << 4;
+                (*high, *low) = (len_high, len_low);
+            }
+            return;
+        }
+        let header_len = header.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
+        let Some(header) = header.get_mut(..header_len) else { return };
+        if let Some([_, tos, high, low, _, _, flags, offset, _, _, sum @ ..]) =
+            header.first_chunk_mut::<12>()
+        {
+            const DO_NOT_FRAGMENT: u8 = 0x40;
+            *tos |= self.ecn;
+            (*high, *low) = (len_high, len_low);
+            (*flags, *offset) = (if self.is_df { DO_NOT_FRAGMENT } else { 0 }, 0);
+            *sum = [0; 2];
+        }
+        let sum = !Sum::of(header).fold();
+        if let Some([.., high, low]) = header.first_chunk_mut::<12>() {
+            [*high, *low] = sum.to_be_bytes();
+        }
+    }
+}
+
+/// What the ECN fields of the fragments make of the whole's (RFC 3168, section 5.3; the kernel's
+/// `ip_frag_ecn_table`): congestion that one of them met stays; `None` if some allowed it to be marked
+/// and others did not.
+fn joined_ecn(bits: u8) -> Option<u8> {
+    const NOT_ECT: u8 = 1 << 0;
+    const CE: u8 = 1 << 3;
+    const CONGESTION_EXPERIENCED: u8 = 3;
+    if bits & NOT_ECT != 0 && bits != NOT_ECT {
+        return None;
+    }
+    Some(if bits & CE != 0 { CONGESTION_EXPERIENCED } else { 0 })
+}
+
+/// Copies all into one frame, which has room.
+fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &Whole) {
+    frame.set_len(whole.total_len);
+    let Some((head, data_at)) = pieces.head() else { return };
+    let before_data = whole.fragment_header.map_or(data_at.into(), |(at, _)| at);
+    let mut rest = frame.data_mut();
+    let headers = head.frame.data().get(..before_data).unwrap_or_default();
+    for bytes in std::iter::once(headers).chain(pieces.data()) {
+        let Some((to, behind)) = rest.split_at_mut_checked(bytes.len()) else { return };
+        to.copy_from_slice(bytes);
+        rest = behind;
+    }
+    if let Some((at, named_at)) = whole.fragment_header {
+        name_next(frame, named_at, head.frame.data().get(at).copied());
+    }
+}
+
+/// Takes the fragment header out of the first frame of a chain.
+fn with_one_header(mut chain: Packet, whole: &Whole) -> Packet {
+    chain.wire_len = whole.total_len;
+    chain.device_sum = None;
+    chain.set_gso_size(0);
+    let Some((at, named_at)) = whole.fragment_header else { return chain };
+    let next = chain.frame.data().get(at).copied();
+    name_next(&mut chain.frame, named_at, next);
+    if at + FRAGMENT_HEADER_BYTES <= chain.frame.data().len() {
+        chain.frame.data_mut().copy_within(..at, FRAGMENT_HEADER_BYTES);
+        chain.frame.pull(8);
+    }
+    chain
+}
+
+/// Has the header before the fragment header name the one behind it.
+fn name_next(frame: &mut Frame, named_at: usize, next: Option<u8>) {
+    if let (Some(field), Some(next)) = (frame.data_mut().get_mut(named_at), next) {
+        *field = next;
+    }
+}
+
+/// Judges the transport's checksum over all frames of a chain. Parsing has seen the first one only.
+/// All pieces but the last have an even length, so words do not reach across.
+fn judge_chain(packet: &mut Packet) {
+    let Headers { transport, transport_offset, payload_offset, payload_len, .. } = packet.headers;
+    if !matches!(transport, Transport::Tcp | Transport::Udp)
+        || packet.headers.l4_checksum != Checksum::Unknown
+    {
+        return;
+    }
+    let bytes = packet.frame.data();
+    let Some(header) = bytes.get(transport_offset.into()..) else { return };
+    let is_unsummed = header.get(6..8) == Some([0; 2].as_slice());
+    let Some(addresses) = packet.view().address_bytes() else { return };
+    if transport == Transport::Udp && is_unsummed {
+        return;
+    }
+    let len = usize::from(payload_offset - transport_offset) + usize::from(payload_len);
+    let mut sum = Sum::of(addresses).plus_word(packet.headers.protocol.into()).plus_len(len);
+    let mut left = len;
+    for piece in std::iter::once(header).chain(packet.frame.followers().map(Frame::data)) {
+        let piece = piece.get(..left.min(piece.len())).unwrap_or_default();
+        sum = sum.plus(Sum::of(piece));
+        left -= piece.len();
+    }
+    packet.headers.l4_checksum = judge(sum);
+}

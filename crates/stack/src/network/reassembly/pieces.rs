@@ -1,0 +1,224 @@
+//! The pieces of one datagram, in order: the kernel's rules for what fits, what is there already and
+//! what spoils everything (`ip_frag_queue`, `ip6_frag_queue`, `inet_frag_queue_insert`).
+
+use mem::Frame;
+use path::packet::Packet;
+use path::parse::Network;
+
+use super::fragment::Fragment;
+use crate::network::NetworkDrop;
+
+/// What there is of a datagram.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    /// In the order of the datagram, never overlapping.
+    placed: Vec<Piece>,
+    /// Their packets, in the order of arrival.
+    packets: Vec<Packet>,
+    /// The datagram's length, as far as fragments told.
+    len: u32,
+    /// Bytes that are here.
+    here: u32,
+    /// Whether the last fragment has said what the length is. Not whether it is here: it may be
+    /// found to be there already.
+    is_len_known: bool,
+    /// The bits of all ECN fields.
+    pub(super) ecn: u8,
+    /// The largest IPv4 fragment, and the largest that must not be fragmented.
+    max_size: u32,
+    max_df_size: u32,
+}
+
+/// A piece's place. Pieces that came one behind the other, in order, are one run: what lies within a
+/// run is a duplicate, what lies across its ends overlaps.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: u32,
+    end: u32,
+    run_start: u32,
+    /// Where its bytes begin in its packet's frame.
+    data_at: u16,
+    /// The place of its packet.
+    packet: u16,
+}
+
+/// How a fragment goes with those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(super) enum Fit {
+    /// It has a place.
+    Fits(Gap),
+    /// It was there already, and is left out.
+    Duplicate,
+    /// It and all others are wrong.
+    Spoils(NetworkDrop),
+}
+
+/// A place that a fragment has among the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Gap {
+    at: usize,
+    start: u32,
+    end: u32,
+    run_start: u32,
+}
+
+/// More pieces than a datagram can have.
+const PIECES_MAX: usize = 1 << 14;
+
+impl Pieces {
+    /// Judges a fragment. What it says of the datagram's length counts also if it is a duplicate, as
+    /// in the kernel.
+    pub(super) fn fit(&mut self, fragment: &Fragment, network: Network) -> Fit {
+        let Fragment { start, mut end, is_last, .. } = *fragment;
+        if is_last {
+            if end < self.len || (self.is_len_known && end != self.len) {
+                return Fit::Spoils(NetworkDrop::FragInvalid);
+            }
+            (self.is_len_known, self.len) = (true, end);
+        } else {
+            if network == Network::Ipv4 {
+                end &= !7; // IPv6's are refused before they come here
+            }
+            if end > self.len {
+                if self.is_len_known {
+                    return Fit::Spoils(NetworkDrop::FragInvalid);
+                }
+                self.len = end;
+            }
+        }
+        if end <= start || self.placed.len() >= PIECES_MAX {
+            return Fit::Spoils(NetworkDrop::FragInvalid);
+        }
+        self.find_gap(start, end)
+    }
+
+    /// Duplicates are left out and overlaps spoil the datagram (RFC 5722, and its erratum 3089).
+    fn find_gap(&self, start: u32, end: u32) -> Fit {
+        let at = self.placed.partition_point(|piece| piece.start < end);
+        let is_tail = at == self.placed.len();
+        let before = at.checked_sub(1).and_then(|before| self.placed.get(before));
+        match before {
+            None => Fit::Fits(Gap { at, start, end, run_start: start }),
+            // Only what is put behind all others continues a run.
+            Some(before) if before.end == start && is_tail => {
+                Fit::Fits(Gap { at, start, end, run_start: before.run_start })
+            }
+            Some(before) if before.end <= start => {
+                Fit::Fits(Gap { at, start, end, run_start: start })
+            }
+            // The next piece begins at `end` or behind it, so beyond `before` is beyond its run.
+            Some(before) if before.run_start <= start && end <= before.end => Fit::Duplicate,
+            Some(_) => Fit::Spoils(NetworkDrop::FragOverlap),
+        }
+    }
+
+    /// Puts a fragment where it [fits](Self::fit).
+    pub(super) fn place(&mut self, gap: Gap, fragment: &Fragment, packet: Packet) {
+        let Gap { at, start, end, run_start } = gap;
+        // Lossless: fewer than PIECES_MAX.
+        let place = u16::try_from(self.packets.len()).unwrap_or(u16::MAX);
+        let piece = Piece { start, end, run_start, data_at: fragment.data_at, packet: place };
+        self.placed.insert(at, piece);
+        self.packets.push(packet);
+        self.here += end - start;
+        self.ecn |= fragment.ecn;
+        let size = end - start + fragment.header_len;
+        self.max_size = self.max_size.max(size);
+        if fragment.has_df {
+            self.max_df_size = self.max_df_size.max(size);
+        }
+    }
+
+    /// Whether all of the datagram is here.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_len_known
+            && self.here == self.len
+            && self.placed.first().is_some_and(|piece| piece.start == 0)
+    }
+
+    /// Whether nothing is here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// The datagram's length.
+    pub(super) fn len_bytes(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether the largest fragment was one that must not be fragmented.
+    pub(super) fn is_df(&self) -> bool {
+        self.max_df_size == self.max_size
+    }
+
+    /// How many are here.
+    pub(super) fn count(&self) -> u32 {
+        // Lossless: at most PIECES_MAX.
+        u32::try_from(self.packets.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The first piece's packet, and where its bytes begin. There is one in what is whole.
+    pub(super) fn head(&self) -> Option<(&Packet, u16)> {
+        let piece = self.placed.first()?;
+        Some((self.packets.get(usize::from(piece.packet))?, piece.data_at))
+    }
+
+    /// The packet that came last.
+    pub(super) fn latest(&self) -> Option<&Packet> {
+        self.packets.last()
+    }
+
+    /// The pieces' bytes, in order.
+    pub(super) fn data(&self) -> impl Iterator<Item = &[u8]> {
+        self.placed.iter().map(|piece| {
+            let frame = self.packets.get(usize::from(piece.packet)).map(|packet| &packet.frame);
+            frame.and_then(|frame| frame.data().get(piece.range())).unwrap_or_default()
+        })
+    }
+
+    /// The packets, in the order of arrival.
+    pub(super) fn into_packets(self) -> Vec<Packet> {
+        self.packets
+    }
+
+    /// The first piece's packet, its frame followed by those of the others: each ends where its piece
+    /// does, and all but the first begin where theirs do.
+    pub(super) fn into_chain(self) -> Option<Packet> {
+        let mut packets: Vec<_> = self.packets.into_iter().map(Some).collect();
+        let mut pieces = self.placed.iter();
+        let mut taken = |piece: &Piece| packets.get_mut(usize::from(piece.packet))?.take();
+        let first = pieces.next()?;
+        let mut head = taken(first)?;
+        cut(&mut head.frame, first.range().end);
+        for piece in pieces {
+            let mut frame = taken(piece)?.frame;
+            cut(&mut frame, piece.range().end);
+            frame.pull(piece.data_at.into());
+            head.frame.append(frame);
+        }
+        Some(head)
+    }
+
+    /// Begins anew with another datagram of the same key, as the kernel's `ip_frag_reinit` does: it
+    /// keeps the sizes.
+    pub(super) fn restart(&mut self) -> Vec<Packet> {
+        let Self { max_size, max_df_size, .. } = *self;
+        let before = std::mem::replace(self, Self { max_size, max_df_size, ..Self::default() });
+        before.packets
+    }
+}
+
+impl Piece {
+    /// Its bytes in its frame.
+    fn range(&self) -> std::ops::Range<usize> {
+        let (at, len) = (usize::from(self.data_at), (self.end - self.start) as usize);
+        at..at + len
+    }
+}
+
+/// Takes off what is behind the first `len` bytes.
+fn cut(frame: &mut Frame, len: usize) {
+    let len = u32::try_from(len).unwrap_or(u32::MAX);
+    frame.set_len(len.min(frame.len_bytes()));
+}

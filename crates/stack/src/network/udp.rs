@@ -1,0 +1,98 @@
+//! UDP as `__udp4_lib_rcv` and `__udp6_lib_rcv` judge it, up to the socket.
+
+use path::packet::Packet;
+use path::parse::Checksum;
+use path::parse::checksum::{Sum, judge};
+
+use super::counters::UdpCounters;
+use super::drop::NetworkDrop;
+
+pub(super) const UDP: u8 = 17;
+pub(super) const HEADER_BYTES: usize = 8;
+
+/// A datagram's header and payload, by the IP header's account.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment<'a> {
+    /// The packet that it is in.
+    pub(super) packet: &'a Packet,
+    /// Where in the packet's first frame it begins; it ends where the IP packet does.
+    pub(super) offset: usize,
+    /// The sum of the addresses and the protocol.
+    pub(super) pseudo_sum: Sum,
+    /// What is known of the checksum already.
+    pub(super) checksum: Checksum,
+    pub(super) is_ipv6: bool,
+    /// Whether no single socket is meant: then a missing checksum over IPv6 is passed over in
+    /// silence.
+    pub(super) is_to_many: bool,
+}
+
+/// Judges a datagram. Returns how long it is, its header included.
+pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<usize, NetworkDrop> {
+    let wrong = |reason| {
+        counters.in_errors.add(1);
+        Err(reason)
+    };
+    let header = segment.packet.frame.data().get(segment.offset..).unwrap_or_default();
+    let Some(&[_, _, _, _, high, low, check @ ..]) = header.first_chunk::<HEADER_BYTES>() else {
+        return wrong(NetworkDrop::PktTooSmall);
+    };
+    let there = segment.len();
+    let len = match usize::from(u16::from_be_bytes([high, low])) {
+        0 if segment.is_ipv6 => there, // RFC 2675, whatever the length
+        len => len,
+    };
+    if len < HEADER_BYTES || len > there {
+        return wrong(NetworkDrop::PktTooSmall);
+    }
+    let has_checksum = check != [0, 0];
+    if !has_checksum && segment.is_ipv6 && segment.is_to_many {
+        counters.ignored_multi.add(1);
+        return Err(NetworkDrop::UdpCsum);
+    }
+    let checksum = match (has_checksum, segment.is_ipv6, segment.checksum) {
+        (false, is_ipv6, _) => {
+            if is_ipv6 {
+                Checksum::Bad
+            } else {
+                Checksum::Good
+            }
+        }
+        (true, _, Checksum::Unknown) => {
+            judge(segment.pseudo_sum.plus_len(len).plus(segment.sum(len)))
+        }
+        (true, _, known) => known,
+    };
+    if checksum == Checksum::Bad {
+        counters.in_csum_errors.add(1);
+        return wrong(NetworkDrop::UdpCsum);
+    }
+    Ok(len)
+}
+
+impl<'a> Segment<'a> {
+    /// How much of it there is.
+    fn len(&self) -> usize {
+        let len = match self.packet.is_chain() {
+            true => self.packet.fragments().map(<[u8]>::len).sum(),
+            false => self.packet.frame.data().len(),
+        };
+        len.saturating_sub(self.offset)
+    }
+
+    /// The sum of its first `len` bytes, as far as they are there.
+    fn sum(&self, len: usize) -> Sum {
+        if !self.packet.is_chain() {
+            let place = self.offset..self.offset.saturating_add(len);
+            return Sum::of(self.packet.frame.data().get(place).unwrap_or_default());
+        }
+        let (mut skip, mut left) = (self.offset, len);
+        Sum::of_pieces(self.packet.fragments().map(move |bytes| -> &'a [u8] {
+            let (before, bytes) = bytes.split_at(skip.min(bytes.len()));
+            let (bytes, _) = bytes.split_at(left.min(bytes.len()));
+            skip -= before.len();
+            left -= bytes.len();
+            bytes
+        }))
+    }
+}

@@ -1,0 +1,170 @@
+//! What a socket holds of packet memory, and what it may hold.
+//!
+//! A packet is charged by its `truesize` as it is put into a socket's queue, and until its reader
+//! says that its memory has gone home. The rule is the kernel's (`__udp_enqueue_schedule_skb`): a
+//! packet that would take the sum above `rcvbuf` is dropped, unless the socket holds nothing.
+
+use std::sync::OnceLock;
+
+use mem::cache::OwnLine;
+use mem::sync::{AtomicU32, Ordering};
+use path::counters::Counter;
+use path::packet::Packet;
+
+/// One socket's account. Every CPU charges it, its reader relieves it, anyone reads it.
+#[derive(Debug)]
+pub struct Account {
+    /// Bytes held: the kernel's `sk_rmem_alloc`.
+    rmem: OwnLine<AtomicU32>,
+    /// Bytes that may be held: the kernel's `sk_rcvbuf`. Written when somebody sets it.
+    rcvbuf: OwnLine<AtomicU32>,
+    /// By CPU: made by the first packet from there.
+    lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
+}
+
+/// What one CPU counts of one socket, in frames: a merged packet is as many as it was merged of.
+#[derive(Debug, Default)]
+pub struct LaneCounters {
+    /// Those that were queued.
+    pub queued: Counter,
+    /// Those that the socket had no room for: the kernel's `RcvbufErrors`.
+    pub dropped: Counter,
+}
+
+impl Account {
+    /// An account that holds nothing, of a socket that `cpus` CPUs put packets into.
+    pub(super) fn new(rcvbuf: u32, cpus: usize) -> Self {
+        Self {
+            rmem: OwnLine(AtomicU32::new(0)),
+            rcvbuf: OwnLine(AtomicU32::new(rcvbuf)),
+            lanes: (0..cpus).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    /// Bytes of packet memory that the socket holds, in its queue and in its reader's hands.
+    #[must_use]
+    pub fn rmem(&self) -> u32 {
+        self.rmem.0.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that it may hold.
+    #[must_use]
+    pub fn rcvbuf(&self) -> u32 {
+        self.rcvbuf.0.load(Ordering::Relaxed)
+    }
+
+    /// Sets what it may hold: for packets that come from now on.
+    pub fn set_rcvbuf(&self, bytes: u32) {
+        self.rcvbuf.0.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether not one byte more may be held.
+    pub(super) fn is_full(&self) -> bool {
+        self.rmem() >= self.rcvbuf()
+    }
+
+    /// What each CPU counts; None of those from which nothing came.
+    pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
+        self.lanes.iter().map(|lane| lane.get().map(|lane| &lane.0))
+    }
+
+    pub(super) fn lane(&self, cpu: usize) -> &LaneCounters {
+        &self.lanes[cpu].get_or_init(Box::default).0
+    }
+
+    /// Frames that were queued.
+    #[must_use]
+    pub fn queued(&self) -> u64 {
+        self.lanes().flatten().map(|lane| lane.queued.get()).sum()
+    }
+
+    /// Frames that the socket had no room for.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.lanes().flatten().map(|lane| lane.dropped.get()).sum()
+    }
+
+    /// Charges those of `packets` that may be held, `slots` at most, and moves the others to the end
+    /// of `refused`. The sum never exceeds what the rule allows, not even for a moment.
+    pub(super) fn charge(
+        &self,
+        packets: &mut Vec<Packet>,
+        slots: usize,
+        refused: &mut Vec<Packet>,
+    ) {
+        let rcvbuf = self.rcvbuf();
+        let total = packets.iter().map(|packet| u64::from(size(packet))).sum();
+        let mut rmem = self.rmem();
+        // Another CPU's charge in between, or the reader's relief, is another sum to begin with.
+        let is_whole = loop {
+            let mut rule = Rule { rmem, rcvbuf, slots };
+            let whole = sum_within(rmem, total, rcvbuf).filter(|_| packets.len() <= slots);
+            if let Some(sum) = whole {
+                rule.rmem = sum;
+            } else if packets.iter().filter(|packet| rule.admits(size(packet))).count() == 0 {
+                break false;
+            }
+            // Acquire: pairs with the Release in `relieve`. Who sees room sees the memory at home.
+            match self.rmem.0.compare_exchange_weak(
+                rmem,
+                rule.rmem,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break whole.is_some(),
+                Err(now) => rmem = now,
+            }
+        };
+        if !is_whole {
+            let mut rule = Rule { rmem, rcvbuf, slots };
+            refused.extend(packets.extract_if(.., |packet| !rule.admits(size(packet))));
+        }
+    }
+
+    /// Takes bytes off whose memory has gone home.
+    pub(super) fn relieve(&self, bytes: u32) {
+        if bytes > 0 {
+            // Release: pairs with the Acquire in `charge`.
+            self.rmem.0.fetch_sub(bytes, Ordering::Release);
+        }
+    }
+}
+
+/// Whether the reader of a socket that holds `rmem` bytes is slower than what comes: that is more than
+/// half of what it may hold (UDP-1).
+pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
+    rmem > rcvbuf / 2
+}
+
+/// What a packet is charged.
+pub(super) fn size(packet: &Packet) -> u32 {
+    packet.frame.truesize()
+}
+
+/// The rule, as it goes along a run of packets.
+struct Rule {
+    rmem: u32,
+    rcvbuf: u32,
+    /// Slots left in the ring.
+    slots: usize,
+}
+
+impl Rule {
+    fn admits(&mut self, size: u32) -> bool {
+        let alone = Some(size).filter(|_| self.rmem == 0);
+        let sum = sum_within(self.rmem, size.into(), self.rcvbuf).or(alone);
+        match sum {
+            Some(sum) if self.slots > 0 => {
+                (self.rmem, self.slots) = (sum, self.slots - 1);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What is held with `bytes` more, unless that is above `rcvbuf`.
+fn sum_within(rmem: u32, bytes: u64, rcvbuf: u32) -> Option<u32> {
+    let sum = u32::try_from(u64::from(rmem) + bytes).ok()?;
+    (sum <= rcvbuf).then_some(sum)
+}

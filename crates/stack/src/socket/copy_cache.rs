@@ -1,0 +1,306 @@
+//! The copy cache of a CPU: small datagrams for a slow reader go on in buffers that this CPU alone
+//! fills, and the frames that they came in are free while they are still warm.
+//!
+//! After the kernel's "udp: add rx skb cache" of 2018 (UDP-1 to UDP-6), without its two defects: the
+//! cache is as large as the memory that there is, not as large as was wanted; and a buffer that
+//! somebody holds for long is passed over, where it made the whole cache useless.
+
+use std::fmt;
+use std::mem::replace;
+
+use mem::frame::BEFORE_PACKET_BYTES;
+use mem::{Carousel, Pool, Region};
+use path::packet::Packet;
+use path::parse::Network;
+
+/// Headers and data of a datagram that is copied are shorter than this, from the network header on
+/// (UDP-3).
+pub const COPIED_BELOW_BYTES: u32 = 512;
+
+/// What a buffer takes: what stands before a packet, the longest link header, and a datagram.
+const BUFFER_BYTES: u32 = 1024;
+const LINK_BYTES_MAX: u32 = u8::MAX as u32;
+const _: () = assert!(BEFORE_PACKET_BYTES + LINK_BYTES_MAX + COPIED_BELOW_BYTES <= BUFFER_BYTES);
+
+/// What the kernel reckons for such a buffer: `SKB_TRUESIZE(512)`.
+const TRUESIZE_512_BYTES: u64 = 1088;
+const _: () = assert!(BUFFER_BYTES as u64 <= TRUESIZE_512_BYTES, "the budget must hold");
+
+/// The fewest buffers with which a cache is worth its name: `_SK_MEM_PACKETS`, what a socket with the
+/// kernel's default `rcvbuf` holds.
+pub const BUFFERS_MIN: u32 = 256;
+
+/// The most of one CPU: three times as many.
+pub const BUFFERS_MAX: u32 = 3 * BUFFERS_MIN;
+
+/// Buffers that are looked at for one datagram.
+const LOOK: usize = 16;
+
+/// The memory that the caches of all CPUs may take: 1 % of `udp_mem[0]`, which is in pages.
+#[must_use]
+pub fn budget_bytes(udp_mem_low_pages: u64) -> u64 {
+    const PAGE_BYTES: u64 = 4096;
+    udp_mem_low_pages.saturating_mul(PAGE_BYTES) / 100
+}
+
+/// How many buffers each of `cpus` CPUs gets (UDP-5).
+///
+/// # Errors
+/// When they would be fewer than [`BUFFERS_MIN`].
+pub fn buffers_per_cpu(budget_bytes: u64, cpus: u32) -> Result<u32, LowMemory> {
+    let each = budget_bytes / (u64::from(cpus.max(1)) * TRUESIZE_512_BYTES);
+    let buffers = u32::try_from(each).map_or(BUFFERS_MAX, |each| each.min(BUFFERS_MAX));
+    if buffers < BUFFERS_MIN {
+        return Err(LowMemory { budget_bytes, cpus, buffers });
+    }
+    Ok(buffers)
+}
+
+/// Too little memory for a copy cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowMemory {
+    /// What there is for all CPUs.
+    pub budget_bytes: u64,
+    /// How many these are.
+    pub cpus: u32,
+    /// How many buffers each would get.
+    pub buffers: u32,
+}
+
+impl fmt::Display for LowMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { budget_bytes, cpus, buffers } = self;
+        let need_bytes = u64::from(*cpus) * u64::from(BUFFERS_MIN) * TRUESIZE_512_BYTES;
+        write!(
+            f,
+            "low memory, the UDP copy cache will not be allocated: {budget_bytes} bytes are \
+             {buffers} buffers on each of {cpus} CPUs, and {BUFFERS_MIN} are the least \
+             ({need_bytes} bytes)"
+        )
+    }
+}
+
+impl std::error::Error for LowMemory {}
+
+/// What became of a packet that was to be copied.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copied {
+    /// It goes on in one of the cache's buffers.
+    Done,
+    /// It is too long, of several pieces, or no datagram: it stays where it is.
+    NotEligible,
+    /// All buffers that were looked at are held: it stays where it is.
+    Busy,
+}
+
+/// The buffers of one CPU.
+#[derive(Debug)]
+pub struct CopyCache {
+    carousel: Carousel,
+}
+
+impl CopyCache {
+    /// The bytes of a region for so many buffers.
+    #[must_use]
+    pub fn region_bytes(buffers: u32) -> usize {
+        buffers as usize * BUFFER_BYTES as usize
+    }
+
+    /// A cache for the CPU with the slot `cpu`, of as many buffers as `region` has room for.
+    #[must_use]
+    pub fn new(region: Region, cpu: u16) -> Self {
+        Self { carousel: Carousel::new(region, BUFFER_BYTES, cpu) }
+    }
+
+    /// How many buffers there are.
+    #[must_use]
+    pub fn buffers(&self) -> usize {
+        self.carousel.buffers()
+    }
+
+    /// How many of them are held: queued, or in a reader's hands.
+    #[must_use]
+    pub fn away(&self) -> usize {
+        self.carousel.away()
+    }
+
+    /// What a packet is charged once it was copied.
+    pub(super) const TRUESIZE: u32 = BUFFER_BYTES;
+
+    /// Moves a small datagram into a buffer, and gives its frame back to `pool`. All that is known
+    /// of the packet stays true: the bytes are copied from the link header on.
+    #[inline]
+    pub fn copy(&mut self, packet: &mut Packet, pool: &mut Pool) -> Copied {
+        if !is_eligible(packet) {
+            return Copied::NotEligible;
+        }
+        let Some(mut buffer) = self.carousel.take(LOOK) else { return Copied::Busy };
+        buffer.copy_from(packet.frame.data());
+        pool.put(replace(&mut packet.frame, buffer));
+        Copied::Done
+    }
+}
+
+/// Whether network header, transport header and data are short enough, and in one piece.
+fn is_eligible(packet: &Packet) -> bool {
+    let before = u32::from(packet.headers.network_offset);
+    packet.headers.network != Network::Other
+        && !packet.is_chain()
+        && packet.frame.len_bytes().saturating_sub(before) < COPIED_BELOW_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::made_up::{Layout, datagram, pool, pools_of};
+    use path::packet::Arrival;
+    use path::parse::Link;
+
+    fn cache(buffers: u32) -> CopyCache {
+        CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)
+    }
+
+    /// Copies a datagram of that shape, or does not.
+    fn copied(layout: Layout, payload_len: usize) -> Copied {
+        let (mut pool, mut cache) = (pool(), cache(2));
+        let mut packet = datagram(&mut pool, layout, &vec![7; payload_len]);
+        let (bytes, payload) = (packet.frame.data().to_vec(), packet.view().payload().to_vec());
+        let copied = cache.copy(&mut packet, &mut pool);
+        assert_eq!((packet.frame.data(), packet.view().payload()), (&bytes[..], &payload[..]));
+        assert_eq!(payload.len(), payload_len);
+        let is_copy = copied == Copied::Done;
+        assert_eq!((cache.away(), pool.away()), (is_copy.into(), (!is_copy).into()));
+        pool.put(packet.frame);
+        assert_eq!((cache.away(), pool.away()), (0, 0));
+        copied
+    }
+
+    #[test]
+    fn udp_3_boundary_v4_483_is_cached_484_is_not() {
+        assert_eq!(copied(Layout::V4, 483), Copied::Done);
+        assert_eq!(copied(Layout::V4, 484), Copied::NotEligible);
+        assert_eq!(copied(Layout::V4Tagged, 483), Copied::Done, "what is before it counts not");
+        assert_eq!(copied(Layout::V4NoLink, 484), Copied::NotEligible);
+        assert_eq!(copied(Layout::V4Options, 483 - 40), Copied::Done);
+        assert_eq!(copied(Layout::V4Options, 484 - 40), Copied::NotEligible);
+    }
+
+    #[test]
+    fn udp_3_boundary_v6_463_is_cached_464_is_not() {
+        assert_eq!(copied(Layout::V6, 463), Copied::Done);
+        assert_eq!(copied(Layout::V6, 464), Copied::NotEligible);
+        assert_eq!(copied(Layout::V6Extension, 463 - 8), Copied::Done);
+        assert_eq!(copied(Layout::V6Extension, 464 - 8), Copied::NotEligible);
+    }
+
+    #[test]
+    fn udp_3_zero_len_is_cached_and_stays_empty() {
+        assert_eq!(copied(Layout::V4, 0), Copied::Done);
+        assert_eq!(copied(Layout::V6, 0), Copied::Done);
+    }
+
+    #[test]
+    fn udp_3_timestamp_meta_survives_the_copy() {
+        let (mut pool, mut cache) = (pool(), cache(1));
+        let mut packet = datagram(&mut pool, Layout::V4Tagged, b"question");
+        packet.timestamp_ns = 1_234_567_890_123;
+        packet.arrival = Arrival(77);
+        packet.hash = path::hash::FlowHash(0xfeed);
+        packet.set_gso_size(4);
+        let known = |packet: &Packet| {
+            let view = packet.view();
+            let addresses = (view.source(), view.destination(), view.ports(), view.ttl());
+            let Packet { timestamp_ns, arrival, wire_len, hash, headers, segment_size, .. } =
+                packet;
+            let given = (*timestamp_ns, *arrival, *wire_len, *hash, *headers, *segment_size);
+            (addresses, given, packet.device_sum)
+        };
+        let before = known(&packet);
+        assert_eq!(cache.copy(&mut packet, &mut pool), Copied::Done);
+        assert_eq!(known(&packet), before);
+    }
+
+    #[test]
+    fn packets_of_several_pieces_and_what_is_no_datagram_are_left_alone() {
+        let (mut pool, mut cache) = (pool(), cache(1));
+        let mut merged = datagram(&mut pool, Layout::V4, b"first");
+        let follower = datagram(&mut pool, Layout::V4, b"second").frame;
+        merged.frame.append(follower);
+        assert_eq!(cache.copy(&mut merged, &mut pool), Copied::NotEligible);
+        let frame = pool.allocate(60).unwrap();
+        let mut other = Packet::received(frame, Arrival(0), 60, Link::Ethernet);
+        assert_eq!(cache.copy(&mut other, &mut pool), Copied::NotEligible);
+    }
+
+    /// The source's cache stopped at a head that somebody held. Here the others go round, as many
+    /// times as there are; a held buffer keeps its bytes.
+    #[test]
+    fn udp_4_ring_busy_head_is_passed_over_and_never_handed_out() {
+        const BUFFERS: u32 = 100;
+        let (mut pool, mut cache) = (pools_of(200).0, cache(BUFFERS));
+        let mut copy = |mark: u32| {
+            let mut packet = datagram(&mut pool, Layout::V4, &mark.to_be_bytes());
+            (cache.copy(&mut packet, &mut pool), packet)
+        };
+        let held: Vec<_> = (0..40).map(|mark| copy(mark).1).collect();
+        let mut busy = 0;
+        for mark in 40..1000 {
+            let (copied, packet) = copy(mark);
+            assert_eq!(packet.view().payload(), mark.to_be_bytes());
+            busy += u32::from(copied == Copied::Busy);
+        }
+        // Each round of 60 finds the 40, which are two looks too many for one datagram.
+        assert_eq!(busy, 960 / 62 * 2);
+        for (mark, packet) in (0u32..).zip(&held) {
+            assert_eq!(packet.view().payload(), mark.to_be_bytes());
+        }
+        let rest: Vec<_> = (0..62).map(&mut copy).collect();
+        let done = rest.iter().filter(|(copied, _)| *copied == Copied::Done).count();
+        assert_eq!(done, 60);
+        assert_eq!(copy(0).0, Copied::Busy, "all are held");
+        drop((held, rest));
+        assert_eq!((cache.away(), pool.away()), (0, 0));
+    }
+
+    #[test]
+    fn udp_5_budget_is_a_hundredth_of_the_low_mark_and_at_most_768_buffers() {
+        // udp_mem[0] as the kernel sets it with 16 GiB.
+        let budget = budget_bytes(393_216);
+        assert_eq!(budget, 16_106_127);
+        assert_eq!(buffers_per_cpu(budget, 8), Ok(768));
+        assert_eq!(buffers_per_cpu(budget, 64).unwrap_err().buffers, 231);
+        assert_eq!(buffers_per_cpu(u64::MAX, 1), Ok(768));
+        assert_eq!(buffers_per_cpu(256 * 1088 * 4, 4), Ok(256));
+        assert!(buffers_per_cpu(256 * 1088 * 4 - 1, 4).is_err());
+        for cpus in 1..=64 {
+            // The source took more for a buffer than it had reckoned, and ran out on the way.
+            let buffers = buffers_per_cpu(budget, cpus).unwrap_or(0);
+            assert!(CopyCache::region_bytes(buffers * cpus) as u64 <= budget);
+        }
+    }
+
+    #[test]
+    fn udp_5_memory_low_is_refused_with_the_numbers() {
+        let refused = buffers_per_cpu(1 << 20, 8).unwrap_err();
+        assert_eq!(refused, LowMemory { budget_bytes: 1 << 20, cpus: 8, buffers: 120 });
+        assert_eq!(
+            refused.to_string(),
+            "low memory, the UDP copy cache will not be allocated: 1048576 bytes are 120 buffers \
+             on each of 8 CPUs, and 256 are the least (2228224 bytes)"
+        );
+    }
+
+    /// The source's other defect: its size was what was wanted, not what had been filled.
+    #[test]
+    fn udp_5_a_cache_is_as_large_as_its_memory() {
+        let mut cache = CopyCache::new(Region::allocate(3 * 1024 + 700), 0);
+        assert_eq!(cache.buffers(), 3);
+        let mut pool = pool();
+        let mut packets: Vec<_> =
+            (0..4).map(|_| datagram(&mut pool, Layout::V4, b"question")).collect();
+        let copied = packets.iter_mut().map(|packet| cache.copy(packet, &mut pool));
+        let expected = [Copied::Done, Copied::Done, Copied::Done, Copied::Busy];
+        assert!(copied.eq(expected));
+    }
+}

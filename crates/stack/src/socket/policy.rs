@@ -1,0 +1,641 @@
+//! What becomes of a datagram's memory: which buffers a slow reader's packets wait in, and how they
+//! go home.
+//!
+//! | policy | where packets wait | who frees a frame, and how |
+//! |---|---|---|
+//! | `owner` | in the frame they came in | the reader collects them in lots for the CPU that owns them |
+//! | `copy-cache` | under pressure, small ones in a [buffer](super::copy_cache) of the CPU that they came by | the reader: a mark; others as with `none` |
+//! | `condense` | under pressure, small ones in the smallest chunks of that CPU | as with `owner` |
+//! | `none` | in the frame they came in | the reader, one by one, through the inbox that all share |
+//!
+//! Pressure is the kernel's: the socket holds more than half of what it may (UDP-1). The policy is
+//! looked at for each run of packets, so it may be changed at any time.
+
+use std::fmt;
+use std::mem::replace;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use mem::pool::LOT_FRAMES;
+use mem::{Frame, Pool};
+use path::counters::Counter;
+use path::packet::Packet;
+
+use super::account::{Account, is_under_pressure, size};
+use super::copy_cache::{Copied, CopyCache};
+use super::queue::Outlet;
+
+/// How memory is used and freed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum BufferPolicy {
+    /// Return in lots to the owner.
+    #[default]
+    Owner,
+    /// Copies in a cache of the CPU that receives, while a reader is slow.
+    CopyCache,
+    /// Copies in small chunks, while a reader is slow.
+    Condense,
+    /// Each freed where it is read: the baseline.
+    None,
+}
+
+impl BufferPolicy {
+    /// All of them, by [`index`](Self::index).
+    pub const ALL: [Self; 4] = [Self::Owner, Self::CopyCache, Self::Condense, Self::None];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Owner => "owner",
+            Self::CopyCache => "copy-cache",
+            Self::Condense => "condense",
+            Self::None => "none",
+        }
+    }
+
+    /// Its place in [`ALL`](Self::ALL).
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for BufferPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is no buffer policy's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSuchPolicy(String);
+
+impl fmt::Display for NoSuchPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = BufferPolicy::ALL.map(BufferPolicy::name).join(", ");
+        write!(f, "there is no buffer policy {:?}: take one of {names}", self.0)
+    }
+}
+
+impl std::error::Error for NoSuchPolicy {}
+
+impl FromStr for BufferPolicy {
+    type Err = NoSuchPolicy;
+
+    fn from_str(name: &str) -> Result<Self, NoSuchPolicy> {
+        let named = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        named.ok_or_else(|| NoSuchPolicy(name.to_owned()))
+    }
+}
+
+/// The policy of an engine: set by anyone, read by every CPU and every reader.
+#[derive(Debug, Default)]
+pub struct SharedPolicy(AtomicU8);
+
+impl SharedPolicy {
+    /// A policy that begins so.
+    #[must_use]
+    pub fn new(policy: BufferPolicy) -> Self {
+        let shared = Self::default();
+        shared.store(policy);
+        shared
+    }
+
+    /// As it is now.
+    #[must_use]
+    pub fn load(&self) -> BufferPolicy {
+        // Relaxed: frames go home by any policy, whatever their packets waited in.
+        let index = usize::from(self.0.load(Ordering::Relaxed));
+        BufferPolicy::ALL.get(index).copied().unwrap_or_default()
+    }
+
+    /// Sets it, for packets that are put in and frames that are given back from now on.
+    pub fn store(&self, policy: BufferPolicy) {
+        self.0.store(policy as u8, Ordering::Relaxed);
+    }
+}
+
+/// What one CPU counts of the packets that it moved to other buffers.
+#[derive(Debug, Default)]
+pub struct ReliefCounters {
+    /// Copied into the cache.
+    pub cached: Counter,
+    /// Not copied into the cache: too long, or of several pieces.
+    pub not_eligible: Counter,
+    /// Not copied: the cache's buffers were held.
+    pub busy: Counter,
+    /// Copied into a smaller chunk.
+    pub condensed: Counter,
+}
+
+/// What a CPU does for readers that are slower than it is: moves their packets to memory that may
+/// be kept from its owner for a while.
+#[derive(Debug)]
+pub struct Relief {
+    /// Where there is memory for one.
+    cache: Option<CopyCache>,
+    /// Small chunks of this CPU's, in the memory that its packets come in.
+    small: Option<Pool>,
+    counters: Arc<ReliefCounters>,
+}
+
+impl Relief {
+    /// The relief of one CPU. Without a cache, `copy-cache` copies nothing; without small chunks,
+    /// `condense` does not.
+    #[must_use]
+    pub fn new(
+        cache: Option<CopyCache>,
+        small: Option<Pool>,
+        counters: Arc<ReliefCounters>,
+    ) -> Self {
+        Self { cache, small, counters }
+    }
+
+    /// Gives it small chunks, in the memory that its packets come in.
+    pub fn set_small(&mut self, small: Pool) {
+        self.small = Some(small);
+    }
+
+    /// Frames that were moved to and have not come home.
+    pub fn frames_away(&mut self) -> usize {
+        let cached = self.cache.as_ref().map_or(0, CopyCache::away);
+        cached + self.small.as_mut().map_or(0, Pool::away)
+    }
+
+    /// The copy cache, if there is one.
+    #[must_use]
+    pub fn cache(&self) -> Option<&CopyCache> {
+        self.cache.as_ref()
+    }
+
+    /// Copies those of `packets` that would come to a socket under pressure and may still be held,
+    /// as `policy` has it, and gives the frames that they came in back to `pool`. To be called
+    /// before they are put into the socket's queue, for a packet is charged by what it waits in.
+    pub fn relieve(
+        &mut self,
+        policy: BufferPolicy,
+        account: &Account,
+        packets: &mut [Packet],
+        pool: &mut Pool,
+    ) {
+        let smaller = match (policy, &self.cache, &self.small) {
+            (BufferPolicy::CopyCache, Some(_), _) => CopyCache::TRUESIZE,
+            (BufferPolicy::Condense, _, Some(small)) => small.smallest_chunk_bytes(),
+            _ => return,
+        };
+        let (mut rmem, rcvbuf) = (account.rmem(), account.rcvbuf());
+        for packet in packets {
+            // What will be dropped is not worth a copy.
+            if rmem.saturating_add(smaller) > rcvbuf {
+                break;
+            }
+            if is_under_pressure(rmem, rcvbuf) {
+                match policy {
+                    BufferPolicy::Condense => self.condense(packet, pool),
+                    _ => self.copy(packet, pool),
+                }
+            }
+            rmem = rmem.saturating_add(size(packet));
+        }
+    }
+
+    fn copy(&mut self, packet: &mut Packet, pool: &mut Pool) {
+        let Some(cache) = &mut self.cache else { return };
+        let counter = match cache.copy(packet, pool) {
+            Copied::Done => &self.counters.cached,
+            Copied::NotEligible => &self.counters.not_eligible,
+            Copied::Busy => &self.counters.busy,
+        };
+        counter.add(1);
+    }
+
+    /// Moves a packet into a smaller chunk of this CPU's, if it fits and there is one
+    /// (`skb_condense`).
+    fn condense(&mut self, packet: &mut Packet, pool: &mut Pool) {
+        let Some(chunks) = &mut self.small else { return };
+        if packet.is_chain() || packet.frame.truesize() <= chunks.smallest_chunk_bytes() {
+            return;
+        }
+        let Some(mut small) = chunks.allocate(packet.frame.len_bytes()) else { return };
+        small.copy_from(packet.frame.data());
+        pool.put(replace(&mut packet.frame, small));
+        self.counters.condensed.add(1);
+    }
+}
+
+/// Gives a frame back that was read. With `owner` and `condense` it may wait in a lot until `pool`
+/// is flushed.
+#[inline]
+pub fn give_back(frame: Frame, pool: &mut Pool, policy: BufferPolicy) {
+    match policy {
+        BufferPolicy::Owner | BufferPolicy::Condense => pool.put(frame),
+        BufferPolicy::CopyCache | BufferPolicy::None => drop(frame),
+    }
+}
+
+/// The way back from one reader: frames go home in lots, and its socket is relieved of them once they
+/// are there.
+///
+/// They are sent when they are as many as a lot, or a quarter of what the socket may hold (as
+/// `udp_rmem_release` has it), or nothing else waits to be read. So a reader that idles holds back
+/// nothing, and what it holds back is charged to its socket meanwhile.
+#[derive(Debug)]
+pub struct WayBack {
+    pool: Pool,
+    /// Given back, and not yet sent home for certain.
+    frames: usize,
+    /// What they are charged.
+    bytes: u32,
+}
+
+impl WayBack {
+    /// By way of `pool`, which need have no frames of its own ([`Pool::way_home`]).
+    #[must_use]
+    pub fn new(pool: Pool) -> Self {
+        Self { pool, frames: 0, bytes: 0 }
+    }
+
+    /// Gives back what was taken out of `outlet` and is read; leaves `packets` empty.
+    pub fn give_back(
+        &mut self,
+        packets: &mut Vec<Packet>,
+        outlet: &mut Outlet,
+        policy: BufferPolicy,
+    ) {
+        let most_bytes = outlet.account().rcvbuf() / 4;
+        for packet in packets.drain(..) {
+            self.frames += 1;
+            self.bytes = self.bytes.saturating_add(size(&packet));
+            give_back(packet.frame, &mut self.pool, policy);
+            if self.frames >= LOT_FRAMES || self.bytes >= most_bytes {
+                self.send(outlet);
+            }
+        }
+        if !outlet.has_some() {
+            self.send(outlet);
+        }
+    }
+
+    /// Sends home what waits for that, and relieves the socket of it. To be called when packets are
+    /// kept, before the reader does something else for long.
+    pub fn send(&mut self, outlet: &mut Outlet) {
+        if self.frames > 0 {
+            self.pool.flush();
+            outlet.uncharge(self.bytes);
+            (self.frames, self.bytes) = (0, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use mem::Region;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::socket::SocketId;
+    use crate::socket::made_up::{Layout, datagram, pools_of};
+    use crate::socket::queue::{Inlet, Put, QueueConfig, queue};
+
+    fn socket(id: u64, rcvbuf: u32) -> (Inlet, Outlet) {
+        let config = QueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
+        let (mut inlets, outlet) = queue(config);
+        (inlets.remove(0), outlet)
+    }
+
+    /// One CPU: its memory, and what it does for slow readers.
+    struct Cpu {
+        pool: Pool,
+        relief: Relief,
+        dropped: Vec<Packet>,
+    }
+
+    impl Cpu {
+        fn new(chunks: u32, buffers: u32) -> Self {
+            let region = Region::allocate(CopyCache::region_bytes(buffers));
+            let (pool, small) = pools_of(chunks);
+            let relief = Relief::new(Some(CopyCache::new(region, 0)), Some(small), Arc::default());
+            Self { pool, relief, dropped: Vec::new() }
+        }
+
+        /// Puts one datagram in. Returns whether the socket took it.
+        fn put(&mut self, inlet: &mut Inlet, policy: BufferPolicy, mark: u64) -> bool {
+            let mut run = vec![datagram(&mut self.pool, Layout::V4, &mark.to_be_bytes())];
+            self.relief.relieve(policy, inlet.account(), &mut run, &mut self.pool);
+            assert_eq!(inlet.put(&mut run, &mut self.dropped), Put::Done);
+            let is_taken = self.dropped.is_empty();
+            self.dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
+            is_taken
+        }
+
+        fn put_many(&mut self, inlet: &mut Inlet, policy: BufferPolicy, count: u64) {
+            for mark in 0..count {
+                self.put(inlet, policy, mark);
+            }
+        }
+
+        fn cached(&self) -> u64 {
+            self.relief.counters.cached.get()
+        }
+
+        fn buffers_away(&self) -> usize {
+            self.relief.cache().unwrap().away()
+        }
+
+        /// Frames and buffers that are not home.
+        fn away(&mut self) -> usize {
+            self.pool.away() + self.relief.frames_away()
+        }
+
+        fn is_whole(&mut self) -> bool {
+            self.away() == 0
+        }
+    }
+
+    fn marks(packets: &[Packet]) -> Vec<u64> {
+        let mark = |packet: &Packet| packet.view().payload().try_into().map(u64::from_be_bytes);
+        packets.iter().map(|packet| mark(packet).unwrap()).collect()
+    }
+
+    #[test]
+    fn promise_8_policies_have_one_name_each() {
+        for policy in BufferPolicy::ALL {
+            assert_eq!(policy.name().parse(), Ok(policy));
+            assert_eq!(BufferPolicy::ALL[policy.index()], policy);
+            assert_eq!(SharedPolicy::new(policy).load(), policy);
+        }
+        assert_eq!(SharedPolicy::default().load(), BufferPolicy::Owner);
+        let refused = "lru".parse::<BufferPolicy>().unwrap_err().to_string();
+        assert!(refused.contains("\"lru\"") && refused.contains("copy-cache"), "{refused}");
+    }
+
+    #[test]
+    fn udp_1_no_pressure_no_copy() {
+        for policy in [BufferPolicy::CopyCache, BufferPolicy::Condense] {
+            let mut cpu = Cpu::new(64, 8);
+            let (mut inlet, mut outlet) = socket(0, 16 * 2048);
+            for mark in 0..9 {
+                assert!(cpu.put(&mut inlet, policy, mark));
+            }
+            // Eight are half of what it may hold, and the ninth has come to that.
+            assert_eq!(inlet.account().rmem(), 9 * 2048);
+            assert!(cpu.put(&mut inlet, policy, 9));
+            let copied = cpu.cached() + cpu.relief.counters.condensed.get();
+            assert_eq!(copied, 1, "{policy}");
+            let mut taken = Vec::new();
+            assert_eq!(outlet.take(64, &mut taken), 10);
+            assert_eq!(marks(&taken), Vec::from_iter(0..10));
+        }
+    }
+
+    #[test]
+    fn udp_1_within_a_run_packets_are_copied_from_where_pressure_begins_to_where_room_ends() {
+        let mut cpu = Cpu::new(64, 64);
+        let (mut inlet, _outlet) = socket(0, 16 * 2048);
+        let mut run: Vec<_> =
+            (0..40).map(|_| datagram(&mut cpu.pool, Layout::V4, b"question")).collect();
+        cpu.relief.relieve(BufferPolicy::CopyCache, inlet.account(), &mut run, &mut cpu.pool);
+        // Nine large ones, then 14 copies of 1024 bytes: 32 KiB. The others will be dropped.
+        assert_eq!((cpu.cached(), cpu.buffers_away()), (14, 14));
+        let sizes: Vec<_> = run.iter().map(size).collect();
+        assert_eq!(sizes, [vec![2048; 9], vec![1024; 14], vec![2048; 17]].concat());
+        assert_eq!(inlet.put(&mut run, &mut cpu.dropped), Put::Done);
+        assert_eq!((cpu.dropped.len(), inlet.account().rmem()), (17, 16 * 2048));
+    }
+
+    /// The queue goes to and fro about the border; with every policy, and with a policy that changes,
+    /// what is read is what was taken, in that order.
+    #[test]
+    fn udp_1_pressure_flip_keeps_order_and_bytes() {
+        let mut cpu = Cpu::new(64, 8);
+        let (mut inlet, mut outlet) = socket(0, 16 * 2048);
+        let mut way_back = WayBack::new(cpu.pool.way_home());
+        let (mut taken, mut queued) = (Vec::new(), VecDeque::new());
+        let (mut is_reading, mut policies) = (false, BufferPolicy::ALL.into_iter().cycle());
+        let mut policy = BufferPolicy::default();
+        for mark in 0..100_000 {
+            if mark % 1000 == 0 {
+                policy = policies.next().unwrap();
+            }
+            if cpu.put(&mut inlet, policy, mark) {
+                queued.push_back(mark);
+            } else {
+                is_reading = true;
+            }
+            if is_reading {
+                outlet.take(2, &mut taken);
+                assert!(queued.drain(..taken.len()).eq(marks(&taken)));
+                way_back.give_back(&mut taken, &mut outlet, policy);
+                is_reading = inlet.account().rmem() > 12 * 1024;
+            }
+        }
+        let ReliefCounters { cached, condensed, .. } = &*cpu.relief.counters;
+        assert!(cached.get() > 1000 && condensed.get() > 1000, "{:?}", cpu.relief.counters);
+        outlet.take(64, &mut taken);
+        way_back.give_back(&mut taken, &mut outlet, BufferPolicy::Owner);
+        assert_eq!(outlet.account().rmem(), 0);
+        assert!(cpu.is_whole());
+    }
+
+    #[test]
+    fn udp_4_peek_clone_a_buffer_is_not_used_again_while_its_packet_is_looked_at() {
+        let mut cpu = Cpu::new(64, 3);
+        let (mut inlet, mut outlet) = socket(0, 8192);
+        for mark in 0..5 {
+            cpu.put(&mut inlet, BufferPolicy::CopyCache, mark);
+        }
+        assert_eq!(cpu.cached(), 2, "the last two");
+        let mut taken = Vec::new();
+        outlet.take(4, &mut taken);
+        let mut other = socket(1, 8192);
+        for mark in 100..200 {
+            cpu.put(&mut other.0, BufferPolicy::CopyCache, mark);
+            // Peeked at again and again, taken and kept: the bytes stay what they were.
+            if let Some(packet) = outlet.peek() {
+                assert_eq!(marks(std::slice::from_ref(packet)), [4]);
+            }
+            assert_eq!(marks(&taken), [0, 1, 2, 3]);
+            if mark % 9 == 0 {
+                other = socket(1, 8192);
+            }
+        }
+        assert!(cpu.cached() > 10 && cpu.relief.counters.busy.get() > 0);
+    }
+
+    #[test]
+    fn udp_6_two_sockets_one_cpu_share_a_cache_and_get_what_is_theirs() {
+        const BUFFERS: u32 = 8;
+        let mut cpu = Cpu::new(64, BUFFERS);
+        let mut sockets = [socket(0, 24 * 1024), socket(1, 24 * 1024)];
+        let mut taken_by = [Vec::new(), Vec::new()];
+        for mark in 0..40 {
+            let which = usize::from(mark % 2 == 1);
+            if cpu.put(&mut sockets[which].0, BufferPolicy::CopyCache, mark) {
+                taken_by[which].push(mark);
+            }
+        }
+        assert_eq!((cpu.cached(), cpu.buffers_away()), (8, 8), "no more than there are");
+        assert!(cpu.relief.counters.busy.get() > 0, "the others went the usual way");
+        let mut copies = Vec::new();
+        for ((_, outlet), expected) in sockets.iter_mut().zip(&taken_by) {
+            let mut taken = Vec::new();
+            outlet.take(64, &mut taken);
+            assert_eq!(&marks(&taken), expected);
+            copies.push(taken.iter().filter(|packet| size(packet) == CopyCache::TRUESIZE).count());
+        }
+        assert!(copies[0].abs_diff(copies[1]) <= 1, "a fair share each: {copies:?}");
+        drop(sockets);
+        assert!(cpu.is_whole());
+    }
+
+    #[test]
+    fn udp_2_socket_close_brings_all_buffers_back() {
+        for policy in BufferPolicy::ALL {
+            let mut cpu = Cpu::new(64, 64);
+            let (mut inlet, mut outlet) = socket(0, 32 * 1024);
+            cpu.put_many(&mut inlet, policy, 64);
+            let mut in_hand = Vec::new();
+            outlet.take(3, &mut in_hand);
+            drop(outlet);
+            assert_eq!(cpu.away(), 3, "{policy}");
+            WayBack::new(cpu.pool.way_home()).give_back(&mut in_hand, &mut socket(1, 0).1, policy);
+            assert!(cpu.is_whole(), "{policy}");
+        }
+    }
+
+    /// What a reader gave back is home when it has nothing more to read, however few they are.
+    #[test]
+    fn udp_r6_remote_batch_a_reader_that_idles_holds_nothing_back() {
+        // With the larger one, a lot is full before a quarter of it is read.
+        let sizes = [64 * 2048, 1 << 20];
+        for (policy, rcvbuf) in BufferPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
+        {
+            let mut cpu = Cpu::new(64, 64);
+            let (mut inlet, mut outlet) = socket(0, rcvbuf);
+            let mut way_back = WayBack::new(cpu.pool.way_home());
+            let mut taken = Vec::new();
+            cpu.put_many(&mut inlet, policy, 40);
+            for left in (0..40).rev() {
+                outlet.take(1, &mut taken);
+                way_back.give_back(&mut taken, &mut outlet, policy);
+                let (away, rmem) = (cpu.away(), outlet.account().rmem() as usize);
+                assert!(away <= left + LOT_FRAMES, "{policy}: {away} with {left} queued");
+                assert!((away * 512..=(left + LOT_FRAMES) * 2048).contains(&rmem), "{policy}");
+            }
+            assert!(cpu.is_whole() && outlet.account().rmem() == 0, "{policy}");
+        }
+    }
+
+    #[test]
+    fn udp_1_small_sockets_get_their_room_back_before_a_lot_is_full() {
+        let mut cpu = Cpu::new(64, 64);
+        let (mut inlet, mut outlet) = socket(0, 8 * 2048);
+        let mut way_back = WayBack::new(cpu.pool.way_home());
+        let mut taken = Vec::new();
+        (0..8).for_each(|mark| assert!(cpu.put(&mut inlet, BufferPolicy::Owner, mark)));
+        for (reads, rmem) in [(1, 8), (2, 6), (3, 6), (4, 4)] {
+            outlet.take(1, &mut taken);
+            way_back.give_back(&mut taken, &mut outlet, BufferPolicy::Owner);
+            assert_eq!(outlet.account().rmem(), rmem * 2048, "after {reads}");
+        }
+    }
+
+    /// Half of what a socket may hold is no pressure; a byte more is.
+    #[test]
+    fn udp_1_pressure_begins_above_half_of_rcvbuf() {
+        for policy in [BufferPolicy::CopyCache, BufferPolicy::Condense] {
+            let mut cpu = Cpu::new(64, 64);
+            let (mut inlet, outlet) = socket(0, 8 * 2048);
+            let moved = |cpu: &Cpu| cpu.cached() + cpu.relief.counters.condensed.get();
+            cpu.put_many(&mut inlet, policy, 5);
+            assert_eq!((outlet.account().rmem(), moved(&cpu)), (5 * 2048, 0), "{policy}");
+            cpu.put_many(&mut inlet, policy, 1);
+            assert_eq!(moved(&cpu), 1, "{policy}");
+        }
+    }
+
+    /// A flood leaves nothing behind: once it is read, packets go the way they went before.
+    #[test]
+    fn udp_r3_flood_recovery_leaves_no_other_state() {
+        for policy in BufferPolicy::ALL {
+            let mut cpu = Cpu::new(512, 768);
+            let (mut inlet, mut outlet) = socket(0, 212_992);
+            let mut way_back = WayBack::new(cpu.pool.way_home());
+            let mut taken = Vec::new();
+            let flood = (0..2000).filter(|mark| cpu.put(&mut inlet, policy, *mark)).count();
+            assert!((104..2000).contains(&flood), "{policy}: {flood}");
+            while outlet.take(64, &mut taken) > 0 {
+                way_back.give_back(&mut taken, &mut outlet, policy);
+            }
+            assert!(cpu.is_whole() && inlet.account().rmem() == 0);
+            let copied = cpu.cached() + cpu.relief.counters.condensed.get();
+            for mark in 0..1000 {
+                assert!(cpu.put(&mut inlet, policy, mark));
+                outlet.take(1, &mut taken);
+                assert_eq!(marks(&taken), [mark]);
+                way_back.give_back(&mut taken, &mut outlet, policy);
+            }
+            assert_eq!(cpu.cached() + cpu.relief.counters.condensed.get(), copied);
+            assert!(cpu.is_whole());
+        }
+    }
+
+    #[test]
+    fn condensed_packets_are_charged_less_and_only_what_fits_is_condensed() {
+        let mut cpu = Cpu::new(64, 1);
+        let condense = |cpu: &mut Cpu, payload: usize| {
+            let mut packet = datagram(&mut cpu.pool, Layout::V4, &vec![9; payload]);
+            let bytes = packet.frame.data().to_vec();
+            cpu.relief.condense(&mut packet, &mut cpu.pool);
+            assert_eq!(packet.frame.data(), bytes);
+            size(&packet)
+        };
+        // 14 + 20 + 8 bytes of headers in a chunk that has 256 for a packet.
+        assert_eq!(condense(&mut cpu, 256 - 42), 512);
+        assert_eq!(condense(&mut cpu, 257 - 42), 2048);
+        assert_eq!(cpu.relief.counters.condensed.get(), 1);
+        // All small chunks are away: it stays where it is.
+        let small = cpu.relief.small.as_mut().unwrap();
+        let away: Vec<_> = (0..64).map(|_| small.allocate(1).unwrap()).collect();
+        assert_eq!(condense(&mut cpu, 8), 2048);
+        drop(away);
+        assert!(cpu.is_whole());
+    }
+
+    proptest! {
+        /// Promise 4, and 3: whatever the policies, the readers and their pace, all memory is home in the
+        /// end, and at no time a socket holds more than it may but for one packet.
+        #[test]
+        fn promise_4_frames_come_home_by_every_policy(
+            rcvbuf in prop_oneof![Just(0u32), Just(5000), Just(40_000)],
+            buffers in 0u32..20,
+            steps in proptest::collection::vec((0usize..4, 0usize..2, 0usize..12, 0usize..12), 0..60),
+        ) {
+            let mut cpu = Cpu::new(400, buffers.max(1));
+            let mut sockets = [socket(0, rcvbuf), socket(1, rcvbuf)];
+            let mut ways = [(); 2].map(|()| WayBack::new(cpu.pool.way_home()));
+            let mut taken = Vec::new();
+            for (policy, which, puts, takes) in steps {
+                let policy = BufferPolicy::ALL[policy];
+                let (inlet, outlet) = &mut sockets[which];
+                for mark in 0..puts as u64 {
+                    let _ = cpu.put(inlet, policy, mark);
+                    prop_assert!(inlet.account().rmem() <= rcvbuf.max(2048));
+                }
+                outlet.take(takes, &mut taken);
+                ways[which].give_back(&mut taken, outlet, policy);
+            }
+            for ((_, outlet), way_back) in sockets.iter_mut().zip(&mut ways) {
+                while outlet.take(64, &mut taken) > 0 {
+                    way_back.give_back(&mut taken, outlet, BufferPolicy::Owner);
+                }
+                prop_assert_eq!(outlet.account().rmem(), 0);
+            }
+            prop_assert!(cpu.is_whole());
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The queue against a plain one, and under several threads.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+
+use mem::Region;
+use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+use path::packet::Arrival;
+use path::parse::Link;
+use proptest::prelude::*;
+
+use super::*;
+
+const SMALL_BYTES: u32 = 512;
+const LARGE_BYTES: u32 = 2048;
+const CPUS: usize = 3;
+const ID: SocketId = SocketId(7);
+
+fn pools(owners: usize, chunks: u32) -> Vec<Pool> {
+    let share = [SMALL_BYTES, LARGE_BYTES].map(|chunk_bytes| ChunkClass { chunk_bytes, chunks });
+    // The last one is the reader's, which sends frames home only.
+    let mut shares = vec![share.to_vec(); owners];
+    shares.push(Vec::new());
+    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap()
+}
+
+fn packet(pool: &mut Pool, mark: u32, charge: Charge) -> Packet {
+    let mut frame = pool.allocate(if charge == Charge::Large { 1000 } else { 4 }).unwrap();
+    frame.copy_from(&mark.to_ne_bytes());
+    if matches!(charge, Charge::Merged | Charge::FragList) {
+        (0..2).for_each(|_| frame.append(pool.allocate(1000).unwrap()));
+    }
+    let mut packet = Packet::received(frame, Arrival(0), 4, Link::Ethernet);
+    packet.set_gso_size(if charge == Charge::Merged { 1000 } else { 0 });
+    packet
+}
+
+fn mark(packet: &Packet) -> u32 {
+    u32::from_ne_bytes(packet.frame.data().try_into().unwrap())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Charge {
+    Small,
+    Large,
+    /// Three datagrams, each in its frame.
+    Merged,
+    /// One, in three frames.
+    FragList,
+}
+
+impl Charge {
+    fn bytes(self) -> u32 {
+        match self {
+            Self::Small => SMALL_BYTES,
+            Self::Large => LARGE_BYTES,
+            Self::Merged | Self::FragList => SMALL_BYTES + 2 * LARGE_BYTES,
+        }
+    }
+
+    fn datagrams(self) -> u64 {
+        if self == Self::Merged { 3 } else { 1 }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(usize, Vec<Charge>),
+    Take(usize),
+    Peek,
+    /// So many 256ths of what is in hand.
+    Uncharge(u8),
+    SetRcvbuf(u32),
+    Arm,
+    Disarm,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let charge = prop_oneof![
+        Just(Charge::Small),
+        Just(Charge::Large),
+        Just(Charge::Merged),
+        Just(Charge::FragList),
+    ];
+    let put = (0..CPUS, proptest::collection::vec(charge, 0..9));
+    prop_oneof![
+        4 => put.prop_map(|(cpu, charges)| Step::Put(cpu, charges)),
+        2 => (0usize..12).prop_map(Step::Take),
+        1 => Just(Step::Peek),
+        2 => any::<u8>().prop_map(Step::Uncharge),
+        1 => (0u32..40_000).prop_map(Step::SetRcvbuf),
+        1 => Just(Step::Arm),
+        1 => Just(Step::Disarm),
+    ]
+}
+
+/// The slow twin: one queue, packet after packet, as the kernel's rule has it.
+#[derive(Default)]
+struct Twin {
+    waiting: VecDeque<(u32, Charge)>,
+    rmem: u32,
+    rcvbuf: u32,
+    in_hand: u32,
+    queued: u64,
+    dropped: u64,
+    is_armed: bool,
+}
+
+impl Twin {
+    /// Returns the marks that are dropped.
+    fn put(&mut self, packets: &[(u32, Charge)]) -> Vec<u32> {
+        let mut dropped = Vec::new();
+        for &(mark, charge) in packets {
+            if self.rmem != 0 && self.rmem + charge.bytes() > self.rcvbuf {
+                dropped.push(mark);
+                self.dropped += charge.datagrams();
+            } else {
+                self.waiting.push_back((mark, charge));
+                self.rmem += charge.bytes();
+                self.queued += charge.datagrams();
+            }
+        }
+        dropped
+    }
+
+    fn take(&mut self, max: usize) -> Vec<u32> {
+        let taken: Vec<_> = self.waiting.drain(..max.min(self.waiting.len())).collect();
+        self.in_hand += taken.iter().map(|(_, charge)| charge.bytes()).sum::<u32>();
+        taken.into_iter().map(|(mark, _)| mark).collect()
+    }
+}
+
+/// The queue, its twin, and the memory of its packets.
+struct Rig {
+    pools: Vec<Pool>,
+    hub: Arc<Hub>,
+    /// Made as their CPUs have something to put in.
+    inlets: [Option<Inlet>; CPUS],
+    outlet: Outlet,
+    twin: Twin,
+    next: u32,
+    dropped: Vec<Packet>,
+    taken: Vec<Packet>,
+}
+
+impl Rig {
+    fn step(&mut self, step: Step) {
+        let Self { hub, inlets, outlet, twin, dropped, taken, .. } = self;
+        match step {
+            Step::Put(cpu, charges) => {
+                let numbered: Vec<_> = (self.next..).zip(charges).collect();
+                self.next += u32::try_from(numbered.len()).unwrap();
+                let pool = &mut self.pools[cpu];
+                let mut packets =
+                    numbered.iter().map(|&(mark, charge)| packet(pool, mark, charge)).collect();
+                let inlet = inlets[cpu].get_or_insert_with(|| hub.inlet(cpu).unwrap());
+                let result = inlet.put(&mut packets, dropped);
+                assert!(packets.is_empty());
+                let expected = twin.put(&numbered);
+                assert!(dropped.drain(..).map(|packet| mark(&packet)).eq(expected.iter().copied()));
+                let wakes = twin.is_armed && expected.len() < numbered.len();
+                assert_eq!(result, if wakes { Put::WakeReader } else { Put::Done });
+                twin.is_armed &= !wakes;
+            }
+            Step::Take(max) => {
+                let count = outlet.take(max, taken);
+                assert_eq!(count, taken.len());
+                assert!(taken.drain(..).map(|packet| mark(&packet)).eq(twin.take(max)));
+            }
+            Step::Peek => {
+                let front = twin.waiting.front().map(|(mark, _)| *mark);
+                assert_eq!(outlet.peek().map(mark), front);
+            }
+            Step::Uncharge(part) => {
+                let bytes = u32::try_from(u64::from(twin.in_hand) * u64::from(part) / 255).unwrap();
+                outlet.uncharge(bytes);
+                twin.in_hand -= bytes;
+                twin.rmem -= bytes;
+            }
+            Step::SetRcvbuf(bytes) => {
+                outlet.account().set_rcvbuf(bytes);
+                twin.rcvbuf = bytes;
+            }
+            Step::Arm => {
+                twin.is_armed = twin.waiting.is_empty();
+                assert_eq!(outlet.arm(), twin.is_armed);
+            }
+            Step::Disarm => {
+                outlet.disarm();
+                twin.is_armed = false;
+            }
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        let Self { outlet, twin, .. } = self;
+        let account = outlet.account();
+        assert_eq!(outlet.has_some(), !twin.waiting.is_empty());
+        assert_eq!((account.rmem(), outlet.in_hand_bytes()), (twin.rmem, twin.in_hand));
+        assert_eq!((account.queued(), account.dropped()), (twin.queued, twin.dropped));
+    }
+}
+
+proptest! {
+    /// Whatever CPUs put in, in whatever runs, and whenever the reader looks: packets come in the
+    /// order in which they were put in, those are dropped that the kernel would drop, nothing else,
+    /// and a reader that sleeps is woken once.
+    #[test]
+    fn promise_1_and_2_a_queue_does_what_a_plain_one_does(
+        start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
+        slots in 1u32..9,
+        steps in proptest::collection::vec(step(), 1..60),
+    ) {
+        let rcvbuf = 20_000;
+        let config = QueueConfig { id: ID, rcvbuf, slots, cpus: CPUS };
+        let (hub, outlet) = starting_at(config, start, Arc::new(Awake));
+        let mut rig = Rig {
+            pools: pools(CPUS, 1500),
+            inlets: [const { None }; CPUS],
+            hub,
+            outlet,
+            twin: Twin { rcvbuf, ..Twin::default() },
+            next: 0,
+            dropped: Vec::new(),
+            taken: Vec::new(),
+        };
+        steps.into_iter().for_each(|step| rig.step(step));
+        // The reader goes, whatever is queued; then the CPUs go.
+        let Rig { mut pools, inlets, outlet, hub, .. } = rig;
+        drop(outlet);
+        for inlet in inlets.into_iter().flatten() {
+            let (mut inlet, mut late) = (inlet, vec![packet(&mut pools[0], 0, Charge::Small)]);
+            prop_assert_eq!(inlet.put(&mut late, &mut Vec::new()), Put::Closed);
+            prop_assert_eq!(late.len(), 1);
+        }
+        prop_assert!(hub.inlet(0).is_none());
+        prop_assert!(pools.iter_mut().all(|pool| pool.away() == 0));
+    }
+}
+
+/// A reader that is slow now and then sleeps when there is nothing, and CPUs that put in what they
+/// can: every packet comes or is dropped, each CPU's in order, what is held stays within `rcvbuf`,
+/// and no wake-up is lost (the reader would sleep forever).
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the threads of CPUs and of a reader")]
+fn promise_2_and_3_several_cpus_and_a_reader_that_sleeps_lose_nothing() {
+    const RUNS: u32 = 3000;
+    let (inlets, mut outlet) =
+        queue(QueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2, cpus: CPUS });
+    let mut pools = pools(CPUS, 256);
+    let mut way_home = pools.pop().unwrap();
+    let (reader, ended) = (thread::current(), Arc::new(AtomicU64::new(0)));
+    let producers: Vec<_> = inlets
+        .into_iter()
+        .zip(pools)
+        .map(|(inlet, pool)| {
+            let (reader, ended) = (reader.clone(), Arc::clone(&ended));
+            thread::spawn(move || {
+                let result = produce(inlet, pool, RUNS, &reader);
+                ended.fetch_add(1, Ordering::Release);
+                // It may sleep, and asks whether anyone is left.
+                reader.unpark();
+                result
+            })
+        })
+        .collect();
+
+    let mut last = [None; CPUS];
+    let (mut taken, mut count) = (Vec::new(), 0u64);
+    while ended.load(Ordering::Acquire) < CPUS as u64 || outlet.has_some() {
+        let max = 1 + (count % 70) as usize;
+        if outlet.take(max, &mut taken) == 0 {
+            if outlet.arm() {
+                thread::park();
+            }
+            continue;
+        }
+        let bytes = outlet.in_hand_bytes();
+        assert!(outlet.account().rmem() <= outlet.account().rcvbuf(), "promise 3");
+        for packet in taken.drain(..) {
+            let (cpu, number) = ((mark(&packet) >> 24) as usize, mark(&packet) & 0x00ff_ffff);
+            assert!(last[cpu] < Some(number), "promise 1: {number} behind {:?}", last[cpu]);
+            last[cpu] = Some(number);
+            way_home.put(packet.frame);
+            count += 1;
+        }
+        way_home.flush();
+        outlet.uncharge(bytes);
+    }
+    let producers: Vec<_> =
+        producers.into_iter().map(|producer| producer.join().unwrap()).collect();
+    let sent: u64 = producers.iter().map(|(_, _, sent)| sent).sum();
+    let account = outlet.account();
+    assert_eq!((account.queued(), account.rmem()), (count, 0));
+    assert_eq!(account.queued() + account.dropped(), sent, "promise 2");
+    for (inlet, mut pool, _) in producers {
+        drop(inlet);
+        assert_eq!(pool.away(), 0);
+    }
+}
+
+/// Puts runs of all lengths in.
+#[expect(clippy::disallowed_methods, reason = "the thread of a CPU")]
+fn produce(
+    mut inlet: Inlet,
+    mut pool: Pool,
+    runs: u32,
+    reader: &thread::Thread,
+) -> (Inlet, Pool, u64) {
+    let cpu = u32::try_from(inlet.cpu).unwrap() << 24;
+    let (mut packets, mut dropped, mut number) = (Vec::new(), Vec::new(), 0);
+    for run in 0..runs {
+        for _ in 0..1 + run * 7 % 64 {
+            packets.push(packet(&mut pool, cpu | number, Charge::Small));
+            number += 1;
+        }
+        if inlet.put(&mut packets, &mut dropped) == Put::WakeReader {
+            reader.unpark();
+        }
+        dropped.drain(..).for_each(|packet| pool.put(packet.frame));
+        if run % 16 == 0 {
+            thread::yield_now();
+        }
+    }
+    (inlet, pool, number.into())
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the threads of CPUs")]
+fn promise_1_a_flow_that_moves_between_cpus_is_read_in_order() {
+    const PACKETS: u64 = 4000;
+    let (inlets, mut outlet) =
+        queue(QueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16, cpus: CPUS });
+    let turn = Arc::new(AtomicU64::new(0));
+    let producers: Vec<_> = (0u64..)
+        .zip(inlets.into_iter().zip(pools(CPUS, 4000)))
+        .map(|(cpu, (mut inlet, mut pool))| {
+            let turn = Arc::clone(&turn);
+            thread::spawn(move || {
+                for number in (0..PACKETS).filter(|number| number / 3 % CPUS as u64 == cpu) {
+                    // The flow is on this CPU when its number has come.
+                    while turn.load(Ordering::Acquire) != number {
+                        thread::yield_now();
+                    }
+                    let mark = u32::try_from(number).unwrap();
+                    let mut one = vec![packet(&mut pool, mark, Charge::Small)];
+                    assert_eq!(inlet.put(&mut one, &mut Vec::new()), Put::Done);
+                    turn.store(number + 1, Ordering::Release);
+                }
+            })
+        })
+        .collect();
+    let mut taken = Vec::new();
+    while taken.len() < usize::try_from(PACKETS).unwrap() {
+        if outlet.take(5, &mut taken) == 0 {
+            thread::yield_now();
+        }
+    }
+    assert!(taken.iter().map(mark).eq(0..u32::try_from(PACKETS).unwrap()));
+    producers.into_iter().for_each(|producer| producer.join().unwrap());
+}

@@ -1,0 +1,415 @@
+//! Which socket a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup`, and
+//! their `udp4_lib_lookup4` and `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
+//!
+//! 1. Of the sockets that are bound to the datagram's own address, the one connected to its sender;
+//!    else one that is not connected.
+//! 2. The same of the sockets bound to no address. One that is bound to `[::]` takes IPv4 datagrams,
+//!    unless it is IPv6 only, or a socket of IPv4 takes them.
+//! 3. Where several share an address and port (`SO_REUSEPORT`), one of them by the flow's hash; or the
+//!    one that says that it is on this CPU (`SO_INCOMING_CPU`).
+//!
+//! A table is one moment's sockets. When a socket is bound, connected or closed, [`Bindings`] make
+//! another one, which shares with the one before all that is the same.
+
+use std::hash::Hasher;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use siphasher::sip::SipHasher13;
+
+mod bindings; // the sockets that there are
+mod trie; //     a map that is a value
+
+use super::SocketId;
+pub use bindings::Bindings;
+use bindings::{BoundAs, Placed};
+use path::cpu::CpuId;
+use path::hash::FlowHash;
+use path::packet::Packet;
+use trie::Trie;
+
+/// How a socket shares its address and port with others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reuse {
+    /// It does not.
+    #[default]
+    None,
+    /// Each flow goes to one of them: `SO_REUSEPORT`.
+    Hash,
+    /// What comes on its [CPU](Binding::cpu) goes to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
+    ThisCpu,
+}
+
+/// What a socket receives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Binding {
+    /// The socket.
+    pub id: SocketId,
+    /// Its own address, or the unspecified one, and its port. An IPv6 address that stands for an
+    /// IPv4 one (`::ffff:a.b.c.d`) is that one.
+    pub local: SocketAddr,
+    /// Whom it is connected to. It receives from nobody else. The kernel gives a socket an address
+    /// of its own as it is connected.
+    pub remote: Option<SocketAddr>,
+    /// It is bound to `[::]` for IPv6 alone: `IPV6_V6ONLY`.
+    pub is_v6_only: bool,
+    /// Whether it shares its address and port.
+    pub reuse: Reuse,
+    /// Where it is read, for [`Reuse::ThisCpu`].
+    pub cpu: Option<CpuId>,
+    /// Multicast groups that it has joined.
+    pub groups: Vec<IpAddr>,
+    /// It receives the groups of its family that others on this host have joined, too:
+    /// `IP_MULTICAST_ALL`, as the kernel has it unless told otherwise.
+    pub is_multicast_all: bool,
+}
+
+/// Sockets that share an address and port: which, and whether they take IPv6 alone.
+type Group = (SocketAddr, bool);
+
+impl Binding {
+    /// A socket that is bound to `local` and nothing else.
+    #[must_use]
+    pub fn new(id: SocketId, local: SocketAddr) -> Self {
+        Self {
+            id,
+            local,
+            remote: None,
+            is_v6_only: false,
+            reuse: Reuse::None,
+            cpu: None,
+            groups: Vec::new(),
+            is_multicast_all: true,
+        }
+    }
+
+    /// Whether it is a socket of IPv6 that shares its port: those are looked at last.
+    fn is_last(&self) -> bool {
+        self.local.is_ipv6() && self.is_shared()
+    }
+
+    /// Whether it shares its address and port.
+    fn is_shared(&self) -> bool {
+        self.reuse != Reuse::None
+    }
+
+    /// The CPU whose datagrams are for it rather than for others: `SO_INCOMING_CPU`.
+    fn wants_cpu(&self) -> Option<CpuId> {
+        self.cpu.filter(|_| self.reuse == Reuse::ThisCpu)
+    }
+
+    /// The addresses that it is bound to: one, but `[::]` may be both families' unspecified ones.
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let local = self.local.ip().to_canonical();
+        let is_dual = local == Ipv6Addr::UNSPECIFIED && !self.is_v6_only;
+        std::iter::once(local).chain(is_dual.then_some(Ipv4Addr::UNSPECIFIED.into()))
+    }
+
+    /// The group that it is a member of: each may receive what the others may. Connected ones receive
+    /// only what is theirs.
+    fn group(&self) -> Option<Group> {
+        self.shared().filter(|_| self.remote.is_none())
+    }
+
+    /// The group that it was bound into (`udp_reuseport_add_sock`).
+    fn shared(&self) -> Option<Group> {
+        let is_v6_only = self.local.ip().is_unspecified() && self.is_v6_only;
+        self.is_shared().then_some((self.local, is_v6_only))
+    }
+
+    /// What its datagrams say, if it is connected.
+    fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        let port = self.local.port();
+        self.remote.map(endpoint).into_iter().flat_map(move |remote| {
+            let local = self.addresses().filter(move |own| own.is_ipv4() == remote.0.is_ipv4());
+            local.map(move |address| Tuple { local: (address, port), remote })
+        })
+    }
+
+    /// Whether it receives what is for everyone in a group, or on a network
+    /// (`__udp_is_mcast_sock`, `__udp_v6_is_mcast_sock`).
+    fn receives_many(&self, of: &Flow4Tuple) -> bool {
+        let (to, from) = (of.destination.ip(), endpoint(of.source));
+        // A socket of IPv6 that takes IPv4 datagrams begins without `IP_MULTICAST_ALL`.
+        let takes_all = self.is_multicast_all && self.local.is_ipv4() == to.is_ipv4();
+        let wants_group = || takes_all || self.groups.contains(&to);
+        self.local.port() == of.destination.port()
+            && self.addresses().any(|own| own == to || own == unspecified(to))
+            && self.remote.is_none_or(|remote| endpoint(remote) == from)
+            && (!to.is_multicast() || wants_group())
+    }
+}
+
+/// What a datagram says of where it is from and for, and where it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow4Tuple {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// Whom it is for.
+    pub destination: SocketAddr,
+    /// Its flow's hash; [`FlowHash::NONE`] has the table compute one where one is needed.
+    pub hash: FlowHash,
+    /// The CPU that asks.
+    pub cpu: CpuId,
+}
+
+impl Flow4Tuple {
+    /// What a datagram says, on the CPU where it is delivered. `None`: it says nothing.
+    #[must_use]
+    pub fn of(packet: &Packet, cpu: CpuId) -> Option<Self> {
+        let view = packet.view();
+        let (from, to) = view.ports()?;
+        Some(Self {
+            source: SocketAddr::new(view.source()?, from),
+            destination: SocketAddr::new(view.destination()?, to),
+            hash: packet.hash,
+            cpu,
+        })
+    }
+}
+
+/// Whom a datagram is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Found {
+    /// No socket.
+    None,
+    /// This one.
+    One(SocketId),
+}
+
+/// All sockets, to be found.
+#[derive(Clone, Debug)]
+pub struct SocketTable {
+    /// Those that are not connected, by port, then in the order of their addresses.
+    listeners: Trie<Few<Listener>>,
+    /// By the hash of their tuples, then the last one bound first.
+    connected: Trie<Few<Connection>>,
+    /// How many connected ones have an address of their own.
+    bound: usize,
+    /// How many have not.
+    unbound: usize,
+    /// By port.
+    all: Trie<OfPort>,
+    key: SipHasher13,
+}
+
+/// All that are bound to a port, by slot.
+type OfPort = Trie<Arc<Placed>>;
+
+/// What is one mostly, and lies where it is looked for then.
+#[derive(Clone, Debug)]
+enum Few<T> {
+    One(T),
+    Several(Arc<[T]>),
+}
+
+impl<T: Clone> Few<T> {
+    fn of(all: Vec<T>) -> Option<Self> {
+        match &*all {
+            [] => None,
+            [one] => Some(Self::One(one.clone())),
+            _ => Some(Self::Several(all.into())),
+        }
+    }
+
+    fn as_slice(&self) -> &[T] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Several(all) => all,
+        }
+    }
+}
+
+/// Those that are not connected, at one address and port.
+#[derive(Clone, Debug)]
+struct Listener {
+    /// [`addresses`](Binding::addresses) has it.
+    address: IpAddr,
+    members: Members,
+}
+
+#[derive(Clone, Debug)]
+enum Members {
+    One(SocketId),
+    /// In the order in which they were bound.
+    Group(Arc<[Member]>),
+    /// Some, but on these CPUs others.
+    ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    id: SocketId,
+    /// If it is to have what comes on this CPU.
+    cpu: Option<CpuId>,
+}
+
+/// A connected socket.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    tuple: Tuple,
+    bound_as: BoundAs,
+    id: SocketId,
+}
+
+impl SocketTable {
+    /// The table of `bindings`, in the order in which they were bound. `seed` is secret: it keeps
+    /// strangers from choosing addresses that are slow to find.
+    #[must_use]
+    pub fn new(bindings: Vec<Binding>, seed: u64) -> Self {
+        let mut all = Bindings::new(seed);
+        bindings.into_iter().for_each(|binding| all.insert(binding));
+        all.table().clone()
+    }
+
+    fn empty(seed: u64) -> Self {
+        let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
+        let (listeners, connected, all) = (Trie::default(), Trie::default(), Trie::default());
+        Self { listeners, connected, bound: 0, unbound: 0, all, key }
+    }
+
+    /// Has a connected socket, or has it no more.
+    fn connect(&mut self, one: Connection, is_there: bool) {
+        let hash = folded(one.tuple.hash(&self.key));
+        let mut alike =
+            self.connected.get(hash).map_or_else(Vec::new, |all| all.as_slice().to_vec());
+        let is_unbound = one.tuple.local.0.is_unspecified();
+        let count = if is_unbound { &mut self.unbound } else { &mut self.bound };
+        if is_there {
+            *count += 1;
+            alike.insert(alike.partition_point(|other| other.bound_as > one.bound_as), one);
+        } else {
+            *count -= 1;
+            alike.retain(|other| (other.id, other.tuple) != (one.id, one.tuple));
+        }
+        self.connected = self.connected.with(hash, Few::of(alike));
+    }
+
+    /// The socket that a datagram for one host is for.
+    pub fn find(&self, of: &Flow4Tuple) -> Found {
+        let to = of.destination.ip();
+        let listeners = self.listeners.get(of.destination.port().into());
+        let listeners = listeners.map_or(&[][..], Few::as_slice);
+        for (address, connected) in [(to, self.bound), (unspecified(to), self.unbound)] {
+            if connected > 0
+                && let Some(id) = self.connection(&Tuple::of(address, of))
+            {
+                return Found::One(id);
+            }
+            if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
+                return Found::One(self.choose(&listeners[at].members, of));
+            }
+        }
+        Found::None
+    }
+
+    /// The socket that sends from one address and port and is connected to another.
+    pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> Found {
+        let at = |address| self.connection(&Tuple { local: (address, ours.1), remote: theirs });
+        at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(Found::None, Found::One)
+    }
+
+    /// Of several that are connected alike, the last one receives (`udp_hash4`).
+    fn connection(&self, tuple: &Tuple) -> Option<SocketId> {
+        let alike = self.connected.get(folded(tuple.hash(&self.key)))?;
+        alike.as_slice().iter().find(|one| one.tuple == *tuple).map(|one| one.id)
+    }
+
+    /// All sockets that a datagram for many hosts is for, to the end of `out`, in the order in which they
+    /// were bound: each has a copy. Whether it is for many, a broadcast or multicast address, is known to
+    /// who knows our addresses.
+    pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
+        let Some(of_port) = self.all.get(of.destination.port().into()) else { return };
+        let before = out.len();
+        of_port.for_each(|placed| {
+            out.extend(placed.binding.receives_many(of).then_some(placed.binding.id));
+        });
+        let bound_as = |id: &SocketId| of_port.get(id.slot()).map(|placed| placed.bound_as);
+        out[before..].sort_unstable_by_key(bound_as);
+    }
+
+    /// The member for a datagram (`reuseport_select_sock_by_hash`): from the hash's on, the first
+    /// that is on this CPU, if any is on one; else the hash's.
+    fn choose(&self, members: &Members, of: &Flow4Tuple) -> SocketId {
+        let members = match members {
+            Members::One(only) => return *only,
+            Members::Group(members) => members,
+            Members::ByCpu(usual, here) => {
+                let here = here.iter().find(|(cpu, _)| *cpu == of.cpu);
+                return self.choose(here.map_or(usual, |(_, members)| members), of);
+            }
+        };
+        if let [only] = &**members {
+            return only.id;
+        }
+        let hash = if of.hash.is_some() {
+            of.hash.0
+        } else {
+            folded(Tuple::of(of.destination.ip(), of).hash(&self.key))
+        };
+        let (before, from) = members.split_at(reciprocal_scale(hash, members.len()));
+        let here = from.iter().chain(before).find(|member| member.cpu == Some(of.cpu));
+        here.unwrap_or(&from[0]).id
+    }
+}
+
+impl Member {
+    fn of(binding: &Binding) -> Self {
+        Self { id: binding.id, cpu: binding.wants_cpu() }
+    }
+}
+
+/// No address in particular, of the same family.
+fn unspecified(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// What of a peer's address counts.
+fn endpoint(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip().to_canonical(), address.port())
+}
+
+/// `hash` as an index below `count`: the kernel's `reciprocal_scale`.
+fn reciprocal_scale(hash: u32, count: usize) -> usize {
+    let scaled = (u64::from(hash) * count as u64) >> 32;
+    usize::try_from(scaled).unwrap_or(0)
+}
+
+/// Both halves of a 64-bit hash in one.
+fn folded(hash: u64) -> u32 {
+    let (high, low) = (hash >> 32, hash & u64::from(u32::MAX));
+    u32::try_from(high ^ low).unwrap_or(0)
+}
+
+/// A socket's address and its peer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Tuple {
+    local: (IpAddr, u16),
+    remote: (IpAddr, u16),
+}
+
+impl Tuple {
+    /// Of a socket at `address` that this datagram could be for.
+    fn of(address: IpAddr, datagram: &Flow4Tuple) -> Self {
+        Self { local: (address, datagram.destination.port()), remote: endpoint(datagram.source) }
+    }
+
+    fn hash(&self, key: &SipHasher13) -> u64 {
+        let mut hasher = *key;
+        for (address, port) in [self.local, self.remote] {
+            match address {
+                IpAddr::V4(address) => hasher.write_u32(address.to_bits()),
+                IpAddr::V6(address) => hasher.write(&address.octets()),
+            }
+            hasher.write_u16(port);
+        }
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! The sockets that are bound, for whoever binds and closes them: what a table is made of, change by
+//! change, and who keeps another one from its address.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use path::cpu::CpuId;
+
+use super::{Binding, Connection, Few, Group, Listener, Member, Members, SocketTable, unspecified};
+use crate::socket::SocketId;
+
+/// All sockets that are bound.
+#[derive(Debug)]
+pub struct Bindings {
+    /// By slot.
+    placed: Vec<Option<Arc<Placed>>>,
+    spots: BTreeMap<(u16, IpAddr), Spot>,
+    /// The next one's.
+    next: BoundAs,
+    table: SocketTable,
+}
+
+/// A socket that is bound.
+#[derive(Clone, Debug)]
+pub(super) struct Placed {
+    pub(super) binding: Binding,
+    pub(super) bound_as: BoundAs,
+}
+
+/// How many were bound before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct BoundAs(pub(super) u64);
+
+/// The order in which the kernel looks at sockets (`udp_lib_get_port`): the last one bound first, but
+/// those of IPv6 that share a port last, in the order in which they were bound.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct LookedAt {
+    is_last: bool,
+    then: u64,
+}
+
+impl LookedAt {
+    fn of(placed: &Placed) -> Self {
+        let (is_last, BoundAs(number)) = (placed.binding.is_last(), placed.bound_as);
+        Self { is_last, then: if is_last { number } else { u64::MAX - number } }
+    }
+}
+
+/// Those at one address and port.
+#[derive(Debug, Default)]
+struct Spot {
+    all: BTreeMap<LookedAt, Arc<Placed>>,
+    /// Those that are not connected.
+    open: BTreeMap<LookedAt, Arc<Placed>>,
+    /// Those that are, of groups.
+    connected: BTreeMap<Group, usize>,
+}
+
+impl Bindings {
+    /// None. `seed` is secret: it keeps strangers from choosing addresses that are slow to find.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let table = SocketTable::empty(seed);
+        Self { placed: Vec::new(), spots: BTreeMap::new(), next: BoundAs(0), table }
+    }
+
+    /// The table of those that there are now.
+    #[must_use]
+    pub fn table(&self) -> &SocketTable {
+        &self.table
+    }
+
+    /// Binds a socket, behind all others. One of its slot must have been removed.
+    pub fn insert(&mut self, binding: Binding) {
+        let bound_as = self.next;
+        self.next.0 += 1;
+        let placed = Arc::new(Placed { binding, bound_as });
+        let index = placed.binding.id.index();
+        if self.placed.len() <= index {
+            self.placed.resize(index + 1, None);
+        }
+        debug_assert!(self.placed[index].is_none(), "a slot is one socket's");
+        for address in placed.binding.addresses() {
+            let spot = self.spots.entry((placed.binding.local.port(), address)).or_default();
+            spot.insert(&placed);
+        }
+        self.publish(&placed, Some(&placed));
+        self.placed[index] = Some(placed);
+    }
+
+    /// Forgets a socket, and returns what it received.
+    pub fn remove(&mut self, id: SocketId) -> Option<Binding> {
+        let place = self.placed.get_mut(id.index())?;
+        let placed = place.take_if(|placed| placed.binding.id == id)?;
+        for address in placed.binding.addresses() {
+            let at = (placed.binding.local.port(), address);
+            if let Some(spot) = self.spots.get_mut(&at) {
+                spot.remove(&placed);
+                if spot.all.is_empty() {
+                    self.spots.remove(&at);
+                }
+            }
+        }
+        self.publish(&placed, None);
+        Some(Arc::unwrap_or_clone(placed).binding)
+    }
+
+    /// Changes what a socket receives. It is the one bound last from then on: of sockets that are
+    /// connected alike, the kernel takes the last.
+    pub fn rebind(&mut self, id: SocketId, change: impl FnOnce(&mut Binding)) {
+        if let Some(mut binding) = self.remove(id) {
+            change(&mut binding);
+            self.insert(binding);
+        }
+    }
+
+    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of
+    /// those that have an address in common with it the one looked at first decides.
+    #[must_use]
+    pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
+        let port = new.local.port();
+        let at = |address: IpAddr| self.spots.get(&(port, address)).into_iter();
+        let beside = |own: IpAddr| {
+            let all = own.is_unspecified().then(|| self.spots_of(port, own.is_ipv4()));
+            at(own).chain(at(unspecified(own))).chain(all.into_iter().flatten())
+        };
+        let firsts = new.addresses().flat_map(beside).filter_map(|spot| spot.all.first_key_value());
+        let (_, first) = firsts.min_by_key(|(looked_at, _)| **looked_at)?;
+        let is_shared = first.binding.is_shared() && new.is_shared();
+        (!is_shared).then_some(first.binding.id)
+    }
+
+    /// Those at a port, of a family.
+    fn spots_of(&self, port: u16, is_ipv4: bool) -> impl Iterator<Item = &Spot> {
+        let (low, high): (IpAddr, IpAddr) = if is_ipv4 {
+            (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::BROADCAST.into())
+        } else {
+            (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::from_bits(u128::MAX).into())
+        };
+        self.spots.range((port, low)..=(port, high)).map(|(_, spot)| spot)
+    }
+
+    /// Makes the table that has a socket, as it is `now`, or has it no more.
+    fn publish(&mut self, of: &Placed, now: Option<&Arc<Placed>>) {
+        let Binding { id, local, .. } = of.binding;
+        let port = local.port().into();
+        let table = &mut self.table;
+        let of_port = table.all.get(port).cloned().unwrap_or_default();
+        let of_port = of_port.with(id.slot(), now.cloned());
+        table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
+        if of.binding.remote.is_none() || of.binding.is_shared() {
+            let old = table.listeners.get(port).map_or(&[][..], Few::as_slice);
+            let mut listeners = old.to_vec();
+            for address in of.binding.addresses() {
+                let members = self.spots.get(&(local.port(), address)).and_then(Spot::members);
+                let new = members.map(|members| Listener { address, members });
+                let at = listeners.partition_point(|other| other.address < address);
+                let is_there = listeners.get(at).is_some_and(|other| other.address == address);
+                listeners.splice(at..at + usize::from(is_there), new);
+            }
+            table.listeners = table.listeners.with(port, Few::of(listeners));
+        }
+        for tuple in of.binding.tuples() {
+            self.table.connect(Connection { tuple, bound_as: of.bound_as, id }, now.is_some());
+        }
+    }
+}
+
+impl Spot {
+    fn insert(&mut self, placed: &Arc<Placed>) {
+        let looked_at = LookedAt::of(placed);
+        self.all.insert(looked_at, Arc::clone(placed));
+        if placed.binding.remote.is_none() {
+            self.open.insert(looked_at, Arc::clone(placed));
+        } else if let Some(group) = placed.binding.shared() {
+            *self.connected.entry(group).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, placed: &Placed) {
+        let looked_at = LookedAt::of(placed);
+        self.all.remove(&looked_at);
+        if self.open.remove(&looked_at).is_some() {
+            return;
+        }
+        let group = placed.binding.shared();
+        if let Some(Entry::Occupied(mut count)) = group.map(|group| self.connected.entry(group)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    /// Who receives here without being connected.
+    fn members(&self) -> Option<Members> {
+        let usual = self.first(None)?;
+        let cpus: BTreeSet<_> =
+            self.open.values().filter_map(|open| open.binding.wants_cpu()).collect();
+        let here: Vec<_> = cpus
+            .into_iter()
+            .filter_map(|cpu| Some((cpu, self.first(Some(cpu))?)))
+            .filter(|(_, first)| !are_alike(first, usual))
+            .map(|(cpu, first)| (cpu, self.members_with(first)))
+            .collect();
+        let usual = self.members_with(usual);
+        let is_one = here.is_empty();
+        Some(if is_one { usual } else { Members::ByCpu(Arc::new(usual), here.into()) })
+    }
+
+    /// The one whom a datagram on `cpu` is for, or one of the group that it is for
+    /// (`udp4_lib_lookup2`): the kernel does not look behind a group, unless one of it is connected.
+    fn first(&self, cpu: Option<CpuId>) -> Option<&Arc<Placed>> {
+        let mut best = None;
+        for placed in self.open.values() {
+            let mut score = score(placed, cpu);
+            if best.is_some_and(|(best, _)| score <= best) {
+                continue;
+            }
+            if let Some(group) = placed.binding.group() {
+                if !self.connected.contains_key(&group) {
+                    return Some(placed);
+                }
+                let of_group = |other: &&Arc<Placed>| other.binding.group() == Some(group);
+                let scores =
+                    self.open.values().filter(of_group).map(|other| self::score(other, cpu));
+                score = scores.max().unwrap_or(score);
+            }
+            best = Some((score, placed));
+        }
+        best.map(|(_, placed)| placed)
+    }
+
+    /// A socket, or its group in the order in which they were bound.
+    fn members_with(&self, first: &Placed) -> Members {
+        let Some(group) = first.binding.group() else { return Members::One(first.binding.id) };
+        let of_group = |placed: &&Arc<Placed>| placed.binding.group() == Some(group);
+        let mut all: Vec<_> = self.open.values().filter(of_group).collect();
+        all.sort_by_key(|placed| placed.bound_as);
+        Members::Group(all.into_iter().map(|placed| Member::of(&placed.binding)).collect())
+    }
+}
+
+/// The kernel's `compute_score`: a socket that is of IPv4 counts for more where both families are, and
+/// one that is read on `cpu` does.
+fn score(of: &Placed, cpu: Option<CpuId>) -> u8 {
+    let is_here = cpu.is_some() && of.binding.wants_cpu() == cpu;
+    u8::from(of.binding.local.is_ipv4()) + u8::from(is_here)
+}
+
+/// Whether it makes no difference which of two is found.
+fn are_alike(one: &Placed, other: &Placed) -> bool {
+    let group = one.binding.group();
+    one.binding.id == other.binding.id || group.is_some() && group == other.binding.group()
+}

@@ -1,0 +1,209 @@
+//! What reaches sockets, or is answered, lies in private memory, wherever a device had put it.
+
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+use std::sync::Arc;
+
+use etherparse::PacketBuilder;
+use forebay_stack::ingress::{Around, Sockets, Stack};
+use forebay_stack::network::{
+    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
+};
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::policy::{BufferPolicy, Relief};
+use forebay_stack::socket::queue::{Awake, Hub, Outlet, QueueConfig, open};
+use forebay_stack::socket::table::{Binding, SocketTable};
+use mem::frags::FRAG_TABLE_BYTES;
+use mem::pool::{ChunkClass, carve, region_bytes};
+use mem::{PageFragCache, Pool, Region};
+use path::arrive::{Behind, HEAD_CHUNK_BYTES};
+use path::coalesce::{CoalesceConfig, Coalescer};
+use path::hash::FlowHash;
+use path::packet::Arrival;
+use path::parse::{Link, Verify, parse_packet};
+use path::{CpuId, Packet};
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const ADDRESSES: [[u8; 4]; 2] = [[10, 9, 0, 2], [10, 9, 0, 1]];
+const PORT: u16 = 53;
+
+/// Which bytes are in the frame: all, or the first ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lies {
+    InOneFrame,
+    InPieces { head_len: usize },
+}
+
+/// A host with one socket, and the queue that it receives from.
+struct Host {
+    stack: Stack,
+    outlet: Outlet,
+    counters: Arc<NetworkCounters>,
+    heads: Pool,
+    shared: PageFragCache,
+    pool: Pool,
+    answers: Vec<Packet>,
+}
+
+/// All sockets that there are.
+#[derive(Debug)]
+struct OneSocket(Arc<Hub>);
+
+impl Sockets for OneSocket {
+    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>> {
+        (self.0.id() == socket).then(|| Arc::clone(&self.0))
+    }
+
+    fn closed(&self) -> u64 {
+        0
+    }
+}
+
+fn pools(classes: [ChunkClass; 2]) -> Pool {
+    let share = classes.to_vec();
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    carve(region, &[share]).unwrap().remove(0)
+}
+
+impl Host {
+    /// With so many frames for copies.
+    fn new(copies: u32) -> Self {
+        let counters = Arc::<NetworkCounters>::default();
+        let network = Network::new(NetworkConfig::default(), Arc::clone(&counters));
+        let id = SocketId(0);
+        let (hub, outlet) =
+            open(QueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
+        let relief = Relief::new(None, None, Arc::default());
+        let socket = Arc::new(OneSocket(hub));
+        let mut stack = Stack::new((CpuId(0), 0), network, relief, socket);
+        let local = (ADDRESSES[1], PORT).into();
+        stack.set_table(Arc::new(SocketTable::new(vec![Binding::new(id, local)], 0)));
+        let region = Arc::new(Region::allocate_shared(1 << 20));
+        let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
+        Self {
+            stack,
+            outlet,
+            counters,
+            heads: pools([class(HEAD_CHUNK_BYTES, 64), class(4096, 64)]),
+            shared: PageFragCache::new(&region, 0, 1 << 16, 16),
+            pool: pools([class(512, 0), class(4096, copies)]),
+            answers: Vec::new(),
+        }
+    }
+
+    fn received(&mut self, bytes: &[u8], number: u32, lies: Lies) -> Packet {
+        let mut frame = match lies {
+            Lies::InOneFrame => self.heads.allocate(3000).unwrap(),
+            Lies::InPieces { .. } => self.heads.allocate(256 + FRAG_TABLE_BYTES).unwrap(),
+        };
+        let head_len = match lies {
+            Lies::InOneFrame => bytes.len(),
+            Lies::InPieces { head_len } => head_len.min(bytes.len()),
+        };
+        frame.copy_from(&bytes[..head_len]);
+        for piece in bytes[head_len..].chunks(333) {
+            let mut frag = self.shared.cut(384).unwrap();
+            frag.copy_out(0, piece);
+            frag.set_len(u32::try_from(piece.len()).unwrap());
+            frame.attach(frag).unwrap();
+        }
+        let wire_len = u32::try_from(bytes.len()).unwrap();
+        let mut packet = Packet::received(frame, Arrival(number), wire_len, Link::Ethernet);
+        parse_packet(&mut packet, Verify::Checksums, &mut self.heads).unwrap();
+        packet.hash = FlowHash(7);
+        packet
+    }
+
+    /// Has packets go through the stack, merged if they can be.
+    fn receive(&mut self, frames: &[Vec<u8>], lies: Lies) {
+        let packets = (0..).zip(frames).map(|(number, bytes)| self.received(bytes, number, lies));
+        let (mut packets, mut merged) = (packets.collect(), Vec::new());
+        let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
+        coalescer.coalesce(&mut packets, 0, &mut merged);
+        coalescer.end_poll(Behind::End, 0, &mut merged);
+        let is_in_pieces = lies != Lies::InOneFrame;
+        assert!(merged.iter().all(|packet| packet.is_in_pieces() == is_in_pieces));
+        let prefix = Prefix { address: ADDRESSES[1].into(), bits: 24 };
+        let identity = Identity {
+            mac: Some(OURS),
+            addresses: vec![prefix],
+            groups: Vec::new(),
+            mtu: 9000,
+            is_whole_host: true,
+        };
+        let mut around = Around {
+            identity: &identity,
+            now_ns: 1,
+            pool: &mut self.pool,
+            policy: BufferPolicy::default(),
+            answers: &mut self.answers,
+            sightings: &mut Vec::new(),
+        };
+        self.stack.turn(&mut merged, &mut around);
+        self.pool.flush();
+        assert_eq!((self.shared.away_blocks()), 0, "nothing lies where it came");
+    }
+
+    /// What the socket got, datagram by datagram of each packet; and the answers.
+    fn seen(&mut self) -> (Vec<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
+        let mut taken = Vec::new();
+        self.outlet.take(64, &mut taken);
+        assert!(taken.iter().chain(&self.answers).all(|packet| !packet.is_in_pieces()));
+        let datagrams =
+            |packet: &Packet| packet.segments().map(|segment| segment.payload.to_vec()).collect();
+        let seen = taken.iter().map(datagrams).collect();
+        taken.into_iter().for_each(|packet| self.pool.put(packet.frame));
+        let answers = self.answers.drain(..);
+        (seen, answers.map(|packet| packet.frame.data().to_vec()).collect())
+    }
+}
+
+fn ethernet() -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
+    let [from, to] = ADDRESSES;
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 2], OURS).ipv4(from, to, 64)
+}
+
+fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    ethernet().udp(port, PORT).write(&mut bytes, payload).unwrap();
+    bytes
+}
+
+/// Three datagrams that are merged, one that is not, and a request for an echo.
+fn frames() -> Vec<Vec<u8>> {
+    let mut frames: Vec<_> = (1u8..4).map(|mark| datagram(1000, &[mark; 1200])).collect();
+    frames.push(datagram(1001, &[9; 2001]));
+    let mut echo = Vec::new();
+    ethernet().icmpv4_echo_request(1, 2).write(&mut echo, &[5; 1001]).unwrap();
+    frames.push(echo);
+    frames
+}
+
+#[test]
+fn promise_5_payloads_are_private_when_they_are_looked_at_and_all_is_as_from_one_frame() {
+    let mut twin = Host::new(16);
+    twin.receive(&frames(), Lies::InOneFrame);
+    let expected = twin.seen();
+    assert_eq!(expected.0.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1]);
+    assert_eq!((expected.0[0][2].as_slice(), expected.1.len()), (&[3; 1200][..], 1));
+    for head_len in [42, 116, 256] {
+        let mut host = Host::new(16);
+        host.receive(&frames(), Lies::InPieces { head_len });
+        assert_eq!(host.seen(), expected, "{head_len}");
+        assert_eq!(host.counters.drops.total(), 0);
+        assert_eq!((host.heads.away(), host.pool.away()), (0, 0));
+    }
+}
+
+#[test]
+fn promise_2_what_there_is_no_private_memory_for_is_dropped_frame_by_frame() {
+    // Room for the first two of the three that are merged.
+    let mut host = Host::new(2);
+    host.receive(&frames()[..3], Lies::InPieces { head_len: 116 });
+    assert_eq!(host.seen().0.len(), 0);
+    assert_eq!(host.counters.drops.get(NetworkDrop::Nomem), 3);
+    assert_eq!((host.heads.away(), host.pool.away()), (0, 0));
+    host.receive(&frames()[3..], Lies::InPieces { head_len: 116 });
+    let (datagrams, answers) = host.seen();
+    assert_eq!((datagrams.len(), answers.len()), (1, 1));
+}
