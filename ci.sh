@@ -13,15 +13,15 @@ usage() {
     cat >&2 <<'END'
 usage: ./ci.sh VERB...
   fmt    is everything formatted?
-  lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; all crates
-         build for aarch64, and for 32 bits they say that they cannot
+  lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; no crate
+         uses one above it; all build for aarch64, and for 32 bits they say that they cannot
   test   documentation, unit and integration tests
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   bench  every stage measured, one JSON line each
-  mutants  changes that no test of mem, path and stack notices: in MUTATED (a glob of files; all, which takes
-         a day), by hand. MUTANTS.md has what was found last
+  mutants  changes that no test of mem, path and stack notices: in MUTATED (a glob of files; all,
+         which takes a day), by hand. MUTANTS.md has what was found last
   all    all but bench and mutants; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
@@ -44,6 +44,7 @@ fmt() {
 
 lint() {
     specification
+    layers
     has cargo clippy --version || { skip lint "clippy is not installed"; return; }
     cargo clippy --workspace --all-targets --locked -- -D warnings
     # Written for whoever works here: links to private items are meant, and followed. The program
@@ -52,6 +53,24 @@ lint() {
     cargo doc --workspace --lib --no-deps --document-private-items --locked
     cargo doc --workspace --bins --no-deps --document-private-items --locked
     cross
+}
+
+# The storeys, lowest first: a crate may use those before it.
+layers() {
+    local order="mem path forebay-stack forebay sim forebay-cli" below="" crate used
+    for crate in $order; do
+        for used in $(cargo tree --locked --package "$crate" --depth 1 --edges normal --prefix none |
+            tail -n +2 | cut -d ' ' -f 1); do
+            [[ " $order " != *" $used "* || " $below " == *" $used "* ]] ||
+                { echo "$crate uses $used, which lies above it" >&2; return 1; }
+        done
+        below+=" $crate"
+    done
+    # Those that are no storey have not been given a place.
+    for crate in $(cargo tree --locked --workspace --depth 0 --prefix none | cut -d ' ' -f 1); do
+        [[ " $order " == *" $crate "* ]] ||
+            { echo "$crate has no place in ci.sh's order of crates" >&2; return 1; }
+    done
 }
 
 # Nothing here is compiled by a C compiler for the target: checking takes Rust's library for it alone.
