@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use forebay_stack::network::Identity;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::Hub;
+use forebay_stack::socket::reader::Reader;
 use path::Packet;
 use path::hash::FlowHash;
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
-use super::reader::Reader;
 use super::shared::{Bound, Shared};
 use super::transmit::{Between, Gathered, Marks};
 use super::wake::Wake;

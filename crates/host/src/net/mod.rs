@@ -45,7 +45,6 @@ mod directory; //  all sockets by their ids
 mod endpoint; //   a socket behind its face
 mod identities; // who we are on a device
 mod neighbours; // the next station
-mod reader; //     the reader's end of a socket
 mod shared; //     what sockets and stacks share
 mod stack; //      the stack of one CPU, as a handler
 mod snmp; //       what was counted, as the kernel writes it
@@ -485,3 +484,6 @@ impl fmt::Debug for NetEngine {
         write!(f, "NetEngine({:?})", self.shared)
     }
 }
+
+#[cfg(test)]
+mod tests;

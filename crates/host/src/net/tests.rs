@@ -13,6 +13,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::CopyCache;
 use forebay_stack::socket::policy::{BufferPolicy, Relief};
 use forebay_stack::socket::queue::{Awake, Hub, QueueConfig, open};
+use forebay_stack::socket::reader::Reader;
 use forebay_stack::socket::table::{Binding, SocketTable};
 use mem::pool::{ChunkClass, carve, region_bytes};
 use mem::{Pool, Region};
@@ -25,8 +26,7 @@ use path::packet::{Arrival, Packet, Shape};
 use path::parse::{Link, Verify, parse_into};
 use proptest::prelude::*;
 
-use super::Reader;
-use crate::net::datagram::Datagram;
+use super::datagram::Datagram;
 
 const OWN_V4: [u8; 4] = [10, 9, 0, 1];
 const OWN_V6: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_stack::socket::reader::Reader;
 use path::Handler;
 use rustix::io::Errno;
 
 use super::datagram::Datagrams;
 use super::endpoint::{Flush, Inner};
-use super::reader::Reader;
 use crate::engine::CpuThread;
 
 /// A UDP socket of a [`Net`](super::Net).

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_stack::socket::reader::Reader;
+
 use super::endpoint::Inner;
-use super::reader::Reader;
 use super::shared::Shared;
 use super::wake::Wake;
 use crate::engine::is_cpu;

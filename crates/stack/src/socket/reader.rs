@@ -2,20 +2,22 @@
 
 use std::collections::VecDeque;
 
-use forebay_stack::socket::policy::{BufferPolicy, WayBack};
-use forebay_stack::socket::queue::Outlet;
 use mem::Pool;
 use mem::pool::LOT_FRAMES;
 use path::Packet;
 use path::coalesce::resegment;
+
+use super::policy::{BufferPolicy, WayBack};
+use super::queue::Outlet;
 
 /// Datagrams that are taken out of the queue at once, for calls that read one.
 const TAKE_MAX: usize = 64;
 
 /// One at a time has it.
 #[derive(Debug)]
-pub(super) struct Reader {
-    pub(super) outlet: Outlet,
+pub struct Reader {
+    /// The queue that it takes from.
+    pub outlet: Outlet,
     way_back: WayBack,
     /// Taken out of the queue, and not read.
     ready: VecDeque<Packet>,
@@ -28,7 +30,9 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(outlet: Outlet, home: Pool) -> Self {
+    /// The end of `outlet`. What it reads goes home by `home`.
+    #[must_use]
+    pub fn new(outlet: Outlet, home: Pool) -> Self {
         Self {
             outlet,
             way_back: WayBack::new(home),
@@ -40,30 +44,32 @@ impl Reader {
     }
 
     /// Whether something was taken out of the queue that has not been read.
-    pub(super) fn has_ready(&self) -> bool {
+    #[must_use]
+    pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
     /// Says whether merged datagrams are read as one, from now on.
-    pub(super) fn set_takes_merged(&mut self, takes_merged: bool) {
+    pub fn set_takes_merged(&mut self, takes_merged: bool) {
         self.takes_merged = takes_merged;
         self.outlet.set_takes_merged(takes_merged);
     }
 
     /// The next packet, which stays.
-    pub(super) fn peek(&mut self) -> Option<&Packet> {
+    pub fn peek(&mut self) -> Option<&Packet> {
         self.fill(TAKE_MAX);
         self.ready.front()
     }
 
     /// Takes the next packet.
-    pub(super) fn next(&mut self) -> Option<Packet> {
+    #[expect(clippy::should_implement_trait, reason = "it is none: there may be more later")]
+    pub fn next(&mut self) -> Option<Packet> {
         self.fill(TAKE_MAX);
         self.ready.pop_front()
     }
 
     /// Takes up to `max` packets.
-    pub(super) fn take(&mut self, max: usize, mut each: impl FnMut(Packet)) -> usize {
+    pub fn take(&mut self, max: usize, mut each: impl FnMut(Packet)) -> usize {
         self.fill(max);
         let count = max.min(self.ready.len());
         self.ready.drain(..count).for_each(&mut each);
@@ -88,7 +94,7 @@ impl Reader {
     }
 
     /// Gives a packet back that was read.
-    pub(super) fn give_back(&mut self, packet: Packet, policy: BufferPolicy) {
+    pub fn give_back(&mut self, packet: Packet, policy: BufferPolicy) {
         self.done.push(packet);
         if self.ready.is_empty() || self.done.len() >= LOT_FRAMES {
             self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
@@ -96,17 +102,13 @@ impl Reader {
     }
 
     /// The same for many.
-    pub(super) fn give_back_all(
-        &mut self,
-        packets: impl Iterator<Item = Packet>,
-        policy: BufferPolicy,
-    ) {
+    pub fn give_back_all(&mut self, packets: impl Iterator<Item = Packet>, policy: BufferPolicy) {
         self.done.extend(packets);
         self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
     }
 
     /// Relieves the socket of packets that went another way, with their `truesize`.
-    pub(super) fn let_go(&mut self, bytes: u32) {
+    pub fn let_go(&mut self, bytes: u32) {
         self.outlet.uncharge(bytes);
     }
 
@@ -115,6 +117,3 @@ impl Reader {
         self.way_back.send(&mut self.outlet);
     }
 }
-
-#[cfg(test)]
-mod tests;
