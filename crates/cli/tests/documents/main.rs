@@ -16,28 +16,34 @@ mod block; //  what a document shows
 mod shape; //  whether an output is what was shown
 mod typist; // bash, with all that a block names
 
+use std::path::{Path, PathBuf};
+
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use block::Block;
 
-const DOCUMENTS: [(&str, &str); 4] = [
-    ("README.md", include_str!("../../../../README.md")),
-    ("ARCHITECTURE.md", include_str!("../../../../ARCHITECTURE.md")),
-    ("SPECIFICATION.md", include_str!("../../../../SPECIFICATION.md")),
-    ("CONTRIBUTING.md", include_str!("../../../../CONTRIBUTING.md")),
-];
+/// The top of the repository.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// Documents, and the folder of the book.
+const DOCUMENTS: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "SPECIFICATION.md", "CONTRIBUTING.md", "docs/src"];
 
 /// All that is shown as commands and not run here, since this test is a part of it.
 const NOT_RUN: [&str; 1] = ["./ci.sh all"];
 
 fn main() {
     let arguments = Arguments::from_args();
+    let documents: Vec<_> = DOCUMENTS.iter().flat_map(|name| documents(Path::new(name))).collect();
+    let (others, linked) = (documents.clone(), documents.clone());
     let mut trials = vec![
-        Trial::test("what_is_not_run_is_listed", judge_others),
+        Trial::test("what_is_not_run_is_listed", move || judge_others(&others)),
         Trial::test("outputs_differ_in_words", judge_shapes),
+        Trial::test("links_lead_to_files", move || judge_links(&linked)),
     ];
-    for (document, text) in DOCUMENTS {
-        for block in block::of_kind(text, "console") {
+    for (document, text) in documents {
+        let document = document.display();
+        for block in block::of_kind(&text, "console") {
             let name = format!("{document}:{}", block.line);
             let missing = typist::missing(&block);
             if let Some(missing) = &missing {
@@ -50,8 +56,37 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn judge_others() -> Result<(), Failed> {
-    let blocks = DOCUMENTS.iter().flat_map(|(_, text)| block::of_kind(text, "sh"));
+/// A document of this name, or all in a folder of it: their names and texts.
+fn documents(name: &Path) -> Vec<(PathBuf, String)> {
+    let at = Path::new(ROOT).join(name);
+    if !at.is_dir() {
+        let is_document = name.extension().is_some_and(|extension| extension == "md");
+        let read = || (name.to_owned(), std::fs::read_to_string(&at).unwrap());
+        return is_document.then(read).into_iter().collect();
+    }
+    let mut within: Vec<_> =
+        at.read_dir().unwrap().map(|entry| name.join(entry.unwrap().file_name())).collect();
+    within.sort();
+    within.iter().flat_map(|name| documents(name)).collect()
+}
+
+/// Whether every link to a place in the repository leads to one.
+fn judge_links(documents: &[(PathBuf, String)]) -> Result<(), Failed> {
+    let mut wrong = Vec::new();
+    for (document, text) in documents {
+        let folder = Path::new(ROOT).join(document.parent().unwrap());
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
+            if !folder.join(target).exists() {
+                wrong.push(format!("{}: {target} is not there", document.display()));
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+fn judge_others(documents: &[(PathBuf, String)]) -> Result<(), Failed> {
+    let blocks = documents.iter().flat_map(|(_, text)| block::of_kind(text, "sh"));
     let lines: Vec<_> = blocks.flat_map(|block| block.lines).collect();
     let commands: Vec<_> =
         lines.iter().map(|line| line.split("  #").next().unwrap_or(line).trim()).collect();
