@@ -31,7 +31,7 @@ pub struct VirtioOptions {
     pub rx_offloads: bool,
 }
 
-/// What `auto` makes receive buffers at most, unless it is told: measured, see ARCHITECTURE.md.
+/// Largest receive buffer of `auto` by default, as measured: docs/src/concepts/virtio-receive-buffers.md.
 pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = 16 << 10;
 
 impl Default for VirtioOptions {
