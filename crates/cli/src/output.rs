@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::failure::Failure;
 
-/// Whether anything was printed.
+/// True if anything was printed.
 static HAS_PRINTED: AtomicBool = AtomicBool::new(false);
 
 /// Prints a whole text. A reader that has enough closes the pipe, and there is nobody to tell.

@@ -59,7 +59,7 @@ struct Replayed {
     report: Report,
     /// What all draws were determined by.
     seed: u64,
-    /// Whether a signal asked the run to end early.
+    /// True if a signal asked the run to end early.
     interrupted: bool,
 }
 

@@ -349,7 +349,7 @@ fn is_output(action: &str) -> bool {
     ["create", "write", "remove"].contains(&action)
 }
 
-/// Whether the path is to blame. Anything else is the device: it is full, read-only or broken.
+/// True if the path is to blame. Anything else is the device: it is full, read-only or broken.
 fn is_bad_path(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{
         AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,

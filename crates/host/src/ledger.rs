@@ -41,7 +41,7 @@ const CPU_SHIFT: u32 = 48;
 /// The key of packets without a hash, in entries of their own.
 const UNSTEERED_KEY: u32 = 1;
 
-/// How many flows there were, and how they spread.
+/// Number of flows, and how they spread.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Flows {
     /// Flows seen.

@@ -23,7 +23,7 @@ struct Output<'a> {
     what: &'static str,
     directory: &'a Path,
     path: PathBuf,
-    /// Whether it would otherwise stay as an earlier run left it.
+    /// True if it would otherwise stay as an earlier run left it.
     is_stale: bool,
 }
 
@@ -69,7 +69,7 @@ impl Outputs<'_> {
     }
 }
 
-/// Whether that is a name of ours: `cpuN.pcap` or `cpuN-ip.pcap`.
+/// True if that is a name of ours: `cpuN.pcap` or `cpuN-ip.pcap`.
 fn is_written(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str);
     let stem = name.and_then(|name| name.strip_prefix("cpu")?.strip_suffix(".pcap"));

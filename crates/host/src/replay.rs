@@ -61,7 +61,7 @@ pub struct Plan {
     pub work_ns: u64,
     /// Where delivered packets are written, one capture for each CPU.
     pub write_pcap: Option<PathBuf>,
-    /// Whether merged packets are written as the frames that they were merged of.
+    /// True if merged packets are written as the frames that they were merged of.
     pub resegment: bool,
     /// Where the run is traced.
     pub trace: Option<TracePlan>,

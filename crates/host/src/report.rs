@@ -55,7 +55,7 @@ pub struct CpuReport {
     pub flows: Option<u64>,
     /// How long it was at work.
     pub busy_ns: u64,
-    /// How often it was woken.
+    /// Number of times it was woken.
     pub wakeups: u64,
     /// The most packets seen waiting in one of its backlogs.
     pub backlog_max: u64,

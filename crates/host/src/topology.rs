@@ -182,7 +182,7 @@ impl Topology {
         order
     }
 
-    /// Whether the two share a last-level cache, given that `cpu`'s is known: both say so, as far
+    /// True if the two share a last-level cache, given that `cpu`'s is known: both say so, as far
     /// as they say anything.
     fn share_cache(&self, cpu: CpuId, other: CpuId) -> bool {
         let Some(other_place) = self.places.get(&other) else { return true };
@@ -205,7 +205,7 @@ impl Topology {
         threads.filter(move |&before| before < cpu && self.share_core(before, cpu))
     }
 
-    /// Whether both say that the two share a core.
+    /// True if both say that the two share a core.
     fn share_core(&self, cpu: CpuId, other: CpuId) -> bool {
         let core = |cpu| self.places.get(&cpu)?.core.as_ref();
         core(cpu).is_some_and(|core| core.contains(other))

@@ -175,7 +175,7 @@ impl Sockets {
         (0..).map(SocketId).zip(read).filter_map(|(id, has)| has.then_some(id)).collect()
     }
 
-    /// Whether the kernel may give a datagram to either: they share an address, and flows go by a
+    /// True if the kernel may give a datagram to either: they share an address, and flows go by a
     /// hash that is secret.
     fn are_alike(&self, one: SocketId, other: SocketId) -> bool {
         let [one, other] = [one, other].map(|id| &self.bindings[id.index()]);

@@ -55,7 +55,7 @@ impl Carousel {
         Self { home: NonNull::from(Box::leak(home)), next: 0 }
     }
 
-    /// How many buffers there are.
+    /// Number of buffers.
     #[must_use]
     pub fn buffers(&self) -> usize {
         self.marks().0.len()
@@ -82,7 +82,7 @@ impl Carousel {
         None
     }
 
-    /// How many buffers are held.
+    /// Number of buffers that are held.
     #[must_use]
     pub fn away(&self) -> usize {
         self.marks().0.iter().filter(|mark| mark.load(Ordering::Acquire) != FREE).count()

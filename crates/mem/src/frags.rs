@@ -206,7 +206,7 @@ impl Frame {
         fits
     }
 
-    /// How many pieces are behind this frame's own bytes.
+    /// Number of pieces that are behind this frame's own bytes.
     #[must_use]
     #[inline]
     pub fn frag_count(&self) -> usize {

@@ -205,7 +205,7 @@ impl Frame {
         prefetch_to_read(self.first_byte());
     }
 
-    /// Whether anything goes with this frame: frames or pieces.
+    /// True if anything goes with this frame: frames or pieces.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.followers != 0

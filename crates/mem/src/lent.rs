@@ -61,7 +61,7 @@ impl Lent {
         }
     }
 
-    /// Whether a frame can be [lent](Self::lend).
+    /// True if a frame can be [lent](Self::lend).
     #[must_use]
     pub fn takes(&self, frame: &Frame) -> bool {
         let place = self.offset_of(frame).and_then(|offset| self.frames.get(offset >> self.shift));
@@ -93,7 +93,7 @@ impl Lent {
         self.count
     }
 
-    /// Whether it has none.
+    /// True if it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0

@@ -66,7 +66,7 @@ impl Home {
         })
     }
 
-    /// Whether lots wait in the inbox. A hint: more may come at any time.
+    /// True if lots wait in the inbox. A hint: more may come at any time.
     pub(crate) fn has_mail(&self) -> bool {
         !self.inbox.0.load(Ordering::Relaxed).is_null()
     }

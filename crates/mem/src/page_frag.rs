@@ -117,13 +117,13 @@ impl PageFragCache {
         }
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.home().blocks.len()
     }
 
-    /// How many blocks pieces are away of.
+    /// Number of blocks pieces that are away of.
     pub fn away_blocks(&mut self) -> usize {
         self.collect();
         self.blocks() - self.free.len() - usize::from(self.is_current_whole())
@@ -165,7 +165,7 @@ impl PageFragCache {
         (self.next, self.end) = (offset, offset + home.block_bytes);
     }
 
-    /// Whether there is a current block, and nothing of it is away.
+    /// True if there is a current block, and nothing of it is away.
     fn is_current_whole(&self) -> bool {
         self.rest_bytes() > 0 && self.home().away_of(self.next) == self.rest_bytes()
     }

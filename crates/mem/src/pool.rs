@@ -240,7 +240,7 @@ impl Pool {
         }
     }
 
-    /// How many frames of this pool are away: in use, queued, or in other CPUs' bins.
+    /// Number of frames of this pool that are away: in use, queued, or in other CPUs' bins.
     pub fn away(&mut self) -> usize {
         self.collect();
         self.shelves.iter().map(|shelf| shelf.chunks - shelf.free.len()).sum()

@@ -17,7 +17,7 @@ impl Position {
         Self(self.0.wrapping_add(count))
     }
 
-    /// How many packets lie between `earlier` and this position (modulo 2^32).
+    /// Number of packets that lie between `earlier` and this position (modulo 2^32).
     #[must_use]
     pub const fn since(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0)

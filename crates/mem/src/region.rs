@@ -95,7 +95,7 @@ impl Region {
         region
     }
 
-    /// Whether a peer may read and write this memory at any time.
+    /// True if a peer may read and write this memory at any time.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()

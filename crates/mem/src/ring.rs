@@ -202,7 +202,7 @@ impl<T: Send> Producer<T> {
         self.tail
     }
 
-    /// How many packets lie in the ring or in the consumer's hands, at most: as of the head last
+    /// Number of packets that lie in the ring or in the consumer's hands, at most: as of the head last
     /// observed.
     #[must_use]
     pub fn queued(&self) -> u32 {
@@ -273,7 +273,7 @@ impl<T: Send> Consumer<T> {
         }
     }
 
-    /// How many values wait to be taken, at least: those seen at the last look, and a new look
+    /// Number of values that wait to be taken, at least: those seen at the last look, and a new look
     /// when there are none of these. A look costs a cache line that the producer writes.
     pub fn queued(&mut self) -> u32 {
         if self.taken == self.tail_seen {
@@ -286,7 +286,7 @@ impl<T: Send> Consumer<T> {
         self.tail_seen.since(self.taken)
     }
 
-    /// How many values are taken and not yet released.
+    /// Number of values that are taken and not yet released.
     #[must_use]
     pub fn in_hand(&self) -> u32 {
         self.taken.since(self.head)
@@ -350,7 +350,7 @@ mod tests {
     struct Oracle {
         staged: VecDeque<Box<u32>>,
         visible: VecDeque<Box<u32>>,
-        /// How many values had been pushed at each growth that the consumer has not seen.
+        /// Number of values that had been pushed at each growth that the consumer has not seen.
         growths: VecDeque<u32>,
         /// Of the visible ones, those that the consumer's last look found.
         seen: usize,

@@ -48,7 +48,7 @@ pub trait Source: Send {
         None
     }
 
-    /// Whether there are packets to be sent. Asked right before its CPU sleeps.
+    /// True if there are packets to be sent. Asked right before its CPU sleeps.
     fn has_work(&mut self) -> bool {
         false
     }
@@ -72,7 +72,7 @@ pub struct FrameNeeds {
     pub head_frames: u32,
     /// The largest frame that it gives, in bytes.
     pub largest_bytes: u32,
-    /// Whether checksums may come that are not complete, and nothing says so: `AF_XDP` on a veth
+    /// True if checksums may come that are not complete, and nothing says so: `AF_XDP` on a veth
     /// gives what a local socket sends as it is. The intake completes them.
     pub may_be_partial: bool,
 }
@@ -133,10 +133,10 @@ pub struct Ask {
     pub now_ns: u64,
     /// The most frames.
     pub max: usize,
-    /// Whether a frame that is due while no packet memory is free may wait, if the source can keep
+    /// True if a frame that is due while no packet memory is free may wait, if the source can keep
     /// it, rather than be dropped as by a device.
     pub may_wait: bool,
-    /// Whether the run ends: what is here already is still given, and then the source is exhausted.
+    /// True if the run ends: what is here already is still given, and then the source is exhausted.
     pub is_last: bool,
 }
 
@@ -185,13 +185,13 @@ pub enum Behind {
 }
 
 impl Burst {
-    /// How many frames came.
+    /// Number of frames that came.
     #[must_use]
     pub fn len(&self) -> usize {
         self.packets.len() + self.refused.len()
     }
 
-    /// Whether none came.
+    /// True if none came.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -199,7 +199,7 @@ impl Delivery {
         Some((lane.rx_queue, lost.collect()))
     }
 
-    /// Whether packets wait.
+    /// True if packets wait.
     pub fn has_work(&mut self) -> bool {
         self.lanes.iter_mut().any(|lane| lane.packets.queued() > 0)
     }

@@ -37,7 +37,7 @@ pub struct IntakeConfig {
     pub cpus: usize,
     /// Whether checksums are verified.
     pub verify: Verify,
-    /// Whether checksums that hold the pseudo header's sum only are completed: see
+    /// True if checksums that hold the pseudo header's sum only are completed: see
     /// [`FrameNeeds::may_be_partial`](crate::arrive::FrameNeeds::may_be_partial).
     pub completes_checksums: bool,
     /// How flows are hashed.
@@ -207,7 +207,7 @@ impl Intake {
         self.steering.held()
     }
 
-    /// How many packets of one slot can be held at once.
+    /// Number of packets of one slot that can be held at once.
     #[must_use]
     pub fn hold_share(&self) -> usize {
         self.steering.hold_share()

@@ -89,7 +89,7 @@ impl Packet {
         }
     }
 
-    /// Whether some of it lies in pieces: payload, where a device put it in memory that it shares.
+    /// True if some of it lies in pieces: payload, where a device put it in memory that it shares.
     /// The frame itself holds the headers, in private, at the latest when the packet is
     /// [parsed](crate::parse::parse_packet); who looks at more takes the [`fragments`], or
     /// [copies](Self::copied) it. The device may change what lies in pieces while it is looked at.
@@ -194,21 +194,21 @@ impl Packet {
         self.segment_size = SegmentSize(NonZeroU16::new(gso_size));
     }
 
-    /// Whether other frames follow the first, in which only a part of the payload is then.
+    /// True if other frames follow the first, in which only a part of the payload is then.
     #[inline]
     #[must_use]
     pub fn is_chain(&self) -> bool {
         self.frame.follower_count() > 0
     }
 
-    /// Whether it was merged of several frames, which all are here still, one behind the other.
+    /// True if it was merged of several frames, which all are here still, one behind the other.
     #[inline]
     #[must_use]
     pub fn is_merged(&self) -> bool {
         matches!(self.shape(), Shape::Merged(_))
     }
 
-    /// Whether it came from the kernel as one frame that is yet to be cut into segments (GSO), or
+    /// True if it came from the kernel as one frame that is yet to be cut into segments (GSO), or
     /// that the kernel had merged (GRO). It is one frame to whoever counts frames, and its checksum
     /// field holds the pseudo header's sum. See
     /// [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
@@ -277,7 +277,7 @@ impl Arrival {
         Self(frame as u32)
     }
 
-    /// Whether this frame came after `other`, given that they are less than 2^31 frames apart.
+    /// True if this frame came after `other`, given that they are less than 2^31 frames apart.
     #[must_use]
     pub fn is_after(self, other: Self) -> bool {
         let distance = self.0.wrapping_sub(other.0);

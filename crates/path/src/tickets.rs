@@ -37,7 +37,7 @@ impl Tickets {
         Self { next: OwnLine(AtomicU32::new(first)) }
     }
 
-    /// Whether any was drawn after those before `due`.
+    /// True if any was drawn after those before `due`.
     #[must_use]
     pub fn has_drawn(&self, due: u32) -> bool {
         // Relaxed: whoever must not miss a packet is woken for it, or fences this off.
@@ -74,7 +74,7 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// How many packets there is room for. The taker's progress is looked at only if it was less
+    /// Number of packets there that is room for. The taker's progress is looked at only if it was less
     /// than `count` before.
     pub fn room_for(&mut self, count: usize) -> usize {
         let room = self.room();
@@ -165,7 +165,7 @@ impl Lane {
     }
 }
 
-/// Whether a packet is the one that is due; then the next one is.
+/// True if a packet is the one that is due; then the next one is.
 fn is_next(packet: &Packet, due: &mut u32) -> bool {
     let is_due = packet.arrival.0 == *due;
     *due = due.wrapping_add(is_due.into());
@@ -194,7 +194,7 @@ impl Lanes {
         self.lanes.push(lane);
     }
 
-    /// How many lanes there are.
+    /// Number of lanes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.lanes.len()
@@ -206,7 +206,7 @@ impl Lanes {
         self.due
     }
 
-    /// Whether packets have drawn tickets that have not been taken out. The first of them may be a
+    /// True if packets have drawn tickets that have not been taken out. The first of them may be a
     /// moment away: then there is none to be taken yet.
     #[must_use]
     pub fn has_some(&self, tickets: &Tickets) -> bool {

@@ -22,7 +22,7 @@ pub(crate) struct Census {
     pub(crate) coalesce_ns: u64,
     /// Packets on backlogs and in hands.
     pub(crate) queued: u64,
-    /// Whether a packet may be several frames.
+    /// True if a packet may be several frames.
     pub(crate) merges: bool,
     /// Frames in use.
     pub(crate) frames_away: u64,

@@ -87,7 +87,7 @@ struct FlowRecord {
     on_their_way: u64,
     /// Where the last one was delivered.
     cpu: Option<CpuId>,
-    /// How often that changed.
+    /// Number of times that changed.
     moves: u64,
 }
 
@@ -206,7 +206,7 @@ impl Laws {
         self.flows.get(flow.index()).map_or(0, |flow| flow.on_their_way)
     }
 
-    /// How often the CPU changed that a flow was delivered on.
+    /// Number of times the CPU changed that a flow was delivered on.
     pub(crate) fn moves_of(&self, flow: FlowId) -> u64 {
         self.flows.get(flow.index()).map_or(0, |flow| flow.moves)
     }
@@ -219,7 +219,7 @@ impl Laws {
         }
     }
 
-    /// How often a law was broken.
+    /// Number of times a law was broken.
     pub(crate) fn broken(&self, law: Law) -> u64 {
         self.broken[law as usize]
     }

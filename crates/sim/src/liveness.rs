@@ -305,7 +305,7 @@ impl Circumstances<'_> {
         if is_full { self.held_ns(queue, cpu) } else { 0 }
     }
 
-    /// Whether a packet that goes there is sure to be taken: a flow limit drops from half on.
+    /// True if a packet that goes there is sure to be taken: a flow limit drops from half on.
     fn has_room(&self, queue: RxQueue, cpu: CpuId) -> bool {
         let mut backlogs = self.census.backlogs.iter();
         let backlog = backlogs.find(|it| (it.queue, it.cpu) == (queue, cpu));

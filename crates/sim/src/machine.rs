@@ -14,7 +14,7 @@ use crate::traffic::{FlowId, Traffic};
 /// Rules at work: what stands between frames that arrive and applications that get them. It has
 /// no time of its own; who does what and when is the world's business.
 pub(crate) trait Machine: Sized {
-    /// Whether a CPU that was taken out goes on until its backlogs are empty. Else it stops, and
+    /// True if a CPU that was taken out goes on until its backlogs are empty. Else it stops, and
     /// somebody notices later. Only CPUs that go on have threads that can die.
     const DRAINS: bool;
 
@@ -51,13 +51,13 @@ pub(crate) trait Machine: Sized {
     /// Where the packets of a flow go, and where they should.
     fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing>;
 
-    /// Whether packets of a queue wait for all that came before a change.
+    /// True if packets of a queue wait for all that came before a change.
     fn has_fence(&self, queue: RxQueue) -> bool;
 
     /// Where all packets are.
     fn census(&mut self, census: &mut Census);
 
-    /// How often a flow, or the flows of one slot, changed their CPU.
+    /// Number of times a flow, or the flows of one slot, changed their CPU.
     fn moves(&self) -> u64;
 
     /// What must hold when all has come to rest, besides what always must.
@@ -109,6 +109,6 @@ pub(crate) struct Standing {
     pub(crate) at: Option<CpuId>,
     /// Where the next one should go.
     pub(crate) wish: CpuId,
-    /// Whether packets wait for it.
+    /// True if packets wait for it.
     pub(crate) is_held: bool,
 }

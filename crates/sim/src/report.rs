@@ -29,13 +29,13 @@ pub struct Summary {
     pub delivered: u64,
     /// Those that were dropped, and said so.
     pub dropped: u64,
-    /// How often flows changed their CPU.
+    /// Number of times flows changed their CPU.
     pub moves: u64,
-    /// How often that had been wished for while packets were on their way to the old CPU.
+    /// Number of times that had been wished for while packets were on their way to the old CPU.
     pub hazardous: u64,
     /// Packets that were delivered after a later one of their flow.
     pub reordered: u64,
-    /// How often a law was broken.
+    /// Number of times a law was broken.
     pub violations: u64,
     /// The law of order.
     pub order_violations: u64,
@@ -51,7 +51,7 @@ pub struct Summary {
     pub wait_max_ns: u64,
     /// What that wait was bounded by.
     pub wait_bound_ns: u64,
-    /// How often the elephant changed its CPU, where there is one.
+    /// Number of times the elephant changed its CPU, where there is one.
     pub elephant_moves: u64,
     /// The first law that was broken.
     pub first_violation: Option<Violation>,
@@ -142,7 +142,7 @@ impl Summary {
         }
     }
 
-    /// Whether no law was broken.
+    /// True if no law was broken.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.violations == 0

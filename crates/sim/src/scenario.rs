@@ -104,7 +104,7 @@ pub(crate) struct ReaderPlan {
     pub(crate) first_ns: Span,
     /// Until it is read again.
     pub(crate) again_ns: Span,
-    /// Whether readers begin where RPS sends their flows.
+    /// True if readers begin where RPS sends their flows.
     pub(crate) settled: bool,
 }
 

@@ -43,7 +43,7 @@ pub struct Outcome {
     pub dropped: u64,
     /// How often flows, or the flows of one slot, changed their CPU.
     pub moves: u64,
-    /// How often that had been wished for while packets were on their way to the old CPU.
+    /// Number of times that had been wished for while packets were on their way to the old CPU.
     pub hazardous: u64,
     /// How often each law was broken, in the order of [`Law::ALL`].
     pub broken: [u64; Law::ALL.len()],
@@ -51,7 +51,7 @@ pub struct Outcome {
     pub first: Option<(Law, String)>,
     /// The longest that a wish took to be granted, and what that was bounded by.
     pub longest: Wait,
-    /// How often the elephant changed its CPU.
+    /// Number of times the elephant changed its CPU.
     pub elephant_moves: u64,
     /// Of who got what, when and where.
     pub digest: u64,

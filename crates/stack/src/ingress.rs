@@ -23,7 +23,7 @@ pub trait Sockets: fmt::Debug + Send + Sync {
     /// its first packet for it.
     fn hub(&self, socket: SocketId) -> Option<Arc<Hub>>;
 
-    /// How many sockets have been closed, ever.
+    /// Number of sockets that have been closed, ever.
     fn closed(&self) -> u64;
 }
 
@@ -58,7 +58,7 @@ pub struct Stack {
     sockets: Arc<dyn Sockets>,
     /// This CPU's inlets to the sockets that it has had packets for, by [`SocketId::index`].
     inlets: Vec<Option<Inlet>>,
-    /// How many sockets had been closed when this CPU last looked.
+    /// Number of sockets that had been closed when this CPU last looked.
     closed: u64,
     /// Inlets that are yet to be looked at, from the first on: their sockets may be closed.
     unswept: usize,
@@ -271,7 +271,7 @@ impl Stack {
         self.run.push(packet);
     }
 
-    /// Whether a socket's reader takes several datagrams in one packet. One that is closed takes none.
+    /// True if a socket's reader takes several datagrams in one packet. One that is closed takes none.
     fn takes_merged(&mut self, socket: SocketId) -> bool {
         let inlet = inlet_of(&mut self.inlets, &*self.sockets, socket, self.place);
         inlet.is_none_or(|inlet| inlet.takes_merged())
@@ -337,7 +337,7 @@ fn inlet_of<'a>(
     inlets[index].as_mut()
 }
 
-/// How many datagrams came over each.
+/// Number of datagrams that came over each.
 struct Families {
     v4: u64,
     v6: u64,

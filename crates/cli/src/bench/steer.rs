@@ -55,7 +55,7 @@ struct Shared {
     delivered: AtomicU64,
     end: AtomicBool,
     sock_flows: Arc<SockFlowTable>,
-    /// Whether the application says where it runs, and is followed.
+    /// True if the application says where it runs, and is followed.
     rfs: AtomicBool,
 }
 

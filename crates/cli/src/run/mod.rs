@@ -116,7 +116,7 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static st
 struct Ran {
     #[serde(flatten)]
     report: Report,
-    /// Whether a signal asked the run to end.
+    /// True if a signal asked the run to end.
     interrupted: bool,
 }
 

@@ -55,7 +55,7 @@ fn row(cpu: &CpuReport, path: &PathReport) -> [String; 7] {
     ]
 }
 
-/// How many flows there were, and how evenly they spread over `cpus`.
+/// Number of flows, and how evenly they spread over `cpus`.
 pub(super) fn flows(path: &PathReport, cpus: &CpuList, flows: u64, largest_flow: u64) -> String {
     let shares = path.per_cpu.iter().map(|cpu| cpu.packets);
     let busiest = shares.max().unwrap_or(0);

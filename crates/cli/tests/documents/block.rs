@@ -13,7 +13,7 @@ pub(crate) struct Step {
     /// One line of bash or several.
     pub(crate) command: String,
     pub(crate) shown: Vec<String>,
-    /// Whether it goes on until somebody ends it.
+    /// True if it goes on until somebody ends it.
     pub(crate) is_ended: bool,
 }
 
@@ -66,7 +66,7 @@ impl Block {
         }
     }
 
-    /// Whether any command has this in it.
+    /// True if any command has this in it.
     pub(crate) fn names(&self, word: &str) -> bool {
         let typed = |line: &&String| line.starts_with("$ ") || line.starts_with("> ");
         self.lines.iter().filter(typed).any(|line| line.contains(word))
@@ -74,7 +74,7 @@ impl Block {
 }
 
 impl Step {
-    /// Whether it takes packets from devices until it is told to stop.
+    /// True if it takes packets from devices until it is told to stop.
     fn lasts(&self) -> bool {
         let is_live =
             self.command.starts_with("forebay run ") || self.command.contains("--example");

@@ -49,7 +49,7 @@ fn follow(shown: &[String], output: &[String]) -> bool {
     }
 }
 
-/// Whether a line is as shown, where `…` is any text.
+/// True if a line is as shown, where `…` is any text.
 fn fits(shown: &str, told: &str) -> bool {
     let Some((start, rest)) = shown.split_once('…') else { return shown == told };
     let Some(told) = told.strip_prefix(start) else { return false };

@@ -115,7 +115,7 @@ impl Desk {
     }
 }
 
-/// Whether what belongs to this process belongs to root.
+/// True if what belongs to this process belongs to root.
 fn is_root(process: &fs::Metadata) -> bool {
     std::os::unix::fs::MetadataExt::uid(process) == 0
 }

@@ -28,7 +28,7 @@ struct Node {
     answers: Vec<(u16, Body)>,
     /// What all other types get, if not the zone's own `nodata`.
     others: Option<Body>,
-    /// Whether all below belongs to others, and gets `others` too.
+    /// True if all below belongs to others, and gets `others` too.
     is_cut: bool,
     /// Who answers for the names below that do not exist.
     wildcard: Option<Box<Node>>,

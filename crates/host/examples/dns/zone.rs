@@ -166,7 +166,7 @@ pub(crate) fn suffixes(mut name: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Whether `name` is `top` or stands below it.
+/// True if `name` is `top` or stands below it.
 pub(crate) fn is_within(name: &[u8], top: &[u8]) -> bool {
     name == top || top == [0] || suffixes(name).any(|suffix| suffix == top)
 }
@@ -176,7 +176,7 @@ pub(crate) fn shown(name: &[u8]) -> String {
     Name::from_octets(name).map_or_else(|_| format!("{name:?}"), |name| name.to_string())
 }
 
-/// Whether an alias may have records of this type (RFC 4035, 2.5), and is asked for them itself.
+/// True if an alias may have records of this type (RFC 4035, 2.5), and is asked for them itself.
 pub(crate) fn is_of_alias(rtype: &u16) -> bool {
     [rtype::CNAME, rtype::RRSIG, rtype::NSEC].contains(rtype)
 }

@@ -71,7 +71,7 @@ pub enum Queues {
 }
 
 impl Queues {
-    /// Whether `queue` is one of them.
+    /// True if `queue` is one of them.
     #[must_use]
     pub fn contain(self, queue: RxQueue) -> bool {
         self == Self::All || self == Self::One(queue)

@@ -46,7 +46,7 @@ impl ControlClient {
         Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
     }
 
-    /// Whether the run is of the user who asks: what another's says is not to be trusted with files.
+    /// True if the run is of the user who asks: what another's says is not to be trusted with files.
     #[must_use]
     pub fn is_own_run(&self) -> bool {
         let run = socket_peercred(self.stream.get_ref());

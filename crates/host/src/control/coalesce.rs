@@ -17,7 +17,7 @@ pub enum CoalesceAt {
 /// All that can be said about coalescing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Coalesce {
-    /// Whether packets are coalesced.
+    /// True if packets are coalesced.
     pub is_on: bool,
     /// Where.
     pub at: CoalesceAt,
@@ -58,7 +58,7 @@ impl Coalesce {
         (self.is_on && self.at == CoalesceAt::Deliver).then_some(self.config)
     }
 
-    /// Whether a change is one of when CPUs sleep, too.
+    /// True if a change is one of when CPUs sleep, too.
     #[must_use]
     pub fn is_deferral(&self, change: CoalesceChange) -> bool {
         match change {

@@ -82,13 +82,13 @@ impl CpuList {
         &self.0
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether `cpu` is among them.
+    /// True if `cpu` is among them.
     #[must_use]
     pub fn contains(&self, cpu: CpuId) -> bool {
         self.0.binary_search(&cpu).is_ok()
@@ -153,7 +153,7 @@ impl fmt::Display for CpuList {
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Mask {
     pub(crate) cpus: CpuList,
-    /// Whether a character that belongs to no bitmap stands right in front of eight digits, where
+    /// True if a character that belongs to no bitmap stands right in front of eight digits, where
     /// the kernel does not see it.
     pub(crate) has_junk: bool,
 }

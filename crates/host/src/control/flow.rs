@@ -106,7 +106,7 @@ impl FromStr for FlowName {
 #[derive(Default)]
 struct Words {
     protocol: Option<Protocol>,
-    /// Whether it is of a protocol that has no ports here.
+    /// True if it is of a protocol that has no ports here.
     is_portless: bool,
     endpoints: Vec<(IpAddr, Option<u16>)>,
 }

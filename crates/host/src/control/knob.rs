@@ -170,7 +170,7 @@ impl Knob {
         }
     }
 
-    /// Whether it is a set of CPUs.
+    /// True if it is a set of CPUs.
     #[must_use]
     pub fn is_mask(self) -> bool {
         matches!(self, Self::RpsCpus | Self::RpsDefaultMask | Self::FlowLimitCpuBitmap)

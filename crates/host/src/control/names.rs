@@ -75,7 +75,7 @@ impl<'a> OfDevice<'a> {
         }
     }
 
-    /// Whether that is its name with the device's in front: `eth0/mtu`, `eth0/rx-0/rps_cpus`, or
+    /// True if that is its name with the device's in front: `eth0/mtu`, `eth0/rx-0/rps_cpus`, or
     /// `eth0/rps_cpus` for all queues.
     pub(super) fn is_called(self, name: &str) -> bool {
         let below = name.strip_prefix(self.device).and_then(|below| below.strip_prefix('/'));
@@ -91,7 +91,7 @@ impl<'a> OfDevice<'a> {
 /// The names that files go by: short, and telling each from the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// Whether there are several devices.
+    /// True if there are several devices.
     with_device: bool,
 }
 

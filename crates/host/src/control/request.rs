@@ -56,7 +56,7 @@ pub enum Request {
     Explain {
         /// The flow.
         flow: FlowName,
-        /// Whether the answer is a document.
+        /// True if the answer is a document.
         json: bool,
     },
     /// The application of this flow runs on this CPU.

@@ -22,7 +22,7 @@ struct Taken {
     places: Vec<Place>,
     /// The number that the next client gets.
     next: u64,
-    /// Whether nobody is let in any more.
+    /// True if nobody is let in any more.
     is_closed: bool,
 }
 

@@ -75,7 +75,7 @@ impl File {
         }
     }
 
-    /// Whether a list of the knobs has it: whatever can be set, and what drivers set themselves.
+    /// True if a list of the knobs has it: whatever can be set, and what drivers set themselves.
     pub(super) fn is_listed(self) -> bool {
         matches!(self, Self::RxBufferSize(_)) || self.mode() & 0o200 != 0
     }

@@ -108,7 +108,7 @@ impl Way {
         }
     }
 
-    /// Whether nobody drives the queue any more.
+    /// True if nobody drives the queue any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.hub.is_gone.load(Ordering::Relaxed)
     }
@@ -150,12 +150,12 @@ impl Departures {
         }
     }
 
-    /// Whether packets have been handed in that have not gone.
+    /// True if packets have been handed in that have not gone.
     pub(crate) fn has_some(&self) -> bool {
         self.lanes.has_some(&self.hub.tickets)
     }
 
-    /// Whether any CPU can send.
+    /// True if any CPU can send.
     pub(crate) fn has_lanes(&self) -> bool {
         self.hub.joins.load(Ordering::Relaxed) > 0
     }

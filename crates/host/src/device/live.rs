@@ -50,7 +50,7 @@ impl Via {
         }
     }
 
-    /// Whether its devices are interfaces of the kernel's, and go by the names of those. Any other
+    /// True if its devices are interfaces of the kernel's, and go by the names of those. Any other
     /// goes by the path of a socket.
     #[must_use]
     pub fn is_interface(self) -> bool {
@@ -91,9 +91,9 @@ pub struct DeviceConfig {
     pub xdp: XdpOptions,
     /// What is about vhost-user alone.
     pub virtio: VirtioOptions,
-    /// Whether frames for other stations are wanted too.
+    /// True if frames for other stations are wanted too.
     pub promiscuous: bool,
-    /// Whether the hash that the device computed, where it did, is used in place of ours. Whoever
+    /// True if the hash that the device computed, where it did, is used in place of ours. Whoever
     /// knows the device's key can aim at a CPU.
     pub device_hash: bool,
     /// Whether checksums are verified, and so taken while frames are copied.
@@ -142,9 +142,9 @@ pub struct XdpOptions {
     pub mode: XdpMode,
     /// Whether the device writes into packet memory itself.
     pub copy: CopyMode,
-    /// Whether polling drives the device (`SO_PREFER_BUSY_POLL`).
+    /// True if polling drives the device (`SO_PREFER_BUSY_POLL`).
     pub busy_poll: bool,
-    /// Whether a program that is there already is replaced.
+    /// True if a program that is there already is replaced.
     pub replace: bool,
 }
 
@@ -282,7 +282,7 @@ pub struct Device {
     pub facts: Facts,
     /// None for frames from elsewhere.
     way_out: Option<WayOut>,
-    /// Whether the kernel has the interface too, and hears nothing of what comes by it.
+    /// True if the kernel has the interface too, and hears nothing of what comes by it.
     takes_all: bool,
 }
 
@@ -331,7 +331,7 @@ impl Device {
         self.via.is_interface().then(|| Interface::named(&self.name))
     }
 
-    /// Whether it takes from the kernel all that comes by an interface, ARP too.
+    /// True if it takes from the kernel all that comes by an interface, ARP too.
     pub(crate) fn takes_all(&self) -> bool {
         self.takes_all
     }

@@ -115,17 +115,17 @@ impl Bell {
         self.state.rise();
     }
 
-    /// Whether nobody has rung since [`doze`](Self::doze).
+    /// True if nobody has rung since [`doze`](Self::doze).
     pub(super) fn is_dozing(&self) -> bool {
         self.state.is_asleep()
     }
 
-    /// How often the CPU was woken.
+    /// Number of times the CPU was woken.
     pub(crate) fn rung(&self) -> u64 {
         self.rung.load(Ordering::Relaxed)
     }
 
-    /// How often it was woken for packets of another CPU.
+    /// Number of times it was woken for packets of another CPU.
     pub(crate) fn rung_for_packets(&self) -> u64 {
         self.rung_for_packets.load(Ordering::Relaxed)
     }

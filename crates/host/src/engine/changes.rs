@@ -374,7 +374,7 @@ impl Changes {
         }
     }
 
-    /// Whether some queue follows applications to a CPU.
+    /// True if some queue follows applications to a CPU.
     fn is_followed(&self, cpu: CpuId) -> bool {
         self.settings.cpus.contains(cpu)
             && self.settings.queues.iter().any(|queue| {

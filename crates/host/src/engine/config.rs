@@ -136,7 +136,7 @@ impl Config {
         }
     }
 
-    /// Whether packets are ever coalesced like that during the run.
+    /// True if packets are ever coalesced like that during the run.
     #[must_use]
     pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
         let mut coalesce = self.coalesce;

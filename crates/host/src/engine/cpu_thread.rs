@@ -41,7 +41,7 @@ thread_local! {
     static IS_CPU: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread turns a CPU of an engine: then what it waits for would not come.
+/// True if the calling thread turns a CPU of an engine: then what it waits for would not come.
 pub(crate) fn is_cpu() -> bool {
     IS_CPU.get()
 }

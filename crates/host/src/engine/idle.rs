@@ -126,7 +126,7 @@ impl Deferral {
 mod tests {
     use super::*;
 
-    /// Whether the CPU still looks for work this long into a pause.
+    /// True if the CPU still looks for work this long into a pause.
     fn spins_at(idle: &mut Idle, into_ns: u64) -> bool {
         let start_ns = 1 << 40;
         idle.worked(start_ns);

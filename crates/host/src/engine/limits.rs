@@ -90,7 +90,7 @@ pub(super) struct Budget {
     left: usize,
     since_ns: u64,
     time_ns: u64,
-    /// Whether somebody got less than there was work for.
+    /// True if somebody got less than there was work for.
     is_squeezed: bool,
 }
 

@@ -60,14 +60,14 @@ impl<T> Writer<T> {
         Cursor { at: Arc::clone(&self.last) }
     }
 
-    /// How many entries are kept because some reader has not passed them, and the latest one.
+    /// Number of entries that are kept because some reader has not passed them, and the latest one.
     pub fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)
     }
 }
 
 impl<T> Cursor<T> {
-    /// Whether there is an entry that was not read yet. One load.
+    /// True if there is an entry that was not read yet. One load.
     #[inline]
     pub fn has_next(&self) -> bool {
         self.at.next.get().is_some()

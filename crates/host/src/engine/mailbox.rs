@@ -18,7 +18,7 @@ impl<T> Mailbox<T> {
         self.has_mail.store(true, Ordering::Release);
     }
 
-    /// Whether there is anything, at the cost of one load.
+    /// True if there is anything, at the cost of one load.
     pub(crate) fn has_mail(&self) -> bool {
         self.has_mail.load(Ordering::Acquire)
     }

@@ -223,7 +223,7 @@ impl Stopper {
         self.0.stop();
     }
 
-    /// Whether it has been asked.
+    /// True if it has been asked.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.0.is_stopping()

@@ -46,7 +46,7 @@ pub struct CpuOutcome {
     pub delivery: Arc<DeliveryCounters>,
     /// How long it was at work rather than looking for some.
     pub busy_ns: u64,
-    /// How often it was woken.
+    /// Number of times it was woken.
     pub wakeups: u64,
     /// Threads of it that died and were replaced.
     pub replaced: u64,

@@ -57,7 +57,7 @@ pub(super) struct Queue {
     /// The time of the last turn.
     now_ns: u64,
     load: Tick,
-    /// Whether the last poll found frames.
+    /// True if the last poll found frames.
     was_busy: bool,
     /// When the source was first asked for its last frames.
     last_since_ns: Option<u64>,
@@ -386,7 +386,7 @@ impl Queue {
         self.now_ns
     }
 
-    /// Whether the last poll found frames.
+    /// True if the last poll found frames.
     pub(super) fn was_busy(&self) -> bool {
         self.was_busy
     }
@@ -406,7 +406,7 @@ impl Queue {
         self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
     }
 
-    /// Whether the source has packets to send.
+    /// True if the source has packets to send.
     pub(super) fn has_to_send(&mut self) -> bool {
         self.source.as_mut().is_some_and(|source| source.has_work())
     }
@@ -417,7 +417,7 @@ impl Queue {
         Some(Error::of_source(self.name.clone(), failed))
     }
 
-    /// Whether there is a change that this queue has not come to.
+    /// True if there is a change that this queue has not come to.
     pub(super) fn must_follow(&self) -> bool {
         self.changes.has_next()
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use path::steer::{FlowTables, SockFlowTable};
 
-/// How often it is looked whether somebody still has a table that is shared.
+/// Number of times it is looked whether somebody still has a table that is shared.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// A table that was replaced.

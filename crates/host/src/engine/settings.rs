@@ -73,7 +73,7 @@ impl Settings {
         self.queues.get(usize::from(queue.0))
     }
 
-    /// Whether there is such a queue.
+    /// True if there is such a queue.
     #[must_use]
     pub fn has(&self, queues: Queues) -> bool {
         match queues {

@@ -166,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// Whether a CPU is to leave its backlogs alone. Pauses end with the last source, for what is
+    /// True if a CPU is to leave its backlogs alone. Pauses end with the last source, for what is
     /// queued must be delivered.
     pub(super) fn is_paused(&self, index: usize) -> bool {
         self.paused[index].load(Ordering::Relaxed) & 1 == 1 && self.has_live_sources()
@@ -214,7 +214,7 @@ impl Shared {
         }
     }
 
-    /// Whether every CPU has delivered all that there will be.
+    /// True if every CPU has delivered all that there will be.
     pub(super) fn all_delivered(&self) -> bool {
         self.undelivered_cpus.load(Ordering::Acquire) == 0
     }
@@ -287,7 +287,7 @@ impl Shared {
         self.polling[usize::from(queue.0)].take_over(cpu.0);
     }
 
-    /// How many queues there are.
+    /// Number of queues.
     pub(super) fn queues(&self) -> u16 {
         u16::try_from(self.polling.len()).unwrap_or(u16::MAX)
     }
@@ -344,7 +344,7 @@ impl Shared {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the caller is the first to see this epoch begin.
+    /// True if the caller is the first to see this epoch begin.
     pub(super) fn announces(&self, epoch: u32) -> bool {
         self.announced.fetch_max(epoch, Ordering::Relaxed) < epoch
     }

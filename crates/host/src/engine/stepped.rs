@@ -79,11 +79,11 @@ struct Stepper<H> {
     worker: Worker<H>,
     /// When it is done with what it is doing.
     free_at_ns: u64,
-    /// Whether it is doing a batch.
+    /// True if it is doing a batch.
     in_hand: bool,
-    /// Whether it took frames in last; then it is the backlogs' turn.
+    /// True if it took frames in last; then it is the backlogs' turn.
     took_in: bool,
-    /// Whether it sleeps until `free_at_ns` or until its bell rings.
+    /// True if it sleeps until `free_at_ns` or until its bell rings.
     asleep: bool,
     ended: bool,
 }

@@ -46,7 +46,7 @@ pub(super) struct Worker<H> {
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
     pub(super) life: Life,
-    /// Whether it has told the others that it has delivered all there will be.
+    /// True if it has told the others that it has delivered all there will be.
     pub(super) delivered: bool,
     pub(super) deaths: Deaths,
     pub(super) trace: Option<IntakeTrace>,
@@ -137,7 +137,7 @@ impl<H: Handler> Worker<H> {
         activity
     }
 
-    /// How many packets may be taken from the backlogs now.
+    /// Number of packets that may be taken from the backlogs now.
     pub(super) fn grant_delivery(&mut self) -> usize {
         if self.shared.is_paused(self.index) {
             return 0;
@@ -266,7 +266,7 @@ impl<H: Handler> Worker<H> {
         self.returns.flush();
     }
 
-    /// Whether there is a reason not to sleep, other than what a source may have.
+    /// True if there is a reason not to sleep, other than what a source may have.
     pub(super) fn has_business(&mut self) -> bool {
         let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
         let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
@@ -278,14 +278,14 @@ impl<H: Handler> Worker<H> {
             || self.shared.is_aborted()
     }
 
-    /// Whether something has changed that this CPU or a queue of its has not come to.
+    /// True if something has changed that this CPU or a queue of its has not come to.
     pub(super) fn must_follow(&self) -> bool {
         self.changes.has_next()
             || self.queues.iter().any(Queue::must_follow)
             || self.mailboxes[self.index].has_mail()
     }
 
-    /// Whether nothing will ever come again, neither to this CPU nor, to be sent, from the others.
+    /// True if nothing will ever come again, neither to this CPU nor, to be sent, from the others.
     pub(super) fn has_ended(&mut self) -> bool {
         // The order matters: what the last queue published is seen once it is seen to have ended.
         if !self.delivered && !self.shared.has_live_queues() && !self.delivery.has_work() {

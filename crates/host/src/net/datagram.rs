@@ -223,7 +223,7 @@ impl Datagrams {
         self.datagrams.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.datagrams.is_empty()

@@ -38,7 +38,7 @@ pub(super) struct Inner {
     pub(super) read_timeout_ns: AtomicU64,
     /// The same for what is sent.
     pub(super) write_timeout_ns: AtomicU64,
-    /// Whether flows are to come to where they are read (RFS).
+    /// True if flows are to come to where they are read (RFS).
     pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
     pub(super) tos: AtomicU8,

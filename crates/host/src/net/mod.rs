@@ -331,7 +331,7 @@ impl SocketOptions {
         self
     }
 
-    /// Whether an IPv6 socket leaves IPv4 alone (`IPV6_V6ONLY`).
+    /// True if an IPv6 socket leaves IPv4 alone (`IPV6_V6ONLY`).
     pub fn v6_only(mut self, is_v6_only: bool) -> Self {
         self.is_v6_only = is_v6_only;
         self
@@ -343,7 +343,7 @@ impl SocketOptions {
         self
     }
 
-    /// Whether the port is kept from the kernel's programs, where the kernel has a device too.
+    /// True if the port is kept from the kernel's programs, where the kernel has a device too.
     pub fn reserve(mut self, is_reserved: bool) -> Self {
         self.is_reserved = is_reserved;
         self

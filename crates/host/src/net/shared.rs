@@ -141,7 +141,7 @@ pub(super) struct Bound {
     pub(super) local: SocketAddr,
     pub(super) outlet: Outlet,
     pub(super) home: Pool,
-    /// Whether flows are to come to where they are read. What is read where it was delivered says
+    /// True if flows are to come to where they are read. What is read where it was delivered says
     /// nothing, and would keep flows from being spread.
     pub(super) is_followed: bool,
 }
@@ -253,7 +253,7 @@ impl Shared {
         self.transmitter_of(index.unwrap_or(cpu.index() % self.cpus.len()))
     }
 
-    /// Whether some CPU's ways out have packet memory for a datagram, however long.
+    /// True if some CPU's ways out have packet memory for a datagram, however long.
     pub(super) fn has_send_room(&self) -> bool {
         (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
     }

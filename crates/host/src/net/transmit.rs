@@ -187,7 +187,7 @@ impl Transmitter {
         }
     }
 
-    /// Whether there is packet memory for a datagram, however long.
+    /// True if there is packet memory for a datagram, however long.
     pub(super) fn has_room(&mut self) -> bool {
         let frame = self.pool.allocate(self.pool.largest_frame_bytes());
         let has_room = frame.is_some();

@@ -199,7 +199,7 @@ impl UdpSocket {
         self.0.send_replies(batch)
     }
 
-    /// Whether calls return at once if nothing is there (`O_NONBLOCK`).
+    /// True if calls return at once if nothing is there (`O_NONBLOCK`).
     pub fn set_nonblocking(&self, is_nonblocking: bool) {
         self.0.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
     }
@@ -220,12 +220,12 @@ impl UdpSocket {
         set_timeout(&self.0.write_timeout_ns, timeout)
     }
 
-    /// Whether datagrams of one sender that were merged are read as one (`UDP_GRO`).
+    /// True if datagrams of one sender that were merged are read as one (`UDP_GRO`).
     pub fn set_gro(&self, is_on: bool) {
         self.0.reader().set_takes_merged(is_on);
     }
 
-    /// Whether flows are to come to the CPU that they are read on (RFS): they are, but for sockets that
+    /// True if flows are to come to the CPU that they are read on (RFS): they are, but for sockets that
     /// are [one for each CPU](super::SocketOptions::reuse_port_on).
     pub fn set_followed(&self, is_followed: bool) {
         self.0.is_followed.store(is_followed, Ordering::Relaxed);

@@ -66,7 +66,7 @@ impl Inner {
         taken
     }
 
-    /// Whether there is anything to read. If not, whoever delivers next wakes the readers.
+    /// True if there is anything to read. If not, whoever delivers next wakes the readers.
     /// `is_asleep`: the caller is counted as a sleeper.
     pub(super) fn is_ready_or_armed(&self, is_asleep: bool) -> bool {
         let mut reader = self.reader();

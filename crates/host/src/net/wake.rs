@@ -23,7 +23,7 @@ pub(super) struct Wake {
     changed: Condvar,
     /// Readers that sleep, or are about to.
     sleepers: AtomicU32,
-    /// Whether there is a teller.
+    /// True if there is a teller.
     has_teller: AtomicBool,
     /// CPUs whose threads read in their own turns, and what wakes them.
     inline: ArcSwapOption<Vec<(CpuId, Waker)>>,
@@ -31,7 +31,7 @@ pub(super) struct Wake {
 
 #[derive(Default)]
 struct State {
-    /// How often readers were woken.
+    /// Number of times readers were woken.
     wakes: Wakes,
     /// Made when somebody asks for the descriptor.
     teller: Option<Teller>,
@@ -39,7 +39,7 @@ struct State {
     due: u32,
 }
 
-/// How often the readers of a socket were woken.
+/// Number of times the readers of a socket were woken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Wakes(u64);
 
@@ -56,7 +56,7 @@ impl Wake {
         Sleeper { wake: self, seen: self.state().wakes }
     }
 
-    /// Whether anybody waits whom nobody else would wake, should a reader say that it is awake.
+    /// True if anybody waits whom nobody else would wake, should a reader say that it is awake.
     /// `is_asleep`: that reader is counted as a sleeper.
     pub(super) fn has_others(&self, is_asleep: bool) -> bool {
         self.sleepers.load(Ordering::Relaxed) > is_asleep.into()

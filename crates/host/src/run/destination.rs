@@ -26,7 +26,7 @@ struct Place {
 
 /// How captures are written.
 pub(super) struct Captured {
-    /// Whether merged packets are written as the frames that they were merged of.
+    /// True if merged packets are written as the frames that they were merged of.
     pub(super) resegments: bool,
     /// Where it is told that one cannot be written.
     pub(super) failure: FirstFailure,

@@ -40,11 +40,11 @@ pub struct Plan {
     pub engine: Config,
     /// Where packets go: one place for all, or one for each device. None: nowhere, they are counted.
     pub to: Vec<To>,
-    /// Whether merged packets are written to captures as the frames that they were merged of.
+    /// True if merged packets are written to captures as the frames that they were merged of.
     pub resegment: bool,
     /// Where the run is traced.
     pub trace: Option<TracePlan>,
-    /// Whether it is checked that every flow is delivered in order. A trace checks it too.
+    /// True if it is checked that every flow is delivered in order. A trace checks it too.
     pub check_order: bool,
     /// How long it lasts, unless it is stopped before.
     pub duration: Option<Duration>,

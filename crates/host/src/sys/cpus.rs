@@ -86,7 +86,7 @@ pub(crate) fn ask_to_be_woken_promptly() {
     let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
-/// How often the calling thread had to leave its CPU to another one so far.
+/// Number of times the calling thread had to leave its CPU to another one so far.
 pub(crate) fn preemptions() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_THREAD);
     usage.map_or(0, |usage| u64::try_from(usage.involuntary_context_switches()).unwrap_or(0))

@@ -53,13 +53,13 @@ pub struct Interface {
     pub index: InterfaceIndex,
     /// The longest IP packet that it sends, in bytes.
     pub mtu: u32,
-    /// Whether it was set up.
+    /// True if it was set up.
     pub is_up: bool,
-    /// Whether it can carry packets: it is up, and so is its link.
+    /// True if it can carry packets: it is up, and so is its link.
     pub is_running: bool,
-    /// Whether it is the loopback interface.
+    /// True if it is the loopback interface.
     pub is_loopback: bool,
-    /// Whether its frames are Ethernet's. Those of a TUN are IP packets.
+    /// True if its frames are Ethernet's. Those of a TUN are IP packets.
     pub is_ethernet: bool,
     /// Its Ethernet address, if it has one.
     pub mac: Option<MacAddress>,
@@ -82,11 +82,11 @@ pub struct TunInfo {
     pub owner: Option<u32>,
     /// The group that may open it without a capability, if not everyone may.
     pub group: Option<u32>,
-    /// Whether it is a TAP: its frames are Ethernet's.
+    /// True if it is a TAP: its frames are Ethernet's.
     pub is_tap: bool,
-    /// Whether it has several queues.
+    /// True if it has several queues.
     pub is_multi_queue: bool,
-    /// Whether it stays when nobody has it open.
+    /// True if it stays when nobody has it open.
     pub is_persistent: bool,
     /// Queues that programs have open, where it may have several; the kernel does not say of others.
     pub open_queues: u32,
@@ -311,7 +311,7 @@ impl fmt::Display for InterfaceIndex {
     }
 }
 
-/// Whether the kernel would let an interface have that name: `dev_valid_name` in net/core/dev.c.
+/// True if the kernel would let an interface have that name: `dev_valid_name` in net/core/dev.c.
 #[must_use]
 pub fn is_interface_name(name: &str) -> bool {
     let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte == 0 || is_space(byte);
@@ -346,7 +346,7 @@ fn name_of(link: &LinkMessage) -> Option<String> {
     })
 }
 
-/// Whether packets to anywhere take that route. Halves of the address space count too: who covers
+/// True if packets to anywhere take that route. Halves of the address space count too: who covers
 /// a default route with another writes 0.0.0.0/1 and 128.0.0.0/1, or 2000::/3.
 fn is_default(route: &RouteMessage) -> bool {
     let prefix_len_max = match route.header.address_family {

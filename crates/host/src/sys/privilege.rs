@@ -52,7 +52,7 @@ impl Capability {
         }
     }
 
-    /// Whether a thread with these has it.
+    /// True if a thread with these has it.
     fn is_in(self, has: CapabilitySet) -> bool {
         // The kernel takes the older one for it as well (`bpf_capable`).
         let is_older = self == Self::Bpf && has.contains(CapabilitySet::SYS_ADMIN);
@@ -180,7 +180,7 @@ fn quoted(path: &Path) -> String {
     if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// Whether the kernel has `CAP_BPF`: before, it asks for `CAP_SYS_ADMIN` in its place.
+/// True if the kernel has `CAP_BPF`: before, it asks for `CAP_SYS_ADMIN` in its place.
 fn knows_cap_bpf() -> bool {
     let last = fs::read_to_string("/proc/sys/kernel/cap_last_cap");
     last.ok().and_then(|last| last.trim().parse::<u32>().ok()).is_none_or(|last| last >= CAP_BPF)

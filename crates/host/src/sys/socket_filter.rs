@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub struct FilterInstruction {
     /// What is done.
     pub code: u16,
-    /// How many instructions are skipped if it is so.
+    /// Number of instructions that are skipped if it is so.
     pub jt: u8,
     /// How many are skipped if it is not.
     pub jf: u8,

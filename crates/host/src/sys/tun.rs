@@ -40,7 +40,7 @@ pub(crate) struct Attach<'a> {
     pub(crate) kind: TunKind,
     /// Whether it has, or is made with, `IFF_MULTI_QUEUE`: one that is there must agree.
     pub(crate) is_multi_queue: bool,
-    /// Whether it is to be made: then it must not be there (`IFF_TUN_EXCL`).
+    /// True if it is to be made: then it must not be there (`IFF_TUN_EXCL`).
     pub(crate) is_new: bool,
 }
 

@@ -16,7 +16,7 @@ pub struct User {
 }
 
 impl User {
-    /// Whether this is the one that may do anything.
+    /// True if this is the one that may do anything.
     #[must_use]
     pub fn is_root(self) -> bool {
         self.uid == 0

@@ -52,7 +52,7 @@ const ROWS_BYTES: usize = 64 << 10;
 pub struct TracePlan {
     /// The directory.
     pub directory: PathBuf,
-    /// Whether every frame's headers are written too.
+    /// True if every frame's headers are written too.
     pub parse: bool,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Us {
     pub(crate) answers: Vec<Vec<u8>>,
 }
 
-/// How many frames had which fate.
+/// Number of frames that had which fate.
 #[derive(Clone, Copy, Default, Debug)]
 struct Fates {
     datagrams: u64,

@@ -134,7 +134,7 @@ impl Packed {
         }
     }
 
-    /// Whether the driver wants to be called for what was given since then.
+    /// True if the driver wants to be called for what was given since then.
     fn is_wanted(&self, before: Cursor) -> bool {
         let driver = self.place.areas[1];
         match self.place.memory.load(driver + EVENT_FLAGS) {

@@ -56,9 +56,9 @@ impl Handler for Taker {
 pub(crate) struct Setup {
     pub(crate) virtio: VirtioOptions,
     pub(crate) queues: u16,
-    /// Whether the device's hashes are used.
+    /// True if the device's hashes are used.
     pub(crate) device_hash: bool,
-    /// Whether packets go back where they came from.
+    /// True if packets go back where they came from.
     pub(crate) echoes: bool,
 }
 
@@ -146,7 +146,7 @@ impl Rig {
         self.seen.lock().unwrap().iter().map(|delivered| delivered.queue).collect()
     }
 
-    /// How many sessions there were.
+    /// Number of sessions.
     pub(crate) fn sessions(&self) -> u64 {
         self.facts.all().get("sessions").map_or(0, |count| count.parse().unwrap())
     }

@@ -176,7 +176,7 @@ impl FragHome {
         &self.blocks[(offset >> self.shift) as usize]
     }
 
-    /// Whether two bytes are of one block.
+    /// True if two bytes are of one block.
     #[inline]
     pub(crate) fn is_one_block(&self, offset: u32, other: u32) -> bool {
         (offset ^ other) >> self.shift == 0

@@ -220,7 +220,7 @@ impl Backlogs {
             .filter_map(move |(cpu, target)| Some((CpuId(cpu), tail(target.as_ref()?))))
     }
 
-    /// Whether `cpu` takes another packet.
+    /// True if `cpu` takes another packet.
     pub fn has_room(&mut self, cpu: CpuId) -> bool {
         self.has_room_for(cpu, 1)
     }
@@ -232,7 +232,7 @@ impl Backlogs {
         capacities.fold(self.netdev_max_backlog.saturating_add(1), u32::min)
     }
 
-    /// Whether every CPU takes `count` more packets.
+    /// True if every CPU takes `count` more packets.
     pub fn all_have_room_for(&mut self, count: u32) -> bool {
         let cpus = 0..self.targets.len();
         cpus.filter_map(|cpu| u16::try_from(cpu).ok()).all(|cpu| {

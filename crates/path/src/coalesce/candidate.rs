@@ -27,7 +27,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Whether nothing may follow this segment.
+    /// True if nothing may follow this segment.
     pub(super) fn ends(&self) -> bool {
         self.own.flags & (PSH | FIN) != 0
     }
@@ -108,7 +108,7 @@ fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, Refusal> {
     Ok(header[0] << 4 | header[1] >> 4)
 }
 
-/// Whether all extension headers are ones that every segment of a flow can share.
+/// True if all extension headers are ones that every segment of a flow can share.
 pub(super) fn are_options(mut next: u8, mut bytes: &[u8]) -> bool {
     while let &[after, len, ..] = bytes {
         let (HOP_BY_HOP | DESTINATION_OPTIONS) = next else { return false };

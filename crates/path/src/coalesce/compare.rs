@@ -89,7 +89,7 @@ impl HeaderMask {
         }
     }
 
-    /// Whether the first bytes of two frames agree where they must.
+    /// True if the first bytes of two frames agree where they must.
     #[inline(always)]
     fn agrees(&self, a: &[u8], b: &[u8]) -> bool {
         let end = usize::from(self.layout.payload_offset);

@@ -238,7 +238,7 @@ impl Held {
         packet
     }
 
-    /// How many segments there are. The packet says so itself once it is finished.
+    /// Number of segments. The packet says so itself once it is finished.
     #[inline]
     fn segments(&self) -> u32 {
         u32::from(self.packet.frame.follower_count()) + 1
@@ -249,7 +249,7 @@ impl Held {
         self.packet.headers.payload_len.into()
     }
 
-    /// Whether the packet was recorded long after the latest segment.
+    /// True if the packet was recorded long after the latest segment.
     fn is_gap(&self, packet: &Packet) -> bool {
         let (latest, next) = (self.latest_ns, packet.timestamp_ns);
         latest.abs_diff(next) > GAP_NS && latest != 0 && next != 0
@@ -260,7 +260,7 @@ impl Held {
         self.newest.advances_to(&Newest::of(packet, CoalesceMode::Lro)).err()
     }
 
-    /// Whether there is no room for another segment. In `lro` mode that is for one as large as any
+    /// True if there is no room for another segment. In `lro` mode that is for one as large as any
     /// before, or as the device's MTU allows (LRO-7); not for the largest that a device with a
     /// larger MTU than the sender's could get (LRO-6). In `gro` mode the last one may be shorter
     /// and still fit, so the next one itself is asked.

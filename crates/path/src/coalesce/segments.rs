@@ -31,7 +31,7 @@ pub struct Segment<'a> {
     /// [`payload_fragments`](Self::payload_fragments).
     pub payload: &'a [u8],
     frame: &'a Frame,
-    /// Whether it goes on in the frames that follow.
+    /// True if it goes on in the frames that follow.
     is_list: bool,
     /// Where in the frame and its pieces the payload begins.
     begin: usize,
@@ -66,7 +66,7 @@ impl<'a> Segment<'a> {
 }
 
 impl Packet {
-    /// How many frames this packet was merged of; 1 if it was not. A datagram is one, however many
+    /// Number of frames this packet that was merged of; 1 if it was not. A datagram is one, however many
     /// fragments it came in.
     #[must_use]
     pub fn segment_count(&self) -> u32 {

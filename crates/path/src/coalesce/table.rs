@@ -86,7 +86,7 @@ impl Table {
         }
     }
 
-    /// How many packets are held.
+    /// Number of packets that are held.
     pub(super) fn len(&self) -> usize {
         self.count
     }
@@ -167,7 +167,7 @@ impl Table {
         self.between.next(place.0).map(Place)
     }
 
-    /// Whether the packet at a place is one between these addresses.
+    /// True if the packet at a place is one between these addresses.
     pub(super) fn is_between(&self, place: Place, addresses: &[u8]) -> bool {
         let held = self.descriptors[place.0].held.as_ref();
         held.is_some_and(|held| addresses_of(held) == addresses)

@@ -25,7 +25,7 @@ impl Keyed {
         Self { hasher: SipHasher13::new_with_key(key), symmetric }
     }
 
-    /// Whether both directions of a flow hash alike.
+    /// True if both directions of a flow hash alike.
     pub(super) fn is_symmetric(&self) -> bool {
         self.symmetric
     }
@@ -43,7 +43,7 @@ impl Keyed {
         fold(self.hasher.hash(&input[..len]))
     }
 
-    /// Whether the second endpoint goes first, so that both directions hash alike.
+    /// True if the second endpoint goes first, so that both directions hash alike.
     fn swaps(&self, addresses: &[u8], ports: &[u8]) -> bool {
         let (source, destination) = addresses.split_at(addresses.len() / 2);
         let (source_port, destination_port) = ports.split_at(ports.len() / 2);

@@ -30,7 +30,7 @@ impl FlowHash {
         Self(hash.max(1))
     }
 
-    /// Whether there is one.
+    /// True if there is one.
     #[must_use]
     pub fn is_some(self) -> bool {
         self != Self::NONE

@@ -104,7 +104,7 @@ fn bare_ip(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Whether a link header is the same for packets of any length, and tagged as IEEE 802.1Q has it: SNAP
+/// True if a link header is the same for packets of any length, and tagged as IEEE 802.1Q has it: SNAP
 /// has a length in front, and 0x9100 is a tag to some.
 pub(crate) fn is_plain(link_header: &[u8]) -> bool {
     let Some(behind) = link_header.get(ADDRESSES_BYTES..) else { return link_header.is_empty() };

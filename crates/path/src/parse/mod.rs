@@ -125,7 +125,7 @@ pub enum Fragment {
 }
 
 impl Fragment {
-    /// Whether all of the datagram is here.
+    /// True if all of the datagram is here.
     #[must_use]
     pub fn is_whole(self) -> bool {
         matches!(self, Self::Whole | Self::Atomic)
@@ -257,7 +257,7 @@ impl<'a> Seen<'a> {
         Self { bytes, in_pieces: None, wire_len, link, device_sum: None }
     }
 
-    /// Whether all that was on the wire was captured.
+    /// True if all that was on the wire was captured.
     #[inline]
     fn is_whole(&self) -> bool {
         let is_whole = |frame: &Frame| frame.total_len_bytes() as usize == self.wire_len;

@@ -99,7 +99,7 @@ pub(crate) fn csum_offset(transport: Transport) -> Option<u16> {
     }
 }
 
-/// Whether the checksum field of TCP or UDP holds the pseudo header's sum, and nothing of the rest.
+/// True if the checksum field of TCP or UDP holds the pseudo header's sum, and nothing of the rest.
 /// Not told of a packet with an IPv6 routing header, whose sender summed up another address.
 pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     let Headers { transport_offset, payload_offset, payload_len, protocol, .. } = *headers;

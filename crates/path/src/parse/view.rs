@@ -56,7 +56,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether this is a piece of a datagram.
+    /// True if this is a piece of a datagram.
     #[must_use]
     pub fn is_fragment(&self) -> bool {
         self.headers.fragment != Fragment::Whole

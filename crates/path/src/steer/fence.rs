@@ -85,14 +85,14 @@ impl Fences {
         self.standing.iter().any(|fence| fence.id == id)
     }
 
-    /// Whether there is one.
+    /// True if there is one.
     pub(super) fn is_any(&self) -> bool {
         !self.standing.is_empty()
     }
 }
 
 impl Fence {
-    /// Whether all CPUs have processed what is in front of it on their backlogs.
+    /// True if all CPUs have processed what is in front of it on their backlogs.
     pub(super) fn is_passed(&self, backlogs: &mut Backlogs) -> bool {
         backlogs.watch();
         self.tails.iter().all(|&(cpu, tail)| backlogs.pending(cpu, tail) == 0)

@@ -74,7 +74,7 @@ impl Slot {
         (self.cpu < Self::UNSEEN_CPU).then_some(CpuId(self.cpu))
     }
 
-    /// Whether nothing was noted of it yet.
+    /// True if nothing was noted of it yet.
     pub(super) fn is_unseen(self) -> bool {
         self.cpu == Self::UNSEEN_CPU
     }

@@ -173,7 +173,7 @@ impl Holds {
         self.nodes.get(line.first.0 as usize)?.packet.as_ref()
     }
 
-    /// Whether the first packet of a line follows on packets that were lined up earlier.
+    /// True if the first packet of a line follows on packets that were lined up earlier.
     pub(super) fn is_line_at_seam(&self, line: List) -> bool {
         self.nodes.get(line.first.0 as usize).is_some_and(|node| node.after_seam)
     }
@@ -215,12 +215,12 @@ impl Holds {
         &self.active
     }
 
-    /// How many more packets may wait.
+    /// Number of further packets that may wait.
     pub(super) fn room(&self) -> usize {
         self.free_nodes.len()
     }
 
-    /// How many more packets may wait, whichever slot they are of.
+    /// Number of further packets that may wait, whichever slot they are of.
     pub(super) fn room_for_any(&self) -> usize {
         let lens = self.active.iter().filter_map(|&id| Some(self.get(id)?.len));
         let share_left = self.share - lens.max().unwrap_or(0);

@@ -331,7 +331,7 @@ impl Steering {
         self.holds.active().len()
     }
 
-    /// Whether anything waits to move on.
+    /// True if anything waits to move on.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.fences.is_any() || self.active_holds() > 0
@@ -343,13 +343,13 @@ impl Steering {
         self.holds.len()
     }
 
-    /// How many packets of one slot can be held at once.
+    /// Number of packets of one slot that can be held at once.
     #[must_use]
     pub fn hold_share(&self) -> usize {
         self.holds.most_of_one()
     }
 
-    /// How many more packets can be held, whichever slot they are of.
+    /// Number of further packets that can be held, whichever slot they are of.
     #[must_use]
     pub fn hold_room(&self) -> usize {
         self.holds.room_for_any()
@@ -418,7 +418,7 @@ impl Steering {
         Some(hold)
     }
 
-    /// Whether a packet may follow the slot's last one to a CPU that it should not go to.
+    /// True if a packet may follow the slot's last one to a CPU that it should not go to.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
         self.wishes.allows(cpu) || self.tables.get(slot).last_flow == flow
     }
@@ -436,7 +436,7 @@ impl Steering {
         self.stay(slot);
     }
 
-    /// Whether a held move is due.
+    /// True if a held move is due.
     fn is_overdue(&self, slot: SlotId, now_ns: u64) -> bool {
         let wait = self.tables.now.waits[slot.index()];
         wait.packets >= self.move_after.packets

@@ -26,7 +26,7 @@ impl RpsMap {
         self.0.get(usize::try_from(index).unwrap_or(usize::MAX)).copied()
     }
 
-    /// Whether packets may go to `cpu`.
+    /// True if packets may go to `cpu`.
     #[must_use]
     pub fn contains(&self, cpu: CpuId) -> bool {
         self.0.binary_search(&cpu).is_ok()

@@ -14,12 +14,12 @@ use crate::hash::FlowHash;
 pub struct FlowState {
     /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
     pub slot: Option<u32>,
-    /// How many slots the table has.
+    /// Number of slots the table that has.
     pub slots: usize,
     /// The CPU that the slot's last packet went to. `None`: there was none, or only the fence
     /// knows.
     pub cpu: Option<CpuId>,
-    /// Whether the slot waits for the fence of a table that was replaced.
+    /// True if the slot waits for the fence of a table that was replaced.
     pub is_fenced: bool,
     /// The CPU that the flow's next packet should go to, and why.
     pub wish: (CpuId, Because),
@@ -53,9 +53,9 @@ pub struct FlowPlace {
     pub cpu: Option<CpuId>,
     /// The CPU that the flow's next packet should go to.
     pub wish: CpuId,
-    /// Whether packets of the slot are held until it may move.
+    /// True if packets of the slot are held until it may move.
     pub is_held: bool,
-    /// Whether there is a fence that has not been passed.
+    /// True if there is a fence that has not been passed.
     pub has_fence: bool,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Wishes {
     /// CPUs that an application is followed to, by index.
     followed: Box<[bool]>,
     sock_flows: Option<Arc<SockFlowTable>>,
-    /// Whether the queue has a flow table in the kernel's sense: without one there is no RFS.
+    /// True if the queue has a flow table in the kernel's sense: without one there is no RFS.
     has_rfs: bool,
     spread: Spread,
 }
@@ -78,12 +78,12 @@ impl Wishes {
         }
     }
 
-    /// Whether packets may go to `cpu` by anybody's wish.
+    /// True if packets may go to `cpu` by anybody's wish.
     pub(super) fn allows(&self, cpu: CpuId) -> bool {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
     }
 
-    /// Whether a packet may go to `cpu`: one without a hash to the polling CPU only.
+    /// True if a packet may go to `cpu`: one without a hash to the polling CPU only.
     pub(super) fn may_go_to(&self, hash: FlowHash, cpu: CpuId) -> bool {
         if hash.is_some() { self.allows(cpu) } else { cpu == self.polling_cpu }
     }
@@ -118,7 +118,7 @@ impl Wishes {
         (self.has_rfs && self.allows(cpu)).then_some(cpu)
     }
 
-    /// Whether the map wants `cpu` for some flow of the slot: its CPUs ascend with the hash.
+    /// True if the map wants `cpu` for some flow of the slot: its CPUs ascend with the hash.
     fn straddles(&self, table: &FlowTable, slot: SlotId, cpu: CpuId) -> bool {
         let [first, last] = table.range(slot).map(|hash| self.map.select(hash));
         self.map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last

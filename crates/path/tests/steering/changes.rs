@@ -16,7 +16,7 @@ pub(crate) struct Epoch {
     has_sock_flows: bool,
     has_flow_table: bool,
     pub(crate) polling: CpuId,
-    /// How many flow tables, or meanings of one, there were before.
+    /// Number of flow tables, or meanings of one, before.
     pub(crate) table: u32,
     slot_shift: u32,
 }

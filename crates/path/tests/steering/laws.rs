@@ -137,7 +137,7 @@ struct Run {
     world: World,
     paused: [bool; CPUS as usize],
     netdev_max_backlog: u32,
-    /// Whether there may be a line before a fence.
+    /// True if there may be a line before a fence.
     may_be_lined_up: bool,
 }
 

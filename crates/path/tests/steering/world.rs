@@ -73,7 +73,7 @@ pub(crate) struct World {
     pub(crate) epochs: Vec<Epoch>,
     /// The epoch in which each packet arrived.
     arrived: Vec<u32>,
-    /// How often the device's key changed.
+    /// Number of times the device's key changed.
     pub(crate) key: u32,
     pub(crate) pool: Pool,
     pub(crate) journal: Journal,

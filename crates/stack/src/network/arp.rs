@@ -106,7 +106,7 @@ fn field<const N: usize>(message: &[u8], at: usize) -> [u8; N] {
     message.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
 }
 
-/// Whether a host on the link can have this address; ours is no other's.
+/// True if a host on the link can have this address; ours is no other's.
 fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
     let is_nobodys = address.octets()[0] == 0
         || address.is_loopback()

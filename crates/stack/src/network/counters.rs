@@ -118,13 +118,13 @@ impl Default for DropCounters {
 }
 
 impl DropCounters {
-    /// How many frames were dropped for this reason.
+    /// Number of frames that were dropped for this reason.
     #[must_use]
     pub fn get(&self, reason: NetworkDrop) -> u64 {
         self.counter(reason).get()
     }
 
-    /// How many frames were dropped.
+    /// Number of frames that were dropped.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()

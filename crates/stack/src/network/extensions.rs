@@ -35,7 +35,7 @@ pub(super) enum Walked {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
     pub(super) packet_type: PacketType,
-    /// Whether it had a fragment header already: a second one cannot be.
+    /// True if it had a fragment header already: a second one cannot be.
     pub(super) was_fragment: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct Identity {
     pub groups: Vec<IpAddr>,
     /// The most that an IP packet may have, sent from here, in bytes.
     pub mtu: u32,
-    /// Whether nobody else answers ARP, neighbour solicitations and echo requests for us: on a TAP,
+    /// True if nobody else answers ARP, neighbour solicitations and echo requests for us: on a TAP,
     /// a TUN, a virtual machine's device. Elsewhere the kernel does.
     pub is_whole_host: bool,
 }
@@ -36,7 +36,7 @@ pub struct Prefix {
 }
 
 impl Identity {
-    /// Whether it is a unicast address of ours.
+    /// True if it is a unicast address of ours.
     #[must_use]
     pub fn is_own(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|prefix| prefix.address == address)
@@ -51,7 +51,7 @@ impl Identity {
         address.is_broadcast() || self.addresses.iter().any(of_subnet)
     }
 
-    /// Whether it is a group that we are in.
+    /// True if it is a group that we are in.
     #[must_use]
     pub fn is_joined(&self, group: IpAddr) -> bool {
         let is_everyones = match group {
@@ -96,7 +96,7 @@ impl Identity {
         near.or_else(|| own().next()).map(|own| own.address)
     }
 
-    /// Whether the device has an IPv6 address at all.
+    /// True if the device has an IPv6 address at all.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
         self.addresses.iter().any(|prefix| prefix.address.is_ipv6())
@@ -112,7 +112,7 @@ impl Prefix {
         (self.bits < 31).then(|| Ipv4Addr::from(u32::from(address) | host_bits))
     }
 
-    /// Whether an address is in the subnet.
+    /// True if an address is in the subnet.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {

@@ -19,7 +19,7 @@ pub(super) struct Ipv6 {
     pub(super) next: u8,
     /// Where that begins, from the fixed header on.
     pub(super) offset: usize,
-    /// Whether the length field is 0: it holds no length, and no fragment can be told from it.
+    /// True if the length field is 0: it holds no length, and no fragment can be told from it.
     pub(super) has_no_len: bool,
 }
 

@@ -60,7 +60,7 @@ pub struct NetworkConfig {
     pub icmp_msgs_per_sec: u32,
     /// `icmp_msgs_burst`: errors told of at once.
     pub icmp_msgs_burst: u32,
-    /// How many fragments wait for others, and for how long.
+    /// Number of fragments that wait for others, and for how long.
     pub fragments: FragmentsConfig,
 }
 
@@ -180,7 +180,7 @@ impl Network {
         self.dropped(packet, NetworkDrop::NoSocket)
     }
 
-    /// Whether the limits let us tell a host of an error now.
+    /// True if the limits let us tell a host of an error now.
     fn may_tell(&mut self, host: IpAddr, now_ns: u64) -> bool {
         let allowed = self.limit.take(host, now_ns);
         let (_, icmp) = self.ip_and_icmp(host.is_ipv6());

@@ -65,11 +65,11 @@ pub struct Sighting {
     pub address: IpAddr,
     /// Its station, if that was said.
     pub mac: Option<[u8; 6]>,
-    /// Whether it is worth remembering though nobody asked: it wants to speak with us.
+    /// True if it is worth remembering though nobody asked: it wants to speak with us.
     pub is_welcome: bool,
     /// Whether another station takes the place of the one that is known.
     pub replaces: Replaces,
-    /// Whether it answered us, so that both ways are known to work.
+    /// True if it answered us, so that both ways are known to work.
     pub is_confirmed: bool,
 }
 
@@ -89,7 +89,7 @@ pub enum Replaces {
 pub struct Heard {
     /// What it says, for [`Neighbours::hear`].
     pub sighting: Option<Sighting>,
-    /// Whether its frame now holds the answer, to be sent out by the device it came from.
+    /// True if its frame now holds the answer, to be sent out by the device it came from.
     pub is_answer: bool,
 }
 
@@ -175,7 +175,7 @@ struct Neighbour {
     address: IpAddr,
     mac: Option<[u8; 6]>,
     is_used: bool,
-    /// Whether it has answered since it was last unknown.
+    /// True if it has answered since it was last unknown.
     has_answered: bool,
     class: Class,
     /// It is reachable until then.
@@ -184,7 +184,7 @@ struct Neighbour {
     updated_ns: u64,
     /// When it was used, or heard of.
     touched_ns: u64,
-    /// How often it was asked since it was last heard of, and when it may be again.
+    /// Number of times it was asked since it was last heard of, and when it may be again.
     asked: u8,
     ask_at_ns: u64,
     /// Packets to it, and since when the first of them waits.
@@ -582,7 +582,7 @@ impl Neighbour {
         }
     }
 
-    /// Whether it was neither used nor heard of for so long that it may be forgotten.
+    /// True if it was neither used nor heard of for so long that it may be forgotten.
     fn is_old(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.touched_ns) >= STALE_NS
     }

@@ -51,7 +51,7 @@ impl List {
         self.first
     }
 
-    /// Whether there is nothing in it.
+    /// True if there is nothing in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
     }

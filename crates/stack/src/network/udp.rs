@@ -22,7 +22,7 @@ pub(super) struct Segment<'a> {
     /// What is known of the checksum already.
     pub(super) checksum: Checksum,
     pub(super) is_ipv6: bool,
-    /// Whether no single socket is meant: then a missing checksum over IPv6 is passed over in
+    /// True if no single socket is meant: then a missing checksum over IPv6 is passed over in
     /// silence.
     pub(super) is_to_many: bool,
 }

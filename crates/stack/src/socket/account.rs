@@ -58,7 +58,7 @@ impl Account {
         self.rcvbuf.0.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether not one byte more may be held.
+    /// True if not one byte more may be held.
     pub(super) fn is_full(&self) -> bool {
         self.rmem() >= self.rcvbuf()
     }
@@ -130,7 +130,7 @@ impl Account {
     }
 }
 
-/// Whether the reader of a socket that holds `rmem` bytes is slower than what comes: that is more than
+/// True if the reader of a socket that holds `rmem` bytes is slower than what comes: that is more than
 /// half of what it may hold (UDP-1).
 pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
     rmem > rcvbuf / 2

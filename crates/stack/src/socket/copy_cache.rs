@@ -63,7 +63,7 @@ pub struct LowMemory {
     pub budget_bytes: u64,
     /// How many these are.
     pub cpus: u32,
-    /// How many buffers each would get.
+    /// Number of buffers each that would get.
     pub buffers: u32,
 }
 
@@ -113,13 +113,13 @@ impl CopyCache {
         Self { carousel: Carousel::new(region, BUFFER_BYTES, cpu) }
     }
 
-    /// How many buffers there are.
+    /// Number of buffers.
     #[must_use]
     pub fn buffers(&self) -> usize {
         self.carousel.buffers()
     }
 
-    /// How many of them are held: queued, or in a reader's hands.
+    /// Number of of them that are held: queued, or in a reader's hands.
     #[must_use]
     pub fn away(&self) -> usize {
         self.carousel.away()
@@ -142,7 +142,7 @@ impl CopyCache {
     }
 }
 
-/// Whether network header, transport header and data are short enough, and in one piece.
+/// True if network header, transport header and data are short enough, and in one piece.
 fn is_eligible(packet: &Packet) -> bool {
     let before = u32::from(packet.headers.network_offset);
     packet.headers.network != Network::Other

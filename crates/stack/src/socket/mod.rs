@@ -46,7 +46,7 @@ impl SocketId {
         self.0 as u32
     }
 
-    /// How many sockets had its slot before.
+    /// Number of sockets that had its slot before.
     #[must_use]
     pub fn generation(self) -> u32 {
         u32::try_from(self.0 >> 32).unwrap_or(u32::MAX)

@@ -107,7 +107,7 @@ pub struct Hub {
     takes_merged: AtomicBool,
     /// Of [`REFUSED`] and [`ENDED`].
     told: AtomicU8,
-    /// How many lanes have been put in `joining`, ever.
+    /// Number of lanes that have been put in `joining`, ever.
     joined: AtomicU32,
     joining: Joining,
     reader: Arc<dyn WakeReader>,
@@ -142,7 +142,7 @@ impl Hub {
         Some(Inlet { cpu, hub: Arc::clone(self), feeder })
     }
 
-    /// Whether there is something for a reader who has taken all before the ticket `due`: a packet, or
+    /// True if there is something for a reader who has taken all before the ticket `due`: a packet, or
     /// something that the socket was told.
     #[must_use]
     pub fn has_news(&self, due: u32) -> bool {
@@ -175,13 +175,13 @@ impl Hub {
         self.reader.wake(self);
     }
 
-    /// Whether there is no reader any more.
+    /// True if there is no reader any more.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Whether the reader sleeps, and the caller is the one to wake it.
+    /// True if the reader sleeps, and the caller is the one to wake it.
     fn has_to_wake(&self) -> bool {
         let is_waiting = &self.is_waiting.0;
         // AcqRel: a reader that is woken sees what was published.
@@ -282,7 +282,7 @@ impl Inlet {
         self.hub.account.lane(self.cpu)
     }
 
-    /// Whether the reader takes several datagrams in one packet. Merged ones it takes apart itself if
+    /// True if the reader takes several datagrams in one packet. Merged ones it takes apart itself if
     /// not; those that are [yet to be cut](path::packet::Shape::Gso) are cut before they are put in.
     #[must_use]
     pub fn takes_merged(&self) -> bool {
@@ -358,7 +358,7 @@ impl Outlet {
         has_met
     }
 
-    /// Whether packets have been put in that have not been taken out. The first of them may be a
+    /// True if packets have been put in that have not been taken out. The first of them may be a
     /// moment away: then [`take`](Self::take) gives none yet.
     #[must_use]
     pub fn has_some(&self) -> bool {

@@ -25,7 +25,7 @@ pub struct Reader {
     scratch: Vec<Packet>,
     /// Read one by one, and not given back yet.
     done: Vec<Packet>,
-    /// Whether merged datagrams are read as one (`UDP_GRO`).
+    /// True if merged datagrams are read as one (`UDP_GRO`).
     takes_merged: bool,
 }
 
@@ -43,7 +43,7 @@ impl Reader {
         }
     }
 
-    /// Whether something was taken out of the queue that has not been read.
+    /// True if something was taken out of the queue that has not been read.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()

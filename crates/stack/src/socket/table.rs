@@ -83,12 +83,12 @@ impl Binding {
         }
     }
 
-    /// Whether it is a socket of IPv6 that shares its port: those are looked at last.
+    /// True if it is a socket of IPv6 that shares its port: those are looked at last.
     fn is_last(&self) -> bool {
         self.local.is_ipv6() && self.is_shared()
     }
 
-    /// Whether it shares its address and port.
+    /// True if it shares its address and port.
     fn is_shared(&self) -> bool {
         self.reuse != Reuse::None
     }
@@ -185,7 +185,7 @@ pub struct SocketTable {
     listeners: Trie<Few<Listener>>,
     /// By the hash of their tuples, then the last one bound first.
     connected: Trie<Few<Connection>>,
-    /// How many connected ones have an address of their own.
+    /// Number of connected ones that have an address of their own.
     bound: usize,
     /// How many have not.
     unbound: usize,

@@ -211,7 +211,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Whether it is now; then the next one is due a while later. What a thread has missed while
+    /// True if it is now; then the next one is due a while later. What a thread has missed while
     /// others had its CPU is not made up for: it would be a burst that nobody asked for.
     fn is_due(&mut self) -> bool {
         let now = Instant::now();

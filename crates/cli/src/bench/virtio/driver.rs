@@ -32,7 +32,7 @@ pub(super) struct Driver {
     pool: Pool,
     burst: Burst,
     max: usize,
-    /// Whether the first bytes of each packet are read.
+    /// True if the first bytes of each packet are read.
     touch: bool,
     origin: Instant,
     /// What a look at the clock takes.

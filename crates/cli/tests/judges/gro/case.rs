@@ -59,7 +59,7 @@ impl Case {
         .collect()
     }
 
-    /// Whether it is about pauses.
+    /// True if it is about pauses.
     pub(crate) fn is_timed(&self) -> bool {
         self.segments.iter().any(|segment| segment.at_ms > 0)
     }

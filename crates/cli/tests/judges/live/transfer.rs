@@ -111,7 +111,7 @@ fn judge_tun(way: Way) -> Judgement {
     Ok(())
 }
 
-/// Whether the sender leaves it to its interface to cut packets and to make checksums.
+/// True if the sender leaves it to its interface to cut packets and to make checksums.
 fn set_offloads(namespace: &Namespace, device: &str, is_on: bool) -> Judgement {
     let state = if is_on { "on" } else { "off" };
     let features = ["tx", state, "tso", state, "gso", state];

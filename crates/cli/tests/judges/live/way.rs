@@ -38,7 +38,7 @@ impl Way {
         }
     }
 
-    /// Whether its packets begin with an Ethernet header.
+    /// True if its packets begin with an Ethernet header.
     pub(super) fn has_ethernet(self) -> bool {
         self != Self::Tun
     }
@@ -84,7 +84,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Whether the run is the device: a TAP's or a TUN's other end.
+    /// True if the run is the device: a TAP's or a TUN's other end.
     pub(super) fn is_own(&self) -> bool {
         self.far.is_none()
     }

@@ -204,7 +204,7 @@ fn judge_foreign() -> Judgement {
     Ok(())
 }
 
-/// How many mounts there are on a directory.
+/// Number of mounts on a directory.
 fn mounts_on(directory: &Path) -> Result<usize, Failed> {
     let directory = directory.to_string_lossy();
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;

@@ -199,7 +199,7 @@ fn tell(mut command: Command, root: &Path, number: &str) -> Result<Told, Failed>
     Ok(Told::of(&command.output()?, root, number))
 }
 
-/// Whether some CPU of the run has processed a packet: the first column of a line.
+/// True if some CPU of the run has processed a packet: the first column of a line.
 fn has_delivered(root: &Path) -> bool {
     let stat = fs::read_to_string(root.join("proc/net/softnet_stat")).unwrap_or_default();
     stat.lines().any(|line| !line.starts_with("00000000"))

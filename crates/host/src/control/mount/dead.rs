@@ -59,7 +59,7 @@ fn mount_of(directory: &Path) -> io::Result<Option<String>> {
     Ok(mounts.lines().find(of_number).map(str::to_owned))
 }
 
-/// Whether a line of `/proc/self/mountinfo` is that of a control tree which `uid` has mounted.
+/// True if a line of `/proc/self/mountinfo` is that of a control tree which `uid` has mounted.
 fn is_ours(line: &str, uid: u32) -> bool {
     // Behind the dash: the type, the source, and what the file system was mounted with.
     let Some((_, described)) = line.split_once(" - ") else { return false };

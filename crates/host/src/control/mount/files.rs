@@ -38,7 +38,7 @@ pub(super) struct Files {
     knobs: Knobs,
     inodes: Mutex<Inodes>,
     readings: Mutex<Readings>,
-    /// How many files have been opened.
+    /// Number of files that have been opened.
     opened: AtomicU64,
     owner: User,
     since: SystemTime,
@@ -143,7 +143,7 @@ impl Files {
         lock(&self.readings).read(file, offset, size_bytes, text)
     }
 
-    /// How many bytes were taken.
+    /// Number of bytes that were taken.
     fn write_file(&self, inode: INodeNo, offset: u64, data: &[u8]) -> Result<usize, fuser::Errno> {
         let path = self.path(inode)?;
         let like = Like::of(&path);

@@ -60,12 +60,12 @@ impl Like {
         }
     }
 
-    /// Whether a file may be opened that neither can be read nor written so.
+    /// True if a file may be opened that neither can be read nor written so.
     pub(super) fn is_opened_in_vain(self) -> bool {
         self == Self::Procfs
     }
 
-    /// Whether there is nothing to be read but at the start of a file (`do_proc_dointvec` in
+    /// True if there is nothing to be read but at the start of a file (`do_proc_dointvec` in
     /// kernel/sysctl.c).
     pub(super) fn is_read_at_start(self) -> bool {
         self == Self::Sysctl
@@ -79,7 +79,7 @@ impl Like {
         }
     }
 
-    /// Whether a write is taken and nothing done about it (`proc_first_pos_non_zero_ignore` in
+    /// True if a write is taken and nothing done about it (`proc_first_pos_non_zero_ignore` in
     /// kernel/sysctl.c, with `sysctl_writes_strict` at 1). Masks are read with other means.
     pub(super) fn ignores(self, path: &str, offset: u64) -> bool {
         let name = path.rsplit('/').next().unwrap_or_default();

@@ -100,7 +100,7 @@ impl Mount {
         }
     }
 
-    /// Whether the directory still is our file system: anybody may have unmounted it.
+    /// True if the directory still is our file system: anybody may have unmounted it.
     fn is_mounted(&self) -> bool {
         match fs::metadata(&self.directory) {
             Ok(metadata) => metadata.dev() == self.device,

@@ -97,7 +97,7 @@ pub(crate) struct RingFrame<'a> {
     pub(crate) hash: u32,
     /// The outer VLAN tag, if the device or the kernel took it off.
     pub(crate) tag: Option<Tag>,
-    /// Whether frames were dropped that the statistics will tell of.
+    /// True if frames were dropped that the statistics will tell of.
     pub(crate) is_losing: bool,
     /// From this frame's header to the next.
     next: u32,

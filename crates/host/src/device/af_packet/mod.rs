@@ -24,7 +24,7 @@ pub struct PacketOptions {
     pub queues: u16,
     /// What is taken. The kernel's own stack goes on seeing all of it.
     pub take: Take,
-    /// Whether frames for other stations are wanted too.
+    /// True if frames for other stations are wanted too.
     pub promiscuous: bool,
     /// Whether the hash that the device computed, or the kernel where it did not, is used.
     pub device_hash: bool,

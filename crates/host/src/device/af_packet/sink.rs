@@ -40,7 +40,7 @@ pub struct PacketSink {
     interface: Interface,
     /// What the interface's frames begin with.
     link: Link,
-    /// How many packets are handed over in a call: fewer while there is no room for all.
+    /// Number of packets that are handed over in a call: fewer while there is no room for all.
     batch: usize,
     counters: Arc<SinkCounters>,
 }
@@ -212,7 +212,7 @@ fn send_segments(
     Ok(())
 }
 
-/// Whether a packet lies in more places than the kernel gathers a send from. Only a merged one can.
+/// True if a packet lies in more places than the kernel gathers a send from. Only a merged one can.
 fn is_of_too_many(packet: &Packet) -> bool {
     packet.is_in_pieces() && packet.is_merged() && packet.fragments().count() >= IOV_MAX
 }

@@ -60,9 +60,9 @@ pub struct PacketSource {
     dropped: u64,
     /// When it was last asked.
     looked_ns: u64,
-    /// Whether frames came since.
+    /// True if frames came since.
     is_stale: bool,
-    /// Whether the link was down, and nothing has come since.
+    /// True if the link was down, and nothing has come since.
     is_down: bool,
     ending: Option<Ending>,
     counts: Arc<KernelCounts>,
@@ -72,7 +72,7 @@ pub struct PacketSource {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ending {
     since_ns: u64,
-    /// Whether it ends because the interface does.
+    /// True if it ends because the interface does.
     is_gone: bool,
 }
 

@@ -68,7 +68,7 @@ pub(super) struct QueueConfig {
     pub(super) attached: Option<Arc<Attached>>,
     pub(super) copying: CopyMode,
     pub(super) busy_poll: bool,
-    /// Whether frames may be larger than a chunk.
+    /// True if frames may be larger than a chunk.
     pub(super) is_scattered: bool,
 }
 
@@ -91,7 +91,7 @@ pub struct XdpSource {
     index: InterfaceIndex,
     queue: u32,
     largest_bytes: u32,
-    /// Whether it is connected to sockets of this machine, whose checksums the last device completes.
+    /// True if it is connected to sockets of this machine, whose checksums the last device completes.
     may_be_partial: bool,
     config: SocketConfig,
     attached: Option<Arc<Attached>>,

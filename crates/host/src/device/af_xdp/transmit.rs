@@ -39,7 +39,7 @@ struct Limits {
     mtu: u32,
     /// What one frame that the kernel is given can hold.
     room_bytes: u32,
-    /// Whether a frame may be sent in pieces.
+    /// True if a frame may be sent in pieces.
     is_scattered: bool,
 }
 
@@ -112,17 +112,17 @@ impl Transmit {
         self.limits.mtu = mtu;
     }
 
-    /// Whether anybody sends.
+    /// True if anybody sends.
     pub(super) fn is_used(&self) -> bool {
         self.departures().has_lanes()
     }
 
-    /// Whether there is something to be sent, and a link to send it by.
+    /// True if there is something to be sent, and a link to send it by.
     pub(super) fn has_work(&self) -> bool {
         !self.is_down && self.has_unsent()
     }
 
-    /// Whether there is something to be sent.
+    /// True if there is something to be sent.
     pub(super) fn has_unsent(&self) -> bool {
         self.counted != self.end || self.outgoing.has_some()
     }

@@ -28,7 +28,7 @@ pub(crate) struct Outgoing {
 pub(crate) struct Segment {
     pub(crate) lane: LaneId,
     pub(crate) packet: Packet,
-    /// Whether it is the last one of its packet, which is counted with it.
+    /// True if it is the last one of its packet, which is counted with it.
     pub(crate) is_last: bool,
 }
 
@@ -51,7 +51,7 @@ impl Outgoing {
         &self.departures
     }
 
-    /// Whether anything is to be sent.
+    /// True if anything is to be sent.
     pub(crate) fn has_some(&self) -> bool {
         !self.waiting.is_empty() || self.departures.has_some()
     }

@@ -59,7 +59,7 @@ impl Capture {
         }
     }
 
-    /// Whether it gives what it holds only once, as a pipe does.
+    /// True if it gives what it holds only once, as a pipe does.
     #[must_use]
     pub fn is_read_once(&self) -> bool {
         match self {
@@ -146,7 +146,7 @@ fn keep(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     is_all.then_some(bytes)
 }
 
-/// Whether a file is one of gzip's, by its first bytes.
+/// True if a file is one of gzip's, by its first bytes.
 fn is_packed(path: &Path) -> bool {
     let mut magic = [0; GZIP_MAGIC.len()];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));

@@ -18,7 +18,7 @@ pub type FirstFailure = Arc<OnceLock<String>>;
 #[derive(Debug)]
 pub struct DeliveredCapture {
     writer: CaptureWriter,
-    /// Whether merged packets are written as the frames that they were merged of.
+    /// True if merged packets are written as the frames that they were merged of.
     resegments: bool,
     /// Written packets are sent ones, and all others are not written.
     counters: Arc<SinkCounters>,

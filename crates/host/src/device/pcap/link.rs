@@ -52,7 +52,7 @@ impl LinkType {
         Self(number.cast_unsigned())
     }
 
-    /// Whether packets of it are read, if what they hold is.
+    /// True if packets of it are read, if what they hold is.
     pub(super) fn is_read(self) -> bool {
         let with_a_header = [Self::NULL, Self::ETHERNET, Self::LOOP, Self::SLL, Self::SLL2];
         with_a_header.contains(&self) || Self::RAW.contains(&self)

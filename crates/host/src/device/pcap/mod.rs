@@ -56,7 +56,7 @@ pub struct PcapSource {
     reader: Option<Reader>,
     /// Where it reads, if that has no more at times.
     inlet: Option<Inlet>,
-    /// Whether nothing waits for what is to be read.
+    /// True if nothing waits for what is to be read.
     never_waits: bool,
     /// Of the next frame.
     number: u64,
@@ -68,7 +68,7 @@ pub struct PcapSource {
     damaged_before: u64,
     /// Records of link types that are not read, of the same.
     unread_before: BTreeMap<String, u64>,
-    /// How many of all were told of.
+    /// Number of of all that were told of.
     unread_told: u64,
 }
 

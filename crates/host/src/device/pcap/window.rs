@@ -21,7 +21,7 @@ pub(super) struct Window {
     /// The offset in the stream of `buffer[start]`.
     offset: u64,
     at_end: bool,
-    /// Whether what the reader gives was unpacked.
+    /// True if what the reader gives was unpacked.
     is_unpacked: bool,
 }
 

@@ -92,7 +92,7 @@ impl Protocol {
 }
 
 impl Take {
-    /// Whether a frame that begins with `link` is taken: what the kernel's programs do, slowly.
+    /// True if a frame that begins with `link` is taken: what the kernel's programs do, slowly.
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
         let Self::Only(destinations) = self else { return true };

@@ -186,7 +186,7 @@ impl OpenTun {
         self.kind
     }
 
-    /// Whether a packet of several UDP datagrams may be sent as one.
+    /// True if a packet of several UDP datagrams may be sent as one.
     pub(super) fn cuts_udp(&self) -> bool {
         self.offload == Offload::TcpAndUdp
     }

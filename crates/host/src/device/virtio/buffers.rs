@@ -136,7 +136,7 @@ pub(super) struct Buffers {
     shown: Arc<RxBuffers>,
     /// Blocks, at most, that may be away before packets are copied out of them.
     away_max: usize,
-    /// Whether more are.
+    /// True if more are.
     is_short: bool,
 }
 
@@ -199,7 +199,7 @@ impl Buffers {
         ring.free() > 0 && self.posted_bytes < most_bytes
     }
 
-    /// Whether a buffer is not to be posted again: two would be cut from its room now.
+    /// True if a buffer is not to be posted again: two would be cut from its room now.
     #[inline]
     pub(super) fn is_outgrown(&self, frag: &PageFrag) -> bool {
         frag.room_bytes() >= 2 * pitch_bytes(self.shown.size_bytes())
@@ -227,7 +227,7 @@ impl Buffers {
         }
     }
 
-    /// Whether so little memory is left that none should leave with packets.
+    /// True if so little memory is left that none should leave with packets.
     #[inline]
     pub(super) fn is_short(&self) -> bool {
         self.is_short

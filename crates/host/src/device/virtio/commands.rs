@@ -53,7 +53,7 @@ impl fmt::Debug for HashKey {
 /// What a device can be told.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Command {
-    /// How many queue pairs are used (section 5.1.6.5.5).
+    /// Number of queue pairs that are used (section 5.1.6.5.5).
     QueuePairs(u16),
     /// What is hashed, and with which key (section 5.1.6.5.6.4).
     Hashes { types: u32, key: HashKey },

@@ -122,7 +122,7 @@ impl Features {
         self.0
     }
 
-    /// Whether a feature was accepted, by its bit: one of `virtio_bindings`.
+    /// True if a feature was accepted, by its bit: one of `virtio_bindings`.
     #[must_use]
     pub(super) fn has(self, bit: u32) -> bool {
         1_u64.checked_shl(bit).is_some_and(|mask| self.0 & mask != 0)
@@ -134,13 +134,13 @@ impl Features {
         if self.has(VIRTIO_NET_F_HASH_REPORT) { HASH_HEADER_BYTES } else { HEADER_BYTES }
     }
 
-    /// Whether a packet may come in several buffers.
+    /// True if a packet may come in several buffers.
     #[must_use]
     pub(super) fn mergeable(self) -> bool {
         self.has(VIRTIO_NET_F_MRG_RXBUF)
     }
 
-    /// Whether a packet that comes may have that `gso_type` (NET11).
+    /// True if a packet that comes may have that `gso_type` (NET11).
     #[must_use]
     pub(super) fn accepts_gso(self, gso_type: u8) -> bool {
         let ecn = u32::from(gso_type) & VIRTIO_NET_HDR_GSO_ECN;

@@ -20,7 +20,7 @@ pub(super) struct NetHeader {
 }
 
 impl NetHeader {
-    /// Whether the packet is as any: complete, of one segment and, if the device's hash would be used,
+    /// True if the packet is as any: complete, of one segment and, if the device's hash would be used,
     /// without one. The rest of the header is not to be looked at then (NET4, NET5, NET6).
     #[inline]
     pub(super) fn says_nothing(&self, uses_hash: bool) -> bool {

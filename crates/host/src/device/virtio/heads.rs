@@ -66,7 +66,7 @@ pub(super) fn copied(
     Some(frame)
 }
 
-/// Whether all headers end in the first line: those of UDP over IP, without a tag or options, do.
+/// True if all headers end in the first line: those of UDP over IP, without a tag or options, do.
 #[inline]
 fn is_short(head: &[u8]) -> bool {
     let Some(head) = head.first_chunk::<{ SHORT_HEAD_BYTES as usize }>() else { return false };

@@ -20,13 +20,13 @@ pub struct VirtioOptions {
     pub role: Role,
     /// Entries of each ring: a power of two from [`QUEUE_SIZE_MIN`] to [`QUEUE_SIZE_MAX`].
     pub queue_size: u16,
-    /// Whether packed rings are used where the back end has them.
+    /// True if packed rings are used where the back end has them.
     pub packed: bool,
     /// How large receive buffers are.
     pub rx_buffers: BufferPolicy,
     /// The most that `auto` makes them, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
-    /// Whether the back end may leave checksums to be done, say that they are right, and give packets
+    /// True if the back end may leave checksums to be done, say that they are right, and give packets
     /// of many segments whole. It costs a back end that fills headers in a look at each of them.
     pub rx_offloads: bool,
 }

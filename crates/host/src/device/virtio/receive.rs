@@ -79,7 +79,7 @@ struct Partial {
     len_bytes: u32,
     /// Buffers that have not come.
     missing: u16,
-    /// Whether all so far are full, as the specification wants it of all but the last (5.1.6.4.1).
+    /// True if all so far are full, as the specification wants it of all but the last (5.1.6.4.1).
     is_full: bool,
     /// When the latest came.
     since_ns: u64,
@@ -206,7 +206,7 @@ impl Receiver {
         self.ring.ask_for_call(wanted)
     }
 
-    /// Whether the device has fewer buffers than it could: too few, perhaps, for the next packet.
+    /// True if the device has fewer buffers than it could: too few, perhaps, for the next packet.
     pub(super) fn is_starved(&self) -> bool {
         self.is_starved
     }

@@ -31,7 +31,7 @@ pub struct VirtioSource {
     transmit: Transmit,
     /// The device has lied in this session: its receive ring is left alone until the next.
     is_shut: bool,
-    /// Whether the device is to say when there is something, for either ring.
+    /// True if the device is to say when there is something, for either ring.
     is_armed: bool,
     /// The end of the run: when it is no longer waited for that the device stops.
     stopping: Option<u64>,

@@ -78,7 +78,7 @@ struct Chain {
 struct Step {
     /// Packets that left their lanes.
     count: usize,
-    /// Whether the device is to be told.
+    /// True if the device is to be told.
     kick: bool,
     /// How it has lied.
     lie: Option<Reason>,
@@ -193,7 +193,7 @@ impl Transmit {
         Step { count, kick, lie: None }
     }
 
-    /// Whether a turn would find something to do. If packets wait for slots, the device is asked to
+    /// True if a turn would find something to do. If packets wait for slots, the device is asked to
     /// call when it has taken some: whoever asks is about to sleep.
     pub(super) fn has_work(&mut self) -> bool {
         if self.has_more_sent {
@@ -211,12 +211,12 @@ impl Transmit {
         }
     }
 
-    /// Whether the device was asked to call, since the last turn.
+    /// True if the device was asked to call, since the last turn.
     pub(super) fn is_armed(&self) -> bool {
         self.is_armed
     }
 
-    /// Whether the device has something that it may send yet. It is counted by the next turn after
+    /// True if the device has something that it may send yet. It is counted by the next turn after
     /// that, of which nobody tells.
     pub(super) fn is_sending(&self) -> bool {
         let in_use = |ring: &Virtqueue| ring.free() < ring.size();
@@ -337,7 +337,7 @@ impl Limits {
         }
     }
 
-    /// Whether the device cuts such a packet (`VIRTIO_NET_F_HOST_*`), which takes that it completes
+    /// True if the device cuts such a packet (`VIRTIO_NET_F_HOST_*`), which takes that it completes
     /// checksums.
     fn is_cut_by_device(self, packet: &Packet) -> bool {
         let gso_type = gso_type(packet);

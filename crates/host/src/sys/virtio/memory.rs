@@ -73,7 +73,7 @@ impl SharedMemory {
         self.region.len_bytes()
     }
 
-    /// Whether it lies in huge pages that were set aside (hugetlbfs).
+    /// True if it lies in huge pages that were set aside (hugetlbfs).
     #[must_use]
     pub fn is_huge(&self) -> bool {
         self.is_huge

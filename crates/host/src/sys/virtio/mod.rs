@@ -48,7 +48,7 @@ pub struct RingConfig {
     pub layout: Layout,
     /// Its descriptors: a power of two of at most 32768.
     pub size: u16,
-    /// Whether each side says at which entry it wants to hear of the other
+    /// True if each side says at which entry it wants to hear of the other
     /// (`VIRTIO_F_RING_EVENT_IDX`).
     pub event_idx: bool,
 }
@@ -314,7 +314,7 @@ impl Virtqueue {
     }
 }
 
-/// Whether the other side wants to hear of something: its event lies within what was done from `old`
+/// True if the other side wants to hear of something: its event lies within what was done from `old`
 /// (inclusive) to `new` (exclusive); all of them wrap around (section 2.7.10, `vring_need_event`).
 #[inline]
 fn need_event(event: u16, new: u16, old: u16) -> bool {

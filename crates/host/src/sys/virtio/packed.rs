@@ -116,13 +116,13 @@ impl Position {
         if self.wrap { AVAIL } else { USED }
     }
 
-    /// Whether these are the flags of a used descriptor there.
+    /// True if these are the flags of a used descriptor there.
     #[inline]
     pub(super) fn is_used(self, flags: u16) -> bool {
         flags & (AVAIL | USED) == if self.wrap { AVAIL | USED } else { 0 }
     }
 
-    /// Whether an event is reached by going on to here by `places` (section 2.8.10).
+    /// True if an event is reached by going on to here by `places` (section 2.8.10).
     #[inline]
     pub(super) fn reaches(self, event: Self, places: u16, size: u16) -> bool {
         // In the count that begins with this round.

@@ -22,9 +22,9 @@ struct Slot {
     /// The batch that a buffer was posted in whose first piece is here; else `FREE` or `BEHIND`, which
     /// are later than any. So one comparison says of what a device names whether it can have used it.
     batch: u64,
-    /// Whether `listed` has it.
+    /// True if `listed` has it.
     is_listed: bool,
-    /// How many pieces the buffer has or had that began here; 0: none since the slot was last used
+    /// Number of pieces the buffer that has or had that began here; 0: none since the slot was last used
     /// otherwise.
     pieces: u16,
     /// The slot of the next piece, if there is one.

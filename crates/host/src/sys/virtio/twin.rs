@@ -98,7 +98,7 @@ impl Twin {
         }
     }
 
-    /// Whether the driver wants to be called for what was given since the last question.
+    /// True if the driver wants to be called for what was given since the last question.
     pub(crate) fn calls(&mut self) -> bool {
         fence(Ordering::SeqCst);
         match self {
@@ -125,7 +125,7 @@ impl Twin {
         }
     }
 
-    /// Whether there is more to take.
+    /// True if there is more to take.
     pub(crate) fn has_more(&self) -> bool {
         match self {
             Self::Split(twin) => twin.available() != twin.avail_next,

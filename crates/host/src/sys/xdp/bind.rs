@@ -48,7 +48,7 @@ pub struct SocketConfig {
     pub chunk_bytes: u32,
     /// How packets get there.
     pub copying: CopyMode,
-    /// Whether packets may be larger than a chunk, and come in several.
+    /// True if packets may be larger than a chunk, and come in several.
     pub is_scattered: bool,
     /// Whether the driver is polled by our calls rather than by its interrupts.
     pub busy_poll: bool,
@@ -102,7 +102,7 @@ fn umems() -> MutexGuard<'static, Vec<Umem>> {
 pub(super) struct Handle {
     /// There until the end.
     socket: Option<Arc<OwnedFd>>,
-    /// Whether others can find it among the [`UMEMS`].
+    /// True if others can find it among the [`UMEMS`].
     is_listed: bool,
 }
 
@@ -158,7 +158,7 @@ pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenErr
 }
 
 impl Umem {
-    /// Whether a socket that is to be like this can share with it.
+    /// True if a socket that is to be like this can share with it.
     fn suits(&self, config: &SocketConfig, pool: &Pool) -> bool {
         Arc::ptr_eq(&self.region, pool.region())
             && self.chunk_bytes == config.chunk_bytes

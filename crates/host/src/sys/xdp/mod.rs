@@ -105,7 +105,7 @@ impl Socket {
             .is_ok_and(|flags| flags.contains(net::xdp::XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
     }
 
-    /// Whether packets can be sent.
+    /// True if packets can be sent.
     #[must_use]
     pub fn transmits(&self) -> bool {
         self.tx.is_some()
@@ -182,7 +182,7 @@ impl Socket {
         })
     }
 
-    /// How many frames there is room for to be sent; 0 where nothing can be.
+    /// Number of frames there that is room for to be sent; 0 where nothing can be.
     ///
     /// # Errors
     /// When the ring is broken.
@@ -193,7 +193,7 @@ impl Socket {
         })
     }
 
-    /// Whether a frame is one that the kernel can be given: of this memory, and of chunks of the
+    /// True if a frame is one that the kernel can be given: of this memory, and of chunks of the
     /// right size.
     #[must_use]
     pub fn takes(&self, frame: &Frame) -> bool {
@@ -221,7 +221,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Whether frames that were sent have not come back.
+    /// True if frames that were sent have not come back.
     #[must_use]
     pub fn is_sending(&self) -> bool {
         self.sending > 0
@@ -244,7 +244,7 @@ impl Socket {
         }
     }
 
-    /// How many frames the kernel has taken to be sent, modulo 2^32: the index of the next one.
+    /// Number of frames the kernel that has taken to be sent, modulo 2^32: the index of the next one.
     ///
     /// # Errors
     /// When the ring is broken.
@@ -281,7 +281,7 @@ impl Socket {
         Ok(KernelDrops { rx_dropped: statistics.rx_dropped, rx_ring_full })
     }
 
-    /// Whether the device is still there: its end is the only error that a socket is told of.
+    /// True if the device is still there: its end is the only error that a socket is told of.
     #[must_use]
     pub fn has_device(&self) -> bool {
         matches!(sockopt::socket_error(self.as_fd()), Ok(Ok(())))

@@ -136,7 +136,7 @@ impl<const WORDS: usize> Producing<WORDS> {
         }
     }
 
-    /// Whether the kernel wants to be called before it reads on.
+    /// True if the kernel wants to be called before it reads on.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.memory.flags().load(Ordering::Relaxed) & XDP_RING_NEED_WAKEUP != 0
     }
@@ -153,7 +153,7 @@ impl<const WORDS: usize> Consuming<WORDS> {
         Self { memory, head, released: head, tail_seen: head }
     }
 
-    /// How many entries wait to be read; a new look at the kernel's index if it seems to be fewer
+    /// Number of entries that wait to be read; a new look at the kernel's index if it seems to be fewer
     /// than `wanted`.
     pub(super) fn ready(&mut self, wanted: u32) -> Result<u32, RingBroken> {
         let ready = self.tail_seen.wrapping_sub(self.head);

@@ -178,7 +178,7 @@ impl VirtioNetHdr {
         Ok(if is_cut { Shape::Whole(headers) } else { Shape::Segment })
     }
 
-    /// Whether the checksum that it tells of is one behind the headers of a tunnel, which says
+    /// True if the checksum that it tells of is one behind the headers of a tunnel, which says
     /// nothing of itself: another IP header lies between.
     fn tells_of_inner(self, headers: &Headers) -> bool {
         let outer_end = match headers.transport {
@@ -229,7 +229,7 @@ fn complete_outer(headers: &Headers, packet: &mut Packet) {
     }
 }
 
-/// Whether the headers go before segments of any length, and the last one's packet ends where the
+/// True if the headers go before segments of any length, and the last one's packet ends where the
 /// frame does: the kinds that are [merged](crate::coalesce) here, and IPv4 options.
 fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
     let bytes = frame.data();

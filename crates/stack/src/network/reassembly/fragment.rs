@@ -154,7 +154,7 @@ pub(super) fn fragment_header(bytes: &[u8], at: usize) -> Option<FragmentHeader>
     }
 }
 
-/// Whether a first fragment ends before its upper-layer header does (RFC 7112, RFC 8200 section 4.5),
+/// True if a first fragment ends before its upper-layer header does (RFC 7112, RFC 8200 section 4.5),
 /// as the kernel's `ipv6frag_thdr_truncated` sees it. `bytes` end with the packet.
 fn lacks_transport_header(bytes: &[u8], at: usize) -> bool {
     let (mut kind, mut next_at) = (bytes.get(at + 6).copied(), at + IPV6_BYTES);
@@ -179,7 +179,7 @@ fn lacks_transport_header(bytes: &[u8], at: usize) -> bool {
     }
 }
 
-/// Whether the fragment header at `at` is of a later fragment.
+/// True if the fragment header at `at` is of a later fragment.
 fn is_later(bytes: &[u8], at: usize) -> bool {
     field(bytes, at + 2).is_some_and(|&field| u16::from_be_bytes(field) & 0xfff8 != 0)
 }

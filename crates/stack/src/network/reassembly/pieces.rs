@@ -19,7 +19,7 @@ pub(super) struct Pieces {
     len: u32,
     /// Bytes that are here.
     here: u32,
-    /// Whether the last fragment has said what the length is. Not whether it is here: it may be
+    /// True if the last fragment has said what the length is. Not whether it is here: it may be
     /// found to be there already.
     is_len_known: bool,
     /// The bits of all ECN fields.
@@ -130,14 +130,14 @@ impl Pieces {
         }
     }
 
-    /// Whether all of the datagram is here.
+    /// True if all of the datagram is here.
     pub(super) fn is_whole(&self) -> bool {
         self.is_len_known
             && self.here == self.len
             && self.placed.first().is_some_and(|piece| piece.start == 0)
     }
 
-    /// Whether nothing is here.
+    /// True if nothing is here.
     pub(super) fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
@@ -147,7 +147,7 @@ impl Pieces {
         self.len
     }
 
-    /// Whether the largest fragment was one that must not be fragmented.
+    /// True if the largest fragment was one that must not be fragmented.
     pub(super) fn is_df(&self) -> bool {
         self.max_df_size == self.max_size
     }

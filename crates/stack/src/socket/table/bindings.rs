@@ -250,7 +250,7 @@ fn score(of: &Placed, cpu: Option<CpuId>) -> u8 {
     u8::from(of.binding.local.is_ipv4()) + u8::from(is_here)
 }
 
-/// Whether it makes no difference which of two is found.
+/// True if it makes no difference which of two is found.
 fn are_alike(one: &Placed, other: &Placed) -> bool {
     let group = one.binding.group();
     one.binding.id == other.binding.id || group.is_some() && group == other.binding.group()

@@ -190,7 +190,7 @@ impl<'a> Twin<'a> {
     }
 }
 
-/// Whether `other` was bound into the group of `one`.
+/// True if `other` was bound into the group of `one`.
 fn shares(one: &Binding, other: &Binding) -> bool {
     let group = |of: &Binding| (of.local, of.is_v6_only && of.local.ip().is_unspecified());
     one.reuse != Reuse::None && other.reuse != Reuse::None && group(one) == group(other)

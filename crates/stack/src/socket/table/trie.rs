@@ -54,7 +54,7 @@ impl<V: Clone> Trie<V> {
         Self { root: self.root.with(0, key, value) }
     }
 
-    /// Whether there is nothing in it.
+    /// True if there is nothing in it.
     pub(super) fn is_empty(&self) -> bool {
         self.root.children.is_empty()
     }

@@ -85,7 +85,7 @@ impl Rig {
         (polled, self.shown.used() - before)
     }
 
-    /// Whether a CPU with nothing but this source would sleep now, and for long.
+    /// True if a CPU with nothing but this source would sleep now, and for long.
     fn sleeps(&mut self) -> bool {
         self.source.transmit(&mut self.pool);
         self.poll(64, false);
