@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::ticker::Ticker;
 
-/// Number of times it is looked whether one has come.
+/// Time between two looks for a signal.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 
 /// What it means that a terminal hangs up, or that somebody says so.

@@ -123,7 +123,7 @@ impl PageFragCache {
         self.home().blocks.len()
     }
 
-    /// Number of blocks pieces that are away of.
+    /// Number of blocks of which pieces are away.
     pub fn away_blocks(&mut self) -> usize {
         self.collect();
         self.blocks() - self.free.len() - usize::from(self.is_current_whole())

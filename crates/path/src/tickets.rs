@@ -74,7 +74,7 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Number of packets there that is room for. The taker's progress is looked at only if it was less
+    /// Number of packets for which there is room. The taker's progress is looked at only if it was less
     /// than `count` before.
     pub fn room_for(&mut self, count: usize) -> usize {
         let room = self.room();

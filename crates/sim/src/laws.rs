@@ -87,7 +87,7 @@ struct FlowRecord {
     on_their_way: u64,
     /// Where the last one was delivered.
     cpu: Option<CpuId>,
-    /// Number of times that changed.
+    /// Number of changes of that CPU.
     moves: u64,
 }
 

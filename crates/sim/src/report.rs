@@ -31,7 +31,7 @@ pub struct Summary {
     pub dropped: u64,
     /// Number of times flows changed their CPU.
     pub moves: u64,
-    /// Number of times that had been wished for while packets were on their way to the old CPU.
+    /// Moves that had been wished for while packets were on their way to the old CPU.
     pub hazardous: u64,
     /// Packets that were delivered after a later one of their flow.
     pub reordered: u64,

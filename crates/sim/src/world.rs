@@ -43,7 +43,7 @@ pub struct Outcome {
     pub dropped: u64,
     /// How often flows, or the flows of one slot, changed their CPU.
     pub moves: u64,
-    /// Number of times that had been wished for while packets were on their way to the old CPU.
+    /// Moves that had been wished for while packets were on their way to the old CPU.
     pub hazardous: u64,
     /// How often each law was broken, in the order of [`Law::ALL`].
     pub broken: [u64; Law::ALL.len()],

@@ -337,7 +337,7 @@ fn inlet_of<'a>(
     inlets[index].as_mut()
 }
 
-/// Number of datagrams that came over each.
+/// Datagrams by the IP version that they came over.
 struct Families {
     v4: u64,
     v6: u64,

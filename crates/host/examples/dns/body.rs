@@ -22,7 +22,7 @@ const POINTER: u16 = 0xc000;
 /// A pointer to the question's name.
 const ASKED: u16 = 0xc00c;
 
-/// Number of records in answer, authority and additional.
+/// Records in answer, authority and additional.
 pub(crate) type Counts = [u16; 3];
 
 /// A section of a message, as the index of its count.

@@ -19,7 +19,7 @@ use super::seats::Seat;
 /// How long a client may leave an answer unread, once the kernel holds no more of it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Number of times a watch looks whether something has changed.
+/// Time between two looks of a watch.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
 
 /// What clients are answered from.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use path::steer::{FlowTables, SockFlowTable};
 
-/// Number of times it is looked whether somebody still has a table that is shared.
+/// Time between two looks whether a shared table is still in use.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// A table that was replaced.

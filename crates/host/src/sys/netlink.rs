@@ -18,7 +18,7 @@ const ROUTE: Option<Protocol> = None;
 /// one link's message is far smaller (`netlink_recvmsg` in net/netlink/af_netlink.c).
 const ANSWER_BYTES: usize = 64 << 10;
 
-/// Number of times a dump is asked for anew when what it tells of changed meanwhile.
+/// Dumps asked for, at most, when the kernel says that one was interrupted by a change.
 const DUMPS_MAX: usize = 8;
 
 /// What the kernel answers to one request about one thing.

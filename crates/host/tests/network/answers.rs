@@ -45,7 +45,7 @@ fn answers() {
     assert_eq!(answered, ANSWERED);
 }
 
-/// Number of of these that are answered.
+/// Number of these that are answered.
 const ANSWERED: usize = 14;
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {

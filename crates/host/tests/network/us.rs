@@ -25,7 +25,7 @@ pub(crate) struct Us {
     pub(crate) answers: Vec<Vec<u8>>,
 }
 
-/// Number of frames that had which fate.
+/// Frames by their fate.
 #[derive(Clone, Copy, Default, Debug)]
 struct Fates {
     datagrams: u64,

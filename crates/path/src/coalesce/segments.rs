@@ -66,7 +66,7 @@ impl<'a> Segment<'a> {
 }
 
 impl Packet {
-    /// Number of frames this packet that was merged of; 1 if it was not. A datagram is one, however many
+    /// Number of frames that this packet was merged of; 1 if it was not. A datagram is one, however many
     /// fragments it came in.
     #[must_use]
     pub fn segment_count(&self) -> u32 {

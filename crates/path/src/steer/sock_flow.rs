@@ -264,7 +264,7 @@ mod tests {
         assert_eq!((table.desired(dead), takes(&table)), (Some(CpuId(3)), 256));
     }
 
-    /// Number of of a thousand flows that are known after a hundred thousand strangers, of so many
+    /// Flows of a thousand that are known after a hundred thousand strangers, of so many
     /// datagrams each. Their own come now and then.
     fn known_after_strangers(
         seed: u64,

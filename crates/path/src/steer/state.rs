@@ -14,7 +14,7 @@ use crate::hash::FlowHash;
 pub struct FlowState {
     /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
     pub slot: Option<u32>,
-    /// Number of slots the table that has.
+    /// Number of slots of the table.
     pub slots: usize,
     /// The CPU that the slot's last packet went to. `None`: there was none, or only the fence
     /// knows.

@@ -63,7 +63,7 @@ pub struct LowMemory {
     pub budget_bytes: u64,
     /// How many these are.
     pub cpus: u32,
-    /// Number of buffers each that would get.
+    /// Number of buffers that each would get.
     pub buffers: u32,
 }
 
@@ -119,7 +119,7 @@ impl CopyCache {
         self.carousel.buffers()
     }
 
-    /// Number of of them that are held: queued, or in a reader's hands.
+    /// Number of buffers that are held: queued, or in a reader's hands.
     #[must_use]
     pub fn away(&self) -> usize {
         self.carousel.away()

@@ -68,7 +68,7 @@ pub struct PcapSource {
     damaged_before: u64,
     /// Records of link types that are not read, of the same.
     unread_before: BTreeMap<String, u64>,
-    /// Number of of all that were told of.
+    /// Records of other link types that were told of.
     unread_told: u64,
 }
 

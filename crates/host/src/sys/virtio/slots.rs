@@ -24,7 +24,7 @@ struct Slot {
     batch: u64,
     /// True if `listed` has it.
     is_listed: bool,
-    /// Number of pieces the buffer that has or had that began here; 0: none since the slot was last used
+    /// Number of pieces of the buffer that begins or began here; 0: none since the slot was last used
     /// otherwise.
     pieces: u16,
     /// The slot of the next piece, if there is one.

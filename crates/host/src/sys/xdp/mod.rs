@@ -182,7 +182,7 @@ impl Socket {
         })
     }
 
-    /// Number of frames there that is room for to be sent; 0 where nothing can be.
+    /// Number of frames for which there is room to be sent; 0 where nothing can be.
     ///
     /// # Errors
     /// When the ring is broken.
@@ -244,7 +244,7 @@ impl Socket {
         }
     }
 
-    /// Number of frames the kernel that has taken to be sent, modulo 2^32: the index of the next one.
+    /// Number of frames that the kernel has taken to be sent, modulo 2^32: the index of the next one.
     ///
     /// # Errors
     /// When the ring is broken.
