@@ -12,11 +12,11 @@ use crate::cpu::RxQueue;
 use crate::drop_reason::DropReason;
 use crate::packet::{Arrival, Packet};
 
-/// Where frames come from: a capture, a generator, a device queue.
+/// Source of frames: a capture, a generator, a device queue.
 ///
 /// One CPU polls a source, and never waits in it.
 pub trait Source: Send {
-    /// What memory it takes.
+    /// Memory that it needs.
     fn needs(&self) -> FrameNeeds {
         FrameNeeds::default()
     }
@@ -43,7 +43,7 @@ pub trait Source: Send {
         0
     }
 
-    /// What becomes readable when there are frames: a CPU that has nothing to do sleeps on it.
+    /// Descriptor that is readable while there are frames: a CPU that has nothing to do sleeps on it.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -54,14 +54,14 @@ pub trait Source: Send {
     }
 }
 
-/// What the frame itself holds of a packet in pieces: link, network and transport headers with their
+/// Part of a nonlinear packet that the frame itself holds: link, network and transport headers with their
 /// options, and the first extension headers.
 pub const HEAD_BYTES: u32 = 256;
 
 /// A chunk for that, and the list of its pieces.
 pub const HEAD_CHUNK_BYTES: u32 = BEFORE_PACKET_BYTES + HEAD_BYTES + FRAG_TABLE_BYTES;
 
-/// What memory a source takes.
+/// Memory that a source needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameNeeds {
     /// Frames that the device holds, besides those that are under way.
@@ -88,7 +88,7 @@ impl Default for FrameNeeds {
 pub struct Attachment<'a> {
     /// The memory that its frames are received in: the same as in every poll.
     pub pool: &'a mut Pool,
-    /// How it numbers them.
+    /// Numbering of its frames.
     pub numbering: Numbering,
     /// Wakes the CPU that polls it.
     pub wake: Waker,
@@ -111,7 +111,7 @@ pub struct Numbering {
 }
 
 impl Numbering {
-    /// Those of one queue of so many.
+    /// Numbers of one queue of so many.
     #[must_use]
     pub fn of_queue(queue: RxQueue, queues: u16) -> Self {
         Self { next: queue.0.into(), step: queues.max(1).into() }
@@ -126,7 +126,7 @@ impl Numbering {
     }
 }
 
-/// What a source is asked for.
+/// Request to a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     /// The engine's time.
@@ -140,10 +140,10 @@ pub struct Ask {
     pub is_last: bool,
 }
 
-/// What broke a source, said so that a person can mend it.
+/// Failure of a source, in words that tell a person how to mend it.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a source has after a poll.
+/// State of a source after a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Polled {
     /// More, perhaps: poll again at once.
@@ -162,17 +162,17 @@ pub enum Polled {
 /// Frames as they came from a source, oldest first.
 #[derive(Debug, Default)]
 pub struct Burst {
-    /// Those that were received: packets that nothing is known about yet.
+    /// Packets received, not looked at yet.
     pub packets: Vec<Packet>,
-    /// Those that could not be.
+    /// Frames that could not be received.
     pub refused: Vec<Refused>,
     /// Frames that the kernel had to drop since the last poll, before they could be taken.
     pub kernel_dropped: u64,
-    /// What the source has behind them. Whoever polls says so.
+    /// Frames left in the source, as told by whoever polls.
     pub behind: Behind,
 }
 
-/// What there is behind a burst: whether segments may wait for more of their kind.
+/// Frames left behind a burst: segments wait for more only if some are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Behind {
     /// More, right now.
@@ -205,6 +205,6 @@ pub struct Refused {
     pub arrival: Arrival,
     /// Its length on the wire.
     pub wire_len: u32,
-    /// Why.
+    /// Reason.
     pub reason: DropReason,
 }

@@ -1,20 +1,20 @@
 //! The reasons for which packets go to their CPUs.
 
-/// Why a packet went to its CPU.
+/// Reason for a packet's CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Because {
     /// Its application runs there.
     Rfs,
     /// The RPS map says so.
     Rps,
-    /// It is not steered: it has no hash, RPS is off, or spreading does not pay now. It stays on
+    /// Not steered: the packet has no hash, RPS is off, or spreading does not pay now. It stays on
     /// the CPU that polls the queue.
     Inline,
     /// Its flow should be elsewhere, but packets of it are still queued here.
     Stay,
     /// The old CPU has processed all of its flow: with this packet, the flow moved here.
     Drained,
-    /// It was held until the old CPU had processed its predecessors, then came here.
+    /// Held until the old CPU had processed its predecessors, then forwarded here.
     Held,
 }
 

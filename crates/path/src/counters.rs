@@ -30,7 +30,7 @@ impl Counter {
     }
 }
 
-/// What one intake counts. Written by the CPU that polls its queue.
+/// Counters of one intake. Written by the CPU that polls its queue.
 #[derive(Debug)]
 pub struct IntakeCounters {
     /// Frames that the source gave, refused ones included.
@@ -61,19 +61,19 @@ pub struct IntakeCounters {
     pub unheld: Counter,
     /// The longest that a held move took, in nanoseconds.
     pub held_max_ns: Counter,
-    /// What coalescing did on arrival.
+    /// Coalescing on arrival.
     pub coalesce: Arc<CoalesceCounters>,
     /// By [`CpuId::index`](crate::CpuId::index) of the target.
     pub per_cpu: Box<[TargetCounters]>,
 }
 
-/// What one intake counts of one target CPU, in frames: a merged packet is as many as it was merged
+/// Counters of one intake for one target CPU, in frames: a merged packet is as many as it was merged
 /// of.
 #[derive(Debug, Default)]
 pub struct TargetCounters {
-    /// Those put on the backlog.
+    /// Frames put on the backlog.
     pub enqueued: Counter,
-    /// Those that the backlog had no room for, or its flow limit refused.
+    /// Frames that the backlog had no room for, or its flow limit refused.
     pub dropped: Counter,
 }
 
@@ -115,7 +115,7 @@ impl IntakeCounters {
     }
 }
 
-/// What one [`Coalescer`](crate::coalesce::Coalescer) counts. Written by the CPU that turns it.
+/// Counters of one [`Coalescer`](crate::coalesce::Coalescer). Written by the CPU that turns it.
 #[derive(Debug)]
 pub struct CoalesceCounters {
     /// Frames that came to it.
@@ -142,7 +142,7 @@ impl Default for CoalesceCounters {
     }
 }
 
-/// What one delivery counts. Written by its CPU.
+/// Counters of one delivery. Written by its CPU.
 #[derive(Debug, Default)]
 pub struct DeliveryCounters {
     /// Frames that the handler has handled, in whatever packets.
@@ -156,7 +156,7 @@ pub struct DeliveryCounters {
     pub lost: Counter,
     /// The most packets that were seen waiting in one backlog ring.
     pub backlog_max: Counter,
-    /// What coalescing did on delivery.
+    /// Coalescing on delivery.
     pub coalesce: Arc<CoalesceCounters>,
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct CpuId(pub u16);
 
 impl CpuId {
-    /// Where this CPU stands in a table of all CPUs.
+    /// Index of this CPU in a table of all CPUs.
     #[must_use]
     pub fn index(self) -> usize {
         self.0.into()

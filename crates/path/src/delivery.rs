@@ -34,14 +34,14 @@ pub struct Batch<'a> {
     pub rx_queue: RxQueue,
     /// The packets.
     pub packets: &'a mut Vec<Packet>,
-    /// What was decided about each packet that was on the backlog, if notes are taken.
+    /// Notes of the packets that were on the backlog, if notes are taken.
     pub notes: &'a [Note],
     /// Memory for packets that the handler makes.
     pub pool: &'a mut Pool,
 }
 
 impl Batch<'_> {
-    /// What was decided about a packet, by the place of one of its segments in the order of
+    /// Note of a packet, by the place of one of its segments in the order of
     /// arrival: where packets are merged behind the backlog, every segment has a note of its own.
     #[must_use]
     pub fn note_of(&self, arrival: Arrival) -> Option<&Note> {
@@ -64,7 +64,7 @@ pub struct Delivery {
     /// Frames of the batch that the handler has now, which may take packets out of it.
     handled: u64,
     coalescer: Option<Coalescer>,
-    /// Where packets go while they are coalesced; empty otherwise.
+    /// Packets while they are coalesced; empty otherwise.
     coalesced: Vec<Packet>,
     counters: Arc<DeliveryCounters>,
 }
@@ -210,7 +210,7 @@ impl Delivery {
         &self.counters
     }
 
-    /// This CPU.
+    /// The CPU that it delivers on.
     #[must_use]
     pub fn cpu(&self) -> CpuId {
         self.cpu

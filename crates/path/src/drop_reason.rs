@@ -1,11 +1,11 @@
-//! Why a packet was dropped: every loss has one of these names, a counter and a test.
+//! Reasons for dropping a packet: every loss has one of these names, a counter and a test.
 
 /// The reasons, in packet order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DropReason {
     /// The source's link type is one that the path cannot read.
     LinkType,
-    /// What the kernel said of it, or a device, does not go with it
+    /// The kernel's or the device's header of it contradicts it
     /// ([`GsoLie`](crate::coalesce::gso::GsoLie)).
     VnetHeader,
     /// Its length, or how many buffers it was in, cannot be: the kernel's `rx_length_errors`.

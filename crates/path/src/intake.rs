@@ -28,23 +28,23 @@ pub const DEV_WEIGHT: usize = 64;
 /// Held moves that are looked at in one turn, besides those whose packets arrive in it.
 const HOLDS_A_TURN: usize = 64;
 
-/// What an intake begins with.
+/// Configuration of an intake.
 #[derive(Debug)]
 pub struct IntakeConfig {
     /// The queue.
     pub queue: RxQueue,
     /// One more than the highest CPU there will be.
     pub cpus: usize,
-    /// Whether checksums are verified.
+    /// Checksum verification.
     pub verify: Verify,
     /// True if checksums that hold the pseudo header's sum only are completed: see
     /// [`FrameNeeds::may_be_partial`](crate::arrive::FrameNeeds::may_be_partial).
     pub completes_checksums: bool,
-    /// How flows are hashed.
+    /// Hash function of flows.
     pub hasher: Arc<Hasher>,
-    /// How packets are coalesced here, before steering, if they are.
+    /// Coalescing on arrival, before steering; `None`: off.
     pub coalesce: Option<CoalesceConfig>,
-    /// How packets find their CPU.
+    /// Steering state of the queue.
     pub steer: SteerConfig,
     /// Packets that each backlog takes.
     pub netdev_max_backlog: u32,
@@ -70,7 +70,7 @@ pub struct Intake {
     epoch: u32,
     /// The time of the last turn.
     now_ns: u64,
-    /// Where the next look at the holds begins.
+    /// Hold to look at next.
     next_hold: usize,
     counters: Arc<IntakeCounters>,
     dropped: Vec<Dropped>,
@@ -85,21 +85,21 @@ pub struct Intake {
 pub struct Dropped {
     /// Its number on the source, modulo 2^32; the first one's.
     pub arrival: Arrival,
-    /// Why.
+    /// Reason.
     pub reason: DropReason,
-    /// What there was of it.
+    /// The packet, if it was received at all.
     pub packet: Option<Packet>,
 }
 
-/// What became of the packets of a hold.
+/// Outcome of releasing a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 enum Released {
-    /// They have gone, and the hold has ended.
+    /// All were forwarded, and the hold has ended.
     All,
-    /// They wait for their predecessors.
+    /// None: their predecessors are not processed.
     None,
-    /// This CPU has no room for the rest of them.
+    /// The backlog of this CPU is full; the rest waits.
     Full(CpuId),
 }
 
@@ -188,7 +188,7 @@ impl Intake {
         self.dropped.drain(..)
     }
 
-    /// How many packets of a burst there is room for, wherever they go: the whole burst, or as much
+    /// Packets of a burst that there is room for, wherever they go: the whole burst, or as much
     /// of it as a backlog and the holds can ever take, or none yet. A flow limit may drop some all
     /// the same.
     pub fn room_for(&mut self, burst: u32) -> u32 {
@@ -253,19 +253,19 @@ impl Intake {
         self.steering.watch(flow, self.now_ns);
     }
 
-    /// Where a flow is, and why.
+    /// Current CPU of a flow, and the reason.
     #[must_use]
     pub fn state_of(&mut self, flow: FlowHash) -> FlowState {
         self.steering.state_of(flow, &mut self.backlogs)
     }
 
-    /// Where a flow is and should be: less than [`state_of`](Self::state_of), for the asking.
+    /// Current and desired CPU of a flow: less than [`state_of`](Self::state_of), for the asking.
     #[must_use]
     pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
         self.steering.place_of(flow)
     }
 
-    /// What is remembered of a flow's drops.
+    /// Remembered drops of a flow.
     pub fn drops_of(&self, flow: FlowHash) -> impl Iterator<Item = Drops> {
         self.steering.journal.drops_of(flow)
     }

@@ -24,7 +24,7 @@ pub struct Packet {
     /// The flow's hash. A source sets it if the device computes one; then none is computed here
     /// (RPS-5).
     pub hash: FlowHash,
-    /// Where the headers are. A source sets the link.
+    /// Offsets of the headers. A source sets the link.
     pub headers: Headers,
     /// The payload of each segment but the last, if this packet is of several. What that makes of
     /// the packet, its [shape](Self::shape) says.
@@ -41,7 +41,7 @@ const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SegmentSize(Option<NonZeroU16>);
 
-/// How the bytes of a packet lie, and how many packets of the wire it stands for.
+/// Layout of a packet's bytes, and the packets of the wire that it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// One packet, in one frame.
@@ -166,7 +166,7 @@ impl Packet {
         whole.map(|frame| Self { frame, ..self }).ok_or(frames)
     }
 
-    /// How its bytes lie, and how many packets of the wire it stands for. Whoever reads more than
+    /// Layout of its bytes, and the packets of the wire that it stands for. Whoever reads more than
     /// headers asks this first.
     #[inline]
     #[must_use]

@@ -62,7 +62,7 @@ pub(crate) fn sum_in(frame: &Frame, place: Range<usize>) -> Sum {
 /// Reads the bytes of a frame and of its pieces one after the other.
 pub struct Reader<'a> {
     stretches: Stretches<'a>,
-    /// What is left of the latest one.
+    /// Rest of the latest one.
     left: &'a [u8],
 }
 

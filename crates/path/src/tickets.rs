@@ -8,7 +8,7 @@
 //! not there yet will be in a moment, and the taker comes back for it. A run of packets costs one
 //! draw and one publication, however long it is.
 //!
-//! Who shares the tickets, who may join and who is woken is for the owner to say: a socket's queue
+//! The owner says who shares the tickets, who may join and who is woken: a socket's queue
 //! (`forebay_stack::socket::queue`), or a device's way out.
 
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use crate::packet::{Arrival, Packet};
 /// Packets that are taken out of a ring at once.
 const TAKE_MAX: usize = 64;
 
-/// Where tickets are drawn. Shared by all ends.
+/// The counter that tickets are drawn from. Shared by all ends.
 #[derive(Debug)]
 pub struct Tickets {
     /// The next one. Every CPU draws from it.
@@ -112,7 +112,7 @@ impl Feeder {
     }
 }
 
-/// What comes from one CPU: the taker's end of a lane.
+/// The taker's end of one CPU's lane.
 #[derive(Debug)]
 pub struct Lane {
     ring: Consumer<Packet>,

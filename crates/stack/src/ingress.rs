@@ -17,9 +17,9 @@ use crate::socket::policy::{BufferPolicy, Relief};
 use crate::socket::queue::{Hub, Inlet, Put};
 use crate::socket::table::{Flow4Tuple, Found, SocketTable};
 
-/// Where a CPU learns of sockets.
+/// Source from which a CPU learns of sockets.
 pub trait Sockets: fmt::Debug + Send + Sync {
-    /// What a CPU makes its inlet to a socket of. None once the socket is closed. Asked when a CPU has
+    /// Hub that a CPU makes its inlet to a socket of. None once the socket is closed. Asked when a CPU has
     /// its first packet for it.
     fn hub(&self, socket: SocketId) -> Option<Arc<Hub>>;
 
@@ -27,16 +27,16 @@ pub trait Sockets: fmt::Debug + Send + Sync {
     fn closed(&self) -> u64;
 }
 
-/// What packets are taken through the stack with.
+/// Per-batch context of [`Stack::turn`].
 #[derive(Debug)]
 pub struct Around<'a> {
-    /// Who this host is on the device that they came from.
+    /// Addresses of this host on the device that the packets came from.
     pub identity: &'a Identity,
     /// The time.
     pub now_ns: u64,
-    /// This CPU's packet memory.
+    /// Packet memory of this CPU.
     pub pool: &'a mut Pool,
-    /// What is done for readers that are slow.
+    /// Policy for the buffers of slow readers.
     pub policy: BufferPolicy,
     /// Gets packets that are to be sent out by the same device, as they are.
     pub answers: &'a mut Vec<Packet>,
@@ -56,7 +56,7 @@ pub struct Stack {
     network: NetworkLayer,
     table: Arc<SocketTable>,
     sockets: Arc<dyn Sockets>,
-    /// This CPU's inlets to the sockets that it has had packets for, by [`SocketId::index`].
+    /// Inlets of this CPU to the sockets that it has had packets for, by [`SocketId::index`].
     inlets: Vec<Option<Inlet>>,
     /// Number of sockets that had been closed when this CPU last looked.
     closed: u64,
@@ -73,7 +73,7 @@ pub struct Stack {
     found: Vec<SocketId>,
     /// Sockets whose readers are to be woken at the end of the turn.
     sleepers: Vec<SocketId>,
-    /// What reassembly gave up; empty between turns.
+    /// Packets that reassembly gave up; empty between turns.
     expired: Vec<(Packet, NetworkDrop)>,
 }
 

@@ -25,7 +25,7 @@ pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
 /// Turns for which the CPUs' progress is looked at after somebody asked.
 const WATCH_TURNS: u32 = 64;
 
-/// What was decided about a packet, for traces: it travels beside the packet, in a ring of its
+/// Decision about a packet, for traces: it travels beside the packet, in a ring of its
 /// own, and only when somebody asked for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Note {
@@ -33,9 +33,9 @@ pub struct Note {
     pub arrival: Arrival,
     /// The intake's time when it put the packet on the backlog.
     pub enqueued_ns: u64,
-    /// Which configuration the decision was made under.
+    /// Configuration that the decision was made under.
     pub epoch: u32,
-    /// Why this CPU.
+    /// Reason for this CPU.
     pub because: Because,
     /// The backlog's tail counter after this packet.
     pub position: Position,
@@ -50,7 +50,7 @@ pub struct Note {
 /// The consuming end of one backlog ring: what a [`Delivery`](crate::Delivery) owns.
 #[derive(Debug)]
 pub struct Lane {
-    /// Where its packets come from.
+    /// Source of its packets.
     pub(crate) rx_queue: RxQueue,
     pub(crate) packets: Consumer<Packet>,
     pub(crate) notes: Option<Consumer<Note>>,
@@ -91,21 +91,21 @@ pub struct Backlogs {
 struct Target {
     packets: Producer<Packet>,
     notes: Option<Producer<Note>>,
-    /// How far the CPU had come when the turn began, before its time was read.
+    /// Head of the CPU when the turn began, before its time was read.
     head_before: Position,
-    /// How far it had come when somebody looked again during the turn.
+    /// Head at a later look during the turn.
     head_during: Option<Position>,
     touched: bool,
 }
 
-/// How far a CPU is from having processed a flow's last packet.
+/// Distance of a CPU from having processed a flow's last packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// It had processed it before this turn began: the head counter that shows it.
+    /// Processed before this turn began: the head counter that shows it.
     Drained(Position),
-    /// It may have it in hand right now: so many packets up to this one.
+    /// Perhaps in hand right now: so many packets up to this one.
     Near(u32),
-    /// It has more in front of it than it takes in hand at once: so many.
+    /// More in front of it than the CPU takes in hand at once: so many.
     Far(u32),
 }
 
@@ -181,7 +181,7 @@ impl Backlogs {
         self.watch_turns = WATCH_TURNS;
     }
 
-    /// How far `cpu` is from having processed the packet at `tail`, if it takes at most
+    /// Distance of `cpu` from having processed the packet at `tail`, if it takes at most
     /// `batch_max` packets in hand at once.
     pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
         self.watch();
@@ -197,14 +197,14 @@ impl Backlogs {
         }
     }
 
-    /// How many packets `cpu` had to process when the turn began, up to the one at `tail`.
+    /// Packets that `cpu` had to process when the turn began, up to the one at `tail`.
     #[must_use]
     pub fn pending(&self, cpu: CpuId, tail: Position) -> u32 {
         let target = self.targets.get(cpu.index()).and_then(Option::as_ref);
         target.map_or(0, |target| tail.pending(target.head_before, target.packets.tail()))
     }
 
-    /// How many packets `cpu` has to process now, up to the one at `tail`.
+    /// Packets that `cpu` has to process now, up to the one at `tail`.
     pub fn pending_now(&mut self, cpu: CpuId, tail: Position) -> u32 {
         let pending = |target: &mut Target| {
             tail.pending(target.packets.observe_head(), target.packets.tail())

@@ -1,4 +1,4 @@
-//! What is held, found by its addresses: a fragment may be of any flow between its own.
+//! Held packets, found by their addresses: a fragment may be of any flow between its own.
 //!
 //! Chains of a keyed hash, as many as there are places: nobody outside can have many pairs of
 //! addresses meet in one chain, so whatever is held, a fragment passes over one packet of other

@@ -1,4 +1,4 @@
-//! What a packet must be to be merged at all, whatever is held of its flow.
+//! Conditions for a packet to be merged at all, whatever is held of its flow.
 
 use super::CoalesceMode;
 use super::compare::{HEADER_BYTES_MAX, Own};
@@ -22,7 +22,7 @@ pub(super) struct Candidate {
     /// Bytes before the payload.
     pub(super) header_len: usize,
     pub(super) payload_len: u32,
-    /// What a further segment's would be held against.
+    /// Reference that a further segment's would be compared with.
     pub(super) own: Own,
 }
 
@@ -155,7 +155,7 @@ fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, Refusal> {
     Ok(candidate)
 }
 
-/// Whether a UDP datagram ends where its IP packet does, and that where the frame does.
+/// Tells if a UDP datagram ends where its IP packet does, and that where the frame does.
 pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), Refusal> {
     let headers = &packet.headers;
     let before = match headers.network {
@@ -170,7 +170,7 @@ pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), Refusal> {
     if packet.frame.total_len_bytes() as usize == end { Ok(()) } else { Err(Refusal::Padded) }
 }
 
-/// What TCP and UDP have in common: all of it is there, it is right, and there is something.
+/// Conditions that TCP and UDP have in common: all of it is there, it is right, and there is something.
 fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);

@@ -1,4 +1,4 @@
-//! Whether two segments have the same headers, but for what may differ between segments of one
+//! Comparison of two segments' headers, but for what may differ between segments of one
 //! packet.
 
 use super::CoalesceMode;
@@ -133,10 +133,10 @@ impl Layout {
     }
 }
 
-/// What a further segment's headers have of their own.
+/// Header fields that a further segment has of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own {
-    /// How far its IPv4 id is ahead of the first segment's; 0 where there is none.
+    /// Distance of its IPv4 id from the first segment's; 0 where there is none.
     pub(super) id_ahead: u16,
     /// TCP's sequence number.
     pub(super) sequence: u32,
@@ -185,7 +185,7 @@ pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Op
     }
 }
 
-/// How far the id of an IPv4 header is ahead, if its checksum is right, and as it would be made
+/// Distance by which the id of an IPv4 header is ahead, if its checksum is right, and as it would be made
 /// again.
 #[inline(always)]
 fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Option<u16> {
@@ -246,7 +246,7 @@ fn traffic_class(packet: &Packet) -> Option<u8> {
     Some(if network == Network::Ipv4 { second } else { first << 4 | second >> 4 })
 }
 
-/// What is left to differ in the network header: don't-fragment; flow label, extension headers.
+/// Fields that may differ in the network header: don't-fragment; flow label, extension headers.
 fn network_rest(packet: &Packet) -> Option<(&[u8], &[u8])> {
     let Headers { network, network_offset, transport_offset, .. } = packet.headers;
     let header = packet.frame.data().get(network_offset.into()..transport_offset.into())?;

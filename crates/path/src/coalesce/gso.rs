@@ -1,4 +1,4 @@
-//! What a device, or the kernel behind a TUN, must know to cut a merged packet again.
+//! Description of a merged packet, by which a device or the kernel behind a TUN cuts it again.
 
 mod carry;
 
@@ -16,15 +16,15 @@ use crate::parse::{Headers, Network, Transport};
 pub struct VirtioNetHdr {
     /// Bit 0: the checksum is still to be completed.
     pub flags: u8,
-    /// How the packet is cut.
+    /// Manner of cutting.
     pub gso_type: u8,
     /// Bytes of headers, which go before every segment.
     pub hdr_len: u16,
     /// Bytes of payload in every segment but the last.
     pub gso_size: u16,
-    /// Where summing begins.
+    /// Offset at which summing begins.
     pub csum_start: u16,
-    /// Where the sum goes, from there.
+    /// Offset of the sum from there.
     pub csum_offset: u16,
 }
 
@@ -68,7 +68,7 @@ impl VirtioNetHdr {
     }
 }
 
-/// How a packet is cut by whoever gets it whole: the header's `gso_type`.
+/// Manner in which a receiver cuts a whole packet: the header's `gso_type`.
 #[must_use]
 pub fn gso_type(packet: &Packet) -> u8 {
     let Headers { transport, network, .. } = packet.headers;
@@ -88,7 +88,7 @@ pub fn gso_type(packet: &Packet) -> u8 {
 /// merged packet, as of one that came whole, the pseudo header's sum. One of a single segment is
 /// left as it is, to be sent as it is.
 ///
-/// Who cuts it by this description gives every IPv4 segment an id one larger than the one before:
+/// A receiver that cuts by this description gives every IPv4 segment an id one larger than the one before:
 /// there is no word in it for ids that stay. All else comes out as it came in.
 pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
     let headers = packet.headers;

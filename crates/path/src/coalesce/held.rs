@@ -27,7 +27,7 @@ pub const UDP_SEGMENTS_MAX: u32 = 64;
 /// than what the scripts that write captures leave between packets.
 const GAP_NS: u64 = 50_000_000;
 
-/// What a further segment is held against.
+/// Reference that a further segment is compared with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) mode: CoalesceMode,
@@ -59,7 +59,7 @@ pub(super) struct Held {
     sums: SegmentSums,
 }
 
-/// How IPv4 ids go on: the second segment decides.
+/// Progress of IPv4 ids: the second segment decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ids {
     Undecided,
@@ -116,7 +116,7 @@ impl Held {
         self.born
     }
 
-    /// What `packet` adds if it is the next segment, with headers that differ only in what can be
+    /// Contribution of `packet` if it is the next segment, with headers that differ only in what can be
     /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
     /// what its headers share with the first segment's has been examined there.
     #[inline(always)]
@@ -255,7 +255,7 @@ impl Held {
         latest.abs_diff(next) > GAP_NS && latest != 0 && next != 0
     }
 
-    /// What does not advance in `lro` mode, if anything.
+    /// The field that does not advance in `lro` mode, if any.
     fn lro_difference(&self, packet: &Packet) -> Option<Refusal> {
         self.newest.advances_to(&Newest::of(packet, CoalesceMode::Lro)).err()
     }
@@ -278,7 +278,7 @@ impl Held {
 }
 
 impl Ids {
-    /// How ids go on with one that is so far ahead of the first of `segments`.
+    /// Progress of ids with one that is so far ahead of the first of `segments`.
     #[inline]
     fn after(self, ahead: u16, segments: u32) -> Option<Self> {
         match self {
@@ -289,7 +289,7 @@ impl Ids {
     }
 }
 
-/// What a segment adds to a packet.
+/// Contribution of a segment to a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Next {
     payload_len: u32,

@@ -22,10 +22,10 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Those of an empty list.
+    /// Links of an empty list.
     pub(super) const EMPTY: Self = Self { first: NONE, last: NONE };
 
-    /// What was added before all others.
+    /// The entry that was added before all others.
     pub(super) fn first(self) -> Option<usize> {
         place(self.first)
     }

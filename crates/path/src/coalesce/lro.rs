@@ -1,4 +1,4 @@
-//! What may advance within a packet in `lro` mode, as in the generic LRO of Linux 2.6.24
+//! Fields that may advance within a packet in `lro` mode, as in the generic LRO of Linux 2.6.24
 //! (`net/ipv4/inet_lro.c`): acknowledgement, window and timestamps.
 
 use super::CoalesceMode;
@@ -34,7 +34,7 @@ impl Timestamps {
     }
 }
 
-/// What the latest segment says.
+/// Fields of the latest segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Newest {
     pub(super) acknowledgement: u32,
@@ -43,7 +43,7 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    /// What a segment says; nothing in a mode in which nothing advances.
+    /// Fields of a segment; none in a mode in which nothing advances.
     pub(super) fn of(packet: &Packet, mode: CoalesceMode) -> Self {
         if mode == CoalesceMode::Gro {
             return Self::default();
@@ -61,7 +61,7 @@ impl Newest {
         }
     }
 
-    /// Whether `next` does not go back behind this.
+    /// Tells if `next` does not go back behind this.
     pub(super) fn advances_to(&self, next: &Self) -> Result<(), Refusal> {
         let goes_back = |from: u32, to: u32| to.wrapping_sub(from).cast_signed() < 0;
         if goes_back(self.acknowledgement, next.acknowledgement) {

@@ -12,7 +12,7 @@
 //! 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement, window and timestamps may advance,
 //! and the packet carries the newest (LRO-8).
 //!
-//! Where it stands is the engine's choice: before steering, where it saves the hand-over of every
+//! Its place is the engine's choice: before steering, where it saves the hand-over of every
 //! segment but the first; or behind it, where every CPU merges what is its own.
 
 mod between;
@@ -46,34 +46,34 @@ pub use segments::{Fragments, Segment, Segments};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
 use table::{Place, Room, Table};
 
-/// How long a packet may be held while the queue never runs empty: the kernel's tick of 1 ms, after
+/// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms, after
 /// which it flushes what is old even if a poll used up its budget.
 pub const HELD_NS_MAX: u64 = 1_000_000;
 
 /// The MTU of an ordinary Ethernet.
 pub const MTU: u32 = 1500;
 
-/// What may be merged.
+/// Packets that may be merged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CoalesceMode {
-    /// What can be taken apart again exactly.
+    /// Packets that can be taken apart again exactly.
     #[default]
     Gro,
     /// TCP whose acknowledgement, window and timestamps advance, too.
     Lro,
 }
 
-/// What a [`Coalescer`] is told.
+/// Configuration of a [`Coalescer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CoalesceConfig {
-    /// What may be merged.
+    /// Packets that may be merged.
     pub mode: CoalesceMode,
     /// Flows of which something can be held at once; rounded up to a power of two, at most
     /// [`LRO_DESCRIPTORS_MAX`].
     pub descriptors: u32,
     /// The longest IP packet that the device receives.
     pub mtu: u32,
-    /// How long a packet is held after the queue ran empty, in nanoseconds; 0 lets go of all then.
+    /// Time for which a packet is held after the queue ran empty, in nanoseconds; 0 flushes all then.
     pub gro_flush_timeout_ns: u64,
     /// A secret under which what is held is found by its addresses, so that nobody can have it found
     /// slowly. Nothing else depends on it.
@@ -99,7 +99,7 @@ pub struct Coalescer {
     table: Table,
     /// Packets first held so far, modulo 2^32.
     born: u32,
-    /// What a flush lets go of, in that order; empty between flushes.
+    /// Packets that a flush lets go of, in that order; empty between flushes.
     order: Vec<(u32, Place)>,
     counters: Arc<CoalesceCounters>,
 }
@@ -112,7 +112,7 @@ impl Coalescer {
         Self { config, table, born: 0, order: Vec::new(), counters }
     }
 
-    /// What it was told.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &CoalesceConfig {
         &self.config

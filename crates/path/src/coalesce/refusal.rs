@@ -1,6 +1,6 @@
-//! Why packets are not merged, and why merged ones are let go: each has a name and a counter.
+//! Reasons not to merge packets, and to flush merged ones: each has a name and a counter.
 
-/// Why a packet was not merged. Those up to [`TableFull`](Self::TableFull) pass alone; those after
+/// Reason why a packet was not merged. Those up to [`TableFull`](Self::TableFull) pass alone; those after
 /// it did not fit to what is held of their flow, which is let go, and begin anew.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
@@ -176,12 +176,12 @@ impl Refusal {
     }
 }
 
-/// Why a packet that was held for more segments was let go.
+/// Reason why a packet that was held for more segments was flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FlushReason {
     /// The queue ran empty, or could not go on before this made room.
     PollEnd,
-    /// It was held for as long as may be.
+    /// Held for as long as may be.
     Timeout,
     /// A packet of its flow came that could not be merged with it.
     Mismatch,
@@ -189,11 +189,11 @@ pub enum FlushReason {
     Push,
     /// Its last segment was shorter than the others.
     Short,
-    /// It has no room for another segment.
+    /// No room for another segment.
     Size,
-    /// It has as many segments as may be.
+    /// As many segments as may be.
     Count,
-    /// It was idle, and another flow needed the descriptor.
+    /// Idle, and another flow needed the descriptor.
     Evicted,
     /// The settings changed.
     Switch,

@@ -33,7 +33,7 @@ pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
     }
 }
 
-/// What the segments have in common.
+/// Header fields that the segments have in common.
 pub(super) struct Plan {
     /// Of the packet; of a segment but for the payload's length.
     headers: Headers,
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     /// TCP's lower eight.
     flags: u8,
     first_id: Option<u16>,
-    /// How much larger each id is than the one before: 0 or 1.
+    /// Difference of each id from the one before: 0 or 1.
     id_step: u16,
 }
 
@@ -73,7 +73,7 @@ impl Plan {
         self.payload_len.div_ceil(self.gso_size.get())
     }
 
-    /// Where in the payload that of a segment begins, and how long it is.
+    /// Offset of a segment's payload in that of the packet, and its length.
     pub(super) fn place(&self, number: u32) -> (u32, u32) {
         let offset = number * self.gso_size.get();
         (offset, (self.payload_len - offset).min(self.gso_size.get()))

@@ -23,7 +23,7 @@ pub struct Segment<'a> {
     pub arrival: Arrival,
     /// When the source says it arrived; 0 if it does not say.
     pub timestamp_ns: u64,
-    /// Where its payload begins in that of the packet.
+    /// Offset of its payload in that of the packet.
     pub offset: u32,
     /// Its payload, as far as it was captured, and lies in its frame itself: of a packet
     /// [in pieces](Packet::is_in_pieces), and of a datagram
@@ -33,7 +33,7 @@ pub struct Segment<'a> {
     frame: &'a Frame,
     /// True if it goes on in the frames that follow.
     is_list: bool,
-    /// Where in the frame and its pieces the payload begins.
+    /// Offset of the payload in the frame and its pieces.
     begin: usize,
     len: usize,
 }
@@ -73,7 +73,7 @@ impl Packet {
         if self.is_merged() { u32::from(self.frame.follower_count()) + 1 } else { 1 }
     }
 
-    /// How many packets of the wire it stands for: those that it was merged of, or is yet to be cut
+    /// Packets of the wire that it stands for: those that it was merged of, or is yet to be cut
     /// into.
     #[must_use]
     pub fn wire_count(&self) -> u32 {
@@ -137,9 +137,9 @@ impl Packet {
 
 /// See [`Packet::fragments`].
 pub struct Fragments<'a> {
-    /// What is left of the frame in hand.
+    /// Rest of the frame in hand.
     here: Stretches<'a>,
-    /// Those of the other frames.
+    /// Segments of the other frames.
     segments: Segments<'a>,
 }
 
@@ -235,7 +235,7 @@ fn give_back_copied(frame: &mut Frame) {
     let _ = frame.push_to_frags(copied);
 }
 
-/// What [`tag`] noted.
+/// Note of [`tag`].
 pub(super) fn read_tag(frame: &Frame) -> (Arrival, u64) {
     let tag = frame.headroom().last_chunk::<TAG_BYTES>().copied().unwrap_or_default();
     let [a, b, c, d, timestamp @ ..] = tag;

@@ -14,7 +14,7 @@ use crate::parse::checksum::Sum;
 /// Ones' complement sums are numbers modulo this.
 const MODULUS: u64 = 0xffff;
 
-/// What the headers of a packet's segments have of their own, lengths and last flags aside.
+/// Header fields that each segment of a packet has of its own, lengths and last flags aside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentSums {
     /// Of segments whose payload begins at an even place of the packet's; and of the others, whose

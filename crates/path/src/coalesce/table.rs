@@ -21,7 +21,7 @@ const WAYS: usize = 8;
 /// half of them are merged, where evicting the oldest would merge none.
 const IDLE_PACKETS_EACH: u32 = 2;
 
-/// What is held, at most one packet of each hash: whatever else of that hash comes is merged with
+/// Held packets, at most one of each hash: whatever else of that hash comes is merged with
 /// it or lets it go first, so that nothing of one hash overtakes anything.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -53,7 +53,7 @@ struct Descriptor {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place(usize);
 
-/// Where something new may be held.
+/// Descriptor for something new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Room {
@@ -96,7 +96,7 @@ impl Table {
         self.clock = self.clock.wrapping_add(1);
     }
 
-    /// What is held of a hash.
+    /// The held packet of a hash.
     #[inline(always)]
     pub(super) fn find(&self, hash: FlowHash) -> Option<Place> {
         if self.hashes.get(self.latest.0) == Some(&hash.0) && hash.is_some() {
@@ -111,7 +111,7 @@ impl Table {
         (found != 0 && hash.is_some()).then(|| Place(set + found.trailing_zeros() as usize))
     }
 
-    /// Where a packet of this hash, of which nothing is held, could be.
+    /// Descriptors for a packet of this hash, of which nothing is held.
     pub(super) fn room(&self, hash: FlowHash) -> Room {
         let set = self.set_of(hash);
         let mut oldest = (0, set);

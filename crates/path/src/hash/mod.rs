@@ -58,7 +58,7 @@ impl fmt::Display for WrongKey {
 
 impl std::error::Error for WrongKey {}
 
-/// How flows are hashed.
+/// Hash function of flows.
 #[derive(Debug)]
 pub struct Hasher(Kind);
 
@@ -77,7 +77,7 @@ impl Hasher {
         Self(Kind::Keyed(Keyed::new(key, symmetric)))
     }
 
-    /// What network cards compute with the same key, for hashes that agree with theirs.
+    /// The hash that network cards compute with the same key.
     ///
     /// # Errors
     /// When the key has fewer than [`toeplitz::TUPLE_KEY_BYTES`] bytes.

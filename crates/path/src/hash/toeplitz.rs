@@ -94,7 +94,7 @@ fn weigh(tables: &[[u32; 256]], input: &[u8]) -> u32 {
     tables.iter().zip(input).fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
 }
 
-/// What each value of the byte at the start of `window` adds: five bytes of key hold the 32-bit
+/// Contribution of each value of the byte at the start of `window`: five bytes of key hold the 32-bit
 /// windows of all its eight bits.
 fn byte_table(window: &[u8]) -> [u32; 256] {
     let mut bits = [0u32; 8];

@@ -1,4 +1,4 @@
-//! What changes at an intake while packets flow. Each change counts from the next packet on, and
+//! Changes at an intake while packets flow. Each change counts from the next packet on, and
 //! begins an epoch, by which traces tell packets before and after.
 
 use std::sync::Arc;
@@ -93,7 +93,8 @@ impl Intake {
         self.steering.take_retired()
     }
 
-    /// Changes how many packets a backlog takes. See [`Backlogs`](crate::backlog::Backlogs::set_netdev_max_backlog).
+    /// Changes how many packets a backlog takes. See
+    /// [`Backlogs`](crate::backlog::Backlogs::set_netdev_max_backlog).
     pub fn set_netdev_max_backlog(&mut self, packets: u32, epoch: u32) {
         self.backlogs.set_netdev_max_backlog(packets);
         self.epoch = epoch;

@@ -11,7 +11,7 @@ const ETHERNET_BYTES: usize = 14;
 /// A ones' complement sum of all that came behind the Ethernet header, VLAN tags, padding and all:
 /// the kernel's `CHECKSUM_COMPLETE`. Of a frame without link header, of all of it.
 ///
-/// It is never 0, for no IP packet is all zeros; so a packet that has none is told apart.
+/// Never 0, for no IP packet is all zeros; so a packet that has none is told apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceSum(NonZeroU16);
 
@@ -63,7 +63,7 @@ impl DeviceSum {
     }
 }
 
-/// How many bytes devices leave out.
+/// Bytes that devices leave out.
 pub(super) fn skipped(link: Link) -> usize {
     match link {
         Link::Ethernet => ETHERNET_BYTES,

@@ -12,7 +12,7 @@ pub const MAX_VLAN_TAGS: usize = 2;
 
 const TAG_8021Q: u16 = 0x8100;
 const TAG_8021AD: u16 = 0x88a8;
-/// What switches put on the outer tag before 802.1ad.
+/// Ethertype of the outer tag before 802.1ad.
 const TAG_QINQ_OLD: u16 = 0x9100;
 
 /// The first EtherType; smaller values are the length of an 802.3 frame.
@@ -25,12 +25,12 @@ const TYPE_BYTES: usize = 2;
 const TAG_BYTES: usize = 4;
 const VLAN_ID_MASK: u16 = 0x0fff;
 
-/// What stands before the network header.
+/// Header in front of the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LinkLayer {
     /// The innermost EtherType; none on an 802.3 frame without SNAP.
     pub ethertype: Option<u16>,
-    /// Where the network header begins.
+    /// Offset of the network header.
     pub network_offset: u8,
     vlans: [u16; MAX_VLAN_TAGS],
     vlan_count: u8,

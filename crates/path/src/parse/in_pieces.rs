@@ -7,13 +7,13 @@ use mem::{Frame, Pool};
 use super::{DeviceSum, Headers, NoMemory, Seen, Stop, Verify, parse_into, walk_noting};
 use crate::packet::Packet;
 
-/// Whether a frame itself holds the headers of its packet.
+/// Presence of a packet's headers in the frame itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) enum Reach {
-    /// It does, or there is no more of them than it holds.
+    /// All are there, or there is no more of them than the frame holds.
     Held,
-    /// They go on in the pieces, and there is no room to pull them in.
+    /// The headers go on in the pieces, and there is no room to pull them in.
     Beyond,
 }
 
@@ -86,7 +86,7 @@ fn pull_all(frame: &mut Frame) -> bool {
     len_bytes > 0 && frame.pull_from_frags(len_bytes)
 }
 
-/// Where a transport header that was met has its ports behind it, and its fixed part.
+/// End of the ports and of the fixed part of a transport header that was met.
 fn ports_end(headers: &Headers) -> usize {
     const FIXED_BYTES: usize = 20;
     match headers.transport_offset {

@@ -44,7 +44,7 @@ fn fragment(field: u16) -> Fragment {
     }
 }
 
-/// Where the total length says that the packet ends. One of 0 stands for "to the end": what the
+/// End of the packet by its total length. One of 0 stands for "to the end": what the
 /// sender's own capture shows of a segment that its device was to cut.
 fn end_of_packet(
     seen: &Seen<'_>,

@@ -136,7 +136,7 @@ fn fragment(field: u16) -> Fragment {
     }
 }
 
-/// Where a routing header with segments left leads: type 0 (RFC 5095) and type 2 (RFC 6275) list
+/// Destination of a routing header with segments left: type 0 (RFC 5095) and type 2 (RFC 6275) list
 /// the addresses in order, type 4 (RFC 8754) in reverse.
 fn routed_to(routing: &[u8]) -> Destination<'_> {
     let &[_, _, kind, segments_left, _, _, _, _, ref addresses @ ..] = routing else {

@@ -34,7 +34,7 @@ pub use view::View;
 /// The least that stands before a transport header: IPv4's.
 pub(crate) const NETWORK_BYTES_MIN: u16 = 20;
 
-/// What stands before the network header.
+/// Bytes before the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Link {
     /// An Ethernet II or 802.3 header, with up to [`MAX_VLAN_TAGS`] tags.
@@ -44,7 +44,7 @@ pub enum Link {
     Ip,
 }
 
-/// Whether checksums are worth their cost here.
+/// Choice whether checksums are worth their cost here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verify {
     /// Sum up every packet that is there as a whole.
@@ -53,10 +53,10 @@ pub enum Verify {
     Nothing,
 }
 
-/// Where a frame's headers are, and what they are: sixteen bytes that travel with the packet.
+/// Offsets and kinds of a frame's headers: sixteen bytes that travel with the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Headers {
-    /// What the frame begins with.
+    /// Link that the frame begins with.
     pub link: Link,
     /// The kind of network header, by its first byte: a snapped frame may hold no more of it.
     pub network: Network,
@@ -64,7 +64,7 @@ pub struct Headers {
     pub transport: Transport,
     /// IPv4 protocol, or IPv6 next header after the last extension header; 0 when cut off.
     pub protocol: u8,
-    /// Whether this is a piece of a datagram.
+    /// Place in a fragmented datagram.
     pub fragment: Fragment,
     /// The first lie that the walk met, if any.
     pub flaw: Option<Flaw>,
@@ -73,14 +73,14 @@ pub struct Headers {
     /// The TCP or UDP checksum. A source sets it if the device has verified it (the kernel's
     /// `CHECKSUM_UNNECESSARY`); then it is not verified here.
     pub l4_checksum: Checksum,
-    /// Where the network header begins, if there is one.
+    /// Offset of the network header, if there is one.
     pub network_offset: u8,
-    /// Where the transport header begins; 0 when there is none in this frame, or none of it was
+    /// Offset of the transport header; 0 when there is none in this frame, or none of it was
     /// captured.
     pub transport_offset: u16,
-    /// Where the transport's payload begins; 0 when unknown.
+    /// Offset of the transport's payload; 0 when unknown.
     pub payload_offset: u16,
-    /// How long the payload was on the wire, by the headers: a snapped frame holds less.
+    /// Length of the payload on the wire, by the headers: a snapped frame holds less.
     pub payload_len: u16,
 }
 
@@ -132,19 +132,19 @@ impl Fragment {
     }
 }
 
-/// What summing up said.
+/// Outcome of summing up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Checksum {
     /// There is none, or it cannot be judged: a fragment, a snapped frame, or nobody looked.
     #[default]
     Unknown,
-    /// It is right.
+    /// The checksum is right.
     Good,
-    /// It is wrong.
+    /// The checksum is wrong.
     Bad,
 }
 
-/// How a frame's headers lie about it.
+/// Flaw of a frame's headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
     /// Shorter than its link header.
@@ -231,19 +231,19 @@ fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), St
 
 /// The frame under the walk.
 struct Seen<'a> {
-    /// What was captured; of a frame in pieces, what lies in the frame itself.
+    /// Captured bytes; of a frame in pieces, those in the frame itself.
     bytes: &'a [u8],
     /// The frame, if more of what was captured lies behind it.
     in_pieces: Option<&'a Frame>,
-    /// How much there was; never less than what was captured.
+    /// Length on the wire; never less than what was captured.
     wire_len: usize,
-    /// What the bytes begin with.
+    /// Link that the bytes begin with.
     link: Link,
-    /// What the device has summed up.
+    /// Sum that the device has made.
     device_sum: Option<DeviceSum>,
 }
 
-/// Why the walk ends before the last header.
+/// Reason for the walk to end before the last header.
 enum Stop {
     /// The capture ends here, the frame did not.
     Snapped,
@@ -292,11 +292,11 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// What an IP header says of its payload.
+/// Payload of an IP packet, by its header.
 struct Datagram {
-    /// Where the transport header begins.
+    /// Offset of the transport header.
     transport_offset: usize,
-    /// Where the packet ends: by the IP header's account, padding follows; but not beyond the
+    /// End of the packet: by the IP header's account, padding follows; but not beyond the
     /// frame.
     end: usize,
     /// Partial sum of the pseudo header: addresses and protocol, without the length. None when

@@ -9,10 +9,10 @@ use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View};
 use crate::packet::Packet;
 use crate::pieces::sum_in;
 
-/// Where TCP's checksum stands in its header.
+/// Offset of TCP's checksum in its header.
 const TCP_CSUM_OFFSET: u16 = 16;
 
-/// Where UDP's checksum stands in its header, and no other transport's that is summed up so.
+/// Offset of UDP's checksum in its header; no other transport that is summed up so has it there.
 const UDP_CSUM_OFFSET: u16 = 6;
 
 /// A checksum field that does not lie where one can: inside the frame, behind an IP header, at an
@@ -90,7 +90,7 @@ fn sum_from(frame: &Frame, start: usize, end: usize) -> Sum {
     sum_in(frame, start..end.min(frame.total_len_bytes() as usize))
 }
 
-/// Where the checksum stands in a header of TCP or UDP.
+/// Offset of the checksum in a header of TCP or UDP.
 pub(crate) fn csum_offset(transport: Transport) -> Option<u16> {
     match transport {
         Transport::Tcp => Some(TCP_CSUM_OFFSET),

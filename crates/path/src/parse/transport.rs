@@ -57,7 +57,7 @@ impl Segment {
         self.end - self.start
     }
 
-    /// Whether the header's fixed part lies inside the packet.
+    /// Tells if the header's fixed part lies inside the packet.
     fn holds(&self, header_bytes: usize) -> Result<(), Stop> {
         if header_bytes <= self.len() { Ok(()) } else { Err(Stop::Flaw(Flaw::TransportHeader)) }
     }

@@ -150,7 +150,7 @@ impl<'a> View<'a> {
         self.bytes.get(start..end).unwrap_or_default()
     }
 
-    /// How long the datagram's payload was on the wire, if the headers tell: a UDP header does for
+    /// Length of the datagram's payload on the wire, if the headers tell: a UDP header does for
     /// the whole datagram, a TCP header in a fragment does not.
     #[must_use]
     pub fn payload_len(&self) -> Option<u16> {
@@ -182,7 +182,7 @@ impl<'a> View<'a> {
         header.get(at..)?.first_chunk().copied()
     }
 
-    /// Where the IP header says that the packet ends; a length of 0 says nothing.
+    /// End of the packet by its IP header; a length of 0 says nothing.
     fn packet_end(&self) -> Option<usize> {
         let before = match self.headers.network {
             Network::Other => return None,

@@ -28,7 +28,7 @@ use crate::cpu::CpuId;
 #[derive(Debug)]
 pub(super) struct Fences {
     standing: VecDeque<Fence>,
-    /// What the next one is called, if it is a new one.
+    /// Name of the next fence, if it is a new one.
     next: FenceId,
 }
 

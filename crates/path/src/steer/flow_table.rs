@@ -27,7 +27,7 @@ pub(super) struct Slot {
     hold: u16,
 }
 
-/// Where the packets of a slot are.
+/// Current CPU of a slot's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Whereabouts {
     /// There were none.
@@ -93,7 +93,7 @@ impl Slot {
         *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
 
-    /// What it says in another table: what was held is in a line, and a fence that was passed says
+    /// The slot as another table has it: what was held is in a line, and a fence that was passed says
     /// nothing.
     fn carried(self, fences: Fenced) -> Self {
         match self.whereabouts() {
@@ -131,7 +131,7 @@ impl Slot {
 /// The fences, when a table takes over from another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fenced {
-    /// Which of them have not been passed.
+    /// Fences that have not been passed.
     pub(super) standing: [bool; 2],
     /// The one that is raised now, behind everything.
     pub(super) raised: FenceId,
@@ -176,7 +176,7 @@ impl FlowTable {
         (many <= slots_max).then(|| (first.0..first.0 + many).map(SlotId))
     }
 
-    /// What `slot` says if these were its slots in the table before. Slots that shared nothing may do so
+    /// State of `slot` if these were its slots in the table before. Slots that shared nothing may do so
     /// now: where their packets are on several CPUs, or held, the fence that was raised answers for them.
     pub(super) fn merged(
         &self,
@@ -245,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// Where the CPUs' heads are; their tails are ten packets on, across the wrap.
+    /// Heads of the CPUs; their tails are ten packets on, across the wrap.
     const HEAD: Position = Position(u32::MAX - 4);
 
     fn pending(_: CpuId, tail: Position) -> u32 {

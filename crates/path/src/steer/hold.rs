@@ -1,8 +1,8 @@
 //! Held moves: packets that wait on the polling CPU until their predecessors are processed.
 //!
 //! All holds of a queue share one bounded arena, of which one hold may take a part. A hold is a list
-//! in it: the packets of one slot, in the order of arrival. When slots lose their meaning (a table of another size, another hash),
-//! all holds become one list, the line before a fence.
+//! in it: the packets of one slot, in the order of arrival. When slots lose their meaning (a table of
+//! another size, another hash), all holds become one list, the line before a fence.
 
 use mem::Position;
 
@@ -28,17 +28,17 @@ const HOLDS_MAX: usize = u16::MAX as usize - 1;
 pub(super) struct Hold {
     /// The slot that moves.
     pub(super) slot: SlotId,
-    /// What its packets wait behind.
+    /// The predecessors that its packets wait for.
     pub(super) behind: Behind,
     /// When the move began.
     pub(super) since_ns: u64,
     packets: List,
     len: u32,
-    /// This hold's place in `Holds::active`.
+    /// Index of this hold in `Holds::active`.
     listed_at: usize,
 }
 
-/// Where the packets are that a hold waits for.
+/// Place of the packets that a hold waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Behind {
     /// On the backlog of this CPU, the last of them here.
@@ -242,7 +242,7 @@ impl Holds {
         self.nodes.len() - self.free_nodes.len()
     }
 
-    /// How many packets a hold has.
+    /// Packets of a hold.
     pub(super) fn len_of(&self, id: HoldId) -> usize {
         self.get(id).map_or(0, |hold| hold.len as usize)
     }

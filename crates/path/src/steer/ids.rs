@@ -1,4 +1,4 @@
-//! What a flow table's slot, a hold and a fence know each other by.
+//! Ids by which a flow table's slot, a hold and a fence know each other.
 
 /// A place in the flow table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -15,7 +15,7 @@ impl SlotId {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HoldId(pub(super) u16);
 
-/// Which of two fences.
+/// Id of one of two fences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FenceId {
     A,

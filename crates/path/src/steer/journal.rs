@@ -1,4 +1,4 @@
-//! What a queue remembers, so that it can say afterwards why a flow is where it is.
+//! Memory of a queue, from which it explains afterwards why a flow is where it is.
 //!
 //! Everything here is bounded and written only when something happens that is rare or costs more
 //! than writing it down: a move, a drop.
@@ -28,7 +28,7 @@ pub const SHARERS_MAX: usize = 16;
 pub struct Move {
     /// When its first packet went to the new CPU.
     pub at_ns: u64,
-    /// That packet's flow.
+    /// Flow of that packet.
     pub flow: FlowHash,
     /// The slot.
     pub slot: SlotId,
@@ -36,9 +36,9 @@ pub struct Move {
     pub from: CpuId,
     /// The new one.
     pub to: CpuId,
-    /// Where the wish came from.
+    /// Origin of the desired CPU.
     pub wish: Because,
-    /// How it was granted: at once ([`Because::Drained`]), or after packets were held
+    /// Manner of the move: at once ([`Because::Drained`]), or after packets were held
     /// ([`Because::Held`]).
     pub because: Because,
     /// Packets up to the slot's last one that the old CPU had before it when the wish was first
@@ -48,7 +48,7 @@ pub struct Move {
     pub stayed: u32,
     /// From the first refusal to the move.
     pub waited_ns: u64,
-    /// How much of that its packets were held.
+    /// Part of that time for which its packets were held.
     pub held_ns: u64,
 }
 
@@ -57,11 +57,11 @@ pub struct Move {
 pub struct Drops {
     /// The flow.
     pub flow: FlowHash,
-    /// Why.
+    /// Reason.
     pub reason: DropReason,
     /// The CPU they were to go to, if that was known.
     pub cpu: Option<CpuId>,
-    /// How many frames, at least: flows that came between may have been forgotten.
+    /// Frames, at least: flows that came between may have been forgotten.
     pub frames: u64,
     /// When the last of them was dropped.
     pub last_ns: u64,
@@ -105,7 +105,7 @@ impl Journal {
         self.moves.iter()
     }
 
-    /// What is remembered of a flow's drops.
+    /// Remembered drops of a flow.
     pub(crate) fn drops_of(&self, flow: FlowHash) -> impl Iterator<Item = Drops> {
         self.drops.iter().flatten().filter(move |drops| drops.flow == flow).copied()
     }

@@ -60,9 +60,9 @@ pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 use wish::Wishes;
 
-/// How long a flow's packets follow their predecessors to a CPU that it should leave, before a
-/// held move begins: whichever comes first. Counted since the slot last changed its CPU: one that
-/// was to leave before and stayed leaves all the sooner.
+/// Patience before a held move begins: a flow's packets follow their predecessors to a CPU that it
+/// should leave for so many packets or so long, whichever comes first. Counted since the slot last
+/// changed its CPU: one that was to leave before and stayed leaves all the sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MoveAfter {
     /// Packets of the slot.
@@ -77,7 +77,7 @@ impl Default for MoveAfter {
     }
 }
 
-/// What [`Steering`] begins with.
+/// Configuration of a [`Steering`].
 #[derive(Clone, Debug)]
 pub struct SteerConfig {
     /// The CPU that polls the queue.
@@ -108,7 +108,7 @@ pub struct Steering {
     watches: Vec<Watch>,
 }
 
-/// How long a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
+/// Time for which a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
 /// for different CPUs, and the masks may change faster than a saturated CPU drains.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wait {
@@ -325,7 +325,7 @@ impl Steering {
         self.holds.active().get(index).copied()
     }
 
-    /// How many holds last.
+    /// Holds that last.
     #[must_use]
     pub fn active_holds(&self) -> usize {
         self.holds.active().len()
@@ -355,7 +355,7 @@ impl Steering {
         self.holds.room_for_any()
     }
 
-    /// What has happened so far.
+    /// Counts since the start.
     #[must_use]
     pub fn tally(&self) -> SteerTally {
         self.tally
@@ -471,7 +471,7 @@ impl Steering {
     }
 }
 
-/// What changes while packets flow.
+/// Changes while packets flow.
 impl Steering {
     /// Replaces the RPS map that is asked for; flows move as their next packets come (RPS-11).
     pub fn set_rps_map(&mut self, rps_map: RpsMap) {

@@ -36,7 +36,7 @@ pub struct SockFlowTable {
     cpus: u16,
 }
 
-/// What an entry holds: from its upper bits to its lower ones a flow's hash, the CPU that its
+/// Layout of an entry: from its upper bits to its lower ones a flow's hash, the CPU that its
 /// application runs on, a part of the hash of the flow that asked for the entry last, and the trust.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry(u64);
@@ -69,7 +69,7 @@ impl Entry {
         Self(self.0 & !(u64::from(u8::MAX) << CANDIDATE_SHIFT))
     }
 
-    /// What becomes of it when another flow asks for it.
+    /// Fate of an entry when another flow asks for it.
     fn asked_by(self, flow: FlowHash, cpu: CpuId) -> Self {
         let candidate = u64::from(flow.0 >> 24) << CANDIDATE_SHIFT;
         let asked = Self(self.without_candidate().0 | candidate);

@@ -1,4 +1,4 @@
-//! Whether spreading pays: a queue that one CPU serves with ease stays on that CPU.
+//! Decision to spread: a queue that one CPU serves with ease stays on that CPU.
 //!
 //! Waking another CPU costs more than handling a packet, so at light load RPS is a loss (RPS-C2).
 //! The polling CPU, if it is in the map, keeps the queue to itself until all of the map's CPUs together
@@ -19,22 +19,22 @@ pub enum SpreadPolicy {
     Always,
 }
 
-/// How long the load is watched before packets are spread, or first gathered.
+/// Time for which the load is watched before packets are spread, or first gathered.
 pub const SPREAD_WINDOW_NS: u64 = 10_000_000;
 
-/// How long a queue that was spread must have been quiet before it is gathered again: flows are moved
+/// Time for which a queue that was spread must have been quiet before it is gathered again: flows are moved
 /// by the load at most twice in this time.
 pub const GATHER_AFTER_NS: u64 = 1_000_000_000;
 
 /// Full bursts in a row that spread a queue before its window ends: a thousand packets without a pause.
 pub const FULL_BURSTS_TO_SPREAD: u32 = 16;
 
-/// What the engine measures for the path.
+/// Measurements of the engine for the path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tick {
     /// The engine's time, read after [`Intake::observe`](crate::Intake::observe).
     pub now_ns: u64,
-    /// How long the queue's CPUs have been busy since the start, all together.
+    /// Busy time of the queue's CPUs since the start, all together.
     pub busy_ns: u64,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Spread {
     full_bursts: u32,
     /// The time at which there last was a reason to spread.
     busy_until_ns: u64,
-    /// How long the queue must be quiet to be gathered.
+    /// Time for which the queue must be quiet to be gathered.
     gather_after_ns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Why a flow is where it is.
+//! Explanation of a flow's CPU.
 
 use super::Steering;
 use super::flow_table::Whereabouts;
@@ -9,7 +9,7 @@ use crate::because::Because;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
-/// Where a flow is, and why: what [`Steering::state_of`] tells.
+/// Current CPU of a flow, and the reason: the answer of [`Steering::state_of`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FlowState {
     /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
@@ -34,7 +34,7 @@ pub struct FlowState {
     pub last_flow: FlowHash,
     /// Since when it is noted which flows use the slot, if it is.
     pub watched_since_ns: Option<u64>,
-    /// Those that did since, this one included; [`SHARERS_MAX`] at most.
+    /// Flows that shared the slot since, this one included; [`SHARERS_MAX`] at most.
     ///
     /// [`SHARERS_MAX`]: super::SHARERS_MAX
     pub sharers: Vec<FlowHash>,
@@ -43,7 +43,7 @@ pub struct FlowState {
     pub moves: Vec<Move>,
 }
 
-/// Where a flow is and should be: what is asked for often of a [`FlowState`].
+/// Current and desired CPU of a flow: the part of a [`FlowState`] that is asked for often.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowPlace {
     /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
@@ -60,7 +60,7 @@ pub struct FlowPlace {
 }
 
 impl Steering {
-    /// Where a flow is and should be.
+    /// Current and desired CPU of a flow.
     #[must_use]
     pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
         let slot = self.slot_of(flow);
@@ -99,7 +99,7 @@ impl Steering {
         }
     }
 
-    /// Where a flow is, and why.
+    /// Current CPU of a flow, and the reason.
     #[must_use]
     pub fn state_of(&self, flow: FlowHash, backlogs: &mut Backlogs) -> FlowState {
         let slot = self.slot_of(flow);

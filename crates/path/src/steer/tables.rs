@@ -35,7 +35,7 @@ pub struct FlowTables {
 }
 
 impl FlowTables {
-    /// What a slot takes, in bytes.
+    /// Memory of a slot, in bytes.
     pub const SLOT_BYTES: usize = size_of::<Slot>() + size_of::<Wait>();
 
     /// Tables of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9). 0 is for a queue
@@ -65,12 +65,12 @@ pub(super) struct Tables {
     retired: Vec<FlowTables>,
 }
 
-/// What a slot was that nothing is noted of.
+/// State of a slot that nothing is noted of.
 #[derive(Debug)]
 enum Before {
     /// Nothing that counts.
     Nothing,
-    /// What these say, the last one first.
+    /// State in these older tables, the last one first.
     Older(Vec<Older>),
     /// Nobody knows: in front of this fence.
     Fenced(FenceId),
@@ -187,7 +187,7 @@ fn retire(retired: &mut Vec<FlowTables>, tables: FlowTables) {
     }
 }
 
-/// How things stand when an older table is asked.
+/// Fences and backlogs at the time when an older table is asked.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     fences: &'a Fences,
@@ -195,7 +195,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// What a slot of `table` was in the tables before it.
+    /// State of a slot of `table` in the tables before it.
     fn at_older(self, table: &FlowTable, slot: SlotId, older: &[Older], slots_max: u32) -> Slot {
         let Some((before, rest)) = older.split_first() else { return Slot::EMPTY };
         if !self.fences.stands(before.fence) {

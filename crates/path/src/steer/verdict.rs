@@ -1,4 +1,4 @@
-//! What steering decides.
+//! Verdicts of steering.
 
 use mem::Position;
 
@@ -6,14 +6,14 @@ use super::ids::{HoldId, SlotId};
 use crate::because::Because;
 use crate::cpu::CpuId;
 
-/// Where a packet goes.
+/// Destination of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     /// The CPU.
     pub cpu: CpuId,
-    /// Why.
+    /// Reason.
     pub because: Because,
-    /// Where the wish for that CPU came from.
+    /// Origin of the wish for that CPU.
     pub wish: Because,
     /// The slot to record it in; none if the fence answers for it.
     pub slot: Option<SlotId>,
@@ -22,7 +22,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Where a packet goes that was held in a line.
+    /// Destination of a packet that was held in a line.
     pub(super) fn of_line(cpu: CpuId) -> Self {
         let because = Because::Held;
         Self { cpu, because, wish: because, slot: None, head_old: None }
@@ -33,11 +33,11 @@ impl Target {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Verdict {
-    /// It goes there now.
+    /// The packet goes there now.
     Forward(Target),
-    /// It waits behind the others of its slot.
+    /// The packet waits behind the others of its slot.
     Hold(HoldId),
-    /// It should wait, and as many slots wait as may.
+    /// The packet should wait, and as many slots wait as may.
     Refuse,
 }
 
@@ -45,13 +45,13 @@ pub enum Verdict {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Release {
-    /// They may go there now, as many as there is room for.
+    /// The packets may go there now, as many as there is room for.
     Forward(Target),
-    /// They wait.
+    /// The packets wait.
     Wait,
 }
 
-/// What has happened so far.
+/// Counts since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SteerTally {
     /// Slots that changed their CPU.

@@ -14,7 +14,7 @@ use crate::because::Because;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
-/// What the wishes of one queue's flows come from.
+/// Origin of the desired CPUs of one queue's flows: the socket-flow table and the RPS map.
 #[derive(Debug)]
 pub(super) struct Wishes {
     pub(super) polling_cpu: CpuId,

@@ -20,7 +20,7 @@ const MESSAGE_BYTES: usize = 28;
 const ETHERNET_BYTES: usize = 14;
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// What a message says of its sender and whom it asks for.
+/// Sender of a message, and the address that it asks for.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     operation: [u8; 2],

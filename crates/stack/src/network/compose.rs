@@ -21,9 +21,9 @@ pub const DEFAULT_TTL: u8 = 64;
 /// The Ethernet addresses of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stations {
-    /// Where it goes.
+    /// Destination.
     pub to: [u8; 6],
-    /// Where it comes from.
+    /// Source.
     pub from: [u8; 6],
 }
 
@@ -45,7 +45,7 @@ pub struct UdpHeaders {
     pub gso_size: u16,
 }
 
-/// Why headers cannot be written.
+/// Reason why headers cannot be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Uncomposable {
     /// The payload is longer than a datagram's length field can say.
@@ -87,7 +87,7 @@ pub fn compose_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, U
     Ok(noted(link, network, udp_len))
 }
 
-/// What parsing would find.
+/// Headers, as parsing would find them.
 fn noted(link: Link, network: Network, udp_len: u16) -> Headers {
     let network_offset = match link {
         Link::Ethernet => 14,

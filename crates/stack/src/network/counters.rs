@@ -1,4 +1,4 @@
-//! What the network layer of one CPU counts, by the names of `/proc/net/snmp` and
+//! Counters of one CPU's network layer, by the names of `/proc/net/snmp` and
 //! `/proc/net/snmp6`.
 
 use path::counters::Counter;
@@ -58,9 +58,9 @@ pub struct IpCounters {
 pub struct IcmpCounters {
     /// Messages received, wrong ones included.
     pub in_msgs: Counter,
-    /// Those that were wrong.
+    /// Wrong messages.
     pub in_errors: Counter,
-    /// Those with a wrong checksum.
+    /// Wrong checksums.
     pub in_csum_errors: Counter,
     /// Destination unreachable.
     pub in_dest_unreachs: Counter,
@@ -97,11 +97,11 @@ pub struct UdpCounters {
     pub in_errors: Counter,
     /// Datagrams sent.
     pub out_datagrams: Counter,
-    /// Those that did not fit in the socket's receive buffer.
+    /// Datagrams that did not fit in the socket's receive buffer.
     pub rcvbuf_errors: Counter,
-    /// Those that could not be sent for want of memory.
+    /// Datagrams that could not be sent for want of memory.
     pub sndbuf_errors: Counter,
-    /// Those with a wrong checksum.
+    /// Wrong checksums.
     pub in_csum_errors: Counter,
     /// Datagrams to groups or all, that no socket wanted.
     pub ignored_multi: Counter,

@@ -1,4 +1,4 @@
-//! Why the network layer, or a socket behind it, dropped a packet. The names are those of the
+//! Reasons of the network layer, or of a socket behind it, for dropping a packet. The names are those of the
 //! kernel's `enum skb_drop_reason` in lower case, where it has one.
 
 /// The reasons, in packet order.
@@ -28,7 +28,7 @@ pub enum NetworkDrop {
     IpInaddrerrors,
     /// To a group that nobody here has joined.
     NotJoined,
-    /// It wants to be source-routed.
+    /// A packet that wants to be source-routed.
     SourceRoute,
     /// No protocol behind its IP header.
     IpNoproto,

@@ -22,7 +22,7 @@ const OPTIONS_MAX: u32 = 8;
 /// Bytes of padding in a row: more would align nothing.
 const PADDING_MAX: usize = 7;
 
-/// Where the walk ends.
+/// End of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Walked {
     /// At the header of a protocol.
@@ -31,7 +31,7 @@ pub(super) enum Walked {
     Fragment,
 }
 
-/// How far a packet has come.
+/// Progress of the walk over a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
     pub(super) packet_type: PacketType,
@@ -107,7 +107,7 @@ fn extension(bytes: &[u8]) -> Option<(u8, &[u8])> {
     Some((next, bytes.get(..(usize::from(units) + 1) * UNIT_BYTES)?))
 }
 
-/// Whose options.
+/// Header that the options are of.
 #[derive(Clone, Copy)]
 enum Options<'a> {
     HopByHop { ipv6: &'a Ipv6 },

@@ -38,15 +38,15 @@ pub(super) struct Message<'a> {
     pub(super) bytes: &'a [u8],
     /// The sum of the addresses, the length and the protocol: ICMPv6's.
     pub(super) pseudo_sum: Sum,
-    /// Whether it was to a group, or all.
+    /// True if it was to a group or to all.
     pub(super) is_to_many: bool,
 }
 
-/// What is to be done with a message.
+/// Treatment of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asked {
     Echo,
-    /// It was only to be counted.
+    /// Counted, and no more.
     Nothing,
 }
 

@@ -24,10 +24,10 @@ const IPV6_ERROR_BYTES: usize = 1280;
 const INTERNETWORK_CONTROL: u8 = 0xc0;
 const TOS_MASK: u8 = 0x1e;
 const TTL: u8 = 64;
-/// Where in its datagram an IPv4 fragment begins.
+/// Offset of an IPv4 fragment in its datagram.
 const OFFSET_MASK: u16 = 0x1fff;
 
-/// Whom to tell that nobody listens; `None`: nobody, as no single host is meant, or asked.
+/// Host to tell that nobody listens; `None`: no single host is meant, or asked.
 pub(super) fn whom_to_tell(packet: &Packet, on: &Identity) -> Option<IpAddr> {
     let is_to_us = link::addressed_to_host(packet, on) == Ok(PacketType::Host);
     let (source, destination) = (packet.view().source()?, packet.view().destination()?);
@@ -70,7 +70,7 @@ pub(super) fn port_unreachable(packet: &Packet, on: &Identity, pool: &mut Pool) 
 pub struct Refusal {
     /// The address and port that it was sent from.
     pub ours: (IpAddr, u16),
-    /// Where it went.
+    /// Destination of the datagram.
     pub theirs: (IpAddr, u16),
 }
 

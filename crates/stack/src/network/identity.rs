@@ -1,4 +1,4 @@
-//! Who we are on one device: an immutable value that is replaced as a whole.
+//! Addresses of this host on one device: an immutable value that is replaced as a whole.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -42,7 +42,7 @@ impl Identity {
         self.addresses.iter().any(|prefix| prefix.address == address)
     }
 
-    /// Whether it is everybody's address: the limited broadcast, or that of a subnet of ours. As in
+    /// True if it is everybody's address: the limited broadcast, or that of a subnet of ours. As in
     /// the kernel, subnets of one or two addresses have none, nor has the subnet's first address a
     /// meaning of its own.
     #[must_use]
@@ -64,7 +64,7 @@ impl Identity {
         is_everyones || self.groups.contains(&group)
     }
 
-    /// Whether a packet to this address is for us: our own, everybody's, or a group's that we are in.
+    /// True if a packet to this address is for us: our own, everybody's, or a group's that we are in.
     #[must_use]
     pub fn is_for_us(&self, address: IpAddr) -> bool {
         let is_broadcast = |address| match address {
@@ -74,7 +74,7 @@ impl Identity {
         self.is_own(address) || is_broadcast(address) || self.is_joined(address)
     }
 
-    /// Whether a packet to this address may be for several sockets: a group's, everybody's, or (from
+    /// True if a packet to this address may be for several sockets: a group's, everybody's, or (from
     /// somebody without an address) nobody's.
     #[must_use]
     pub fn is_to_many(&self, destination: IpAddr) -> bool {

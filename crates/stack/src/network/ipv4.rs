@@ -14,18 +14,18 @@ use super::{Extent, Wire};
 pub(super) const FIXED_BYTES: usize = 20;
 const FRAGMENT_MASK: u16 = 0x3fff;
 
-/// What a good header says.
+/// Fields of a good header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ipv4 {
     /// Options included.
     pub(super) header_len: usize,
-    /// Where the packet ends, from its header on.
+    /// End of the packet, from its header on.
     pub(super) total_len: usize,
     pub(super) protocol: u8,
     pub(super) is_fragment: bool,
 }
 
-/// Where routing leads: `RTN_LOCAL` and the like.
+/// Outcome of routing: `RTN_LOCAL` and the like.
 enum Route {
     Local,
     Many,

@@ -10,14 +10,14 @@ use super::{Extent, Wire};
 
 pub(super) const FIXED_BYTES: usize = 40;
 
-/// What a good header says.
+/// Fields of a good header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ipv6 {
-    /// Where the packet ends, from its header on.
+    /// End of the packet, from its header on.
     pub(super) total_len: usize,
     /// The header behind the fixed one and the hop-by-hop options.
     pub(super) next: u8,
-    /// Where that begins, from the fixed header on.
+    /// Offset of that header from the fixed header on.
     pub(super) offset: usize,
     /// True if the length field is 0: it holds no length, and no fragment can be told from it.
     pub(super) has_no_len: bool,
@@ -91,7 +91,7 @@ fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv6, NetworkDrop> {
     Ok(ipv6)
 }
 
-/// What stands in a header that was judged before, of a packet that is `bytes` as a whole.
+/// Fields of a header that was judged before, of a packet that is `bytes` as a whole.
 pub(super) fn again(bytes: &[u8]) -> Result<Ipv6, NetworkDrop> {
     let &[_, _, _, _, _, _, next, ..] =
         bytes.first_chunk::<FIXED_BYTES>().ok_or(NetworkDrop::IpInhdr)?;

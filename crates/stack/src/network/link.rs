@@ -1,4 +1,4 @@
-//! Whom a frame is addressed to: the kernel's `eth_type_trans` and what `__netif_receive_skb_core`
+//! Addressee of a frame: the kernel's `eth_type_trans` and what `__netif_receive_skb_core`
 //! does to VLAN tags of nobody's.
 
 use path::packet::Packet;
@@ -30,7 +30,7 @@ pub(super) enum PacketType {
     Multicast,
 }
 
-/// Whom the frame is addressed to. One behind more priority tags than parsing walks over is freed of
+/// Tells to whom the frame is addressed. One behind more priority tags than parsing walks over is freed of
 /// them and parsed again.
 ///
 /// # Errors
@@ -81,7 +81,7 @@ fn addressed_to(bytes: &[u8], on: &Identity) -> Result<PacketType, NetworkDrop> 
     }
 }
 
-/// How many tags of VLAN 0, which is none, stand before an EtherType.
+/// Tags of VLAN 0, which is none, before an EtherType.
 fn priority_tags(bytes: &[u8]) -> Result<usize, NetworkDrop> {
     let behind = bytes.get(MACS_BYTES..).ok_or(NetworkDrop::PktTooSmall)?;
     let mut tags = 0;

@@ -50,7 +50,7 @@ use rate_limit::{Allowed, RateLimit};
 use reassembly::{Fragments, FragmentsConfig, GivenUp};
 use wire::{Extent, Wire};
 
-/// How a CPU's network layer is set up: the kernel's sysctls, with its defaults.
+/// Configuration of a CPU's network layer: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NetworkConfig {
     /// `icmp_ratelimit`: how often a destination is told of an error, once its first few messages
@@ -75,7 +75,7 @@ impl Default for NetworkConfig {
     }
 }
 
-/// What became of a packet.
+/// Outcome of a packet.
 #[must_use]
 #[derive(Debug)]
 pub enum Received {
@@ -86,9 +86,9 @@ pub enum Received {
     Answer(Packet),
     /// Its work is done; its frame is to go home.
     Taken(Packet),
-    /// It said where a neighbour is; if it asked, too, it now is the answer.
+    /// A message that said where a neighbour is; if it asked, too, the packet now is the answer.
     Heard(Packet, Heard),
-    /// It said that nobody listens where one of our datagrams went. Its frame is to go home.
+    /// A message that nobody listens where one of our datagrams went. Its frame is to go home.
     Refused(Packet, Refusal),
     /// A fragment: its frame waits for the others.
     Kept,
@@ -101,7 +101,7 @@ pub enum Received {
 pub struct Network {
     /// The host's.
     fragments: Arc<Fragments>,
-    /// What reassembly gave up, on its way to the pool; empty in between.
+    /// Fragments that reassembly gave up, on their way to the pool; empty in between.
     given_up: GivenUp,
     limit: RateLimit,
     counters: Arc<NetworkCounters>,

@@ -18,7 +18,7 @@ pub const SOLICITATION: u8 = 135;
 /// See [`SOLICITATION`].
 pub const ADVERTISEMENT: u8 = 136;
 
-/// Whoever is farther away than the link cannot send this hop limit.
+/// Hop limit that nobody farther away than the link can send.
 const HOP_LIMIT: u8 = 255;
 
 const ICMPV6: u8 = 58;
@@ -43,7 +43,7 @@ struct Message {
     target: Ipv6Addr,
     /// Of the options, the one that goes with the kind of message.
     station: Option<[u8; 6]>,
-    /// Where the frame came from.
+    /// Station that the frame came from.
     came_from: Option<[u8; 6]>,
 }
 
@@ -172,7 +172,7 @@ fn station(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDro
     Ok(found.filter(|mac| mac[0] & 1 == 0))
 }
 
-/// What is said of an address of ours.
+/// Answer for an address of ours.
 #[derive(Clone, Copy, Debug)]
 struct Advertisement {
     target: Ipv6Addr,

@@ -67,7 +67,7 @@ pub struct Sighting {
     pub mac: Option<[u8; 6]>,
     /// True if it is worth remembering though nobody asked: it wants to speak with us.
     pub is_welcome: bool,
-    /// Whether another station takes the place of the one that is known.
+    /// Treatment of a station that is known already.
     pub replaces: Replaces,
     /// True if it answered us, so that both ways are known to work.
     pub is_confirmed: bool,
@@ -84,16 +84,16 @@ pub enum Replaces {
     Never,
 }
 
-/// What came of an ARP or neighbour discovery message.
+/// Outcome of an ARP or neighbour discovery message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Heard {
-    /// What it says, for [`Neighbours::hear`].
+    /// The observation, for [`Neighbours::hear`].
     pub sighting: Option<Sighting>,
     /// True if its frame now holds the answer, to be sent out by the device it came from.
     pub is_answer: bool,
 }
 
-/// Where a neighbour is.
+/// Link-layer address of a neighbour.
 #[derive(Debug)]
 #[must_use]
 pub enum Resolved {
@@ -103,20 +103,20 @@ pub enum Resolved {
     Probe([u8; 6], Packet),
     /// Nobody knows: this packet asks, and is to be sent.
     Ask(Packet),
-    /// It has been asked for, or cannot be.
+    /// Asked for already, or impossible to ask for.
     Wait,
 }
 
-/// How much is known of a neighbour: those of a class give way to each other.
+/// Knowledge of a neighbour: neighbours of a class give way to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
-    /// It is not known where it is.
+    /// Station unknown.
     Sought,
-    /// It was heard of only.
+    /// Heard of only.
     Heard,
-    /// It is sent to, and has not answered us.
+    /// Sent to, and has not answered us.
     Tried,
-    /// It is sent to, and has answered us when we asked.
+    /// Sent to, and has answered us when we asked.
     Proven,
 }
 
@@ -132,11 +132,11 @@ struct Members {
 /// Datagrams that waited for a neighbour and were not sent, by the kernel's names of reasons.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct NeighbourDrops {
-    /// They made room for others that wait.
+    /// Packets that made room for others that wait.
     pub neigh_queuefull: u64,
     /// The neighbour did not answer.
     pub neigh_failed: u64,
-    /// It was forgotten for others' sake, or nobody is sought any more.
+    /// Packets whose neighbour was forgotten for others' sake, or of which none is sought any more.
     pub neigh_dead: u64,
 }
 
@@ -178,7 +178,7 @@ struct Neighbour {
     /// True if it has answered since it was last unknown.
     has_answered: bool,
     class: Class,
-    /// It is reachable until then.
+    /// Time until which it is reachable.
     reachable_until_ns: u64,
     /// When it was told where it is.
     updated_ns: u64,
@@ -214,7 +214,7 @@ impl Neighbours {
         }
     }
 
-    /// Where to send a packet whose next station is that of `address`. The one that asks for it is
+    /// Resolves the next station of a packet, that of `address`. The packet that asks for it is
     /// made in a frame of `pool`; where none is free, it is asked for next time.
     pub fn resolve(
         &mut self,
@@ -346,7 +346,7 @@ impl Neighbours {
         self.classify(place);
     }
 
-    /// What is to be done from time to time: asks again for those whom packets wait for (into `asks`),
+    /// Does the periodic work: asks again for those whom packets wait for (into `asks`),
     /// gives up packets that waited for three seconds in vain, and forgets who is not used.
     pub fn tick(
         &mut self,
@@ -392,7 +392,7 @@ impl Neighbours {
         }
     }
 
-    /// What waited and was given up.
+    /// Counts of packets that waited and were given up.
     #[must_use]
     pub fn drops(&self) -> NeighbourDrops {
         self.drops
@@ -511,7 +511,7 @@ impl Neighbours {
         waiting
     }
 
-    /// What has waited for a neighbour for longest.
+    /// Packet that has waited longest for a neighbour.
     fn give_up_oldest(&mut self, place: Place) -> Option<Packet> {
         self.leave_crowd(place);
         let waiting = &mut self.slots[place].waiting;
@@ -587,7 +587,7 @@ impl Neighbour {
         now_ns.saturating_sub(self.touched_ns) >= STALE_NS
     }
 
-    /// It may be elsewhere: asked, when it is used next.
+    /// Perhaps elsewhere: asked when it is used next.
     fn doubt(&mut self, now_ns: u64) {
         self.reachable_until_ns = now_ns;
         (self.asked, self.ask_at_ns) = (0, 0);

@@ -1,4 +1,4 @@
-//! How often we tell of errors: the kernel's `icmp_ratelimit`, `icmp_msgs_per_sec` and
+//! Rate at which we tell of errors: the kernel's `icmp_ratelimit`, `icmp_msgs_per_sec` and
 //! `icmp_msgs_burst`. All of it lies in a table of a fixed size.
 
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ const HOST_BURST: u64 = 6;
 const HOSTS: usize = 256;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Whether a message may be sent.
+/// Permission to send a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Allowed {
     Yes,
@@ -22,7 +22,7 @@ pub(super) enum Allowed {
     NotAny,
 }
 
-/// What is left to send.
+/// Messages left to send.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     config: NetworkConfig,
@@ -51,7 +51,7 @@ impl RateLimit {
         limit
     }
 
-    /// Whether an error may be told to `host` now; if so, that is one less to tell.
+    /// Takes one of the errors that may be told to `host` now, if there is one left.
     pub(super) fn take(&mut self, host: IpAddr, now_ns: u64) -> Allowed {
         let (cost_ns, max_ns) = (self.all_cost_ns(), self.all_max_ns());
         self.all.save(now_ns, max_ns);
@@ -100,7 +100,7 @@ impl Bucket {
     }
 }
 
-/// Where a host is remembered: neighbours have places of their own.
+/// Index at which a host is remembered: neighbours have places of their own.
 fn place_of(host: IpAddr) -> usize {
     let fold = |bytes: &[u8]| {
         bytes.iter().fold(0, |place, byte| (place * 31 + usize::from(*byte)) % HOSTS)

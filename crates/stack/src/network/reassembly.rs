@@ -27,7 +27,7 @@ use shards::{Shards, shards_for};
 
 use super::NetworkDrop;
 
-/// How much may wait, and for how long: the kernel's sysctls, with its defaults.
+/// Limits on memory and time of fragments that wait: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FragmentsConfig {
     /// `net.ipv4.ipfrag_*`.
@@ -60,16 +60,16 @@ impl Default for FragmentsConfig {
     }
 }
 
-/// What became of a fragment.
+/// Outcome of a fragment.
 #[must_use]
 #[derive(Debug)]
 pub enum Reassembly {
-    /// It waits for the others.
+    /// The fragment waits for the others.
     Waits,
-    /// It was the last one missing: the datagram as one packet, parsed anew with checksums verified.
+    /// The last one missing: the datagram as one packet, parsed anew with checksums verified.
     /// In one frame where the pool has one that is large enough; else [in several](Shape::FragList).
     Complete(Packet),
-    /// It is dropped. If it spoiled its datagram, the other fragments are among the dropped too.
+    /// The fragment is dropped. If it spoiled its datagram, the other fragments are among the dropped too.
     Dropped(Packet, NetworkDrop),
 }
 
@@ -82,7 +82,7 @@ pub struct Failures {
     pub timeouts: u64,
 }
 
-/// What was given up on the way, and is its caller's to count and to send home.
+/// Fragments given up on the way, for the caller to count and to send home.
 #[derive(Debug, Default)]
 pub struct GivenUp {
     /// Fragments, and why.
@@ -198,7 +198,7 @@ impl Fragments {
         self.joined.load(Ordering::Relaxed)
     }
 
-    /// What waiting fragments occupy, by IP version: never more than its `high_thresh`.
+    /// Memory that waiting fragments occupy, by IP version: never more than its `high_thresh`.
     #[must_use]
     pub fn held_bytes(&self) -> [u32; 2] {
         [self.ipv4.usage().bytes(), self.ipv6.usage().bytes()]

@@ -8,7 +8,7 @@
 
 use std::ops::{Index, IndexMut};
 
-/// Where something is stored, until it is removed.
+/// Index of something that is stored, until it is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(u32);
 
@@ -46,7 +46,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// What has been in it for longest.
+    /// The entry that has been in it for longest.
     pub(crate) fn first(&self) -> Option<Place> {
         self.first
     }
@@ -144,7 +144,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         }
     }
 
-    /// What comes behind `place` in its list of the kind `kind`.
+    /// The entry behind `place` in its list of the kind `kind`.
     pub(crate) fn behind(&self, kind: usize, place: Place) -> Option<Place> {
         self.slot(place).links[kind].behind
     }

@@ -8,7 +8,7 @@ use path::parse::{Checksum, Fragment, Headers, Transport};
 use super::icmp::{self, Asked};
 use super::{Identity, Network, NetworkDrop, Received, icmp_error, ndisc, udp};
 
-/// Where a transport header is, and what it is summed up with.
+/// Offset of a transport header, and the pseudo header that it is summed up with.
 pub(super) struct Place {
     pub(super) protocol: u8,
     /// From the frame's first byte on.
@@ -19,7 +19,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What parsing found out about the checksum, if it walked to the same place.
+    /// Checksum as parsing found it, if it walked to the same place.
     fn known_checksum(&self, headers: &Headers) -> Checksum {
         if headers.transport == Transport::Udp
             && usize::from(headers.transport_offset) == self.offset

@@ -15,11 +15,11 @@ pub(super) const HEADER_BYTES: usize = 8;
 pub(super) struct Segment<'a> {
     /// The packet that it is in.
     pub(super) packet: &'a Packet,
-    /// Where in the packet's first frame it begins; it ends where the IP packet does.
+    /// Offset in the packet's first frame; the datagram ends where the IP packet does.
     pub(super) offset: usize,
     /// The sum of the addresses and the protocol.
     pub(super) pseudo_sum: Sum,
-    /// What is known of the checksum already.
+    /// Checksum, as far as it is known already.
     pub(super) checksum: Checksum,
     pub(super) is_ipv6: bool,
     /// True if no single socket is meant: then a missing checksum over IPv6 is passed over in
@@ -71,7 +71,7 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
 }
 
 impl<'a> Segment<'a> {
-    /// How much of it there is.
+    /// Length of the datagram that is there.
     fn len(&self) -> usize {
         let len = match self.packet.is_chain() {
             true => self.packet.fragments().map(<[u8]>::len).sum(),

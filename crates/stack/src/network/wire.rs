@@ -5,26 +5,26 @@ use path::parse::Checksum;
 
 use super::drop::NetworkDrop;
 
-/// What was received, from the network header on.
+/// Received bytes, from the network header on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire<'a> {
     /// The bytes: of a packet in several frames, the first one's.
     pub(super) bytes: &'a [u8],
-    /// How long it was on the wire, padding included.
+    /// Length on the wire, padding included.
     pub(super) len: usize,
-    /// What parsing found out about an IPv4 header.
+    /// Checksum of an IPv4 header, as parsing found it.
     pub(super) ip_checksum: Checksum,
     /// More frames follow the first.
     is_chain: bool,
 }
 
-/// Whether as much is there as a header says.
+/// Presence of the bytes that a header names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Extent {
     Whole,
-    /// It was on the wire, but the capture ends before.
+    /// On the wire, but behind the end of the capture.
     Snapped,
-    /// It was never there.
+    /// Never there.
     Short,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Wire<'a> {
         Self { bytes, len, ip_checksum: packet.headers.ip_checksum, is_chain }
     }
 
-    /// Whether `len` bytes are there.
+    /// Tells if `len` bytes are there.
     pub(super) fn holds(&self, len: usize) -> Extent {
         if len > self.len {
             Extent::Short
@@ -48,7 +48,7 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Why a header that ends behind `len` bytes is not there, if not for `reason`.
+    /// Reason why a header that ends behind `len` bytes is not there, if not `reason`.
     pub(super) fn missing(&self, len: usize, reason: NetworkDrop) -> NetworkDrop {
         if len <= self.len { NetworkDrop::Snapped } else { reason }
     }

@@ -1,4 +1,4 @@
-//! What a socket holds of packet memory, and what it may hold.
+//! Packet memory that a socket holds, and may hold.
 //!
 //! A packet is charged by its `truesize` as it is put into a socket's queue, and until its reader
 //! says that its memory has gone home. The rule is the kernel's (`__udp_enqueue_schedule_skb`): a
@@ -22,12 +22,12 @@ pub struct Account {
     lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
 }
 
-/// What one CPU counts of one socket, in frames: a merged packet is as many as it was merged of.
+/// Counters of one CPU for one socket, in frames: a merged packet is as many as it was merged of.
 #[derive(Debug, Default)]
 pub struct LaneCounters {
-    /// Those that were queued.
+    /// Frames that were queued.
     pub queued: Counter,
-    /// Those that the socket had no room for: the kernel's `RcvbufErrors`.
+    /// Frames that the socket had no room for: the kernel's `RcvbufErrors`.
     pub dropped: Counter,
 }
 
@@ -63,7 +63,7 @@ impl Account {
         self.rmem() >= self.rcvbuf()
     }
 
-    /// What each CPU counts; None of those from which nothing came.
+    /// Counters of each CPU; None of those from which nothing came.
     pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
         self.lanes.iter().map(|lane| lane.get().map(|lane| &lane.0))
     }
@@ -136,7 +136,7 @@ pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
     rmem > rcvbuf / 2
 }
 
-/// What a packet is charged.
+/// Charge of a packet.
 pub(super) fn size(packet: &Packet) -> u32 {
     packet.frame.truesize()
 }
@@ -163,7 +163,7 @@ impl Rule {
     }
 }
 
-/// What is held with `bytes` more, unless that is above `rcvbuf`.
+/// Memory held with `bytes` more, unless that is above `rcvbuf`.
 fn sum_within(rmem: u32, bytes: u64, rcvbuf: u32) -> Option<u32> {
     let sum = u32::try_from(u64::from(rmem) + bytes).ok()?;
     (sum <= rcvbuf).then_some(sum)

@@ -17,12 +17,12 @@ use path::parse::Network;
 /// (UDP-3).
 pub const COPIED_BELOW_BYTES: u32 = 512;
 
-/// What a buffer takes: what stands before a packet, the longest link header, and a datagram.
+/// Size of a buffer: the headroom, the longest link header, and a datagram.
 const BUFFER_BYTES: u32 = 1024;
 const LINK_BYTES_MAX: u32 = u8::MAX as u32;
 const _: () = assert!(BEFORE_PACKET_BYTES + LINK_BYTES_MAX + COPIED_BELOW_BYTES <= BUFFER_BYTES);
 
-/// What the kernel reckons for such a buffer: `SKB_TRUESIZE(512)`.
+/// Charge of the kernel for such a buffer: `SKB_TRUESIZE(512)`.
 const TRUESIZE_512_BYTES: u64 = 1088;
 const _: () = assert!(BUFFER_BYTES as u64 <= TRUESIZE_512_BYTES, "the budget must hold");
 
@@ -43,7 +43,7 @@ pub fn budget_bytes(udp_mem_low_pages: u64) -> u64 {
     udp_mem_low_pages.saturating_mul(PAGE_BYTES) / 100
 }
 
-/// How many buffers each of `cpus` CPUs gets (UDP-5).
+/// Number of buffers that each of `cpus` CPUs gets (UDP-5).
 ///
 /// # Errors
 /// When they would be fewer than [`BUFFERS_MIN`].
@@ -59,9 +59,9 @@ pub fn buffers_per_cpu(budget_bytes: u64, cpus: u32) -> Result<u32, LowMemory> {
 /// Too little memory for a copy cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LowMemory {
-    /// What there is for all CPUs.
+    /// Memory for all CPUs.
     pub budget_bytes: u64,
-    /// How many these are.
+    /// Number of CPUs.
     pub cpus: u32,
     /// Number of buffers that each would get.
     pub buffers: u32,
@@ -82,13 +82,13 @@ impl fmt::Display for LowMemory {
 
 impl std::error::Error for LowMemory {}
 
-/// What became of a packet that was to be copied.
+/// Outcome of a packet that was to be copied.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copied {
-    /// It goes on in one of the cache's buffers.
+    /// Copied into one of the cache's buffers.
     Done,
-    /// It is too long, of several pieces, or no datagram: it stays where it is.
+    /// Too long, of several pieces, or no datagram: the packet stays where it is.
     NotEligible,
     /// All buffers that were looked at are held: it stays where it is.
     Busy,
@@ -125,7 +125,7 @@ impl CopyCache {
         self.carousel.away()
     }
 
-    /// What a packet is charged once it was copied.
+    /// Charge of a packet once it was copied.
     pub(super) const TRUESIZE: u32 = BUFFER_BYTES;
 
     /// Moves a small datagram into a buffer, and gives its frame back to `pool`. All that is known

@@ -5,7 +5,7 @@ use mem::{Pool, Region};
 use path::packet::{Arrival, Packet};
 use path::parse::{Link, Verify, parse};
 
-/// What stands before the UDP header.
+/// Headers before the UDP header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Layout {
     V4,

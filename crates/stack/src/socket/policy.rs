@@ -1,4 +1,4 @@
-//! What becomes of a datagram's memory: which buffers a slow reader's packets wait in, and how they
+//! Policies for a datagram's memory: which buffers a slow reader's packets wait in, and how they
 //! go home.
 //!
 //! | policy | where packets wait | who frees a frame, and how |
@@ -26,7 +26,7 @@ use super::account::{Account, is_under_pressure, size};
 use super::copy_cache::{Copied, CopyCache};
 use super::queue::Outlet;
 
-/// How memory is used and freed.
+/// Manner in which memory is used and freed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum BufferPolicy {
     /// Return in lots to the owner.
@@ -117,7 +117,7 @@ impl SharedPolicy {
     }
 }
 
-/// What one CPU counts of the packets that it moved to other buffers.
+/// Counters of one CPU for the packets that it moved to other buffers.
 #[derive(Debug, Default)]
 pub struct ReliefCounters {
     /// Copied into the cache.
@@ -130,11 +130,11 @@ pub struct ReliefCounters {
     pub condensed: Counter,
 }
 
-/// What a CPU does for readers that are slower than it is: moves their packets to memory that may
+/// Relief of a CPU for readers that are slower than it is: moves their packets to memory that may
 /// be kept from its owner for a while.
 #[derive(Debug)]
 pub struct Relief {
-    /// Where there is memory for one.
+    /// Copy cache, where there is memory for one.
     cache: Option<CopyCache>,
     /// Small chunks of this CPU's, in the memory that its packets come in.
     small: Option<Pool>,
@@ -238,7 +238,7 @@ pub fn give_back(frame: Frame, pool: &mut Pool, policy: BufferPolicy) {
 /// The way back from one reader: frames go home in lots, and its socket is relieved of them once they
 /// are there.
 ///
-/// They are sent when they are as many as a lot, or a quarter of what the socket may hold (as
+/// Sent when they are as many as a lot, or a quarter of what the socket may hold (as
 /// `udp_rmem_release` has it), or nothing else waits to be read. So a reader that idles holds back
 /// nothing, and what it holds back is charged to its socket meanwhile.
 #[derive(Debug)]
@@ -246,7 +246,7 @@ pub struct WayBack {
     pool: Pool,
     /// Given back, and not yet sent home for certain.
     frames: usize,
-    /// What they are charged.
+    /// Charge of these frames.
     bytes: u32,
 }
 

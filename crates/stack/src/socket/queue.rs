@@ -20,17 +20,17 @@ use super::account::{Account, LaneCounters, size};
 /// The most packets that wait between one CPU and one reader. Whatever `rcvbuf` allows.
 pub const SLOTS_MAX: u32 = 1 << 16;
 
-/// What a queue is made for.
+/// Configuration of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
-    /// Whose it is.
+    /// Socket that it belongs to.
     pub id: SocketId,
     /// The most bytes of packet memory that the socket may hold.
     pub rcvbuf: u32,
     /// Packets that each ring has room for to begin with: rounded up to a power of two, at most
     /// [`SLOTS_MAX`]. A ring grows when `rcvbuf` allows more.
     pub slots: u32,
-    /// How many CPUs put packets in.
+    /// Number of CPUs that put packets in.
     pub cpus: usize,
 }
 
@@ -92,7 +92,7 @@ type Joining = loom::sync::Mutex<Option<Vec<Lane>>>;
 #[expect(clippy::disallowed_types, reason = "held to push one lane, once for each CPU")]
 type Joining = std::sync::Mutex<Option<Vec<Lane>>>;
 
-/// What all ends of one socket's rings share.
+/// State that all ends of one socket's rings share.
 pub struct Hub {
     id: SocketId,
     /// Of each ring, to begin with.
@@ -119,13 +119,13 @@ const REFUSED: u8 = 1;
 const ENDED: u8 = 2;
 
 impl Hub {
-    /// Whose it is.
+    /// Socket that it belongs to.
     #[must_use]
     pub fn id(&self) -> SocketId {
         self.id
     }
 
-    /// What the socket holds, and may hold.
+    /// Memory that the socket holds, and may hold.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
@@ -198,7 +198,7 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// What came of packets that were put into a queue.
+/// Outcome of packets that were put into a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Put {
@@ -220,13 +220,13 @@ pub struct Inlet {
 }
 
 impl Inlet {
-    /// Whose it is.
+    /// Socket that it belongs to.
     #[must_use]
     pub fn id(&self) -> SocketId {
         self.hub.id
     }
 
-    /// What all ends share.
+    /// State that all ends share.
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
@@ -261,7 +261,7 @@ impl Inlet {
         if self.hub.has_to_wake() { Put::WakeReader } else { Put::Done }
     }
 
-    /// How many packets the ring takes; it grows for `count` if it may.
+    /// Packets that the ring takes; it grows for `count` if it may.
     fn room_for(&mut self, count: usize) -> usize {
         let room = self.feeder.room_for(count);
         if room >= count || self.hub.account.is_full() {
@@ -270,13 +270,13 @@ impl Inlet {
         self.feeder.grow_for(count, SLOTS_MAX)
     }
 
-    /// What the socket holds, and may hold.
+    /// Memory that the socket holds, and may hold.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.hub.account
     }
 
-    /// What this CPU counts of the socket.
+    /// Counters of this CPU for the socket.
     #[must_use]
     pub fn counters(&self) -> &LaneCounters {
         self.hub.account.lane(self.cpu)
@@ -300,18 +300,18 @@ fn datagrams(packets: &[Packet]) -> u64 {
 pub struct Outlet {
     hub: Arc<Hub>,
     lanes: Lanes,
-    /// What was taken out and is still charged.
+    /// Memory that was taken out and is still charged.
     in_hand_bytes: u32,
 }
 
 impl Outlet {
-    /// Whose it is.
+    /// Socket that it belongs to.
     #[must_use]
     pub fn id(&self) -> SocketId {
         self.hub.id
     }
 
-    /// What all ends share.
+    /// State that all ends share.
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
@@ -411,7 +411,7 @@ impl Outlet {
         self.hub.account.relieve(bytes);
     }
 
-    /// What the socket holds, and may hold.
+    /// Memory that the socket holds, and may hold.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.hub.account

@@ -1,4 +1,4 @@
-//! Which socket a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup`, and
+//! Lookup of the socket that a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup`, and
 //! their `udp4_lib_lookup4` and `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
 //!
 //! 1. Of the sockets that are bound to the datagram's own address, the one connected to its sender;
@@ -28,19 +28,19 @@ use path::hash::FlowHash;
 use path::packet::Packet;
 use trie::Trie;
 
-/// How a socket shares its address and port with others.
+/// Sharing of a socket's address and port with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reuse {
-    /// It does not.
+    /// Not shared.
     #[default]
     None,
     /// Each flow goes to one of them: `SO_REUSEPORT`.
     Hash,
-    /// What comes on its [CPU](Binding::cpu) goes to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
+    /// Shared by CPU: packets on its [CPU](Binding::cpu) go to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
     ThisCpu,
 }
 
-/// What a socket receives.
+/// Addresses and options by which a socket receives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
     /// The socket.
@@ -48,18 +48,18 @@ pub struct Binding {
     /// Its own address, or the unspecified one, and its port. An IPv6 address that stands for an
     /// IPv4 one (`::ffff:a.b.c.d`) is that one.
     pub local: SocketAddr,
-    /// Whom it is connected to. It receives from nobody else. The kernel gives a socket an address
+    /// Peer that it is connected to: it receives from nobody else. The kernel gives a socket an address
     /// of its own as it is connected.
     pub remote: Option<SocketAddr>,
-    /// It is bound to `[::]` for IPv6 alone: `IPV6_V6ONLY`.
+    /// Bound to `[::]` for IPv6 alone: `IPV6_V6ONLY`.
     pub is_v6_only: bool,
-    /// Whether it shares its address and port.
+    /// Sharing of its address and port.
     pub reuse: Reuse,
-    /// Where it is read, for [`Reuse::ThisCpu`].
+    /// CPU on which it is read, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
     /// Multicast groups that it has joined.
     pub groups: Vec<IpAddr>,
-    /// It receives the groups of its family that others on this host have joined, too:
+    /// Receives the groups of its family that others on this host have joined, too:
     /// `IP_MULTICAST_ALL`, as the kernel has it unless told otherwise.
     pub is_multicast_all: bool,
 }
@@ -117,7 +117,7 @@ impl Binding {
         self.is_shared().then_some((self.local, is_v6_only))
     }
 
-    /// What its datagrams say, if it is connected.
+    /// Tuples of its datagrams, if it is connected.
     fn tuples(&self) -> impl Iterator<Item = Tuple> {
         let port = self.local.port();
         self.remote.map(endpoint).into_iter().flat_map(move |remote| {
@@ -126,7 +126,7 @@ impl Binding {
         })
     }
 
-    /// Whether it receives what is for everyone in a group, or on a network
+    /// True if it receives datagrams for everyone in a group or on a network
     /// (`__udp_is_mcast_sock`, `__udp_v6_is_mcast_sock`).
     fn receives_many(&self, of: &Flow4Tuple) -> bool {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
@@ -140,12 +140,12 @@ impl Binding {
     }
 }
 
-/// What a datagram says of where it is from and for, and where it came.
+/// Source and destination of a datagram, its hash and its CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow4Tuple {
-    /// Who sent it.
+    /// Sender.
     pub source: SocketAddr,
-    /// Whom it is for.
+    /// Destination.
     pub destination: SocketAddr,
     /// Its flow's hash; [`FlowHash::NONE`] has the table compute one where one is needed.
     pub hash: FlowHash,
@@ -154,7 +154,7 @@ pub struct Flow4Tuple {
 }
 
 impl Flow4Tuple {
-    /// What a datagram says, on the CPU where it is delivered. `None`: it says nothing.
+    /// Tuple of a datagram on the CPU where it is delivered. `None`: it has no ports.
     #[must_use]
     pub fn of(packet: &Packet, cpu: CpuId) -> Option<Self> {
         let view = packet.view();
@@ -168,26 +168,26 @@ impl Flow4Tuple {
     }
 }
 
-/// Whom a datagram is for.
+/// Socket that a datagram is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Found {
     /// No socket.
     None,
-    /// This one.
+    /// One socket.
     One(SocketId),
 }
 
 /// All sockets, to be found.
 #[derive(Clone, Debug)]
 pub struct SocketTable {
-    /// Those that are not connected, by port, then in the order of their addresses.
+    /// Sockets that are not connected, by port, then in the order of their addresses.
     listeners: Trie<Few<Listener>>,
     /// By the hash of their tuples, then the last one bound first.
     connected: Trie<Few<Connection>>,
     /// Number of connected ones that have an address of their own.
     bound: usize,
-    /// How many have not.
+    /// Number of those that have not.
     unbound: usize,
     /// By port.
     all: Trie<OfPort>,
@@ -197,7 +197,7 @@ pub struct SocketTable {
 /// All that are bound to a port, by slot.
 type OfPort = Trie<Arc<Placed>>;
 
-/// What is one mostly, and lies where it is looked for then.
+/// Values that are mostly one, which then lies where it is looked for.
 #[derive(Clone, Debug)]
 enum Few<T> {
     One(T),
@@ -221,7 +221,7 @@ impl<T: Clone> Few<T> {
     }
 }
 
-/// Those that are not connected, at one address and port.
+/// Sockets that are not connected, at one address and port.
 #[derive(Clone, Debug)]
 struct Listener {
     /// [`addresses`](Binding::addresses) has it.
@@ -368,7 +368,7 @@ fn unspecified(like: IpAddr) -> IpAddr {
     }
 }
 
-/// What of a peer's address counts.
+/// Part of a peer's address that counts.
 fn endpoint(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
 }

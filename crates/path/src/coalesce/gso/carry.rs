@@ -1,4 +1,4 @@
-//! What the kernel, or a device, says before a frame: how the packet would be cut, and what of its
+//! The header that the kernel or a device puts before a frame: how the packet would be cut, and what of its
 //! checksum is still to be done. None of it is believed that the frame does not bear out.
 
 use std::fmt;
@@ -28,7 +28,7 @@ const SCTP_CSUM_OFFSET: u16 = 8;
 /// (`TCP_MIN_GSO_SIZE`).
 pub const GSO_SEGMENTS_MAX: u16 = 8192;
 
-/// Where a header that came before a frame says what the frame belies.
+/// Contradiction between a frame and the header that came before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GsoLie {
     /// A way of cutting that there is not, or not any more (fragments of UDP).
@@ -46,7 +46,7 @@ pub enum GsoLie {
 }
 
 impl GsoLie {
-    /// What is wrong, in a few words.
+    /// The contradiction, in a few words.
     #[must_use]
     pub fn what(self) -> &'static str {
         match self {
@@ -80,9 +80,9 @@ impl VirtioNetHdr {
     /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, by which parsing judges the checksum
     /// without another look at the payload.
     ///
-    /// Of a packet that is to be cut, its [segments' size](Packet::gso_size) is set, its checksum field holds the
-    /// pseudo header's sum, and it counts as verified: there is no sum of it yet. Where `gso_size`
-    /// leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`. What
+    /// Of a packet that is to be cut, its [segments' size](Packet::gso_size) is set, its checksum field
+    /// holds the pseudo header's sum, and it counts as verified: there is no sum of it yet. Where
+    /// `gso_size` leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`. What
     /// is to be cut inside a tunnel is not cut here: it is one large packet, and its checksums, inner
     /// and outer, are completed.
     ///
@@ -137,7 +137,7 @@ impl VirtioNetHdr {
         Ok(())
     }
 
-    /// What a packet is, by what this and its headers say.
+    /// Kind of a packet, by this and its headers.
     fn shape(self, packet: &mut Packet) -> Result<Shape, GsoLie> {
         if self.gso_type == GSO_NONE {
             return Ok(Shape::Segment);
@@ -208,13 +208,13 @@ fn look(packet: &mut Packet) -> Result<Headers, GsoLie> {
     }
 }
 
-/// What is to be done with a packet.
+/// Treatment of a packet.
 enum Shape {
-    /// It is of several segments, behind these headers.
+    /// Several segments, behind these headers.
     Whole(Headers),
-    /// These headers are a tunnel's.
+    /// Several segments, behind a tunnel's headers.
     Tunnel(Headers),
-    /// It is as it is to be sent.
+    /// One packet, as it is to be sent.
     Segment,
 }
 

@@ -5,7 +5,7 @@ use path::parse::Network;
 
 use crate::network::NetworkDrop;
 
-/// What fragments of one datagram have in common: addresses, identification and, in IPv4 (RFC 791,
+/// Key that fragments of one datagram have in common: addresses, identification and, in IPv4 (RFC 791,
 /// section 3.2) but not in IPv6 (RFC 8200, section 4.5), the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Key {
@@ -184,7 +184,7 @@ fn is_later(bytes: &[u8], at: usize) -> bool {
     field(bytes, at + 2).is_some_and(|&field| u16::from_be_bytes(field) & 0xfff8 != 0)
 }
 
-/// How long the extension header at `at` is; `None` where it is none, or its length is not there.
+/// Length of the extension header at `at`; `None` where it is none, or its length is not there.
 fn extension_len(kind: u8, bytes: &[u8], at: usize) -> Option<usize> {
     let &[_, len] = field(bytes, at)?;
     match kind {

@@ -31,7 +31,7 @@ use super::{GivenUp, Limits};
 use crate::network::NetworkDrop;
 use crate::network::slots::{List, Place, Slots};
 
-/// What an incomplete datagram costs beside its packets.
+/// Cost of an incomplete datagram beside its packets.
 const DATAGRAM_BYTES: u32 = 256;
 
 /// A source's share of the memory is this part of it; not less than [`SHARE_LEAST_BYTES`].
@@ -62,7 +62,7 @@ const OF_SOURCE: usize = 2;
 /// The one list that a source may be in: of those that have nothing under way.
 const IDLE: usize = 0;
 
-/// Who a datagram is from: a place in arrays.
+/// Source of a datagram: an index of arrays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standing {
     Stranger = 0,
@@ -74,7 +74,7 @@ pub(super) enum Standing {
 pub(super) struct Held {
     network: Network,
     limits: Limits,
-    /// What all shards hold.
+    /// Memory that all shards hold.
     usage: Arc<Usage>,
     hasher: SipHasher13,
     datagrams: Slots<Datagram, 3>,
@@ -108,15 +108,15 @@ struct Source {
     is_known: bool,
 }
 
-/// What became of a fragment.
+/// Outcome of a fragment.
 #[must_use]
 #[derive(Debug)]
 pub(super) enum Added {
-    /// It waits.
+    /// The fragment waits.
     Waits,
-    /// It was the last one missing.
+    /// The last one missing.
     Whole(Pieces),
-    /// It is of no use; whatever else was dropped is among the others already.
+    /// A fragment of no use; whatever else was dropped is among the others already.
     Dropped(Packet, NetworkDrop),
 }
 
@@ -414,7 +414,7 @@ impl Held {
     }
 }
 
-/// Whom a datagram is from: all that one host can be, with zeros behind.
+/// Source of a datagram: all that one host can be, with zeros behind.
 pub(super) fn source_prefix(network: Network, key: &Key) -> [u8; 8] {
     let mut prefix = [0; 8];
     let source_bytes = if network == Network::Ipv6 { 8 } else { 4 };

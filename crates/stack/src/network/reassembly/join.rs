@@ -12,23 +12,23 @@ use crate::network::NetworkDrop;
 const IPV6_BYTES: usize = 40;
 const FRAGMENT_HEADER_BYTES: usize = 8;
 
-/// Why pieces that fit are no datagram.
+/// Reason why pieces that fit are no datagram.
 #[derive(Debug)]
 pub(super) struct NoDatagram {
     pub(super) pieces: Pieces,
     pub(super) why: NetworkDrop,
 }
 
-/// What the datagram's header says.
+/// Header of the datagram.
 #[derive(Clone, Copy, Debug)]
 struct Whole {
     network: Network,
     network_offset: usize,
-    /// Where the fragment header is that is to go, and the field that names it: IPv6's.
+    /// Offset of the fragment header that is to go, and of the field that names it: IPv6's.
     fragment_header: Option<(usize, usize)>,
     /// The length field's value.
     len_field: u16,
-    /// What the ECN field gets in addition.
+    /// Bits that the ECN field gets in addition.
     ecn: u8,
     is_df: bool,
     /// The frame's length.
@@ -132,7 +132,7 @@ impl Whole {
     }
 }
 
-/// What the ECN fields of the fragments make of the whole's (RFC 3168, section 5.3; the kernel's
+/// ECN field of the whole, by those of the fragments (RFC 3168, section 5.3; the kernel's
 /// `ip_frag_ecn_table`): congestion that one of them met stays; `None` if some allowed it to be marked
 /// and others did not.
 fn joined_ecn(bits: u8) -> Option<u8> {

@@ -8,7 +8,7 @@ use path::parse::Network;
 use super::fragment::Fragment;
 use crate::network::NetworkDrop;
 
-/// What there is of a datagram.
+/// Pieces of a datagram that are here.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     /// In the order of the datagram, never overlapping.
@@ -36,21 +36,21 @@ struct Piece {
     start: u32,
     end: u32,
     run_start: u32,
-    /// Where its bytes begin in its packet's frame.
+    /// Offset of its bytes in its packet's frame.
     data_at: u16,
     /// The place of its packet.
     packet: u16,
 }
 
-/// How a fragment goes with those before it.
+/// Fit of a fragment with those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Fit {
-    /// It has a place.
+    /// The fragment has a place.
     Fits(Gap),
-    /// It was there already, and is left out.
+    /// A duplicate, which is left out.
     Duplicate,
-    /// It and all others are wrong.
+    /// An overlap: the fragment and all others are dropped.
     Spoils(NetworkDrop),
 }
 
@@ -152,7 +152,7 @@ impl Pieces {
         self.max_df_size == self.max_size
     }
 
-    /// How many are here.
+    /// Number of pieces here.
     pub(super) fn count(&self) -> u32 {
         // Lossless: at most PIECES_MAX.
         u32::try_from(self.packets.len()).unwrap_or(u32::MAX)

@@ -30,7 +30,7 @@ pub(super) fn shards_for(cpus: usize) -> usize {
     cpus.clamp(1, SHARDS_MAX).next_power_of_two()
 }
 
-/// What all shards hold together. Relaxed throughout: only the sums matter, and each is changed at once.
+/// Memory that all shards hold together. Relaxed throughout: only the sums matter, and each is changed at once.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     bytes: AtomicU32,
@@ -40,7 +40,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// What is charged: all packets, and what incomplete datagrams cost beside them.
+    /// Charged memory: all packets, and the cost of incomplete datagrams beside them.
     pub(super) fn bytes(&self) -> u32 {
         self.bytes.load(Ordering::Relaxed)
     }

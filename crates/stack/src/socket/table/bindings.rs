@@ -29,7 +29,7 @@ pub(super) struct Placed {
     pub(super) bound_as: BoundAs,
 }
 
-/// How many were bound before it.
+/// Number of sockets bound before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct BoundAs(pub(super) u64);
 
@@ -48,13 +48,13 @@ impl LookedAt {
     }
 }
 
-/// Those at one address and port.
+/// Sockets at one address and port.
 #[derive(Debug, Default)]
 struct Spot {
     all: BTreeMap<LookedAt, Arc<Placed>>,
-    /// Those that are not connected.
+    /// Sockets that are not connected.
     open: BTreeMap<LookedAt, Arc<Placed>>,
-    /// Those that are, of groups.
+    /// Connected ones of each group.
     connected: BTreeMap<Group, usize>,
 }
 
@@ -132,7 +132,7 @@ impl Bindings {
         (!is_shared).then_some(first.binding.id)
     }
 
-    /// Those at a port, of a family.
+    /// Sockets at a port, of a family.
     fn spots_of(&self, port: u16, is_ipv4: bool) -> impl Iterator<Item = &Spot> {
         let (low, high): (IpAddr, IpAddr) = if is_ipv4 {
             (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::BROADCAST.into())
@@ -194,7 +194,7 @@ impl Spot {
         }
     }
 
-    /// Who receives here without being connected.
+    /// Receivers here that are not connected.
     fn members(&self) -> Option<Members> {
         let usual = self.first(None)?;
         let cpus: BTreeSet<_> =

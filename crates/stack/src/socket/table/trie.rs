@@ -16,7 +16,7 @@ pub(super) struct Trie<V> {
 
 struct Branch<V> {
     present: Present,
-    /// Those that there are, in order.
+    /// Children that there are, in order.
     children: Arc<[Child<V>]>,
 }
 
@@ -27,11 +27,11 @@ enum Child<V> {
     Leaf(u32, V),
 }
 
-/// Which of a level's 256 children there are.
+/// Bits of a level's 256 children that there are.
 #[derive(Clone, Copy, Default)]
 struct Present {
     words: [u64; WORDS],
-    /// How many there are in the words before each.
+    /// Number of children in the words before each.
     before: [u8; WORDS],
 }
 
@@ -124,7 +124,7 @@ impl Present {
         self.words[word] & bit != 0
     }
 
-    /// Where the child of a digit stands, or would.
+    /// Index of the child of a digit, or the one that it would have.
     fn place_of(&self, digit: u8) -> usize {
         let (word, bit) = place_in(digit);
         usize::from(self.before[word]) + (self.words[word] & (bit - 1)).count_ones() as usize
@@ -148,7 +148,7 @@ fn place_in(digit: u8) -> (usize, u64) {
     (usize::from(digit >> 6), 1 << (digit & 63))
 }
 
-/// What the next level looks at.
+/// Digits that the next level looks at.
 fn digit_of(rest: u32) -> u8 {
     rest.to_le_bytes()[0]
 }
