@@ -13,7 +13,7 @@ use crate::sys::Event;
 /// Sleeping on descriptors without an event to be woken by, a CPU looks around this often.
 const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 
-/// What wakes one CPU's thread.
+/// Wake-up of one CPU's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
@@ -23,11 +23,11 @@ pub(crate) struct Bell {
     /// Made when the CPU first sleeps on descriptors; none if the system has none left.
     event: OnceLock<Option<Event>>,
     rung: AtomicU64,
-    /// How often of these for packets of another CPU.
+    /// Number of these for packets of another CPU.
     rung_for_packets: AtomicU64,
 }
 
-/// What a CPU sleeps on, besides its bell.
+/// Descriptors that a CPU sleeps on, besides its bell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SleepOn {
     /// Nothing.

@@ -25,10 +25,10 @@ pub const CHANGES_MAX: usize = 4096;
 /// Entries that may wait for a thread before questions are no longer asked.
 const QUESTIONS_MAX: usize = 256;
 
-/// What a place of a backlog takes: a packet, and what is noted of it in a trace.
+/// Memory of a place in a backlog: a packet, and its note in a trace.
 const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
 
-/// What the log holds.
+/// Entry of the log.
 #[derive(Clone, Debug)]
 pub(super) enum Entry {
     /// Something changes.
@@ -42,18 +42,18 @@ pub(super) enum Entry {
 pub(super) struct Made {
     /// The epoch that begins with it.
     pub(super) epoch: u32,
-    /// What changes; `None` if what the script says cannot be.
+    /// Change; `None` if the script's cannot be made.
     pub(super) change: Option<Change>,
-    /// What was made for it.
+    /// Tables made for it.
     pub(super) parts: Parts,
-    /// What a trace says of it: each knob whose value in force is another now, and that value as it
+    /// Note of it in a trace: each knob whose value in force is another now, and that value as it
     /// is read back.
     pub(super) rows: Vec<(String, String)>,
-    /// Whether the script says so, rather than somebody who watches.
+    /// True if the script made it, rather than somebody who watches.
     pub(super) is_scripted: bool,
 }
 
-/// What a change takes.
+/// Tables made for a change, where it was asked for.
 #[derive(Debug)]
 pub(super) enum Parts {
     /// Nothing.
@@ -92,7 +92,7 @@ pub(super) struct Changes {
     log: Writer<Entry>,
     /// The number of changes so far.
     epoch: u32,
-    /// How many of them the script made.
+    /// Number of them that the script made.
     scripted: usize,
     settings: Settings,
     hasher: Arc<Hasher>,
@@ -140,17 +140,17 @@ impl Changes {
         self.log.cursor()
     }
 
-    /// What is set now.
+    /// Settings now.
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// How flows are hashed.
+    /// Hash function of flows.
     pub(super) fn hasher(&self) -> &Arc<Hasher> {
         &self.hasher
     }
 
-    /// Where applications record where they run.
+    /// Table in which applications record the CPU that they run on.
     pub(super) fn sock_flows(&self) -> &Arc<ArcSwapOption<SockFlowTable>> {
         &self.sock_flows
     }
@@ -196,7 +196,7 @@ impl Changes {
         }
     }
 
-    /// What is wrong with a change as things stand, if anything.
+    /// Objection to a change as things stand, if any.
     pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
         let invalid = |why: String| Err(Refused::new(Errno::Inval, why));
         match change {
@@ -339,7 +339,7 @@ impl Changes {
         self.log.append(Entry::Change(Arc::new(made)));
     }
 
-    /// What a change is written down as. Masks change with the CPUs that run.
+    /// Names and values that a change is written down as. Masks change with the CPUs that run.
     fn rows(&self, change: &Change) -> Vec<(String, String)> {
         let mut rows = vec![(change.what(), self.value_of(change))];
         if let Change::Cpus(_) = change {
@@ -383,7 +383,7 @@ impl Changes {
             })
     }
 
-    /// What of a change is in force, where that is not all of it.
+    /// Part of a change that is in force, where that is not all of it.
     fn written(&self, change: &Change) -> Written {
         let ignored = change.cpus().map_or_else(CpuList::default, |cpus| match change {
             Change::RpsCpus(..) => cpus.split_by(&self.settings.cpus).1,

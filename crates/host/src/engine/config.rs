@@ -1,4 +1,4 @@
-//! What an engine is made of.
+//! Configuration of an engine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::trace::{IntakeTrace, Trace};
 /// Frames that a CPU has for packets that its handler makes, behind live devices.
 pub const SPARE_FRAMES: u32 = 256;
 
-/// What an engine is made of.
+/// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The CPUs it runs on, one thread each. The first ones poll the queues.
@@ -31,17 +31,17 @@ pub struct Config {
     pub devices: Vec<DeviceQueues>,
     /// The CPUs that packets go to: `rps_cpus` of every queue.
     pub rps_cpus: CpuList,
-    /// How flows are hashed.
+    /// Hash function of flows.
     pub hasher: Arc<Hasher>,
-    /// Whether checksums are verified.
+    /// Checksum verification.
     pub verify: Verify,
-    /// How packets are coalesced at first, if they are.
+    /// Coalescing at first; `None`: off.
     pub coalesce: Coalesce,
     /// Slots of each queue's flow table; 0 turns RFS off.
     pub rps_flow_cnt: u32,
     /// Entries of the table in which applications record where they run; 0 turns RFS off.
     pub rps_sock_flow_entries: u32,
-    /// How much a CPU takes at a time.
+    /// Budgets of a CPU's turn.
     pub limits: Limits,
     /// When a held move begins.
     pub move_after: MoveAfter,
@@ -53,15 +53,15 @@ pub struct Config {
     pub netdev_max_backlog: u32,
     /// Packets that a CPU takes in hand at once.
     pub batch_max: u32,
-    /// Where all head and tail counters begin.
+    /// First value of all head and tail counters.
     pub start_counters: u32,
-    /// What changes during the run.
+    /// Scripted changes during the run.
     pub script: Script,
     /// Flows that the [outcome](super::Outcome::explained) tells of.
     pub explain: Vec<FlowHash>,
-    /// What a full backlog does to the source.
+    /// Effect of a full backlog on the source.
     pub when_full: WhenFull,
-    /// How long a CPU looks for work before it sleeps, at most.
+    /// Longest time for which a CPU looks for work before it sleeps.
     pub spin_max_ns: u64,
     /// Frames of each CPU's own, for packets that its handler makes.
     pub spare_frames: u32,
@@ -71,11 +71,11 @@ pub struct Config {
     pub senders: u16,
     /// Frames of the smallest kind for each CPU, that datagrams of slow readers are moved to.
     pub small_frames: u32,
-    /// Where the run is traced.
+    /// Recorder of the run's trace.
     pub trace: Option<Arc<Trace>>,
 }
 
-/// What a full backlog does.
+/// Effect of a full backlog.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenFull {
     /// The source waits: a capture has time. Not while a CPU is paused.
@@ -166,7 +166,7 @@ impl Config {
         cpus[queue % cpus.len()]
     }
 
-    /// What one queue or CPU writes of its part of the trace.
+    /// Recorder of one queue's or CPU's part of the trace.
     pub(super) fn intake_trace(&self) -> Option<IntakeTrace> {
         let trace = Arc::clone(self.trace.as_ref()?);
         Some(IntakeTrace::new(trace, Arc::clone(&self.hasher), self.verify))

@@ -20,7 +20,7 @@ use super::shared::Shared;
 use super::worker::{Life, Worker};
 use crate::sys;
 
-/// How long a CPU sleeps at most while its queues wait for other CPUs, which do not wake it.
+/// Longest sleep of a CPU while its queues wait for other CPUs, which do not wake it.
 const BLOCKED_SLEEP_NS: u64 = 50_000;
 
 /// A CPU of a running engine, in the hands of the thread that turns it.
@@ -66,19 +66,19 @@ impl<H: Handler> CpuThread<H> {
         self.turn_ns = self.shared.clock.now_ns();
     }
 
-    /// This CPU.
+    /// The CPU of this thread.
     #[must_use]
     pub fn cpu(&self) -> CpuId {
         self.worker.cpu
     }
 
-    /// What its handler has come to.
+    /// Handler of this CPU.
     #[must_use]
     pub fn handler(&mut self) -> &mut H {
         &mut self.worker.handler
     }
 
-    /// What wakes it when it sleeps in [`turn_until`](Self::turn_until): from any thread, cheap
+    /// Handle that wakes it when it sleeps in [`turn_until`](Self::turn_until): from any thread, cheap
     /// while it is awake.
     #[must_use]
     pub fn waker(&self) -> Waker {

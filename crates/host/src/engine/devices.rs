@@ -1,4 +1,4 @@
-//! Whose the queues of an engine are. Outside, queues are counted for each device; inside, through
+//! Devices of an engine's queues. Outside, queues are counted for each device; inside, through
 //! all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use crate::device::{Device, RxBuffers};
 use crate::error::{Error, Result};
 use crate::sys::interface::{NAME_BYTES_MAX, is_interface_name};
 
-/// What a device is called that nobody has named.
+/// Name of a device that nobody has named.
 const UNNAMED: &str = "replay";
 
 /// A device, as far as its name and its queues go.
@@ -19,9 +19,9 @@ const UNNAMED: &str = "replay";
 pub struct DeviceQueues {
     /// The interface's name, or one that an interface can have.
     pub name: String,
-    /// How many rx queues of it are polled, at least one.
+    /// Number of its rx queues that are polled, at least one.
     pub queues: u16,
-    /// What each of them tells of its receive buffers; none of a device that is not virtio.
+    /// Receive buffers of each of them; none of a device that is not virtio.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
 }
 
@@ -32,7 +32,7 @@ impl DeviceQueues {
         Self { name: name.into(), queues, rx_buffers: Vec::new() }
     }
 
-    /// Those of open devices whose sources nobody has taken. A device that is no interface is called
+    /// Queues of open devices whose sources nobody has taken. A device that is no interface is called
     /// by the last part of its path, with a number behind it if another one is called so.
     #[must_use]
     pub fn of<'a>(devices: &'a [Device]) -> Vec<Self> {
@@ -78,7 +78,7 @@ fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
 pub(crate) struct Devices(Arc<[DeviceQueues]>);
 
 impl Devices {
-    /// These, if `queues` is how many queues they have; one for all queues if none is named.
+    /// These devices, which must have `queues` queues together; one for all queues if none is named.
     ///
     /// # Errors
     /// When the numbers do not fit, or a name is none or comes twice.
@@ -117,7 +117,7 @@ impl Devices {
         Ok(Self(named.into()))
     }
 
-    /// How many there are.
+    /// Number of devices.
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
@@ -132,7 +132,7 @@ impl Devices {
         })
     }
 
-    /// What a queue tells of its receive buffers, if its device is virtio.
+    /// Receive buffers of a queue, if its device is virtio.
     pub(crate) fn rx_buffers(&self, queue: RxQueue) -> Option<&RxBuffers> {
         let of_device = self.0.iter().zip(self.iter());
         let (device, own) = of_device
@@ -141,7 +141,7 @@ impl Devices {
         device.rx_buffers.get(usize::from(queue.0 - own.start)).map(Arc::as_ref)
     }
 
-    /// What a queue is called: with its device where there are several.
+    /// Name of a queue: with its device where there are several.
     pub(crate) fn name_of(&self, queue: RxQueue) -> String {
         let device = self.iter().find(|(_, own)| own.contains(&queue.0));
         match device.filter(|_| self.count() > 1) {

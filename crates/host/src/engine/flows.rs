@@ -1,4 +1,4 @@
-//! Where applications run: what `recvmsg` and `sendmsg` record in the kernel (RFS-1).
+//! CPUs of applications: what `recvmsg` and `sendmsg` record in the kernel (RFS-1).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How long a CPU looks for work before it sleeps.
+//! Time for which a CPU looks for work before it sleeps.
 //!
 //! Sleeping saves power; waking costs, on a virtual machine more than a hundred packets' worth.
 //! So a CPU looks on for as long as its recent pauses have been short, and sleeps at once when they
@@ -16,14 +16,14 @@ const SPIN_MIN_NS: u64 = 4_000;
 /// The same while work is there and only waits for other CPUs, which are at it.
 const BLOCKED_SPIN_NS: u64 = 1_000_000;
 
-/// How often it is asked whether others want the CPU.
+/// Time between two questions whether others want the CPU.
 const LOOK_NS: u64 = 10_000_000;
 
 /// Threads that were preempted so often between two looks share their CPU with another program. The
 /// kernel's own threads come now and then.
 const PREEMPTIONS: u64 = 4;
 
-/// How long a CPU is taken for shared after that.
+/// Time for which a CPU is taken for shared after that.
 const SHARED_NS: u64 = 100_000_000;
 
 /// The longest that a CPU that others want looks for work.
@@ -33,7 +33,7 @@ const SHARED_SPIN_NS: u64 = 20_000;
 #[derive(Debug)]
 pub(super) struct Idle {
     spin_max_ns: u64,
-    /// How long the CPU looks for work now.
+    /// Time for which the CPU looks for work now.
     spin_ns: u64,
     /// When the pause began, if there is one.
     since_ns: Option<u64>,
@@ -110,7 +110,7 @@ impl Deferral {
         self.empty = 0;
     }
 
-    /// How long to sleep before the next poll, whatever comes to the queues meanwhile; `None` if that is
+    /// Time to sleep before the next poll, whatever comes to the queues meanwhile; `None` if that is
     /// to wake the CPU.
     pub(super) fn next_ns(&mut self, coalesce: &Coalesce) -> Option<u64> {
         let timeout_ns = coalesce.config.gro_flush_timeout_ns;

@@ -1,4 +1,4 @@
-//! How much a CPU takes at a time before it looks elsewhere.
+//! Budgets of a CPU before it looks elsewhere.
 
 use path::intake::DEV_WEIGHT;
 
@@ -72,7 +72,7 @@ impl Limits {
         self.skb_defer_max.min(DEFER_MAX) as usize
     }
 
-    /// What a turn that begins at `now_ns` may take.
+    /// Budget of a turn that begins at `now_ns`.
     pub(super) fn budget(&self, now_ns: u64) -> Budget {
         let time_ns = u64::from(self.netdev_budget_usecs.max(1)) * 1000;
         Budget {
@@ -84,7 +84,7 @@ impl Limits {
     }
 }
 
-/// What is left of a turn.
+/// Budget left of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     left: usize,
@@ -95,7 +95,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// How much of `wanted` may be taken at `now_ns`.
+    /// Part of `wanted` that may be taken at `now_ns`.
     pub(super) fn grant(&self, wanted: usize, now_ns: u64) -> usize {
         let is_over = now_ns.saturating_sub(self.since_ns) >= self.time_ns;
         if is_over { 0 } else { wanted.min(self.left) }

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 /// A CPU whose handler panics this often, without handling one batch between, ends the run.
 pub const PANICS_IN_A_ROW: u32 = 8;
 
-/// What each thread does with its CPU.
+/// Work of each thread with its CPU.
 pub(super) type Application<H> = Arc<dyn Fn(&mut CpuThread<H>) + Send + Sync>;
 
 /// Runs each worker on a thread of its own, in the hands of the application, until all of them end.
@@ -52,13 +52,13 @@ struct Crew<H: Handler> {
     failed: Option<Error>,
 }
 
-/// How a thread ends.
+/// End of a thread.
 enum End<H> {
     /// Its work is done.
     Done(Box<Worker<H>>),
-    /// It was lost, and its CPU is to go on. If it panicked, that is what it said.
+    /// Lost, and its CPU is to go on; with the message of its panic, if it panicked.
     Died(Box<Worker<H>>, Option<String>),
-    /// It was lost, and the run with it.
+    /// Lost, and the run with it.
     Failed(CpuId, String),
 }
 
@@ -155,7 +155,7 @@ fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> End<H> {
     }
 }
 
-/// What a panic said.
+/// Message of a panic.
 fn words(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()

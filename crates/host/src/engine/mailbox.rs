@@ -1,10 +1,10 @@
-//! Where what is handed to a CPU waits for it.
+//! Mailboxes, in which what is handed to a CPU waits for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What was handed to one CPU, the oldest first.
+/// Items handed to one CPU, the oldest first.
 pub(crate) struct Mailbox<T> {
     has_mail: AtomicBool,
     mail: Mutex<Vec<T>>,

@@ -12,7 +12,7 @@ use crate::device::pcap::MAX_RECORD_BYTES;
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// Who has packet memory of an engine.
+/// Owners of an engine's packet memory.
 pub(super) struct Pools {
     /// One for each queue.
     pub(super) queues: Vec<Pool>,

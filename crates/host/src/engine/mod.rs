@@ -162,19 +162,19 @@ impl<H: Handler + 'static> Engine<H> {
         std::mem::take(&mut self.small)
     }
 
-    /// What changes the engine while it runs, and tells how it stands.
+    /// Handle that changes the engine while it runs, and tells its state.
     #[must_use]
     pub fn control(&self) -> Control {
         Control::new(Arc::clone(&self.shared))
     }
 
-    /// What applications record in where they run, for RFS.
+    /// Table in which applications record the CPU that they run on, for RFS.
     #[must_use]
     pub fn flows(&self) -> Flows {
         self.shared.flows()
     }
 
-    /// What asks a running engine to stop: it takes no more frames, delivers those it has, and
+    /// Handle that asks a running engine to stop: it takes no more frames, delivers those it has, and
     /// ends.
     #[must_use]
     pub fn stopper(&self) -> Stopper {

@@ -1,4 +1,4 @@
-//! What a run leaves behind.
+//! Outcome of a run.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::error::Error;
 pub struct Outcome<H> {
     /// The handlers, with what they gathered, in the order of the CPUs.
     pub handlers: Vec<H>,
-    /// What each queue's intake counted.
+    /// Counters of each queue's intake.
     pub queues: Vec<Arc<IntakeCounters>>,
-    /// What each CPU did.
+    /// Work of each CPU.
     pub cpus: Vec<CpuOutcome>,
-    /// How long it took, in engine time.
+    /// Duration of the run, in engine time.
     pub elapsed_ns: u64,
     /// Packets still queued or held: none after a run that ended.
     pub queued: u64,
@@ -31,26 +31,26 @@ pub struct Outcome<H> {
     pub frames_away: usize,
     /// For each flow that was to be [explained](super::Config::explain), what each queue knows.
     pub explained: Vec<Vec<Explained>>,
-    /// What went wrong with sources, in the order of the queues, and with the script.
+    /// Failures of sources, in the order of the queues, and of the script.
     pub errors: Vec<Error>,
     /// All packet memory of the run.
     pools: Vec<Pool>,
 }
 
-/// What one CPU did.
+/// Work of one CPU.
 #[derive(Clone, Debug)]
 pub struct CpuOutcome {
     /// The CPU.
     pub cpu: CpuId,
-    /// What its delivery counted.
+    /// Counters of its delivery.
     pub delivery: Arc<DeliveryCounters>,
-    /// How long it was at work rather than looking for some.
+    /// Time for which it was at work rather than looking for some.
     pub busy_ns: u64,
     /// Number of times it was woken.
     pub wakeups: u64,
     /// Threads of it that died and were replaced.
     pub replaced: u64,
-    /// What the last of them that panicked said.
+    /// Message of the last of them that panicked.
     pub last_panic: Option<String>,
 }
 

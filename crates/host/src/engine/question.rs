@@ -1,4 +1,4 @@
-//! What somebody who watches asks the queues, between their turns.
+//! Questions to the queues, answered between their turns.
 
 use std::sync::mpsc::Sender;
 
@@ -6,7 +6,7 @@ use path::hash::FlowHash;
 use path::steer::{Drops, FlowState};
 use path::{CpuId, RxQueue};
 
-/// Where is this flow, and why? Each queue answers when it comes by.
+/// Explain this flow. Each queue answers when it comes by.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) flow: FlowHash,
@@ -14,19 +14,19 @@ pub(crate) struct Question {
     pub(crate) answers: Sender<Explained>,
 }
 
-/// What a queue knows of a flow.
+/// Knowledge of a queue about a flow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explained {
     /// The queue, counted through all devices.
     pub queue: RxQueue,
-    /// What it is called: `rx-0`, or `eth1/rx-0` where there are several devices.
+    /// Name of the queue: `rx-0`, or `eth1/rx-0` where there are several devices.
     pub name: String,
     /// The CPU that polls it.
     pub polling_cpu: CpuId,
     /// When it said so, in engine time.
     pub at_ns: u64,
-    /// Where the flow is, and why.
+    /// Current CPU of the flow, and the reason.
     pub state: FlowState,
-    /// What of it was dropped, as far as that is remembered.
+    /// Drops of it, as far as they are remembered.
     pub drops: Vec<Drops>,
 }

@@ -22,18 +22,18 @@ use crate::control::{Coalesce, CpuList, ScriptedChange};
 use crate::error::Error;
 use crate::trace::IntakeTrace;
 
-/// How long a source may take to give its last frames once a run is to end.
+/// Time that a source may take to give its last frames once a run is to end.
 const LAST_FRAMES_NS: u64 = 2_000_000_000;
 
-/// How long a source may take to send what it has when the run is over.
+/// Time that a source may take to send what it has when the run is over.
 const LINGER_NS: u64 = 100_000_000;
 
-/// How old the engine's load may be when the path looks at it.
+/// Greatest age of the engine's load when the path looks at it.
 const LOAD_AGE_NS: u64 = 1_000_000;
 
 /// A queue and what it takes to poll it.
 pub(super) struct Queue {
-    /// What it is called outside: with its device where there are several.
+    /// Name outside: with its device where there are several.
     name: String,
     intake: Intake,
     /// None once the run is over.
@@ -66,7 +66,7 @@ pub(super) struct Queue {
     failed: Option<SourceError>,
 }
 
-/// What a turn of a queue came to.
+/// Outcome of a queue's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Activity {
     /// There was work, this many frames of it.
@@ -299,7 +299,7 @@ impl Queue {
         self.intake.watch(flow);
     }
 
-    /// What is known of a flow.
+    /// Explains a flow: where it is, why, and its drops.
     pub(super) fn explain(&mut self, flow: FlowHash, at_ns: u64) -> Explained {
         Explained {
             queue: self.number(),
@@ -319,7 +319,7 @@ impl Queue {
         self.update_flow_limit();
     }
 
-    /// Where in the burst the next change takes effect.
+    /// Place in the burst at which the next change takes effect.
     fn next_change(&self, shared: &Shared) -> Option<usize> {
         let change = self.scripted_next(shared)?;
         let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
@@ -401,7 +401,7 @@ impl Queue {
         }
     }
 
-    /// What becomes readable when the source has frames.
+    /// Descriptor that is readable while the source has frames.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
     }
@@ -411,7 +411,7 @@ impl Queue {
         self.source.as_mut().is_some_and(|source| source.has_work())
     }
 
-    /// What went wrong with the source.
+    /// Failure of the source.
     pub(super) fn take_error(&mut self) -> Option<Error> {
         let failed = self.failed.take()?;
         Some(Error::of_source(self.name.clone(), failed))

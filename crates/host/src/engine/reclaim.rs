@@ -20,7 +20,7 @@ pub(super) enum Retired {
     SockFlows(Arc<SockFlowTable>),
 }
 
-/// Where tables go that are of no more use. Its thread begins with the first change that makes a table,
+/// Destination of tables that are of no more use. Its thread begins with the first change that makes a table,
 /// and ends with the engine.
 #[derive(Default, Debug)]
 pub(super) struct Reclaimer(OnceLock<Option<Sender<Retired>>>);

@@ -1,4 +1,4 @@
-//! What is set: of every knob what was asked for, whether it is in force or not.
+//! Settings: of every knob what was asked for, whether it is in force or not.
 
 use path::RxQueue;
 
@@ -14,7 +14,7 @@ pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
 /// The knobs of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// What is said of each queue.
+    /// Settings of each queue.
     pub queues: Vec<QueueSettings>,
     /// Entries of the socket-flow table; 0: there is none.
     pub rps_sock_flow_entries: u32,
@@ -26,13 +26,13 @@ pub struct Settings {
     pub paused: CpuList,
     /// Packets that a backlog takes.
     pub netdev_max_backlog: u32,
-    /// How much a CPU takes at a time.
+    /// Budgets of a CPU's turn.
     pub limits: Limits,
     /// The CPUs that limit flows when they poll.
     pub flow_limit_cpu_bitmap: CpuList,
     /// Buckets of a flow limit that is turned on next.
     pub flow_limit_table_len: u32,
-    /// How packets are coalesced.
+    /// Coalescing.
     pub coalesce: Coalesce,
 }
 
@@ -46,7 +46,7 @@ pub struct QueueSettings {
 }
 
 impl Settings {
-    /// Those that an engine of `queues` queues begins with.
+    /// Settings that an engine of `queues` queues begins with.
     #[must_use]
     pub fn of(config: &Config, queues: usize) -> Self {
         let queue = QueueSettings {
@@ -67,7 +67,7 @@ impl Settings {
         }
     }
 
-    /// What is said of a queue, if there is such a queue.
+    /// Settings of a queue, if there is such a queue.
     #[must_use]
     pub fn queue(&self, queue: RxQueue) -> Option<&QueueSettings> {
         self.queues.get(usize::from(queue.0))

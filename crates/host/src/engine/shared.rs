@@ -1,4 +1,4 @@
-//! What the threads of an engine share.
+//! State that the threads of an engine share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     cpus: CpuList,
     devices: Devices,
     bells: Box<[Bell]>,
-    /// Whether each CPU is paused in the lowest bit, and since which epoch above.
+    /// Pause of each CPU: the lowest bit, and above it the epoch since which.
     paused: Box<[AtomicU64]>,
     /// Written by each CPU for itself.
     busy_ns: Box<[AtomicU64]>,
@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     squeezed: Box<[AtomicU64]>,
     /// The CPU that polls each queue. Written by that CPU.
     polling: Box<[Poller]>,
-    /// What is counted, by queue and by the CPU's place.
+    /// Counters, by queue and by the CPU's place.
     counters: OnceLock<Counters>,
     /// Threads that stand ready on their CPUs, and whether they may begin.
     ready: AtomicUsize,
@@ -50,11 +50,11 @@ pub(crate) struct Shared {
     live_queues: AtomicUsize,
     /// CPUs that may still deliver packets.
     undelivered_cpus: AtomicUsize,
-    /// What the script changes during the run.
+    /// Scripted changes during the run.
     pub(super) script: Script,
     /// All changes, scripted and asked for, on their way to the threads.
     changes: Mutex<Changes>,
-    /// Where tables go that changes have replaced.
+    /// Destination of tables that changes have replaced.
     pub(super) reclaimer: Arc<Reclaimer>,
     /// The latest epoch that has begun on any queue.
     announced: AtomicU32,
@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     pub(super) explain: Vec<FlowHash>,
 }
 
-/// What an engine counts.
+/// Counters of an engine.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) queues: Vec<Arc<IntakeCounters>>,
@@ -185,7 +185,7 @@ impl Shared {
         self.busy_ns[index].load(Ordering::Relaxed)
     }
 
-    /// How long all CPUs have been busy together.
+    /// Busy time of all CPUs together.
     pub(super) fn total_busy_ns(&self) -> u64 {
         self.busy_ns.iter().map(|busy| busy.load(Ordering::Relaxed)).sum()
     }
@@ -235,7 +235,7 @@ impl Shared {
         written
     }
 
-    /// What is wrong with a change as things stand, if anything.
+    /// Objection to a change as things stand, if any.
     pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
         self.changes().check(change)
     }
@@ -251,12 +251,12 @@ impl Shared {
         self.changes().take_refused()
     }
 
-    /// What is set now.
+    /// Settings now.
     pub(crate) fn settings(&self) -> Settings {
         self.changes().settings().clone()
     }
 
-    /// How flows are hashed now.
+    /// Hash function of flows now.
     pub(crate) fn hasher(&self) -> Arc<Hasher> {
         Arc::clone(self.changes().hasher())
     }
@@ -266,7 +266,7 @@ impl Shared {
         self.changes().in_force(cpus)
     }
 
-    /// Where applications record where they run.
+    /// Table in which applications record the CPU that they run on.
     pub(super) fn flows(&self) -> Flows {
         Flows(Arc::clone(self.changes().sock_flows()))
     }
@@ -277,7 +277,7 @@ impl Shared {
         debug_assert!(set.is_ok(), "an engine is built once");
     }
 
-    /// Where everything is counted.
+    /// Counters of everything.
     pub(crate) fn counters(&self) -> Option<&Counters> {
         self.counters.get()
     }

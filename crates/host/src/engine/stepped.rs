@@ -13,7 +13,7 @@ use super::shared::Shared;
 use super::worker::{Life, Worker};
 use crate::random::Random;
 
-/// What things cost in virtual time.
+/// Costs in virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VirtualCosts {
     /// Taking in one frame.
@@ -30,10 +30,10 @@ impl Default for VirtualCosts {
     }
 }
 
-/// How long it takes at most to replace a thread that died.
+/// Longest time to replace a thread that died.
 const REPLACE_NS: u64 = 200_000;
 
-/// How long it takes to wake up, or to look again for what another CPU is to do.
+/// Time to wake up, or to look again for what another CPU is to do.
 const IDLE_NS: u64 = 1_000;
 
 /// One turn in this many takes [`STALL_FACTOR`] times as long: an interrupt, or a neighbour.

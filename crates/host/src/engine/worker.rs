@@ -30,19 +30,19 @@ pub(super) struct Worker<H> {
     pub(super) handler: H,
     /// The changes that the delivery follows.
     pub(super) changes: Follower,
-    /// How packets are coalesced in it.
+    /// Coalescing on delivery.
     pub(super) coalesce: Coalesce,
     /// Queues on their way to each CPU.
     pub(super) mailboxes: Mailboxes,
-    /// How much is taken at a time.
+    /// Budgets of a turn.
     pub(super) limits: Limits,
     /// The CPU that polls this one's queues, once this one does not run.
     pub(super) heir: Option<CpuId>,
-    /// What is left of the turn.
+    /// Budget left of the turn.
     pub(super) budget: Budget,
     /// The time, as of the last look.
     pub(super) now_ns: u64,
-    /// Who goes first in the next turn, since the last one ended before.
+    /// Queue to start with next turn; the last turn ran out of budget there.
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
     pub(super) life: Life,
@@ -53,15 +53,15 @@ pub(super) struct Worker<H> {
     pub(super) shared: Arc<Shared>,
 }
 
-/// How it stands with the CPU's thread.
+/// State of the CPU's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Life {
-    /// It lives.
+    /// Alive.
     #[default]
     Alive,
-    /// It is to end with the next batch that it takes in hand.
+    /// The thread terminates after it dequeues its next batch (fault injection).
     Doomed,
-    /// It has taken that batch, and nobody will handle it.
+    /// That batch was dequeued, and nobody will handle it.
     Dead,
     /// The handler has the batch: if the thread panics now, it is the handler's doing.
     Handling,
@@ -71,7 +71,7 @@ pub(super) enum Life {
 #[derive(Debug, Default)]
 pub(super) struct Deaths {
     pub(super) count: u64,
-    /// Those that panicked without a batch handled between.
+    /// Threads that panicked without a batch handled between.
     pub(super) in_a_row: u32,
     /// Batches handled when the last of them died.
     batches: u64,
@@ -295,20 +295,20 @@ impl<H: Handler> Worker<H> {
         self.delivered && self.shared.all_delivered()
     }
 
-    /// What becomes readable when there are frames for this CPU to take in.
+    /// Descriptors that are readable while there are frames for this CPU to take in.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.queues.iter().filter_map(Queue::descriptor).collect()
     }
 }
 
-/// Who polls the queues of `cpu` while only `running` run: the first of those, unless it is one.
+/// CPU that polls the queues of `cpu` while only `running` run: the first of those, unless it is one.
 fn heir(cpu: CpuId, running: &CpuList, shared: &Shared) -> Option<CpuId> {
     let (running, _) = running.split_by(shared.cpus());
     if running.contains(cpu) { None } else { running.cpus().first().copied() }
 }
 
 impl Activity {
-    /// What two parts of a turn come to together.
+    /// Progress of two parts of a turn together.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Worked(some), Self::Worked(more)) => Self::Worked(some + more),

@@ -23,7 +23,7 @@ pub struct Datagram {
     pub(super) freed_bytes: u32,
 }
 
-/// Where an answer goes.
+/// Destination of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub(super) between: Between,
@@ -49,7 +49,7 @@ impl Datagram {
         Self { packet, answer: None, together, freed_bytes: 0 }
     }
 
-    /// What was sent; of merged datagrams the first one's payload. Once answered: the answer.
+    /// Payload that was sent; of merged datagrams the first one's. Once answered: the answer.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         if self.answer.is_some() {
@@ -84,7 +84,7 @@ impl Datagram {
         self.packet.gso_size()
     }
 
-    /// Who sent it.
+    /// Sender.
     #[must_use]
     pub fn source(&self) -> SocketAddr {
         let Between { destination: sender, .. } = self.way_back();
@@ -204,7 +204,7 @@ fn joined(packet: &Packet) -> Box<[u8]> {
 #[derive(Default)]
 pub struct Datagrams {
     pub(super) datagrams: Vec<Datagram>,
-    /// Whose they are.
+    /// Socket that they were read from.
     pub(super) of: Option<Arc<Inner>>,
     /// `truesize` of those that were sent back.
     pub(super) gone_bytes: u32,
@@ -217,7 +217,7 @@ impl Datagrams {
         Self::default()
     }
 
-    /// How many there are.
+    /// Number of datagrams.
     #[must_use]
     pub fn len(&self) -> usize {
         self.datagrams.len()
@@ -229,7 +229,7 @@ impl Datagrams {
         self.datagrams.is_empty()
     }
 
-    /// They, in the order in which each sender's came.
+    /// Datagrams, in the order in which each sender's came.
     pub fn iter(&self) -> std::slice::Iter<'_, Datagram> {
         self.datagrams.iter()
     }

@@ -1,4 +1,4 @@
-//! What a socket is behind its face: its reader, its place, its way out.
+//! Socket behind its face: its reader, its place, its way out.
 
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ use crate::sys::readiness::Told;
 pub(super) struct Inner {
     pub(super) shared: Arc<Shared>,
     pub(super) id: SocketId,
-    /// What it was bound to.
+    /// Address that it was bound to.
     bound: SocketAddr,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
@@ -47,7 +47,7 @@ pub(super) struct Inner {
     pub(super) reserved: Option<std::net::UdpSocket>,
 }
 
-/// Whom a socket is connected to, as it shows it.
+/// Peer of a connected socket, as it shows it.
 #[derive(Clone, Copy)]
 struct Peer {
     /// The socket's own address.
@@ -106,7 +106,7 @@ impl Inner {
         is_connected.then(chosen).flatten().unwrap_or(self.bound)
     }
 
-    /// Whom it is connected to.
+    /// Peer that it is connected to.
     pub(super) fn remote(&self) -> Option<SocketAddr> {
         self.is_connected.load(Ordering::Acquire).then(|| *self.peer())?.map(|peer| peer.remote)
     }

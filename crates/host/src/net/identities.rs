@@ -1,4 +1,4 @@
-//! Who this host is on each device.
+//! Addresses of this host on each device.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use crate::sys;
 use crate::sys::interface::{Interface, MacAddress};
 use crate::sys::neighbour;
 
-/// Who this host is on a device.
+/// Addresses of this host on a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Addresses {
-    /// Whom the kernel says: on an interface that it has too.
+    /// The kernel's, on an interface that it has too.
     #[default]
     Kernels,
     /// Somebody else: these addresses are nobody's but ours, so ARP, neighbour solicitations and echo
@@ -30,7 +30,7 @@ pub enum Addresses {
     },
 }
 
-/// What devices have when nobody says otherwise.
+/// Default MTU of devices.
 const ETHERNET_MTU: u32 = 1500;
 
 /// Reads `10.0.0.2/24`; without the bits, a network of one.
@@ -55,7 +55,7 @@ pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
     devices.iter().enumerate().flat_map(queues).collect()
 }
 
-/// Who we are on each, as `named` or as the kernel says.
+/// Addresses on each, as `named` or as the kernel says.
 pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<NetDevice>> {
     let kernels = Addresses::Kernels;
     let of = |(index, device): (usize, &Device)| {
@@ -110,7 +110,7 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Who the kernel says that this host is. Where the kernel hears nothing, we answer for it.
+/// Addresses of this host as the kernel has them. Where the kernel hears nothing, we answer for it.
 fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
     let addresses = neighbour::addresses(interface.index).map_err(|source| Error::Device {
         name: interface.name.clone(),

@@ -88,23 +88,23 @@ use shared::{NetDevice, Parts, Shared};
 use transmit::Transmitter;
 use wake::Wake;
 
-/// What a socket may hold of packet memory when nobody says otherwise, in bytes: what the kernel's
+/// Packet memory that a socket may hold by default, in bytes: what the kernel's
 /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
 pub const RMEM_DEFAULT: u32 = 3 * 212_992;
 
 /// The most that a socket may be given.
 pub const RMEM_MAX: u32 = 64 << 20;
 
-/// What sockets are laid over devices with.
+/// Configuration of the socket layer.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
-    /// Who this host is on each device, in their order. Those that are not named: as the kernel says.
+    /// Addresses of this host on each device, in their order. Devices that are not named: as the kernel says.
     pub addresses: Vec<Addresses>,
-    /// What a socket may hold at first, in bytes of packet memory.
+    /// Packet memory that a socket may hold at first, in bytes.
     pub rmem_default: u32,
     /// The most that it may be given.
     pub rmem_max: u32,
-    /// How the memory of datagrams is used and freed, at first.
+    /// Policy at first for the memory of datagrams.
     pub policy: BufferPolicy,
     /// Frames of each queue for what waits in sockets: together they should not hold more, or
     /// the device lacks some (`udp_mem`).
@@ -130,7 +130,7 @@ impl Default for NetConfig {
     }
 }
 
-/// Where sockets are bound. Cheap to clone.
+/// Handle by which sockets are bound. Cheap to clone.
 #[derive(Clone)]
 pub struct Net(Arc<Shared>);
 
@@ -236,7 +236,7 @@ impl Net {
         self.0.cpus()
     }
 
-    /// How the memory of datagrams is used and freed, from now on.
+    /// Sets the policy for the memory of datagrams.
     ///
     /// # Errors
     /// When there is no memory for a copy cache (UDP-5), and that is what is asked for.
@@ -249,7 +249,7 @@ impl Net {
         Ok(())
     }
 
-    /// What the network layer has counted, by CPU.
+    /// Counters of the network layer, by CPU.
     #[must_use]
     pub fn counters(&self) -> &[Arc<NetworkCounters>] {
         &self.0.counters
@@ -377,13 +377,13 @@ impl SocketOptions {
 }
 
 impl NetEngine {
-    /// What changes the engine while it runs, and tells how it stands.
+    /// Handle that changes the engine while it runs, and tells its state.
     #[must_use]
     pub fn control(&self) -> Control {
         self.engine.control()
     }
 
-    /// What asks it to stop.
+    /// Handle that asks it to stop.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()

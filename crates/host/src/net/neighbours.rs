@@ -19,7 +19,7 @@ use mem::Pool;
 use crate::sys::interface::InterfaceIndex;
 use crate::sys::neighbour;
 
-/// How long the kernel's word is taken for.
+/// Time for which the kernel's answer is remembered.
 const REMEMBER_NS: u64 = 1_000_000_000;
 
 /// The kernel is asked at most this often for the sake of answers: those can go back to where their
@@ -40,12 +40,12 @@ pub(super) enum Neighbours {
     Own(Arc<Mutex<Learned>>),
 }
 
-/// Where a packet goes next.
+/// Next hop of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hop {
     /// There; None where there is no link layer.
     Known(Option<Stations>),
-    /// This neighbour's station has been asked for: the packet is to be held until it is known.
+    /// Station of this neighbour asked for: the packet is to be held until it is known.
     Sought(IpAddr),
     /// Nobody here knows, or asks: the kernel does.
     Unknown,
@@ -61,7 +61,8 @@ impl Neighbours {
         Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0, learned })
     }
 
-    /// Where to send a datagram of our own accord. Packets that ask for the station go to `asks`.
+    /// Finds the next hop of a datagram that no packet asked for. Packets that ask for its station go to
+    /// `asks`.
     pub(super) fn hop_to(
         &mut self,
         destination: IpAddr,
@@ -113,7 +114,7 @@ impl Neighbours {
         }
     }
 
-    /// Where to send an answer to what came from station `back`.
+    /// Finds the next station of an answer to a packet from station `back`.
     pub(super) fn hop_back(
         &mut self,
         destination: IpAddr,
@@ -183,22 +184,22 @@ fn group_station(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
     }
 }
 
-/// What the kernel said of one interface's neighbours.
+/// Answers of the kernel on one interface's neighbours.
 pub(super) struct KernelsNeighbours {
     interface: InterfaceIndex,
     /// By destination; a newer one takes its place.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
-    /// Those that the kernel cannot learn, for it hears nothing.
+    /// Neighbours that the kernel cannot learn, for it hears nothing.
     learned: Option<Arc<Mutex<Learned>>>,
 }
 
 /// The kernel's answer.
 enum Asked {
     Station([u8; 6]),
-    /// Whose station it does not know.
+    /// A neighbour whose station it does not know.
     Neighbour(IpAddr),
-    /// It has no way there.
+    /// No way there.
     Nothing,
 }
 

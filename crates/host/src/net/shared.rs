@@ -1,4 +1,4 @@
-//! What sockets, and the stacks of all CPUs, share.
+//! State that sockets, and the stacks of all CPUs, share.
 
 use std::fmt;
 use std::io;
@@ -34,7 +34,7 @@ const SLOTS: u32 = 32;
 /// One device, as the stack sees it.
 pub(super) struct NetDevice {
     pub(super) name: String,
-    /// Who this host is on it.
+    /// Addresses of this host on it.
     pub(super) identity: ArcSwap<Identity>,
     /// None where the kernel does not have it too.
     pub(super) kernels: Option<InterfaceIndex>,
@@ -61,7 +61,7 @@ pub(super) struct Shared {
     late: OnceLock<Late>,
     pub(super) blocked: Blocked,
     pub(super) policy: SharedPolicy,
-    /// Why there are no copy caches, if there are none.
+    /// Reason why there are no copy caches, if there are none.
     pub(super) no_copy_cache: Option<String>,
     pub(super) rmem_default: u32,
     pub(super) rmem_max: u32,
@@ -71,7 +71,7 @@ pub(super) struct Shared {
     pub(super) relief: Box<[Arc<ReliefCounters>]>,
 }
 
-/// What there is once the engine is built, which is before anything comes.
+/// Parts that come with the engine, before any packet.
 pub(super) struct Late {
     /// By CPU, in their order.
     transmitters: Box<[Mutex<Transmitter>]>,
@@ -90,7 +90,7 @@ struct Sockets {
     next_port: u16,
 }
 
-/// Who we are on each device at one moment, and so which of them leads where.
+/// Addresses on each device at one moment, and so the device that leads to a destination.
 pub(super) struct Routes(Vec<Guard<Arc<Identity>>>);
 
 impl Routes {
@@ -116,13 +116,13 @@ impl Routes {
         by_default
     }
 
-    /// Who we are on a device.
+    /// Addresses of this host on a device.
     pub(super) fn identity(&self, device: usize) -> &Identity {
         &self.0[device]
     }
 }
 
-/// What a `Shared` is made of.
+/// Parts of a `Shared`.
 pub(super) struct Parts {
     pub(super) cpus: Vec<CpuId>,
     pub(super) devices: Vec<NetDevice>,
@@ -179,7 +179,7 @@ impl Shared {
         self.late.get().unwrap_or_else(|| unreachable!("a Net is handed out when it is complete"))
     }
 
-    /// Where readers record where they run.
+    /// Table in which readers record the CPU that they run on.
     pub(super) fn flows(&self) -> &Flows {
         &self.late().flows
     }
@@ -258,12 +258,12 @@ impl Shared {
         (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
     }
 
-    /// Those of a CPU, by its place.
+    /// Counters of a CPU, by its place.
     pub(super) fn transmitter_of(&self, index: usize) -> MutexGuard<'_, Transmitter> {
         self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which device leads where, as of now.
+    /// Routes as of now.
     pub(super) fn routes(&self) -> Routes {
         Routes(self.devices.iter().map(|device| device.identity.load()).collect())
     }

@@ -1,4 +1,4 @@
-//! What the network layer has counted of what came, as `/proc/net/snmp` and `/proc/net/snmp6` write it.
+//! Counters of the network layer, as `/proc/net/snmp` and `/proc/net/snmp6` write it.
 
 use std::fmt::Write;
 use std::sync::Arc;

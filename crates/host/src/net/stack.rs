@@ -52,7 +52,7 @@ impl NetStack {
         }
     }
 
-    /// What the network layer of this CPU has counted.
+    /// Counters of this CPU's network layer.
     #[must_use]
     pub fn counters(&self) -> &Arc<NetworkCounters> {
         self.stack.network().counters()

@@ -21,7 +21,7 @@ use crate::error::Result;
 /// Datagrams that are gathered before the device is told.
 const GATHER_MAX: usize = 64;
 
-/// What a datagram is sent with, besides its addresses.
+/// Fields of a datagram that is sent, besides its addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Marks {
     pub(super) ttl: u8,
@@ -42,10 +42,10 @@ pub(super) struct Between {
     pub(super) destination: SocketAddr,
 }
 
-/// What came of a datagram that was to be sent.
+/// Outcome of gathering a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Gathered {
-    /// It goes with the next flush.
+    /// The datagram goes with the next flush.
     Yes,
     /// Nobody knows its next station yet.
     NextUnknown,
@@ -227,7 +227,7 @@ impl Transmitter {
         (0..self.ways.len()).map(|device| self.flush(device)).fold(Ok(()), Result::and)
     }
 
-    /// How much of a payload of several datagrams goes as one: as many as a frame holds.
+    /// Bytes of a payload of several datagrams that go as one: as many datagrams as a frame holds.
     pub(super) fn whole_len(&self, gso_size: u16) -> usize {
         let most = self.pool.largest_frame_bytes().min(u16::MAX.into()) as usize;
         let size = usize::from(gso_size.max(1));

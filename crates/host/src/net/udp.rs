@@ -23,7 +23,7 @@ use crate::engine::CpuThread;
 #[derive(Clone)]
 pub struct UdpSocket(pub(super) Arc<Inner>);
 
-/// What a socket has counted.
+/// Counters of a socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketCounts {
     /// Datagrams that were queued for its reader.
@@ -204,7 +204,7 @@ impl UdpSocket {
         self.0.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
     }
 
-    /// How long a call waits for a datagram; `None`: for ever (`SO_RCVTIMEO`).
+    /// Time for which a call waits for a datagram; `None`: for ever (`SO_RCVTIMEO`).
     ///
     /// # Errors
     /// When it is zero, as of `std`.
@@ -212,7 +212,7 @@ impl UdpSocket {
         set_timeout(&self.0.read_timeout_ns, timeout)
     }
 
-    /// How long a call waits for packet memory to send from; `None`: for ever (`SO_SNDTIMEO`).
+    /// Time for which a call waits for packet memory to send from; `None`: for ever (`SO_SNDTIMEO`).
     ///
     /// # Errors
     /// When it is zero, as of `std`.
@@ -255,7 +255,7 @@ impl UdpSocket {
         self.0.join(group)
     }
 
-    /// What it has counted.
+    /// Counters of the socket.
     #[must_use]
     pub fn counts(&self) -> SocketCounts {
         let reader = self.0.reader();
@@ -271,7 +271,7 @@ impl UdpSocket {
 }
 
 impl UdpSocket {
-    /// What [`AsFd`] has, unless no descriptors are left.
+    /// The descriptor of [`AsFd`], unless none is left.
     ///
     /// # Errors
     /// When the process has no descriptors left.

@@ -98,7 +98,7 @@ impl Inner {
         }
     }
 
-    /// What tells whoever waits for it that something may be read, or sent.
+    /// Descriptor that tells whoever waits for it that something may be read, or sent.
     pub(super) fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
         if let Some(descriptor) = self.descriptor.get() {
             return Ok(descriptor.as_fd());
@@ -114,7 +114,7 @@ impl Inner {
         Ok(self.descriptor.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
     }
 
-    /// What waits for packet memory to send from.
+    /// Senders that wait for packet memory.
     pub(super) fn patience(&self) -> Patience<'_> {
         Patience { of: self, deadline: Deadline::of(&self.write_timeout_ns), pause: PAUSE }
     }
@@ -166,7 +166,7 @@ impl Deadline {
         Self { timeout: (ns > 0).then(|| Duration::from_nanos(ns)), began: None }
     }
 
-    /// What is left; None: for ever.
+    /// Time left; None: for ever.
     ///
     /// # Errors
     /// Would block, as on Linux, when nothing is.

@@ -1,4 +1,4 @@
-//! How those who wait for a socket are woken: threads that sleep in a call, CPUs that turn themselves,
+//! Wake-up of those who wait for a socket: threads that sleep in a call, CPUs that turn themselves,
 //! and whoever waits for the socket's descriptor.
 //!
 //! A queue says once that something has come, to whoever clears the sign that its reader sleeps. There
@@ -16,7 +16,7 @@ use path::arrive::Waker;
 
 use crate::sys::readiness::{Teller, Told};
 
-/// Who waits for a socket.
+/// Waiters for a socket.
 #[derive(Default)]
 pub(super) struct Wake {
     state: Mutex<State>,

@@ -1,4 +1,4 @@
-//! What a change is to a queue.
+//! Effect of a change on a queue.
 
 use std::sync::Arc;
 
