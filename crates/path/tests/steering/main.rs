@@ -8,6 +8,7 @@ mod holds; //   an elephant's held move and everybody else
 mod journal; // what the CPUs write down
 mod laws; //    the promises over random schedules
 mod rfs; //     packets follow their applications
+mod room; //    bursts: full ones, and room for them
 mod tables; //  tables and keys are replaced
 mod truth; //   what is said afterwards
 mod told; //    what whoever asks is told
