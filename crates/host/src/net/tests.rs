@@ -492,3 +492,21 @@ proptest! {
         rig.end(turns[0].policy);
     }
 }
+
+/// `XRLIM_BURST_FACTOR` errors at once are told to a host, by whichever CPU, however many there are.
+#[test]
+fn promise_13_each_cpu_may_tell_one_host_of_a_burst() {
+    const BURST: u32 = 6;
+    let whole = NetworkConfig::default();
+    for cpus in [1, 2, 8, 9, 64, 1024] {
+        let config = super::network_config(cpus);
+        for (share, whole) in [
+            (config.icmp_msgs_burst, whole.icmp_msgs_burst),
+            (config.icmp_msgs_per_sec, whole.icmp_msgs_per_sec),
+        ] {
+            let count = u32::try_from(cpus).unwrap();
+            assert!(share >= BURST && share <= whole, "{share} of {whole} for {cpus}");
+            assert!(share * count <= whole || share == BURST, "{share} of {whole} for {cpus}");
+        }
+    }
+}
