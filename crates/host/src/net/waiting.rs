@@ -93,7 +93,8 @@ impl Inner {
             return self.wake.readable();
         }
         self.wake.not_readable(due, descriptor);
-        if !reader.outlet.arm() {
+        // Whoever ended the run, or put something in, may have said so just before.
+        if !reader.outlet.arm() || self.hub.has_news(due) {
             self.hub.wake_reader();
         }
     }
