@@ -1,4 +1,4 @@
-//! What happens to a run besides packets: changes and faults.
+//! Events of a run other than packets: changes and faults.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use path::{CpuId, RxQueue};
 
 use crate::cpu_set::CpuSet;
 
-/// From and to, both included.
+/// An inclusive range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span(pub(crate) u64, pub(crate) u64);
 
@@ -18,45 +18,45 @@ impl Span {
     }
 }
 
-/// Something that happens again and again.
+/// An action that recurs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recurring {
     pub(crate) action: Action,
     pub(crate) every_ns: Span,
 }
 
-/// Changes and faults as a scenario has them; what exactly is drawn when the time comes.
+/// Changes and faults of a scenario; the details are drawn when they occur.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
-    /// Another mask, of the scenario's CPUs; of `least` of them at least.
+    /// Writes another mask, with at least `least` of the scenario's CPUs.
     RpsCpus { least: usize },
-    /// The flow tables are rewritten, with one of these sizes.
+    /// Rewrites the flow tables, with one of these sizes.
     RpsFlowCnt(&'static [u32]),
-    /// The socket-flow table is rewritten, with one of these sizes.
+    /// Rewrites the socket-flow table, with one of these sizes.
     SockFlowEntries(&'static [u32]),
-    /// Backlogs take as many packets as one of these.
+    /// Sets the backlog limit to one of these numbers of packets.
     MaxBacklog(&'static [u32]),
-    /// Flows are hashed under another key.
+    /// Changes the key that flows are hashed under.
     HashKey,
-    /// Segments are merged before steering, behind it, or no more.
+    /// Merges segments before steering, after it, or not at all.
     Coalesce,
-    /// The flow limit is turned on or off. The reference has none.
+    /// Turns the flow limit on or off. The reference has none.
     FlowLimit,
-    /// The reader of a flow moves to another CPU.
+    /// Moves the reader of a flow to another CPU.
     ReaderMoves,
-    /// A CPU is taken out, and put back after a while.
+    /// Takes a CPU offline, and brings it back after a while.
     CpuOut { lasts_ns: Span },
-    /// The thread of a CPU dies with what it has in hand, and is replaced after a while.
+    /// Kills the thread of a CPU with the packets in its hands, and replaces it after a while.
     Kill { lasts_ns: Span },
-    /// A CPU delivers nothing for a while.
+    /// Stops delivery on a CPU for a while.
     Pause { lasts_ns: Span },
-    /// A CPU takes many times as long for everything for a while.
+    /// Slows a CPU down by a large factor for a while.
     Slow { lasts_ns: Span },
-    /// So many packets arrive at once.
+    /// Lets this many packets arrive at once.
     Burst { packets: Span },
 }
 
-/// A live change, as a machine is told of it.
+/// A live change, as passed to a machine.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     RpsCpus(CpuSet),
@@ -66,18 +66,18 @@ pub(crate) enum Change {
     HashKey(Arc<Hasher>),
     Coalesce(CoalesceAt),
     FlowLimit(bool),
-    /// The CPUs that run.
+    /// The CPUs that are online.
     Online(CpuSet),
-    /// Somebody has noticed that a CPU is gone: the kernel's `dev_cpu_dead`, run by another CPU.
+    /// A CPU's removal was noticed: the kernel's `dev_cpu_dead`, run by another CPU.
     CpuDead {
         gone: CpuId,
         runs_on: CpuId,
     },
-    /// Another CPU polls a queue.
+    /// Moves the polling of a queue to another CPU.
     PollingCpu(RxQueue, CpuId),
 }
 
-/// Where segments are merged.
+/// Stage at which segments are merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum CoalesceAt {
     #[default]

@@ -1,26 +1,27 @@
-//! What things cost in virtual time.
+//! Costs of activities in virtual time.
 
 use forebay::random::Random;
 
-/// Taking in one frame.
+/// Intake of one frame.
 pub(crate) const INTAKE_NS: u64 = 100;
 
-/// Delivering one packet, the application's work included: a CPU takes a million packets a second.
+/// Delivery of one packet, including the application's work: a CPU handles a million packets a
+/// second.
 pub(crate) const SERVICE_NS: u64 = 1_000;
 
-/// How long it takes to wake up, or to look again for what another CPU is to do: at most.
+/// Longest delay of a wake-up, or until a CPU notices work from another CPU.
 pub(crate) const WAKE_NS: u64 = 2_000;
 
-/// The end of a batch, where it is long enough to be seen: at most.
+/// Longest completion of a batch, if it takes time at all.
 pub(crate) const COMPLETE_NS: u64 = 500;
 
-/// One batch in this many is not over at once when its packets are handled.
+/// One batch in this many takes time to complete after its packets were handled.
 const COMPLETE_ONE_IN: u64 = 8;
 
-/// How much longer a turn takes when it stalls: an interrupt, or a neighbour.
+/// Factor by which a stalled turn takes longer, because of an interrupt or a neighbour.
 const STALL_FACTOR: u64 = 20;
 
-/// What a turn costs, and how much of that no turn should.
+/// Cost of a turn, and the part of it beyond the bound.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) ns: u64,
@@ -28,7 +29,7 @@ pub(crate) struct Cost {
     pub(crate) excess_ns: u64,
 }
 
-/// How costs vary in a run.
+/// Variation of costs in a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Costs {
     /// One turn in this many stalls; 0: none does.
@@ -36,7 +37,8 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// Half to one and a half times as long, `slowed` times that, and now and then much longer.
+    /// Draws a cost of 0.5 to 1.5 times `base_ns`, multiplied by `slowed`, and occasionally by the
+    /// stall factor.
     pub(crate) fn draw(self, base_ns: u64, slowed: u64, random: &mut Random) -> Cost {
         let mut ns = random.between(base_ns / 2, at_most(base_ns)).max(1) * slowed;
         if self.stall_one_in > 0 && random.below(self.stall_one_in) == 0 {
@@ -45,13 +47,13 @@ impl Costs {
         Cost { ns, excess_ns: ns.saturating_sub(at_most(base_ns)) }
     }
 
-    /// How long a batch lasts after its packets were handled, if that is to be seen.
+    /// Duration of a batch's completion after its packets were handled; `None` if it takes no time.
     pub(crate) fn draw_completion(random: &mut Random) -> Option<u64> {
         (random.below(COMPLETE_ONE_IN) == 0).then(|| random.between(1, COMPLETE_NS))
     }
 }
 
-/// What a turn costs at most, stalls and slowness apart.
+/// Upper bound on the cost of a turn, without stalls and slowness.
 pub(crate) fn at_most(base_ns: u64) -> u64 {
     base_ns + base_ns / 2
 }

@@ -1,22 +1,22 @@
-//! A few CPUs.
+//! A set of CPUs.
 
 use forebay::random::Random;
 use path::CpuId;
 
-/// The most CPUs of a run: bits of a set.
+/// Largest number of CPUs in a run: the bits of a set.
 pub(crate) const CPUS_MAX: u16 = 64;
 
-/// CPUs below [`CPUS_MAX`], a bit for each.
+/// CPUs below [`CPUS_MAX`], one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct CpuSet(u64);
 
 impl CpuSet {
-    /// CPUs from `first` to below `end`.
+    /// CPUs from `first` to `end`, exclusive.
     pub(crate) fn range(first: u16, end: u16) -> Self {
         (first..end).map(CpuId).collect()
     }
 
-    /// Those of `all`, each with one chance in two; `least` of them at least.
+    /// A random subset of `all`, each CPU with probability one half, but at least `least` of them.
     pub(crate) fn draw(all: Self, least: usize, random: &mut Random) -> Self {
         let mut drawn = Self(all.0 & random.bits());
         while drawn.len() < least.min(all.len()) {
@@ -25,7 +25,7 @@ impl CpuSet {
         drawn
     }
 
-    /// One of them, by one draw; CPU 0 if there is none.
+    /// A random CPU of the set, by one draw; CPU 0 if the set is empty.
     pub(crate) fn pick(self, random: &mut Random) -> CpuId {
         let index = random.below(self.len() as u64);
         self.iter().nth(usize::try_from(index).unwrap_or(0)).unwrap_or(CpuId(0))
@@ -55,12 +55,12 @@ impl CpuSet {
         self.0.count_ones() as usize
     }
 
-    /// In ascending order.
+    /// CPUs in ascending order.
     pub(crate) fn iter(self) -> impl Iterator<Item = CpuId> {
         (0..CPUS_MAX).map(CpuId).filter(move |cpu| self.contains(*cpu))
     }
 
-    /// As `rps_cpus` is printed.
+    /// The mask in the format of `rps_cpus`.
     pub(crate) fn mask(self) -> String {
         let (high, low) = (self.0 >> 32, self.0 & u64::from(u32::MAX));
         if high == 0 { format!("{low:x}") } else { format!("{high:x},{low:08x}") }

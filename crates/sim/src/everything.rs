@@ -1,4 +1,4 @@
-//! The scenario of which all is drawn.
+//! The scenario in which everything is drawn.
 
 use forebay::random::Random;
 use path::steer::{MoveAfter, SpreadPolicy};
@@ -10,7 +10,7 @@ use crate::scenario::{Hashes, Knobs, ReaderPlan, Scenario, TrafficPlan, before_w
 
 const US: u64 = 1_000;
 
-/// Seven runs in ten see each kind of change.
+/// Tenths of the runs that include each kind of change.
 const ACTION_TENTHS: u64 = 7;
 
 pub(crate) fn draw(cpus: Option<u16>, random: &mut Random) -> Scenario {
@@ -87,7 +87,7 @@ fn knobs(cpus: u16, random: &mut Random) -> Knobs {
     }
 }
 
-/// What of all that can happen does in this run, and how often.
+/// Draws the actions of this run, and their frequency.
 fn recurring(traffic: &TrafficPlan, random: &mut Random) -> Vec<Recurring> {
     let short = Span(10 * US, 300 * US);
     let mut actions = vec![

@@ -1,9 +1,8 @@
-//! The reference: the rules of Linux 6.18 in a small model, after `get_rps_cpu`, `enqueue_to_backlog`,
-//! `process_backlog` and `dev_cpu_dead` in net/core/dev.c.
+//! The reference: a small model of the rules of Linux 6.18, after `get_rps_cpu`,
+//! `enqueue_to_backlog`, `process_backlog` and `dev_cpu_dead` in net/core/dev.c.
 //!
 //! Packets are a few numbers here, CPUs have one backlog each for all queues, and there is no limit
-//! but `netdev_max_backlog`. What is delivered on the spot (`netif_receive_skb`) is delivered during
-//! the poll.
+//! but `netdev_max_backlog`. Delivery on the spot (`netif_receive_skb`) happens during the poll.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -20,13 +19,13 @@ use crate::machine::{Handed, Machine, Now, Poll, Standing, TakenIn};
 use crate::scenario::Scenario;
 use crate::traffic::{FlowId, Traffic};
 
-/// Packets that a CPU processes at once: `dev_weight`.
+/// Most packets that a CPU processes at once: `dev_weight`.
 const DEV_WEIGHT: usize = 64;
 
 /// The multiplier of `hash_32`, which finds a flow's entry in a queue's table.
 const GOLDEN_RATIO_32: u32 = 0x61c8_8647;
 
-/// Linux 6.18's rules.
+/// Machine with the rules of Linux 6.18.
 pub(crate) struct KernelMachine {
     queues: Vec<Queue>,
     cpus: Vec<SoftnetData>,
@@ -37,12 +36,12 @@ pub(crate) struct KernelMachine {
     moves: u64,
 }
 
-/// What is known of one rx queue.
+/// State of one rx queue.
 struct Queue {
     queue: RxQueue,
-    /// `rps_dev_flow_table`; none if `rps_flow_cnt` is 0.
+    /// `rps_dev_flow_table`; empty if `rps_flow_cnt` is 0.
     flow_table: Vec<DevFlow>,
-    /// Where the last packet of each hash went: for the observer only.
+    /// CPU of the last packet of each hash: for the observer only.
     last: BTreeMap<u32, CpuId>,
 }
 
@@ -57,17 +56,18 @@ struct DevFlow {
 struct SoftnetData {
     input_pkt_queue: VecDeque<Packet>,
     process_queue: VecDeque<Packet>,
-    /// Packets under way in `__netif_receive_skb`, and whether they have been handed on.
+    /// Packets in `__netif_receive_skb`; `handled` is the number of those delivered already.
     in_hand: Vec<Packet>,
     handled: usize,
     input_queue_head: u32,
     input_queue_tail: u32,
 }
 
-/// `rps_sock_flow_table`: by the lower bits of the hash, its upper bits and the CPU.
+/// `rps_sock_flow_table`: indexed by the low bits of the hash; an entry has its upper bits and the
+/// CPU.
 struct SockFlows {
     entries: Vec<Option<(u32, CpuId)>>,
-    /// The bits of an entry that are the CPU.
+    /// Mask of the bits of an entry that contain the CPU.
     cpu_mask: u32,
 }
 
@@ -80,14 +80,14 @@ struct Packet {
     queue: RxQueue,
 }
 
-/// Where a packet goes, and the entry of the flow table that the backlog's tail is saved in.
+/// Target of a packet, and the flow table entry in which the backlog's tail is saved.
 struct Target {
     cpu: CpuId,
     entry: Option<usize>,
 }
 
 impl KernelMachine {
-    /// `get_rps_cpu`. None: nowhere, it is processed on the spot.
+    /// `get_rps_cpu`. `None` if the packet is processed on the spot.
     fn steer(&mut self, packet: &Packet) -> Option<Target> {
         if !packet.hash.is_some() {
             return None;
@@ -114,7 +114,7 @@ impl KernelMachine {
         self.online.contains(cpu).then_some(Target { cpu, entry: None })
     }
 
-    /// Where a packet of this hash should go, whatever the flow table says.
+    /// CPU that a packet of this hash should go to, regardless of the flow table.
     fn wish(&self, queue: &Queue, hash: FlowHash) -> Option<CpuId> {
         let online = |cpu: &CpuId| self.online.contains(*cpu);
         let rfs = self.sock_flows.desired(hash).filter(online);
@@ -139,7 +139,7 @@ impl KernelMachine {
         self.moves += u64::from(before.is_some_and(|before| before != cpu));
     }
 
-    /// `dev_cpu_dead`: what was queued for a CPU that is gone is steered anew, by whoever notices.
+    /// `dev_cpu_dead`: packets queued for a removed CPU are steered again, by the CPU that notices.
     fn requeue(&mut self, gone: CpuId, runs_on: CpuId, laws: &mut Laws, wake: &mut Vec<CpuId>) {
         let softnet = &mut self.cpus[gone.index()];
         let processing = std::mem::take(&mut softnet.process_queue);
@@ -349,7 +349,7 @@ impl SockFlows {
     }
 }
 
-/// A table of which every entry is unset.
+/// A table with all entries unset.
 fn flow_table(rps_flow_cnt: u32) -> Vec<DevFlow> {
     let len = if rps_flow_cnt > 0 { rps_flow_cnt.next_power_of_two() } else { 0 };
     vec![DevFlow { cpu: None, last_qtail: 0 }; len as usize]

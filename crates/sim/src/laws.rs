@@ -8,28 +8,28 @@ use serde::Serialize;
 use crate::census::Census;
 use crate::traffic::FlowId;
 
-/// A law that a run can break.
+/// A law that a run can violate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Law {
     /// The packets of a flow reach the application in the order of arrival (promise 1).
     Order,
-    /// Every frame is somewhere, once (promise 2).
+    /// Every frame is in exactly one place (promise 2).
     Conservation,
-    /// Every backlog, hold and batch has its limit (promise 3).
+    /// Every backlog, hold and batch stays within its limit (promise 3).
     Bounds,
     /// A wish is granted in a bounded time (promise 3).
     Liveness,
-    /// Counters say what was seen.
+    /// Counters agree with the observed values.
     Counters,
 }
 
 impl Law {
-    /// All of them.
+    /// All laws.
     pub const ALL: [Self; 5] =
         [Self::Order, Self::Conservation, Self::Bounds, Self::Liveness, Self::Counters];
 
-    /// Its name in reports.
+    /// Name of the law in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,30 +42,30 @@ impl Law {
     }
 }
 
-/// What was seen of a run, and how often each law was broken.
+/// Observations of a run, and the number of violations of each law.
 #[derive(Debug, Default)]
 pub(crate) struct Laws {
-    /// By the number of the frame.
+    /// Frames by number.
     packets: Vec<PacketRecord>,
-    /// By the number of the flow.
+    /// Flows by number.
     flows: Vec<FlowRecord>,
     pub(crate) frames_in: u64,
     pub(crate) delivered: u64,
     pub(crate) dropped: u64,
-    /// Datagrams that were put together of their fragments.
+    /// Number of datagrams reassembled from their fragments.
     whole: u64,
     broken: [u64; Law::ALL.len()],
-    /// The first of all: which law, and what happened.
+    /// The first violation: its law, and a description.
     pub(crate) first: Option<(Law, String)>,
-    /// Of who got what, when and where.
+    /// Digest of all deliveries: frame, time and CPU.
     pub(crate) digest: u64,
-    /// How full each backlog was a step ago.
+    /// Length of each backlog at the previous step.
     backlogs_before: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct PacketRecord {
-    /// `None`: refused before anybody looked at it.
+    /// Flow of the frame; `None` if it was refused before it was parsed.
     flow: Option<FlowId>,
     sequence: u64,
     fate: Fate,
@@ -78,25 +78,25 @@ enum Fate {
     Dropped,
 }
 
-/// What was seen of a flow.
+/// Observations of a flow.
 #[derive(Clone, Copy, Debug, Default)]
 struct FlowRecord {
     /// The highest sequence number delivered, plus one.
     next: u64,
-    /// Packets that came and are neither delivered nor dropped.
+    /// Number of packets that arrived and are neither delivered nor dropped.
     on_their_way: u64,
-    /// Where the last one was delivered.
+    /// CPU of the last delivery.
     cpu: Option<CpuId>,
-    /// Number of changes of that CPU.
+    /// Number of times that this CPU changed.
     moves: u64,
 }
 
-/// A packet as the application gets it.
+/// A packet as the application receives it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delivered {
-    /// The frame's number, as the packet has it.
+    /// Number of the frame, from the packet's metadata.
     pub(crate) number: u64,
-    /// Flow and place in it, as the bytes have them.
+    /// Flow and position in it, from the packet's bytes.
     pub(crate) flow: FlowId,
     pub(crate) sequence: u64,
     pub(crate) cpu: CpuId,
@@ -104,7 +104,7 @@ pub(crate) struct Delivered {
 }
 
 impl Laws {
-    /// A frame was taken in.
+    /// Records a frame that was taken in.
     pub(crate) fn arrived(&mut self, number: u64, flow: FlowId, sequence: u64) {
         self.frames_in += 1;
         self.push(number, PacketRecord { flow: Some(flow), sequence, fate: Fate::OnItsWay });
@@ -114,7 +114,7 @@ impl Laws {
         self.flows[flow.index()].on_their_way += 1;
     }
 
-    /// A frame found no memory.
+    /// Records a frame that found no memory.
     pub(crate) fn refused(&mut self, number: u64) {
         self.frames_in += 1;
         self.push(number, PacketRecord { flow: None, sequence: 0, fate: Fate::OnItsWay });
@@ -125,7 +125,7 @@ impl Laws {
         self.packets.push(record);
     }
 
-    /// An application got a packet.
+    /// Records a packet that an application received.
     pub(crate) fn delivered(&mut self, packet: Delivered) {
         let Delivered { number, flow, sequence, cpu, now_ns } = packet;
         self.delivered += 1;
@@ -156,7 +156,7 @@ impl Laws {
         }
     }
 
-    /// A datagram became whole of these two frames of a flow.
+    /// Records a datagram reassembled from these two frames of a flow.
     pub(crate) fn became_whole(&mut self, [first, second]: [Option<(FlowId, u64)>; 2]) {
         self.whole += 1;
         let behind = first.map(|(flow, sequence)| (flow, sequence + 1));
@@ -167,7 +167,8 @@ impl Laws {
         }
     }
 
-    /// All datagrams are whole of which both fragments were delivered, wherever those were.
+    /// Checks that all datagrams were reassembled of which both fragments were delivered, on
+    /// whichever CPU.
     pub(crate) fn check_whole(&mut self) {
         let delivered = self.packets.iter().filter(|packet| packet.fate == Fate::Delivered);
         let mut halves = BTreeMap::new();
@@ -178,13 +179,13 @@ impl Laws {
         self.agree(Law::Conservation, "whole datagrams", self.whole, expected);
     }
 
-    /// A frame was dropped, and said so.
+    /// Records a frame that was dropped and accounted for.
     pub(crate) fn dropped(&mut self, number: u64) {
         self.dropped += 1;
         self.end(number, Fate::Dropped);
     }
 
-    /// Notes what became of a frame, unless something had.
+    /// Records the fate of a frame, unless it has one already.
     fn end(&mut self, number: u64, fate: Fate) -> Option<PacketRecord> {
         let record = usize::try_from(number).ok().and_then(|index| self.packets.get_mut(index));
         let Some(record) = record.filter(|record| record.fate == Fate::OnItsWay) else {
@@ -201,17 +202,17 @@ impl Laws {
         Some(record)
     }
 
-    /// Packets of a flow that are queued, held or in hand.
+    /// Number of packets of a flow that are queued, held or in hand.
     pub(crate) fn on_their_way(&self, flow: FlowId) -> u64 {
         self.flows.get(flow.index()).map_or(0, |flow| flow.on_their_way)
     }
 
-    /// Number of times the CPU changed that a flow was delivered on.
+    /// Number of times that the CPU changed on which a flow is delivered.
     pub(crate) fn moves_of(&self, flow: FlowId) -> u64 {
         self.flows.get(flow.index()).map_or(0, |flow| flow.moves)
     }
 
-    /// A law was broken.
+    /// Records a violation of a law.
     pub(crate) fn broke(&mut self, law: Law, text: impl FnOnce() -> String) {
         self.broken[law as usize] += 1;
         if self.first.is_none() {
@@ -219,19 +220,19 @@ impl Laws {
         }
     }
 
-    /// Number of times a law was broken.
+    /// Number of violations of a law.
     pub(crate) fn broken(&self, law: Law) -> u64 {
         self.broken[law as usize]
     }
 
-    /// Whether a number is what it should be.
+    /// Checks that a reported number equals the observed one.
     pub(crate) fn agree(&mut self, law: Law, what: &str, said: u64, seen: u64) {
         if said != seen {
             self.broke(law, || format!("{what}: {said}, but {seen} were seen"));
         }
     }
 
-    /// What holds at any time.
+    /// Checks the laws that hold at any time.
     pub(crate) fn check(&mut self, census: &Census) {
         let on_their_way = census.frames_away - census.frames_done;
         let accounted = self.delivered + self.dropped + on_their_way;
@@ -267,7 +268,7 @@ impl Laws {
         }
     }
 
-    /// What holds when all has come to rest.
+    /// Checks the laws that hold at the end of a run.
     pub(crate) fn check_rest(&mut self, census: &Census) {
         self.agree(Law::Conservation, "frames not home at the end", census.frames_away, 0);
         let lost = self.packets.iter().position(|packet| packet.fate == Fate::OnItsWay);
@@ -294,7 +295,7 @@ mod tests {
         Delivered { number, flow: FlowId(flow), sequence, cpu: CpuId(1), now_ns: 5 }
     }
 
-    /// Two packets of flow 7 that came, between them one of flow 3.
+    /// Records after two packets of flow 7 have arrived, with one of flow 3 in between.
     fn laws() -> Laws {
         let mut laws = Laws::default();
         for (number, flow, sequence) in [(0, 7, 0), (1, 3, 0), (2, 7, 1)] {
@@ -307,7 +308,7 @@ mod tests {
         Law::ALL.map(|law| laws.broken(law))
     }
 
-    /// Room for everything that `laws` has.
+    /// A census with just enough room for everything in `laws`.
     fn census() -> Census {
         Census {
             backlogs: vec![Backlog { queue: RxQueue(0), cpu: CpuId(1), frames: 3, packets: 3 }],

@@ -1,12 +1,12 @@
-//! The receive path on virtual CPUs: a virtual clock, seeded traffic, changes and faults, and laws
-//! that are checked after every step.
+//! Simulation of the receive path on virtual CPUs: a virtual clock, seeded traffic, changes and
+//! faults, and invariants ("laws") that are checked after every step.
 //!
 //! ```text
 //!  scenario ─► traffic, readers, changes, faults ─► world ─► machine: path | kernel
 //!                                                     └────► laws ─► report
 //! ```
 //!
-//! One seed is one run, exactly: what is found once can be looked at again.
+//! A seed determines a run exactly, so any failure can be reproduced.
 #![forbid(unsafe_code)]
 
 pub mod scenario; // what may happen in a run, each a small value

@@ -1,26 +1,26 @@
 //! The law of liveness: a wish is granted in a bounded time.
 //!
-//! A wish is watched from the first turn on in which a packet comes that should go elsewhere than
-//! the flow's last one did. While it stays the same, it may take
+//! A wish is observed from the first turn in which a packet arrives that should go to another CPU
+//! than the flow's last one did. While the wish stays the same, it may take:
 //!
-//! 1. until it is *due*: more than `move_after` packets came since, or one came after `move_after`
-//!    of time. From then on the old CPU must be fed no more.
-//! 2. the time that CPU needs for what was queued for it then,
+//! 1. the time until it is *due*: more than `move_after` packets came since, or one came after
+//!    `move_after` of time. From then on no more packets may go to the old CPU,
+//! 2. the time that the old CPU needs for the packets queued for it then,
 //! 3. a turn of the polling CPU, and one more for every 64 packets that are held,
-//! 4. where one of both CPUs is full: the time it needs for what is held, most of all for itself. A
-//!    move to the old CPU may not have ended, and what it holds still goes there,
-//! 5. where packets are merged, which has them due by time only: as long as they wait for more segments,
-//!    and the time that the old CPU needs for what waits so.
+//! 4. if either CPU is full: the time it needs for the held packets, all of which may be for it.
+//!    A move to the old CPU may not have ended, and the packets it holds still go there,
+//! 5. if packets are merged, which makes wishes due by time only: the time that they wait for more
+//!    segments, and the time that the old CPU needs for the packets that wait.
 //!
-//! While a packet that should move stays because no more can be held, its queue's moves begin anew:
-//! time counts from the last turn in which that happened.
+//! While a packet that should move stays because no more can be held, the moves of its queue start
+//! over: time counts from the last turn in which that happened.
 //!
-//! Where a fence was raised, it may take the time that the slowest CPU needs for what was queued,
-//! and that one CPU needs for what was held, until it is lifted.
+//! A fence that was raised may last for the time that the slowest CPU needs for its queued packets
+//! and that one CPU needs for the held ones.
 //!
-//! Times that a CPU lost to pauses, stalls and slowness are apart. It is judged while packets wait for
-//! it, and whenever one comes for which there is room: a flow without packets waits for nothing. Flows that share a slot and
-//! disagree are not judged.
+//! Time that a CPU lost to pauses, stalls and slowness does not count. A wish is judged while
+//! packets wait for it, and whenever one arrives for which there is room: a flow without packets
+//! waits for nothing. Flows that share a slot and have different wishes are not judged.
 
 use std::collections::BTreeMap;
 
@@ -33,34 +33,34 @@ use crate::laws::{Law, Laws};
 use crate::machine::Standing;
 use crate::virtual_cpu::{Pace, VirtualCpu};
 
-/// Held packets, or moves, that are looked at in one turn of the path.
+/// Held packets, or moves, examined in one turn of the path.
 const MOVES_A_TURN: u64 = 64;
 
-/// Frames in a packet.
+/// Most frames in a packet.
 const COALESCED_MAX: u64 = 64;
 
-/// The wishes that are not granted yet.
+/// Wishes that are not granted yet.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     move_after: MoveAfter,
     open: BTreeMap<(RxQueue, u32), Wish>,
-    /// By queue.
+    /// Fences by queue.
     fences: Vec<Option<Fence>>,
-    /// By queue: packets that could not be held, as of the last look.
+    /// Packets that could not be held, by queue, as of the last check.
     unheld: Vec<u64>,
-    /// Wishes that were granted while packets of the flow were on their way to its old CPU, or in
-    /// its hands, when it was known.
+    /// Number of granted wishes for which packets of the flow were on their way to its old CPU, or
+    /// in its hands, when the wish arose.
     pub(crate) hazardous: u64,
-    /// The longest wait, and what it was bounded by.
+    /// The longest wait, and its bound.
     pub(crate) longest: Wait,
 }
 
-/// A wait, lost time apart.
+/// A wait, without lost time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wait {
-    /// How long it took.
+    /// Duration, in ns.
     pub ns: u64,
-    /// How long it might have taken.
+    /// Upper bound on the duration, in ns.
     pub bound_ns: u64,
 }
 
@@ -72,14 +72,14 @@ struct Wish {
     since: Moment,
     packets: u32,
     hazardous: bool,
-    /// From when on `bound_ns` counts: the turn in which it was due, or until then, that in which
+    /// Start of `bound_ns`: the turn in which the wish was due, or before that, the turn in which
     /// its last packet came. A move that has not begun by then waits for another packet.
     counts_from: Moment,
     bound_ns: u64,
-    /// What one of both CPUs may need to make room, if it was seen to be full.
+    /// Time that either CPU may need to make room, if it was seen to be full.
     room_ns: u64,
     is_due: bool,
-    /// A packet came in this turn.
+    /// True if a packet came in this turn.
     has_come: bool,
     is_overdue: bool,
 }
@@ -92,7 +92,7 @@ struct Fence {
     is_overdue: bool,
 }
 
-/// A time, and how much of it the CPUs concerned had lost by then.
+/// A point in time, and the time that the CPUs concerned had lost by then.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     ns: u64,
@@ -100,25 +100,25 @@ struct Moment {
 }
 
 impl Moment {
-    /// Time that nobody lost, from `earlier` on.
+    /// Time since `earlier`, without lost time.
     fn since(self, earlier: Self) -> u64 {
         (self.ns - earlier.ns).saturating_sub(self.lost_ns - earlier.lost_ns)
     }
 }
 
-/// A packet came: how its flow stood before the turn, and how it stands now.
+/// Arrival of a flow's packets: its state before the turn, and now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Came {
     pub(crate) queue: RxQueue,
     pub(crate) hash: FlowHash,
     pub(crate) at_before: Option<CpuId>,
-    /// Packets of the flow were on their way before the turn.
+    /// True if packets of the flow were on their way before the turn.
     pub(crate) was_on_its_way: bool,
     pub(crate) stands: Standing,
     pub(crate) packets: u32,
 }
 
-/// What bounds are computed from.
+/// Inputs for the computation of bounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Circumstances<'a> {
     pub(crate) now_ns: u64,
@@ -134,7 +134,7 @@ impl Liveness {
         Self { move_after, open, fences, unheld, hazardous: 0, longest }
     }
 
-    /// Packets of a flow came in this turn.
+    /// Registers the arrival of a flow's packets in this turn.
     pub(crate) fn came(&mut self, came: Came, around: Circumstances<'_>) {
         let Came { queue, hash, at_before, was_on_its_way, stands, packets } = came;
         let Standing { key, at, wish: to, .. } = stands;
@@ -175,7 +175,7 @@ impl Liveness {
         self.open.insert(key, open);
     }
 
-    /// Looks which wishes of a queue are granted by now, and which should be.
+    /// Checks which wishes of a queue are granted by now, and which should be.
     pub(crate) fn look(
         &mut self,
         queue: RxQueue,
@@ -250,7 +250,8 @@ impl Liveness {
         }
     }
 
-    /// Slots are others from now on, or others' times count: what is under way is watched anew.
+    /// Restarts the observation of a queue, after its slots were replaced or its polling CPU
+    /// changed.
     pub(crate) fn begin_anew(
         &mut self,
         queue: RxQueue,
@@ -271,7 +272,7 @@ impl Wish {
 }
 
 impl Circumstances<'_> {
-    /// Now, and what these CPUs and the polling one have lost.
+    /// The current time, with the time lost by these CPUs and the polling one.
     fn moment(&self, queue: RxQueue, [from, to]: [CpuId; 2]) -> Moment {
         let cpus = [from, to, self.polling(queue)];
         let lost_ns = cpus.iter().map(|cpu| self.cpus[cpu.index()].lost_ns(self.now_ns)).sum();
@@ -292,20 +293,21 @@ impl Circumstances<'_> {
         backlogs.filter(|it| (it.queue, it.cpu) == (queue, cpu)).map(|it| it.frames).sum()
     }
 
-    /// What a move may take that begins now.
+    /// Bound on a move that begins now.
     fn move_bound_ns(&self, queue: RxQueue, from: CpuId) -> u64 {
         let Census { coalesce_ns, coalescing, .. } = *self.census;
         let queued = self.queued(queue, from) + coalescing * COALESCED_MAX;
         self.pace.drain_ns(from, queued) + self.turns_ns(queue) + coalesce_ns
     }
 
-    /// What a CPU may need to make room for a packet that was held; nothing where it has room.
+    /// Time that a CPU may need to make room for a held packet; 0 if it has room.
     fn room_ns(&self, queue: RxQueue, cpu: CpuId) -> u64 {
         let is_full = self.queued(queue, cpu) >= self.census.backlog_max;
         if is_full { self.held_ns(queue, cpu) } else { 0 }
     }
 
-    /// True if a packet that goes there is sure to be taken: a flow limit drops from half on.
+    /// True if a packet for this CPU is certain to be accepted: a flow limit drops from half of the
+    /// backlog on.
     fn has_room(&self, queue: RxQueue, cpu: CpuId) -> bool {
         let mut backlogs = self.census.backlogs.iter();
         let backlog = backlogs.find(|it| (it.queue, it.cpu) == (queue, cpu));
@@ -314,8 +316,8 @@ impl Circumstances<'_> {
         packets < self.census.backlog_max / 2
     }
 
-    /// A fence that is raised now. What it holds back may have a seam, where what comes behind waits
-    /// until what is before it has been processed.
+    /// A fence raised now. The packets it holds back may contain a second boundary, where later
+    /// packets wait until earlier ones have been processed.
     fn fence(&self, queue: RxQueue) -> Fence {
         let cpus = || (0..).map(CpuId).take(self.cpus.len());
         let drains_ns = cpus().map(|cpu| self.pace.drain_ns(cpu, self.queued(queue, cpu)));
@@ -325,13 +327,13 @@ impl Circumstances<'_> {
         Fence { since: self.moment_of_all(), bound_ns, is_overdue: false }
     }
 
-    /// The turns that all that is held may need.
+    /// Time for the turns that all held packets may need.
     fn turns_ns(&self, queue: RxQueue) -> u64 {
         let turns = 2 + self.census.held / MOVES_A_TURN;
         turns * self.pace.turn_ns(self.polling(queue))
     }
 
-    /// What a CPU needs for a full backlog, and for all that is held.
+    /// Time that a CPU needs for a full backlog and all held packets.
     fn held_ns(&self, queue: RxQueue, cpu: CpuId) -> u64 {
         // A limit that was lowered takes effect as the backlog drains.
         let backlog = self.census.backlog_max.max(self.queued(queue, cpu));

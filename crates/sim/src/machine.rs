@@ -1,4 +1,4 @@
-//! What a run asks of the rules it runs under: ours, or the kernel's.
+//! Interface between a run and the rules it runs under: Forebay's, or the kernel's.
 
 use std::fmt;
 
@@ -11,104 +11,104 @@ use crate::laws::Laws;
 use crate::scenario::Scenario;
 use crate::traffic::{FlowId, Traffic};
 
-/// Rules at work: what stands between frames that arrive and applications that get them. It has
-/// no time of its own; who does what and when is the world's business.
+/// A set of rules in operation: everything between arriving frames and the applications that get
+/// them. It has no notion of time; the world decides when each CPU does what.
 pub(crate) trait Machine: Sized {
-    /// True if a CPU that was taken out goes on until its backlogs are empty. Else it stops, and
-    /// somebody notices later. Only CPUs that go on have threads that can die.
+    /// True if a CPU that was taken offline continues until its backlogs are empty. Otherwise it
+    /// stops, which is noticed later. Only CPUs that continue have threads that can die.
     const DRAINS: bool;
 
     fn new(scenario: &Scenario, traffic: &Traffic) -> Self;
 
-    /// Takes a burst in, which may be empty: for what waits here.
+    /// Takes in a burst, which may be empty, so that waiting packets can proceed.
     fn take_in(&mut self, poll: Poll<'_>, laws: &mut Laws) -> TakenIn;
 
-    /// Whether something waits at a queue for an empty burst to let it go, and since when there is
-    /// reason to try.
+    /// Time from which an empty burst is worthwhile because something waits at a queue; `None` if
+    /// nothing waits.
     fn waits_until_ns(&self, queue: RxQueue) -> Option<u64>;
 
-    /// A CPU takes a batch in hand: this many packets.
+    /// Lets a CPU take a batch in hand; returns its number of packets.
     fn take(&mut self, cpu: CpuId) -> usize;
 
-    /// A CPU hands its batch to the application.
+    /// Lets a CPU hand its batch to the application.
     fn handle(&mut self, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>);
 
-    /// A CPU is done with its batch.
+    /// Completes a CPU's batch.
     fn complete(&mut self, cpu: CpuId);
 
-    /// What a CPU has in hand is lost.
+    /// Loses the packets that a CPU has in hand.
     fn lose(&mut self, cpu: CpuId, laws: &mut Laws);
 
-    /// A live change. CPUs that have packets because of it are added to `wake`.
+    /// Applies a live change. CPUs that got packets because of it are added to `wake`.
     fn change(&mut self, change: &Change, now: Now, laws: &mut Laws, wake: &mut Vec<CpuId>);
 
-    /// Something happened that is no change of the rules, for those who look at a trace of the run.
+    /// Records an event that does not change the rules, for the trace of the run.
     fn note(&mut self, what: &'static str, value: &dyn fmt::Display, now_ns: u64);
 
-    /// An application read packets of this hash on this CPU.
+    /// Records that an application read packets of this hash on this CPU.
     fn record(&mut self, hash: FlowHash, cpu: CpuId);
 
-    /// Where the packets of a flow go, and where they should.
+    /// Current and desired CPU of a flow.
     fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing>;
 
-    /// True if packets of a queue wait for all that came before a change.
+    /// True if packets of a queue wait for all packets from before a change.
     fn has_fence(&self, queue: RxQueue) -> bool;
 
-    /// Where all packets are.
+    /// Takes a census of all packets.
     fn census(&mut self, census: &mut Census);
 
-    /// Number of times a flow, or the flows of one slot, changed their CPU.
+    /// Number of times that a flow, or the flows of one slot, changed CPU.
     fn moves(&self) -> u64;
 
-    /// What must hold when all has come to rest, besides what always must.
+    /// Checks the additional laws for the end of a run, when nothing is in progress.
     fn check_rest(&mut self, laws: &mut Laws);
 }
 
-/// A CPU polls a queue.
+/// A poll of a queue by a CPU.
 pub(crate) struct Poll<'a> {
     pub(crate) queue: RxQueue,
     pub(crate) cpu: CpuId,
-    /// Whose frames have come.
+    /// Flow of each frame that has arrived.
     pub(crate) flows: &'a [FlowId],
     pub(crate) traffic: &'a mut Traffic,
     pub(crate) now: Now,
-    /// CPUs that have new packets are added.
+    /// CPUs that got new packets (out).
     pub(crate) wake: &'a mut Vec<CpuId>,
-    /// What an application was handed on the spot is added.
+    /// Packets handed to an application on the spot (out).
     pub(crate) handed: &'a mut Vec<Handed>,
 }
 
-/// The time.
+/// The current time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Now {
     pub(crate) ns: u64,
-    /// How long all CPUs have been busy, together.
+    /// Total time that all CPUs have been busy.
     pub(crate) busy_ns: u64,
 }
 
-/// What a poll came to.
+/// Result of a poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakenIn {
-    /// Packets that were handed to an application on the spot, which takes time.
+    /// Number of packets handed to an application on the spot, which takes time.
     pub(crate) handled: usize,
 }
 
-/// A packet that an application was handed.
+/// A packet handed to an application.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handed {
     pub(crate) flow: FlowId,
     pub(crate) hash: FlowHash,
 }
 
-/// Where a flow is and should be.
+/// Current and desired CPU of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Standing {
-    /// What it shares its place with: flows of one key move together.
+    /// Slot or hash that it shares with others: flows of one key move together.
     pub(crate) key: u32,
-    /// Where its last packet went; `None` if there was none.
+    /// CPU of its last packet; `None` if there was none.
     pub(crate) at: Option<CpuId>,
-    /// Where the next one should go.
+    /// CPU that the next packet should go to.
     pub(crate) wish: CpuId,
-    /// True if packets wait for it.
+    /// True if packets of the flow are held.
     pub(crate) is_held: bool,
 }

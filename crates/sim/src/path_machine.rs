@@ -1,4 +1,4 @@
-//! Our rules: the real path, with real frames, stepped by the world.
+//! Forebay's rules: the real path, with real frames, stepped by the world.
 
 mod application; // what the packets are handed to
 mod build; //       how it is put together
@@ -34,12 +34,12 @@ use reassembly::Reassembly;
 pub(crate) struct PathMachine {
     queues: Vec<Queue>,
     cpus: Vec<Cpu>,
-    /// One for each CPU; what a queue receives lies in the memory of the CPU that polls it.
+    /// One pool for each CPU; frames received by a queue are in the memory of the CPU that polls it.
     pools: Vec<Pool>,
     sock_flows: Option<Arc<SockFlowTable>>,
     coalesce: CoalesceAt,
     gro_flush_timeout_ns: u64,
-    /// Some packets have been several frames.
+    /// True if packets may have consisted of several frames.
     merges: bool,
     epoch: u32,
     rps_cpus: CpuSet,
@@ -48,7 +48,7 @@ pub(crate) struct PathMachine {
     hold_max: u32,
     batch_max: u32,
     seen: Seen,
-    /// Where datagrams come in fragments.
+    /// Reassembly, if datagrams arrive in fragments.
     reassembly: Option<Reassembly>,
     recording: Option<Recording>,
 }
@@ -56,20 +56,20 @@ pub(crate) struct PathMachine {
 struct Queue {
     intake: Intake,
     burst: Burst,
-    /// Something changed since the last turn.
+    /// True if something changed since the last turn.
     changed: bool,
 }
 
 struct Cpu {
     delivery: Delivery,
-    /// The delivery has not been told where segments are merged now.
+    /// True if the delivery has not been told yet where segments are merged now.
     coalesce_is_stale: bool,
-    /// Frames in hand that the application has got.
+    /// Number of frames in hand that the application has received.
     frames_done: u64,
 }
 
 impl PathMachine {
-    /// Has the run written down, for outsiders to judge.
+    /// Starts recording the run, for independent checkers.
     pub(crate) fn record_to(&mut self, directory: &Path) -> forebay::Result<()> {
         let recording = Recording::create(directory, self.cpus.len())?;
         recording.changed(0, 0, "rps_cpus", &self.effective_mask());
@@ -77,7 +77,7 @@ impl PathMachine {
         Ok(())
     }
 
-    /// Writes the end of a recording.
+    /// Finishes a recording.
     pub(crate) fn finish_recording(
         &mut self,
         traffic: &Traffic,
@@ -102,7 +102,7 @@ impl PathMachine {
         self.queue(queue).intake.place_of(hash)
     }
 
-    /// Frames as the device would have written them, for the flows that have come.
+    /// Creates frames for the flows that have arrived, as a device would have written them.
     fn receive(&mut self, poll: &mut Poll<'_>, laws: &mut Laws) {
         let Queue { burst, .. } = &mut self.queues[usize::from(poll.queue.0)];
         let pool = &mut self.pools[poll.cpu.index()];
@@ -148,7 +148,8 @@ impl PathMachine {
         }
     }
 
-    /// Frames put on the backlog from a queue to a CPU that the application has not got.
+    /// Number of frames put on the backlog from a queue to a CPU that the application has not
+    /// received.
     fn queued(&self, queue: &Queue, cpu: &Cpu) -> u64 {
         let enqueued = &queue.intake.counters().per_cpu[cpu.delivery.cpu().index()].enqueued;
         enqueued.get() - self.seen.passed[self.seen.lane(queue.intake.queue(), cpu.delivery.cpu())]
@@ -319,8 +320,9 @@ impl Machine for PathMachine {
 }
 
 impl PathMachine {
-    /// No packet is refused because others are held: not while there is room behind its predecessors.
-    /// A flow that has its share of what may be held, or is behind a fence, may have to wait.
+    /// Checks that no packet is refused because others are held while there is room behind its
+    /// predecessors. A flow that has used its share of the hold, or is behind a fence, may have to
+    /// wait.
     fn check_room(&self, dropped: &Dropped, queue: RxQueue, laws: &mut Laws) {
         let Dropped { reason: DropReason::HoldFull, packet: Some(packet), arrival } = dropped
         else {
@@ -343,7 +345,7 @@ impl PathMachine {
         }
     }
 
-    /// A move shows in the first packet of it, unless that was lost.
+    /// Checks the counters of moves. A move is visible in its first packet, unless that was lost.
     fn check_moves(&mut self, laws: &mut Laws) {
         let counters = || self.queues.iter().map(|queue| queue.intake.counters());
         let (moves, holds) = (self.moves(), counters().map(|it| it.holds.get()).sum());

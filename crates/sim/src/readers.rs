@@ -1,4 +1,4 @@
-//! The applications: each flow is read on some CPU, which need not be the one it is delivered on.
+//! The applications: each flow is read on a CPU that need not be the one it is delivered on.
 
 use forebay::random::Random;
 use path::CpuId;
@@ -8,7 +8,7 @@ use crate::cpu_set::CpuSet;
 use crate::scenario::ReaderPlan;
 use crate::traffic::FlowId;
 
-/// Who reads what, and where.
+/// The reader of each flow, and its CPU.
 #[derive(Debug)]
 pub(crate) struct Readers {
     plan: ReaderPlan,
@@ -20,9 +20,9 @@ pub(crate) struct Readers {
 #[derive(Clone, Copy, Debug)]
 struct Reader {
     cpu: CpuId,
-    /// What its packets were steered by: the hash that its socket knows.
+    /// Hash that its packets were steered by, as known to its socket.
     hash: FlowHash,
-    /// It is about to read.
+    /// True if a read is scheduled.
     is_due: bool,
     has_read: bool,
 }
@@ -32,7 +32,7 @@ impl Readers {
         Self { plan, random, flows: Vec::new() }
     }
 
-    /// Gives each of the first `flows` flows a reader, on one of the CPUs that run, or where RPS
+    /// Creates a reader for each of the first `flows` flows, on a random online CPU, or where RPS
     /// sends the flow.
     pub(crate) fn begin(
         &mut self,
@@ -49,7 +49,8 @@ impl Readers {
         }
     }
 
-    /// A packet is there to be read. Returns how long until it is, unless that is known already.
+    /// Notifies a reader of a packet. Returns the delay of the read, unless one is scheduled
+    /// already.
     pub(crate) fn wake(&mut self, flow: FlowId, hash: FlowHash) -> Option<u64> {
         let reader = &mut self.flows[flow.index()];
         reader.hash = hash;
@@ -60,14 +61,14 @@ impl Readers {
         Some(until.draw(&mut self.random))
     }
 
-    /// Reads all there is: the hash and the CPU to be recorded.
+    /// Reads all available packets. Returns the hash and the CPU to be recorded.
     pub(crate) fn read(&mut self, flow: FlowId) -> (FlowHash, CpuId) {
         let reader = &mut self.flows[flow.index()];
         (reader.is_due, reader.has_read) = (false, true);
         (reader.hash, reader.cpu)
     }
 
-    /// The reader moves to another CPU that runs, if there is one; returns which.
+    /// Moves the reader to another online CPU, if there is one; returns it.
     pub(crate) fn move_one(&mut self, flow: FlowId, online: CpuSet) -> Option<CpuId> {
         let reader = self.flows.get_mut(flow.index())?;
         let others = online.without(reader.cpu);
@@ -78,7 +79,7 @@ impl Readers {
         Some(reader.cpu)
     }
 
-    /// The readers of a CPU that is taken out go elsewhere.
+    /// Moves the readers of a CPU that is taken offline elsewhere.
     pub(crate) fn leave(&mut self, cpu: CpuId, online: CpuSet) {
         for reader in self.flows.iter_mut().filter(|reader| reader.cpu == cpu) {
             reader.cpu = online.pick(&mut self.random);

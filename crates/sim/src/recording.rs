@@ -1,4 +1,5 @@
-//! What a run leaves for outsiders to judge: a trace, and how much of each flow was sent.
+//! Recording of a run for independent checkers: a trace, and the number of packets sent in each
+//! flow.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,20 +17,20 @@ use serde::Serialize;
 
 use crate::traffic::Traffic;
 
-/// Beside the files of the trace: a line `flow,packets` for each flow that has a hash.
+/// File next to those of the trace: a line `flow,packets` for each flow that has a hash.
 pub(crate) const SENT_FILE: &str = "sent.csv";
 
-/// A trace in the making.
+/// A trace being written.
 pub(crate) struct Recording {
     directory: PathBuf,
     trace: Arc<Trace>,
-    /// By CPU.
+    /// Writers by CPU.
     deliver: Vec<DeliverTrace>,
     intake: IntakeTrace,
 }
 
 impl Recording {
-    /// Creates the directory and begins its files.
+    /// Creates the directory and opens its files.
     pub(crate) fn create(directory: &Path, cpus: usize) -> forebay::Result<Self> {
         let trace = Trace::create(directory, false, false)?;
         let deliver = (0..cpus).map(|_| DeliverTrace::new(Arc::clone(&trace))).collect();
@@ -51,7 +52,7 @@ impl Recording {
         self.trace.changed(now_ns, epoch, what, value);
     }
 
-    /// Writes what is left to write.
+    /// Writes the remaining files.
     pub(crate) fn finish(
         self,
         intakes: &[&IntakeCounters],
@@ -82,7 +83,7 @@ impl Recording {
     }
 }
 
-/// `counters.json`.
+/// Contents of `counters.json`.
 #[derive(Serialize)]
 struct Counters {
     rx_frames: u64,

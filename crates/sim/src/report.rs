@@ -1,4 +1,4 @@
-//! Many runs, in a table that a person reads and a document that a program does.
+//! Summary of many runs, as a table for people and a document for programs.
 
 use std::ops::RangeInclusive;
 
@@ -12,64 +12,64 @@ use crate::rules::Rules;
 use crate::scenario::{Overrides, Situation};
 use crate::world::{Outcome, run};
 
-/// What the runs of one scenario came to.
+/// Result of the runs of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// The scenario.
     pub scenario: &'static str,
-    /// Whose rules.
+    /// Rules that the runs were under.
     pub rules: Rules,
-    /// Runs.
+    /// Number of runs.
     pub seeds: u64,
-    /// Things that happened.
+    /// Number of events executed.
     pub steps: u64,
-    /// Frames that were taken in.
+    /// Number of frames taken in.
     pub packets: u64,
-    /// Those that reached an application.
+    /// Number of frames that reached an application.
     pub delivered: u64,
-    /// Those that were dropped, and said so.
+    /// Number of frames dropped and accounted for.
     pub dropped: u64,
-    /// Number of times flows changed their CPU.
+    /// Number of times that a flow changed CPU.
     pub moves: u64,
-    /// Moves that had been wished for while packets were on their way to the old CPU.
+    /// Number of moves requested while packets were on their way to the old CPU.
     pub hazardous: u64,
-    /// Packets that were delivered after a later one of their flow.
+    /// Number of packets delivered after a later one of their flow.
     pub reordered: u64,
-    /// Number of times a law was broken.
+    /// Number of violations of all laws.
     pub violations: u64,
-    /// The law of order.
+    /// Violations of the law of order.
     pub order_violations: u64,
-    /// That of conservation.
+    /// Violations of the law of conservation.
     pub conservation_errors: u64,
-    /// That of bounds.
+    /// Violations of the law of bounds.
     pub bound_violations: u64,
-    /// That of liveness.
+    /// Violations of the law of liveness.
     pub liveness_violations: u64,
-    /// Counters that said something else than was seen.
+    /// Counters that differed from the observed values.
     pub counter_errors: u64,
-    /// The longest that a wish took to be granted, times that CPUs lost to faults apart.
+    /// Longest time until a wish was granted, without time that CPUs lost to faults.
     pub wait_max_ns: u64,
-    /// What that wait was bounded by.
+    /// Bound on that time.
     pub wait_bound_ns: u64,
-    /// Number of times the elephant changed its CPU, where there is one.
+    /// Number of times that the elephant changed CPU, if there is one.
     pub elephant_moves: u64,
-    /// The first law that was broken.
+    /// The first violation.
     pub first_violation: Option<Violation>,
 }
 
-/// A law that was broken.
+/// A violation of a law.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Violation {
-    /// In this run.
+    /// Seed of the run.
     pub seed: u64,
     /// The law.
     pub law: Law,
-    /// What happened.
+    /// Description of the violation.
     pub text: String,
 }
 
 impl Summary {
-    /// Runs a scenario with these seeds; `done` is told of each run.
+    /// Runs a scenario with these seeds; `done` is called after each run.
     #[must_use]
     pub fn of_runs(
         rules: Rules,
@@ -86,7 +86,7 @@ impl Summary {
         summary
     }
 
-    /// No runs yet.
+    /// Creates a summary without runs.
     #[must_use]
     pub fn new(rules: Rules, situation: Situation) -> Self {
         Self {
@@ -142,21 +142,21 @@ impl Summary {
         }
     }
 
-    /// True if no law was broken.
+    /// True if no law was violated.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.violations == 0
     }
 }
 
-/// Runs side by side, for people.
+/// Renders summaries side by side, for people.
 #[must_use]
 pub fn render(summaries: &[&Summary]) -> String {
     let lines = summaries.iter().filter_map(|summary| verdict(summary));
     table(summaries) + &lines.collect::<String>()
 }
 
-/// A row for each summary.
+/// Table with a row for each summary.
 #[must_use]
 pub fn table(summaries: &[&Summary]) -> String {
     let mut table = Table::new();
@@ -199,7 +199,7 @@ fn row(summary: &Summary) -> [String; 11] {
     ]
 }
 
-/// What else there is to say of runs, a line each.
+/// Additional remarks on the runs, one per line.
 fn verdict(summary: &Summary) -> Option<String> {
     let Summary { rules, elephant_moves, first_violation, .. } = summary;
     let mut text = String::new();
@@ -212,12 +212,12 @@ fn verdict(summary: &Summary) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// As 12.3 µs.
+/// Formats as 12.3 µs.
 fn microseconds(ns: u64) -> String {
     format!("{}.{} µs", grouped(ns / 1_000), ns / 100 % 10)
 }
 
-/// As 1,234,567.
+/// Formats as 1,234,567.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,16 +1,16 @@
-//! Whose rules a run is under.
+//! Rules that a run is under.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Whose rules packets are steered by.
+/// Rules that packets are steered by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rules {
-    /// Ours: the real path.
+    /// Forebay's rules: the real path.
     Forebay,
-    /// Linux 6.18's, in a small model.
+    /// Rules of Linux 6.18, in a small model.
     Kernel,
 }
 

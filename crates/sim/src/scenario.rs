@@ -1,4 +1,4 @@
-//! Scenarios: what may happen in a run, each a small value.
+//! Scenarios: events that may happen in a run, each described by a small value.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,15 +11,15 @@ use crate::costs::Costs;
 use crate::cpu_set::{CPUS_MAX, CpuSet};
 use crate::everything;
 
-/// The scenarios by name. The first seven are the situations that REQUIREMENTS section 2 asks the
-/// kernel's rules about.
+/// Scenarios by name. The first seven are the situations in which REQUIREMENTS section 2 examines
+/// the kernel's rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Situation {
     /// Nothing changes.
     RpsStable,
     /// Masks change.
     MaskChange,
-    /// Flows begin on RPS, then their application's first read takes them over.
+    /// Flows begin on RPS, until the first read by their application moves them.
     RfsTakeover,
     /// Flows share entries of the socket-flow table in pairs.
     SlotCollision,
@@ -27,68 +27,69 @@ pub enum Situation {
     FlowCntRewrite,
     /// The socket-flow table is rewritten.
     SockEntriesRewrite,
-    /// CPUs are taken out and put back.
+    /// CPUs are taken offline and brought back.
     CpuOffline,
     /// Threads die with packets in hand.
     CpuCrash,
-    /// One flow has more packets than a CPU can take.
+    /// One flow has more packets than a CPU can process.
     Elephant,
-    /// The same, and its packets are merged before they are steered.
+    /// As `Elephant`, with packets merged before they are steered.
     MergedElephant,
-    /// One flow has more packets than a CPU can take, and may fill all room for held packets; most others
-    /// come a few times only.
+    /// One flow has more packets than a CPU can process, and may fill all room for held packets;
+    /// most other flows are short.
     Strangers,
     /// All counters begin just before they wrap.
     CounterWrap,
     /// Datagrams come in fragments, and masks change.
     Fragments,
-    /// All at random.
+    /// Everything is drawn at random.
     Everything,
 }
 
-/// What one run is made of.
+/// Parameters of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) cpus: u16,
-    /// Queue N is polled by CPU N to begin with.
+    /// Number of queues. Queue N is polled by CPU N at first.
     pub(crate) queues: u16,
     pub(crate) packets: u64,
     pub(crate) traffic: TrafficPlan,
-    /// How applications read; `None` where nobody records anything, as without RFS.
+    /// Read pattern of applications; `None` if reads are not recorded, as without RFS.
     pub(crate) readers: Option<ReaderPlan>,
     pub(crate) knobs: Knobs,
     pub(crate) costs: Costs,
     pub(crate) recurring: Vec<Recurring>,
 }
 
-/// What arrives.
+/// Parameters of the traffic.
 #[derive(Clone, Debug)]
 pub(crate) struct TrafficPlan {
-    /// Flows at a time.
+    /// Number of concurrent flows.
     pub(crate) flows: u32,
-    /// Packets of one flow in a row.
+    /// Number of consecutive packets of one flow.
     pub(crate) run: Span,
-    /// Of what one CPU can take.
+    /// Load in percent of one CPU's capacity.
     pub(crate) load_percent: u64,
-    /// How much of the load is flow 0.
+    /// Part of the load that flow 0 has.
     pub(crate) elephant_percent: u64,
-    /// Packets until a flow ends and another takes its place.
+    /// Number of packets until a flow ends and another replaces it.
     pub(crate) lifetime: Option<Span>,
     pub(crate) hashes: Hashes,
-    /// Runs that have no hash.
+    /// Percentage of flows that have no hash.
     pub(crate) without_hash_percent: u64,
-    /// Every two frames of a flow are the fragments of one datagram.
+    /// True if every two frames of a flow are the fragments of one datagram.
     pub(crate) fragments: bool,
 }
 
-/// How the hashes of flows meet.
+/// Collisions among the hashes of flows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hashes {
-    /// Drawn one by one.
+    /// Drawn independently.
     Apart,
-    /// Pairs agree in their lower bits: one entry of the socket-flow table, as small as that.
+    /// Pairs agree in their low bits: they share an entry of a socket-flow table of that size or
+    /// smaller.
     SockSlotPairs,
-    /// All agree in their upper bits but for one of four.
+    /// All agree in their upper bits, except for the top two.
     FewFlowSlots,
     /// Pairs have the same hash.
     SamePairs,
@@ -96,22 +97,22 @@ pub(crate) enum Hashes {
     Computed,
 }
 
-/// How applications read. A reader takes what its CPU was handed a while ago, and that CPU is
-/// recorded: the reader's, not the one of the delivery.
+/// Read pattern of applications. A reader takes packets that its flow was handed some time ago; the
+/// CPU recorded is the reader's, not the one that delivered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReaderPlan {
-    /// Until a flow is read for the first time.
+    /// Delay until a flow is read for the first time.
     pub(crate) first_ns: Span,
-    /// Until it is read again.
+    /// Delay until it is read again.
     pub(crate) again_ns: Span,
-    /// True if readers begin where RPS sends their flows.
+    /// True if readers start where RPS sends their flows.
     pub(crate) settled: bool,
 }
 
-/// What is set at the start.
+/// Initial settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Knobs {
-    /// Masks that are drawn are parts of this.
+    /// All CPUs that a drawn mask may include.
     pub(crate) rps_cpus: CpuSet,
     pub(crate) rps_flow_cnt: u32,
     pub(crate) sock_flow_entries: u32,
@@ -120,29 +121,29 @@ pub(crate) struct Knobs {
     pub(crate) batch_max: u32,
     pub(crate) move_after: MoveAfter,
     pub(crate) spread: SpreadPolicy,
-    /// Where head and tail counters begin.
+    /// Initial value of head and tail counters.
     pub(crate) start: u32,
     pub(crate) coalesce: CoalesceAt,
-    /// How long segments wait for more after a queue ran empty.
+    /// Time that segments wait for more after a queue ran empty.
     pub(crate) gro_flush_timeout_ns: u64,
 }
 
-/// What the command line may say about any scenario.
+/// Overrides of any scenario from the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Overrides {
-    /// How many CPUs: 2 to [`CPUS_MAX`].
+    /// Number of CPUs: 2 to [`CPUS_MAX`].
     pub cpus: Option<u16>,
-    /// How many packets in each run.
+    /// Number of packets in each run.
     pub packets: Option<u64>,
 }
 
-/// Positions begin so far before the wrap at most.
+/// Greatest distance from the wrap at which positions begin.
 const BEFORE_WRAP: u64 = 300;
 
 const US: u64 = 1_000;
 
 impl Situation {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Self; 14] = [
         Self::RpsStable,
         Self::MaskChange,
@@ -160,7 +161,7 @@ impl Situation {
         Self::Everything,
     ];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -181,7 +182,7 @@ impl Situation {
         }
     }
 
-    /// What happens in it, in one line.
+    /// One-line description.
     #[must_use]
     pub fn about(self) -> &'static str {
         match self {
@@ -206,7 +207,7 @@ impl Situation {
         }
     }
 
-    /// The scenario of one seed.
+    /// Draws the scenario of one seed.
     pub(crate) fn draw(self, overrides: Overrides, random: &mut Random) -> Scenario {
         let cpus = overrides.cpus.map(|cpus| cpus.clamp(2, CPUS_MAX));
         let mut scenario = match self {
@@ -227,7 +228,7 @@ impl Situation {
         scenario
     }
 
-    /// Four CPUs and 64 flows, as in the model of REQUIREMENTS section 2.
+    /// Creates a scenario with four CPUs and 64 flows, as in the model of REQUIREMENTS section 2.
     fn of_the_kernels_model(self, cpus: u16, random: &mut Random) -> Scenario {
         let mut scenario = base(cpus);
         let (traffic, knobs) = (&mut scenario.traffic, &mut scenario.knobs);
@@ -293,7 +294,7 @@ fn mask_changes() -> Recurring {
     Recurring { action: Action::RpsCpus { least: 1 }, every_ns: Span(30 * US, 300 * US) }
 }
 
-/// A little before 2^32.
+/// A value a little below 2^32.
 pub(crate) fn before_wrap(random: &mut Random) -> u32 {
     u32::MAX - u32::try_from(random.below(BEFORE_WRAP)).unwrap_or(0)
 }
@@ -337,8 +338,8 @@ fn base(cpus: u16) -> Scenario {
     }
 }
 
-/// The elephant and a few mice, on CPUs that have nothing else to do. Its reader moves, and the
-/// mask; under the kernel's rules a mask does not concern a flow whose reader is known.
+/// The elephant and a few mice, on CPUs that are otherwise idle. Its reader moves, and so does the
+/// mask; under the kernel's rules a mask does not affect a flow whose reader is known.
 fn elephant(cpus: u16, random: &mut Random) -> Scenario {
     const MICE_PERCENT: u64 = 30;
     let elephant = if random.below(2) == 0 { 105 } else { 150 };
@@ -359,8 +360,8 @@ fn elephant(cpus: u16, random: &mut Random) -> Scenario {
     scenario
 }
 
-/// The elephant among flows that come and go, where it can have held all that can be held. Nobody else is
-/// to pay for it.
+/// The elephant among short flows, with few enough hold slots that the elephant can take all of
+/// them. Other flows must not suffer from that.
 fn strangers(cpus: u16, random: &mut Random) -> Scenario {
     let mut scenario = elephant(cpus, random);
     scenario.traffic.flows = 256;
@@ -375,7 +376,7 @@ fn strangers(cpus: u16, random: &mut Random) -> Scenario {
     scenario
 }
 
-/// A name that no scenario has.
+/// A name that does not belong to a scenario.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnknownSituation(String);
 

@@ -1,7 +1,7 @@
-//! Flows, their frames, and when those arrive.
+//! Flows, their frames, and arrival times.
 //!
-//! A frame is a stamped UDP datagram, so that whoever gets it can tell its flow and its place in
-//! it, whatever its hash: flows may share one.
+//! A frame is a stamped UDP datagram, so that its flow and its position in the flow can be
+//! identified regardless of its hash: flows may share one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,53 +27,53 @@ impl FlowId {
     }
 }
 
-/// Bytes of a frame.
+/// Length of a frame.
 pub(crate) const FRAME_BYTES: usize = 42 + STAMP_BYTES;
 
-/// Where a frame has its ethertype, its UDP checksum, and its sequence number.
+/// Offsets in a frame of its EtherType, its UDP checksum, and its sequence number.
 const ETHERTYPE_AT: usize = 12;
 const CHECKSUM_AT: usize = 40;
 const SEQUENCE_AT: usize = FRAME_BYTES - 8;
 
-/// Where a frame has its IPv4 header, and its UDP length.
+/// Offsets in a frame of its IPv4 header, and of its UDP length.
 const IPV4: std::ops::Range<usize> = 14..34;
 const UDP_LENGTH_AT: usize = 38;
 
-/// More fragments follow.
+/// The "more fragments" flag.
 const MORE_FRAGMENTS: u8 = 0x20;
 
-/// What a fragment has of its datagram: as much as a frame has without its other headers.
+/// Bytes of the datagram in each fragment: a frame's length without Ethernet and IPv4 headers.
 const FRAGMENT_BYTES: usize = FRAME_BYTES - IPV4.end;
 
-/// An ethertype for local experiments: no addresses, so no hash.
+/// EtherType for local experiments: no addresses, so no hash.
 const NO_IP: [u8; 2] = [0x88, 0xb5];
 
-/// Frames that a device keeps until they are polled; it misses those that come meanwhile.
+/// Ring size of a device; frames that arrive while the ring is full are missed.
 const DEVICE_RING: usize = 1_024;
 
-/// Of a pair of flows that share an entry of the socket-flow table: the bits that agree.
+/// Number of equal low hash bits in a pair of flows that share an entry of the socket-flow table.
 const SOCK_SLOT_BITS: u32 = 15;
 
-/// Of flows that share slots of the flow table: the bits that do not agree.
+/// Number of hash bits that vary freely among flows that share slots of the flow table.
 const FEW_SLOTS_SHIFT: u32 = 14;
 
 /// One flow.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) queue: RxQueue,
-    /// What its packets are steered by at present.
+    /// Hash that its packets are steered by at present.
     pub(crate) hash: FlowHash,
-    /// The device gives that hash; else the path computes it.
+    /// True if the device supplies the hash; else the path computes it.
     pub(crate) device_hash: bool,
-    /// Frames so far.
+    /// Number of frames so far.
     pub(crate) sequence: u64,
     frame: [u8; FRAME_BYTES],
-    /// Every two of its frames are the fragments of one datagram.
+    /// True if every two of its frames are the fragments of one datagram.
     is_in_fragments: bool,
 }
 
 impl Flow {
-    /// Writes the flow's next frame, and returns its place in the flow.
+    /// Writes the flow's next frame, and returns its position in the flow.
     pub(crate) fn write_next(&mut self, bytes: &mut [u8]) -> u64 {
         let sequence = self.sequence;
         self.sequence += 1;
@@ -93,25 +93,25 @@ impl Flow {
     }
 }
 
-/// Who is waiting in the devices, and who comes next.
+/// Frames waiting in the devices, and the generator of further ones.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     plan: TrafficPlan,
     random: Random,
     flows: Vec<Flow>,
-    /// Flows that still send, and how many packets each has before it ends.
+    /// Flows that still send, each with its number of packets left.
     live: Vec<(FlowId, u64)>,
     rings: Vec<VecDeque<FlowId>>,
-    /// Packets still to come to the devices.
+    /// Number of packets still to arrive at the devices.
     left: u64,
-    /// When the next one does.
+    /// Arrival time of the next one.
     next_ns: u64,
-    /// The place in `live` whose run it is, and how many of it are left.
+    /// Index in `live` of the current run's flow, and the number of packets left in the run.
     run: (usize, u64),
-    /// Packets of a burst that are left: they come at once.
+    /// Packets left of a burst: they arrive at once.
     burst: u64,
     hasher: Arc<Hasher>,
-    /// Frames given so far.
+    /// Number of frames handed out so far.
     frames: u64,
     missed: u64,
 }
@@ -141,7 +141,7 @@ impl Traffic {
         traffic
     }
 
-    /// The flow, and every flow so far by its number.
+    /// A flow by its number.
     pub(crate) fn flow(&self, flow: FlowId) -> &Flow {
         &self.flows[flow.index()]
     }
@@ -158,7 +158,7 @@ impl Traffic {
         &self.hasher
     }
 
-    /// A flow that still sends; the elephant every other time, if there is one.
+    /// A random flow that still sends; with an elephant, that one every other time.
     pub(crate) fn pick(&self, random: &mut Random) -> FlowId {
         if self.plan.elephant_percent > 0 && random.below(2) == 0 {
             return FlowId(0);
@@ -167,7 +167,7 @@ impl Traffic {
         self.live[usize::try_from(index).unwrap_or(0)].0
     }
 
-    /// The number of the next frame that is given.
+    /// Number of the next frame to be handed out.
     pub(crate) fn next_frame(&mut self) -> u64 {
         self.frames += 1;
         self.frames - 1
@@ -180,7 +180,7 @@ impl Traffic {
         out.extend(ring.drain(..max.min(ring.len())));
     }
 
-    /// When there is something to poll in a queue, if ever.
+    /// Time when a queue next has frames to poll, if ever.
     pub(crate) fn due_ns(&self, queue: RxQueue) -> Option<u64> {
         if self.waits_in(queue) {
             return Some(0);
@@ -196,12 +196,12 @@ impl Traffic {
         self.left == 0 && self.rings.iter().all(VecDeque::is_empty)
     }
 
-    /// So many packets come at once.
+    /// Lets this many packets arrive at once.
     pub(crate) fn burst(&mut self, packets: u64) {
         self.burst += packets;
     }
 
-    /// Hashes all flows under another key; what the path is told to hash with from now on.
+    /// Hashes all flows under another key; returns the hasher that the path is to use from now on.
     pub(crate) fn rehash(&mut self) -> Arc<Hasher> {
         self.hasher = draw_hasher(&mut self.random);
         for flow in &mut self.flows {
@@ -212,7 +212,7 @@ impl Traffic {
         Arc::clone(&self.hasher)
     }
 
-    /// Lets arrive what does by now.
+    /// Generates the frames that arrive by now.
     fn arrive(&mut self, now_ns: u64) {
         while self.left > 0 && self.next_ns <= now_ns {
             self.left -= 1;
@@ -269,7 +269,7 @@ impl Traffic {
         (FlowId(id), self.plan.lifetime.unwrap_or(forever).draw(&mut self.random).max(1))
     }
 
-    /// The hash of a new flow, and whether the device says so.
+    /// Hash of a new flow, and true if the device supplies it.
     fn draw_hash(&mut self, id: u32, frame: &mut [u8; FRAME_BYTES]) -> (FlowHash, bool) {
         let drawn = u32::try_from(self.random.bits() >> 32).unwrap_or(1);
         if self.random.below(100) < self.plan.without_hash_percent {
@@ -294,7 +294,7 @@ impl Traffic {
     }
 }
 
-/// Makes a frame the first or the second fragment of a datagram without a checksum. Both end with
+/// Turns a frame into the first or second fragment of a datagram without a checksum. Both end with
 /// their own stamps.
 fn make_fragment(frame: &mut [u8], sequence: u64) {
     let id = u16::try_from(sequence / 2 % (1 << 16)).unwrap_or(0);

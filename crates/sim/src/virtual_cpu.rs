@@ -1,4 +1,4 @@
-//! Virtual CPUs: each does one thing at a time.
+//! Virtual CPUs, which do one thing at a time.
 
 use forebay::random::Random;
 use path::CpuId;
@@ -6,37 +6,37 @@ use path::intake::DEV_WEIGHT;
 
 use crate::costs::{COMPLETE_NS, Cost, INTAKE_NS, SERVICE_NS, WAKE_NS, at_most};
 
-/// What a CPU is doing until it is free.
+/// Activity of a CPU until it is free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Doing {
-    /// Nothing, or what needs no end: taking in.
+    /// Idle, or an activity without an end of its own: intake.
     Nothing,
-    /// It has a batch in hand.
+    /// Processing a batch.
     Batch,
-    /// It has handled a batch, and is not done with it.
+    /// A batch was handed over but is not complete.
     Handled,
 }
 
 /// One CPU.
 #[derive(Clone, Debug)]
 pub(crate) struct VirtualCpu {
-    /// When it is done; `u64::MAX` if it sleeps until it is woken.
+    /// Time when it is free; `u64::MAX` if it sleeps until it is woken.
     pub(crate) free_at_ns: u64,
     pub(crate) doing: Doing,
-    /// It took frames in last; then it is the backlogs' turn.
+    /// True if the last activity was intake with frames; the backlogs are next.
     pub(crate) took_in: bool,
-    /// It polled last, and nothing came.
+    /// True if the last poll returned nothing.
     pub(crate) polled_in_vain: bool,
     asleep: bool,
-    /// Pauses that last.
+    /// Number of pauses in effect.
     pub(crate) paused: u32,
-    /// Slow times that last.
+    /// Number of slowdowns in effect.
     pub(crate) slowed: u32,
     pub(crate) dead: bool,
     pub(crate) busy_ns: u64,
-    /// Time lost to pauses, stalls and slowness: a CPU cannot be asked to make it good.
+    /// Time lost to pauses, stalls and slowness, which bounds on the CPU's progress do not include.
     lost_ns: u64,
-    /// How much of that is the end of what it is doing.
+    /// Part of it at the end of the current activity.
     excess_ns: u64,
     stopped: u32,
     stopped_at_ns: u64,
@@ -61,7 +61,7 @@ impl VirtualCpu {
         }
     }
 
-    /// It is busy from now on.
+    /// Starts an activity of this cost.
     pub(crate) fn spend(&mut self, now_ns: u64, cost: Cost) {
         self.asleep = false;
         self.free_at_ns = now_ns + cost.ns;
@@ -70,27 +70,27 @@ impl VirtualCpu {
         self.excess_ns = cost.excess_ns;
     }
 
-    /// What it was doing takes a little longer.
+    /// Extends the current activity.
     pub(crate) fn linger(&mut self, ns: u64) {
         self.free_at_ns += ns;
         self.excess_ns = 0;
     }
 
-    /// It drops what it was doing, for good or until somebody resumes it.
+    /// Aborts the current activity, until the CPU is resumed.
     pub(crate) fn die(&mut self, now_ns: u64) {
         self.lost_ns = self.lost_until(now_ns);
         self.dead = true;
         self.sleep(None);
     }
 
-    /// It sleeps until then, or until it is woken.
+    /// Sleeps until the given time, or until woken.
     pub(crate) fn sleep(&mut self, until_ns: Option<u64>) {
         self.asleep = true;
         self.excess_ns = 0;
         self.free_at_ns = until_ns.unwrap_or(u64::MAX);
     }
 
-    /// Wakes it, a little later, if it sleeps.
+    /// Wakes the CPU after a short delay, if it sleeps.
     pub(crate) fn wake(&mut self, now_ns: u64, random: &mut Random) {
         if self.asleep && !self.dead {
             let awake_ns = now_ns + random.between(1, WAKE_NS);
@@ -98,7 +98,7 @@ impl VirtualCpu {
         }
     }
 
-    /// A pause begins, or its thread dies.
+    /// Starts a pause, or the time without a thread.
     pub(crate) fn stop(&mut self, now_ns: u64) {
         if self.stopped == 0 {
             self.stopped_at_ns = now_ns;
@@ -106,7 +106,7 @@ impl VirtualCpu {
         self.stopped += 1;
     }
 
-    /// A pause ends, or a new thread begins.
+    /// Ends a pause, or starts a new thread.
     pub(crate) fn resume(&mut self, now_ns: u64) {
         self.stopped -= 1;
         if self.stopped == 0 {
@@ -120,37 +120,38 @@ impl VirtualCpu {
         self.lost_until(now_ns) + pause_ns
     }
 
-    /// Time lost to stalls and slowness, which is the end of what takes longer; and to pauses that
-    /// have ended.
+    /// Time lost until now to stalls and slowness, which are at the end of an activity; and to
+    /// pauses that have ended.
     fn lost_until(&self, now_ns: u64) -> u64 {
         let to_come_ns = self.excess_ns.min(self.free_at_ns.saturating_sub(now_ns));
         self.lost_ns - to_come_ns
     }
 }
 
-/// What the times of a run are bounded by: how long CPUs take at most, lost time apart.
+/// Parameters of the time bounds of a run: the longest durations of CPU activities, without lost
+/// time.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     pub(crate) batch_max: u64,
     pub(crate) queues: u64,
-    /// Which CPU polls each queue.
+    /// Polling CPU of each queue.
     pub(crate) polling: Vec<CpuId>,
 }
 
 impl Pace {
-    /// Until a CPU has delivered so many packets of one queue.
+    /// Time until a CPU has delivered this many packets of one queue.
     pub(crate) fn drain_ns(&self, cpu: CpuId, packets: u64) -> u64 {
         let batches = packets / self.batch_max + 2;
         let own_ns = (packets + self.batch_max) * at_most(SERVICE_NS);
         own_ns + batches * self.between_batches_ns(cpu) + WAKE_NS
     }
 
-    /// From one poll of a queue to the next.
+    /// Time from one poll of a queue to the next.
     pub(crate) fn turn_ns(&self, cpu: CpuId) -> u64 {
         self.batch_max * at_most(SERVICE_NS) + self.between_batches_ns(cpu) + WAKE_NS
     }
 
-    /// What a CPU does between two batches of one queue.
+    /// Time that a CPU spends between two batches of one queue.
     fn between_batches_ns(&self, cpu: CpuId) -> u64 {
         let polls = self.polling.iter().filter(|polling| **polling == cpu).count() as u64;
         let intake_ns = polls * at_most(DEV_WEIGHT as u64 * INTAKE_NS);

@@ -1,4 +1,4 @@
-//! One run: the next thing happens, and the laws are checked, again and again.
+//! One run: a loop of executing the next event and checking the laws.
 
 mod acts; //  changes and faults
 mod turns; // what CPUs do
@@ -24,36 +24,36 @@ use crate::scenario::{Overrides, Scenario, Situation};
 use crate::traffic::{FlowId, Traffic};
 use crate::virtual_cpu::{Pace, VirtualCpu};
 
-/// Steps that a run may take: a few for each packet, and some besides.
+/// Limit on the steps of a run: a number per packet, and a constant.
 const STEPS_A_PACKET: u64 = 200;
 const STEPS_BESIDES: u64 = 1_000_000;
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// What all draws were determined by.
+    /// Seed that determined all draws.
     pub seed: u64,
-    /// Things that happened.
+    /// Number of events executed.
     pub steps: u64,
-    /// Frames that were taken in.
+    /// Number of frames taken in.
     pub packets: u64,
-    /// Those that reached an application.
+    /// Number of frames that reached an application.
     pub delivered: u64,
-    /// Those that were dropped, and said so.
+    /// Number of frames dropped and accounted for.
     pub dropped: u64,
-    /// How often flows, or the flows of one slot, changed their CPU.
+    /// Number of times that a flow, or the flows of one slot, changed CPU.
     pub moves: u64,
-    /// Moves that had been wished for while packets were on their way to the old CPU.
+    /// Number of moves requested while packets were on their way to the old CPU.
     pub hazardous: u64,
-    /// How often each law was broken, in the order of [`Law::ALL`].
+    /// Number of violations of each law, in the order of [`Law::ALL`].
     pub broken: [u64; Law::ALL.len()],
-    /// The first time: which law, and what happened.
+    /// The first violation: its law, and a description.
     pub first: Option<(Law, String)>,
-    /// The longest that a wish took to be granted, and what that was bounded by.
+    /// Longest time until a wish was granted, and its bound.
     pub longest: Wait,
-    /// Number of times the elephant changed its CPU.
+    /// Number of times that the elephant changed CPU.
     pub elephant_moves: u64,
-    /// Of who got what, when and where.
+    /// Digest of all deliveries: frame, time and CPU.
     pub digest: u64,
 }
 
@@ -66,10 +66,10 @@ pub fn run(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) 
     }
 }
 
-/// Runs one seed of a scenario under our rules, and writes a trace of it.
+/// Runs one seed of a scenario under Forebay's rules, and writes a trace of it.
 ///
 /// # Errors
-/// When the trace cannot be written.
+/// If the trace cannot be written.
 pub fn run_recorded(
     situation: Situation,
     seed: u64,
@@ -83,7 +83,7 @@ pub fn run_recorded(
     Ok(world.outcome())
 }
 
-/// Rules at work among CPUs, traffic, applications, changes and faults.
+/// A machine with its CPUs, traffic, applications, changes and faults.
 struct World<M> {
     scenario: Scenario,
     seed: u64,
@@ -92,11 +92,11 @@ struct World<M> {
     readers: Option<Readers>,
     cpus: Vec<VirtualCpu>,
     online: CpuSet,
-    /// CPUs that were taken out, and nobody has noticed yet.
+    /// CPUs that were taken offline without this having been noticed yet.
     unnoticed: CpuSet,
     pace: Pace,
     events: BinaryHeap<Reverse<Event>>,
-    /// Events so far: those of one time come in the order they were made in.
+    /// Number of events so far: events of the same time are executed in order of creation.
     event_count: u64,
     laws: Laws,
     liveness: Liveness,
@@ -104,14 +104,14 @@ struct World<M> {
     now_ns: u64,
     busy_ns: u64,
     steps: u64,
-    /// What draws how long things take, and who comes first.
+    /// Random source for durations, and for the order of simultaneous events.
     schedule: Random,
-    /// What draws changes and faults.
+    /// Random source for changes and faults.
     chance: Random,
     spare: Spare,
 }
 
-/// Room that is used again and again.
+/// Buffers kept for reuse.
 #[derive(Default)]
 struct Spare {
     flows: Vec<FlowId>,
@@ -120,7 +120,7 @@ struct Spare {
     wake: Vec<CpuId>,
 }
 
-/// Something that happens at a time that is known.
+/// An event at a known time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Event {
     at_ns: u64,
@@ -130,9 +130,9 @@ struct Event {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum What {
-    /// The action at this place of the scenario's list.
+    /// The action at this index of the scenario's list.
     Recurs(usize),
-    /// The application reads what is there of a flow.
+    /// The application reads all available packets of a flow.
     Reads(FlowId),
     Resumes(CpuId),
     RunsFastAgain(CpuId),
@@ -207,7 +207,7 @@ impl<M: Machine> World<M> {
         self.machine.check_rest(&mut self.laws);
     }
 
-    /// Lets the next thing happen; `false` when there is none.
+    /// Executes the next event; `false` if there is none.
     fn step(&mut self) -> bool {
         let free_at_ns = self.cpus.iter().map(|cpu| cpu.free_at_ns).min().unwrap_or(u64::MAX);
         if let Some(&Reverse(event)) = self.events.peek()
@@ -227,7 +227,7 @@ impl<M: Machine> World<M> {
         true
     }
 
-    /// The CPU that is done first; one at random of several.
+    /// The CPU that is free first; a random one of several.
     fn first_free(&mut self, free_at_ns: u64) -> CpuId {
         let cpus = (0..).map(CpuId).zip(&self.cpus);
         let first = cpus.filter(|(_, cpu)| cpu.free_at_ns == free_at_ns).map(|(id, _)| id);
@@ -256,7 +256,7 @@ impl<M: Machine> World<M> {
         self.cpus[cpu.index()].wake(now_ns, &mut self.schedule);
     }
 
-    /// Looks which wishes of a queue are granted by now.
+    /// Checks which wishes of a queue are granted by now.
     fn look(&mut self, queue: RxQueue) {
         let Self { machine, liveness, laws, .. } = self;
         let around = Circumstances {
@@ -269,7 +269,8 @@ impl<M: Machine> World<M> {
         liveness.look(queue, standing, machine.has_fence(queue), around, laws);
     }
 
-    /// A queue's slots are others from now on, or somebody else polls it.
+    /// Restarts the observation of a queue, after its slots were replaced or its polling CPU
+    /// changed.
     fn begin_anew(&mut self, queue: RxQueue) {
         self.machine.census(&mut self.census);
         let around = Circumstances {

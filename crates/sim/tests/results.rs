@@ -1,9 +1,9 @@
-//! What the scenarios come to: a change of behaviour is a change of these tables.
+//! Results of the scenarios: a change of behaviour shows as a change of these tables.
 
 use sim::{Overrides, Rules, Situation, Summary, report, run};
 
-/// Runs of each scenario: enough for the kernel's rules to break order in every situation in which
-/// they can.
+/// Number of runs of each scenario: enough for the kernel's rules to break order in every situation
+/// in which they can.
 const SEEDS: u64 = 4;
 
 fn summaries(rules: Rules) -> Vec<Summary> {
@@ -24,8 +24,8 @@ fn promises_1_2_3_hold_in_every_scenario() {
     insta::assert_snapshot!("forebay", report::table(&summaries.iter().collect::<Vec<_>>()));
 }
 
-/// REQUIREMENTS section 2: where the kernel's guarantee has its holes. A law that these rules did
-/// not break would prove nothing of ours.
+/// Shows the gaps in the kernel's guarantee (REQUIREMENTS section 2). A law that the kernel's rules
+/// did not break would prove nothing about ours.
 #[test]
 fn rps_c3_the_kernels_rules_break_order_in_every_situation_but_a_stable_mask() {
     let summaries = summaries(Rules::Kernel);
@@ -63,7 +63,8 @@ fn promise_9_a_seed_determines_a_simulated_run() {
     }
 }
 
-/// Both rules get the same traffic: as much of every flow, but for what a device missed.
+/// Both rules get the same traffic: the same packets of every flow, except those that a device
+/// missed.
 #[test]
 fn rules_are_compared_under_the_same_traffic() {
     let overrides = Overrides { cpus: Some(3), packets: Some(500) };

@@ -1,5 +1,5 @@
-//! Stack: the third spine. It runs where packets are delivered, and brings those that are for this
-//! host from a delivery's batch to the sockets of their readers.
+//! Stack: the third spine. Runs on the CPU that packets are delivered on, and takes those addressed
+//! to this host from a delivery's batch to the sockets of their readers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,68 +17,68 @@ use crate::socket::policy::{BufferPolicy, Relief};
 use crate::socket::queue::{Hub, Inlet, Put};
 use crate::socket::table::{Flow4Tuple, Found, SocketTable};
 
-/// Source from which a CPU learns of sockets.
+/// Source of sockets for a CPU's stack.
 pub trait Sockets: fmt::Debug + Send + Sync {
-    /// Hub that a CPU makes its inlet to a socket of. None once the socket is closed. Asked when a CPU has
-    /// its first packet for it.
+    /// The hub that a CPU opens its inlet from; `None` once the socket is closed. Called when a CPU
+    /// has its first packet for the socket.
     fn hub(&self, socket: SocketId) -> Option<Arc<Hub>>;
 
-    /// Number of sockets that have been closed, ever.
+    /// Number of sockets closed so far.
     fn closed(&self) -> u64;
 }
 
-/// Per-batch context of [`Stack::turn`].
+/// Per-batch context for [`Stack::turn`].
 #[derive(Debug)]
 pub struct Around<'a> {
-    /// Addresses of this host on the device that the packets came from.
+    /// Identity of this host on the device that the packets came from.
     pub identity: &'a Identity,
-    /// The time.
+    /// Current time, in ns.
     pub now_ns: u64,
     /// Packet memory of this CPU.
     pub pool: &'a mut Pool,
-    /// Policy for the buffers of slow readers.
+    /// Buffer policy for slow readers.
     pub policy: BufferPolicy,
-    /// Gets packets that are to be sent out by the same device, as they are.
+    /// Packets to be sent out of the same device, unchanged (out).
     pub answers: &'a mut Vec<Packet>,
-    /// Gets what was said of neighbours.
+    /// Neighbour observations made while processing this batch (out).
     pub sightings: &'a mut Vec<Sighting>,
 }
 
-/// Inlets that are looked at in a turn, after sockets were closed.
+/// Most inlets checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
 
 /// The stack of one CPU.
 #[derive(Debug)]
 pub struct Stack {
     cpu: CpuId,
-    /// The CPU's place among all that put packets into sockets' queues.
+    /// Index of the CPU among all producers of socket queues.
     place: usize,
     network: NetworkLayer,
     table: Arc<SocketTable>,
     sockets: Arc<dyn Sockets>,
-    /// Inlets of this CPU to the sockets that it has had packets for, by [`SocketId::index`].
+    /// Inlets to the sockets that this CPU has had packets for, by [`SocketId::index`].
     inlets: Vec<Option<Inlet>>,
-    /// Number of sockets that had been closed when this CPU last looked.
+    /// Value of [`Sockets::closed`] when this CPU last looked.
     closed: u64,
-    /// Inlets that are yet to be looked at, from the first on: their sockets may be closed.
+    /// Number of inlets still to be checked, the leading ones: their sockets may be closed.
     unswept: usize,
     relief: Relief,
-    /// Datagrams for one socket, one behind the other; empty between turns.
+    /// Consecutive datagrams for one socket; empty between turns.
     run: Vec<Packet>,
-    /// The socket that they are for.
+    /// The socket that `run` is for.
     run_for: SocketId,
-    /// Datagrams that a socket had no room for; empty between turns.
+    /// Datagrams that the socket had no room for; empty between turns.
     refused: Vec<Packet>,
-    /// The sockets that one datagram is for; empty between packets.
+    /// Sockets matching one datagram; empty between packets.
     found: Vec<SocketId>,
-    /// Sockets whose readers are to be woken at the end of the turn.
+    /// Sockets whose readers are woken at the end of the turn.
     sleepers: Vec<SocketId>,
-    /// Packets that reassembly gave up; empty between turns.
+    /// Fragments that reassembly gave up; empty between turns.
     expired: Vec<(Packet, NetworkDrop)>,
 }
 
 impl Stack {
-    /// The stack of a CPU, which has a place among all of them.
+    /// Creates the stack of a CPU with the given producer index.
     #[must_use]
     pub fn new(
         (cpu, place): (CpuId, usize),
@@ -105,30 +105,30 @@ impl Stack {
         }
     }
 
-    /// Frames of this CPU's own, cached and small ones, that have not come home. First it lets go of
-    /// sockets that were closed.
+    /// Frames of this CPU's own, cached and small ones, that have not been returned. Drops the
+    /// inlets of closed sockets first.
     pub fn frames_away(&mut self) -> usize {
         self.unswept = self.inlets.len();
         self.sweep(usize::MAX);
         self.relief.frames_away()
     }
 
-    /// Gives up what waits for packets, of which no more will come.
+    /// Drops the fragments still waiting, as no more packets will come.
     pub fn end(&mut self) {
         self.network.end();
     }
 
-    /// Gives this CPU small frames, that datagrams of slow readers are moved to.
+    /// Provides the pool of small frames that datagrams of slow readers are moved to.
     pub fn set_small(&mut self, small: Pool) {
         self.relief.set_small(small);
     }
 
-    /// Goes by this table from now on.
+    /// Uses this table from now on.
     pub fn set_table(&mut self, table: Arc<SocketTable>) {
         self.table = table;
     }
 
-    /// Lets go of sockets that were closed since it last looked: some of them in each turn.
+    /// Drops inlets of sockets closed since the last check, a bounded number per turn.
     fn drop_closed(&mut self) {
         let closed = self.sockets.closed();
         if closed != self.closed {
@@ -139,7 +139,7 @@ impl Stack {
         }
     }
 
-    /// Looks at so many inlets, the last ones first.
+    /// Checks up to `count` inlets, from the last one down.
     fn sweep(&mut self, count: usize) {
         for _ in 0..count.min(self.unswept) {
             self.unswept -= 1;
@@ -150,11 +150,12 @@ impl Stack {
         }
     }
 
-    /// The spine: takes all packets of a batch to their sockets. Their frames go there, or home.
+    /// The spine: takes all packets of a batch to their sockets. Their frames go there, or back to
+    /// their pool.
     ///
-    /// From here on payloads are interpreted, more than once, and by the application: so a packet in
-    /// pieces is copied together first, for the device that shares those can rewrite them at any time.
-    /// One that there is no memory for is dropped as [`NetworkDrop::Nomem`].
+    /// From here on payloads are interpreted more than once, also by the application. A packet in
+    /// pieces of shared memory is therefore copied first, as the device can rewrite them at any time.
+    /// Without memory for the copy it is dropped as [`NetworkDrop::Nomem`].
     pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut Around<'_>) {
         self.drop_closed();
         for mut packet in packets.drain(..) {
@@ -180,7 +181,7 @@ impl Stack {
         }
     }
 
-    /// Gives up what has waited too long. Call it now and then.
+    /// Drops fragments that have waited too long. To be called periodically.
     pub fn expire(&mut self, now_ns: u64, pool: &mut Pool) {
         self.network.expire(now_ns, &mut self.expired);
         self.expired.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
@@ -234,8 +235,8 @@ impl Stack {
         self.dispose(answer, around);
     }
 
-    /// A datagram to a group, or to everybody, is for every socket that it suits: each gets a copy,
-    /// the last one the datagram itself.
+    /// Delivers a multicast or broadcast datagram to every matching socket: each gets a copy, the
+    /// last one the datagram itself.
     fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut Around<'_>) {
         let mut found = std::mem::take(&mut self.found);
         self.table.find_all(wanted, &mut found);
@@ -255,8 +256,8 @@ impl Stack {
         self.found = found;
     }
 
-    /// Adds a datagram to the run of its socket; or several, which are cut if the socket's reader
-    /// takes one at a time (`udp_queue_rcv_skb`).
+    /// Appends a datagram to the run of its socket. A GSO packet is segmented first if the socket's
+    /// reader takes one datagram at a time (`udp_queue_rcv_skb`).
     fn put(&mut self, socket: SocketId, packet: Packet, around: &mut Around<'_>) {
         if socket != self.run_for {
             self.end_run(around);
@@ -271,13 +272,14 @@ impl Stack {
         self.run.push(packet);
     }
 
-    /// True if a socket's reader takes several datagrams in one packet. One that is closed takes none.
+    /// True if the socket's reader accepts GSO packets of several datagrams, or if the socket is
+    /// closed.
     fn takes_merged(&mut self, socket: SocketId) -> bool {
         let inlet = inlet_of(&mut self.inlets, &*self.sockets, socket, self.place);
         inlet.is_none_or(|inlet| inlet.takes_merged())
     }
 
-    /// Hands a run over.
+    /// Hands the run to its socket.
     fn end_run(&mut self, around: &mut Around<'_>) {
         if self.run.is_empty() {
             return;
@@ -318,7 +320,7 @@ impl Stack {
     }
 }
 
-/// A CPU's inlet to a socket, by the CPU's place. None if the socket is closed.
+/// A CPU's inlet to a socket, opened on first use; `None` if the socket is closed.
 fn inlet_of<'a>(
     inlets: &'a mut Vec<Option<Inlet>>,
     sockets: &dyn Sockets,
@@ -337,7 +339,7 @@ fn inlet_of<'a>(
     inlets[index].as_mut()
 }
 
-/// Datagrams by the IP version that they came over.
+/// Number of datagrams per IP version.
 struct Families {
     v4: u64,
     v6: u64,

@@ -1,4 +1,5 @@
-//! What reaches sockets, or is answered, lies in private memory, wherever a device had put it.
+//! Packets that reach sockets, or are answered, are in private memory, wherever a device had put
+//! them.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
@@ -27,7 +28,7 @@ const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESSES: [[u8; 4]; 2] = [[10, 9, 0, 2], [10, 9, 0, 1]];
 const PORT: u16 = 53;
 
-/// Which bytes are in the frame: all, or the first ones.
+/// Bytes of a packet that are in the first frame: all, or only the leading ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lies {
     InOneFrame,
@@ -45,7 +46,7 @@ struct Host {
     answers: Vec<Packet>,
 }
 
-/// All sockets that there are.
+/// A set of sockets with a single one.
 #[derive(Debug)]
 struct OneSocket(Arc<Hub>);
 
@@ -66,7 +67,7 @@ fn pools(classes: [ChunkClass; 2]) -> Pool {
 }
 
 impl Host {
-    /// With so many frames for copies.
+    /// Creates a host with this many frames for copies.
     fn new(copies: u32) -> Self {
         let counters = Arc::<NetworkCounters>::default();
         let network = Network::new(NetworkConfig::default(), Arc::clone(&counters));
@@ -114,7 +115,7 @@ impl Host {
         packet
     }
 
-    /// Has packets go through the stack, merged if they can be.
+    /// Passes packets through the stack, merged if possible.
     fn receive(&mut self, frames: &[Vec<u8>], lies: Lies) {
         let packets = (0..).zip(frames).map(|(number, bytes)| self.received(bytes, number, lies));
         let (mut packets, mut merged) = (packets.collect(), Vec::new());
@@ -144,7 +145,7 @@ impl Host {
         assert_eq!((self.shared.away_blocks()), 0, "nothing lies where it came");
     }
 
-    /// What the socket got, datagram by datagram of each packet; and the answers.
+    /// Packets that the socket received, as lists of datagrams; and the answers.
     fn seen(&mut self) -> (Vec<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
         let mut taken = Vec::new();
         self.outlet.take(64, &mut taken);
@@ -169,7 +170,7 @@ fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Three datagrams that are merged, one that is not, and a request for an echo.
+/// Three datagrams that are merged, one that is not, and an echo request.
 fn frames() -> Vec<Vec<u8>> {
     let mut frames: Vec<_> = (1u8..4).map(|mark| datagram(1000, &[mark; 1200])).collect();
     frames.push(datagram(1001, &[9; 2001]));

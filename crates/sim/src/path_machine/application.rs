@@ -1,4 +1,4 @@
-//! What our rules hand packets to: everything is looked at.
+//! The handler that the path delivers packets to: it inspects everything.
 
 use forebay::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 use mem::Position;
@@ -23,20 +23,20 @@ pub(super) struct Application<'a> {
     pub(super) recording: &'a mut Option<Recording>,
 }
 
-/// What was seen of packets that reached an application, or were dropped.
+/// Observations of packets that reached an application or were dropped.
 pub(super) struct Seen {
     cpus: usize,
-    /// By lane: where the next packet must lie; `None` where some were lost.
+    /// Expected position of the next packet, by lane; `None` after a loss.
     pub(super) next: Vec<Option<Position>>,
-    /// By lane: frames that came out of it.
+    /// Number of frames that came out of each lane.
     pub(super) passed: Vec<u64>,
-    /// By [`DropReason::index`].
+    /// Number of drops, by [`DropReason::index`].
     pub(super) drops: [u64; DropReason::ALL.len()],
-    /// Packets that moved their slot.
+    /// Number of packets that moved their slot.
     pub(super) moves: u64,
-    /// Packets that were held.
+    /// Number of packets that were held.
     pub(super) held: u64,
-    /// Packets that stayed.
+    /// Number of packets that stayed.
     pub(super) stays: u64,
 }
 
@@ -53,12 +53,12 @@ impl Seen {
         }
     }
 
-    /// The place of a lane.
+    /// Index of a lane.
     pub(super) fn lane(&self, queue: RxQueue, cpu: CpuId) -> usize {
         usize::from(queue.0) * self.cpus + cpu.index()
     }
 
-    /// Looks at what was decided about a packet.
+    /// Checks and counts a steering decision.
     fn note(&mut self, lane: usize, note: &Note, laws: &mut Laws) {
         let expected = self.next[lane].replace(note.position.plus(1));
         if expected.is_some_and(|expected| expected != note.position) {
@@ -101,14 +101,14 @@ impl Handler for Application<'_> {
     }
 }
 
-/// Flow and place in it, as the bytes have them.
+/// Flow and position in it, from the packet's bytes.
 fn stamp(packet: &Packet, segment: &Segment<'_>) -> Option<(FlowId, u64)> {
     // What is no IP has no payload for the path, a later fragment begins with something else; its
     // stamp stands at the end all the same.
     segment.payload.first_chunk().and_then(read).or_else(|| read(packet.frame.data().last_chunk()?))
 }
 
-/// What a stamp says.
+/// Flow and sequence number in a stamp, if it is valid.
 pub(super) fn read(stamp: &[u8; STAMP_BYTES]) -> Option<(FlowId, u64)> {
     let (magic, rest) = stamp.split_first_chunk::<4>()?;
     let (flow, sequence) = rest.split_first_chunk::<4>()?;

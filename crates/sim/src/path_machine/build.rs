@@ -1,4 +1,4 @@
-//! How the path is put together for a scenario.
+//! Construction of the path for a scenario.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::cpu_set::CpuSet;
 use crate::scenario::Scenario;
 use crate::traffic::Traffic;
 
-/// Frames that each CPU owns.
+/// Number of frames that each CPU owns.
 const POOL_FRAMES: u32 = 4_096;
 
 pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
@@ -64,12 +64,12 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
     }
 }
 
-/// The table of where applications run; none without entries.
+/// The socket-flow table; `None` without entries.
 pub(super) fn sock_flow_table(entries: u32, cpus: u16) -> Option<Arc<SockFlowTable>> {
     (entries > 0).then(|| Arc::new(SockFlowTable::new(entries, cpus.into())))
 }
 
-/// How segments are merged at `place`, if that is where they are.
+/// Configuration for merging segments at `place`; `None` if they are merged elsewhere.
 pub(super) fn coalesce_config(
     (at, place): (CoalesceAt, CoalesceAt),
     gro_flush_timeout_ns: u64,
@@ -98,7 +98,7 @@ fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
     })
 }
 
-/// Room for the largest `netdev_max_backlog` of the run.
+/// Ring capacity for the largest `netdev_max_backlog` of the run.
 fn ring_capacity(scenario: &Scenario) -> u32 {
     let limits = scenario.recurring.iter().filter_map(|recurring| match recurring.action {
         Action::MaxBacklog(limits) => limits.iter().max().copied(),

@@ -1,4 +1,4 @@
-//! What changes on the way.
+//! Live changes of the path.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use path::backlog::FlowLimit;
 use super::{PathMachine, build};
 use crate::action::{Change, CoalesceAt};
 
-/// Buckets of the flow limit: the kernel's default.
+/// Number of buckets of the flow limit: the kernel's default.
 const FLOW_LIMIT_TABLE_LEN: u32 = 4_096;
 
 impl PathMachine {
@@ -57,7 +57,8 @@ impl PathMachine {
         }
     }
 
-    /// Applications record in the new table before it takes over what the old one knows.
+    /// Replaces the table. Applications record in the new one before it takes over the entries of
+    /// the old one.
     fn set_sock_flow_entries(&mut self, entries: u32) {
         let cpus = u16::try_from(self.cpus.len()).unwrap_or(u16::MAX);
         let table = build::sock_flow_table(entries, cpus);

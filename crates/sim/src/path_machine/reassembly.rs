@@ -1,4 +1,5 @@
-//! What becomes of the fragments that CPUs are handed: the network layer of each, and what they share.
+//! Reassembly of fragments delivered to CPUs: a network layer for each, and the fragments they
+//! share.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,17 +13,17 @@ use path::{CpuId, Packet};
 use super::application::read;
 use crate::laws::{Law, Laws};
 
-/// Room for what each CPU may leave behind of datagrams that are never whole.
+/// Frames for each CPU, enough for fragments of datagrams that are never completed.
 const POOL_FRAMES: u32 = 4_096;
 
-/// Room for a datagram's headers and both fragments.
+/// Chunk size for a datagram's headers and both fragments.
 const CHUNK_BYTES: u32 = 512;
 
-/// The host that all frames are for.
+/// Addresses of the host that all frames are for.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESS: [u8; 4] = [11, 9, 0, 1];
 
-/// One network layer for each CPU. They get copies, so frames stay accounted for as they are.
+/// A network layer for each CPU. These get copies, so the accounting of the frames is not affected.
 pub(super) struct Reassembly {
     cpus: Vec<(Network, Pool)>,
     identity: Identity,
@@ -42,7 +43,7 @@ impl Reassembly {
         }
     }
 
-    /// A CPU was handed a packet.
+    /// Processes a packet delivered on a CPU.
     pub(super) fn take(&mut self, cpu: CpuId, packet: &Packet, now_ns: u64, laws: &mut Laws) {
         let (network, pool) = &mut self.cpus[cpu.index()];
         let Some(copy) = packet.copied(pool) else {
@@ -60,7 +61,7 @@ impl Reassembly {
         }
     }
 
-    /// What holds when all has come to rest.
+    /// Checks the laws that hold at the end of a run.
     pub(super) fn check_rest(&mut self, laws: &mut Laws) {
         laws.check_whole();
         self.cpus.iter_mut().for_each(|(network, _)| network.end());

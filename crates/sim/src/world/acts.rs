@@ -1,4 +1,4 @@
-//! Changes and faults: what they are exactly is drawn when their time comes.
+//! Changes and faults: their details are drawn when they occur.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::traffic::FlowId;
 use crate::virtual_cpu::Doing;
 
-/// How long until somebody looks again whether a CPU that was taken out has stopped.
+/// Interval of checks for the stop of a CPU that was taken offline.
 const NOTICE_NS: u64 = 5_000;
 
 impl<M: Machine> World<M> {
@@ -125,7 +125,7 @@ impl<M: Machine> World<M> {
         self.machine.note(what, value, self.now_ns);
     }
 
-    /// Slots are others from now on, and what was on its way is fenced off.
+    /// Restarts observation after the slots were replaced; packets already on their way are fenced.
     fn replace_slots(&mut self) {
         (0..self.scenario.queues).map(RxQueue).for_each(|queue| self.begin_anew(queue));
     }
@@ -137,7 +137,7 @@ impl<M: Machine> World<M> {
         }
     }
 
-    /// A thread dies with what it has in hand; what it had handled it is done with.
+    /// Kills a thread with the batch it has in hand; a batch already handled is completed.
     fn kill(&mut self, lasts_ns: Span) {
         let cpu = self.any_cpu();
         if self.cpu(cpu).dead {

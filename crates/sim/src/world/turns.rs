@@ -1,4 +1,4 @@
-//! What CPUs do: each ends what it was doing, and begins the next thing.
+//! Turns of CPUs: each ends the current activity and begins the next one.
 
 use path::intake::DEV_WEIGHT;
 use path::steer::RpsMap;
@@ -11,7 +11,7 @@ use crate::machine::{Machine, Poll};
 use crate::traffic::FlowId;
 use crate::virtual_cpu::Doing;
 
-/// How a flow stood before its packets were taken in.
+/// State of a flow before its packets were taken in.
 #[derive(Clone, Copy)]
 pub(super) struct Before {
     flow: FlowId,
@@ -39,7 +39,7 @@ impl<M: Machine> World<M> {
         self.begin(cpu);
     }
 
-    /// Begins a poll or a batch, in turn as far as there is work.
+    /// Begins a poll or a batch, alternating as far as there is work.
     fn begin(&mut self, cpu: CpuId) {
         let runs = self.online.contains(cpu) || M::DRAINS;
         let delivers = runs && self.cpu(cpu).paused == 0;
@@ -63,8 +63,7 @@ impl<M: Machine> World<M> {
         taken > 0
     }
 
-    /// Polls each queue that there is something to poll in, or that wants an empty turn, if that
-    /// may be.
+    /// Polls each queue that has frames to poll or, if `may_be_empty`, that asks for an empty turn.
     fn poll(&mut self, cpu: CpuId, may_be_empty: bool) -> bool {
         let (mut polled, mut frames, mut handled) = (false, 0, 0);
         for queue in (0..self.scenario.queues).map(RxQueue) {
@@ -87,8 +86,7 @@ impl<M: Machine> World<M> {
         polled
     }
 
-    /// Takes a burst in, and returns how many frames that were, and how many were delivered on the
-    /// spot.
+    /// Takes in a burst. Returns the number of its frames, and the number delivered on the spot.
     fn take_in(&mut self, cpu: CpuId, queue: RxQueue) -> (usize, usize) {
         let mut flows = std::mem::take(&mut self.spare.flows);
         let mut came = std::mem::take(&mut self.spare.came);
@@ -134,7 +132,7 @@ impl<M: Machine> World<M> {
         }
     }
 
-    /// Watches the wishes of the flows that came.
+    /// Registers the wishes of flows whose packets came.
     fn watch(&mut self, queue: RxQueue, came: &[Before]) {
         let around = Circumstances {
             now_ns: self.now_ns,
@@ -156,7 +154,7 @@ impl<M: Machine> World<M> {
         self.hand_on();
     }
 
-    /// Wakes the readers of what applications were handed.
+    /// Wakes the readers of packets handed to applications.
     fn hand_on(&mut self) {
         let mut handed = std::mem::take(&mut self.spare.handed);
         if let Some(readers) = &mut self.readers {
@@ -211,5 +209,5 @@ impl<M: Machine> World<M> {
     }
 }
 
-/// How much longer everything takes on a CPU that is slow.
+/// Factor by which a slow CPU takes longer for everything.
 const SLOW_FACTOR: u64 = 8;

@@ -1,4 +1,5 @@
-//! ARP (RFC 826, RFC 5227) as the kernel's `arp_process` has it, where nobody else is this host.
+//! ARP (RFC 826, RFC 5227) as in the kernel's `arp_process`, on devices where the kernel does not
+//! act for this host.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,7 +13,7 @@ use super::{Identity, NetworkDrop};
 /// The EtherType.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 
-/// Ethernet, or IEEE 802; IPv4; lengths of 6 and 4.
+/// Hardware and protocol types and lengths: Ethernet or IEEE 802; IPv4; 6 and 4 bytes.
 const KINDS: [[u8; 6]; 2] = [[0, 1, 8, 0, 6, 4], [0, 6, 8, 0, 6, 4]];
 const REQUEST: [u8; 2] = [0, 1];
 const REPLY: [u8; 2] = [0, 2];
@@ -20,7 +21,7 @@ const MESSAGE_BYTES: usize = 28;
 const ETHERNET_BYTES: usize = 14;
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// Sender of a message, and the address that it asks for.
+/// Fields of a message.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     operation: [u8; 2],
@@ -30,11 +31,11 @@ struct Message {
     target: Ipv4Addr,
 }
 
-/// Takes a message in. A request for one of our addresses is made its answer, in its own frame.
-/// `is_to_us` says that the frame came to our own station.
+/// Processes a message. A request for one of our addresses is turned into its answer, in its own
+/// frame. `is_to_us` is true if the frame was sent to our own MAC address.
 ///
 /// # Errors
-/// It is no message, or none that anybody sends who is in order.
+/// If it is not a valid message, or not one that a correct host would send.
 pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<Heard, NetworkDrop> {
     if !on.is_whole_host {
         return Ok(Heard::default()); // the kernel's
@@ -106,7 +107,7 @@ fn field<const N: usize>(message: &[u8], at: usize) -> [u8; N] {
     message.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
 }
 
-/// True if a host on the link can have this address; ours is no other's.
+/// True if a host on the link can have this address; our own are excluded.
 fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
     let is_nobodys = address.octets()[0] == 0
         || address.is_loopback()
@@ -115,7 +116,7 @@ fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
     !is_nobodys && !on.is_own(address.into())
 }
 
-/// Makes a request its answer.
+/// Turns a request into its answer.
 fn answer(packet: &mut Packet, at: usize, request: &Message, on: &Identity) {
     let Some(mac) = on.mac else { return };
     let reply = Message {
@@ -140,8 +141,8 @@ fn answer(packet: &mut Packet, at: usize, request: &Message, on: &Identity) {
     packet.device_sum = None;
 }
 
-/// Asks who has an address: everybody, or the station that had it. `None` where we have no address of
-/// our own to ask from, or no frame is free.
+/// Builds a request for an address, as broadcast or to the MAC address known so far. `None` if we
+/// have no source address, or no frame is free.
 pub fn request(
     target: Ipv4Addr,
     station: Option<[u8; 6]>,

@@ -1,4 +1,4 @@
-//! The way out: headers in front of a payload.
+//! The transmit side: prepends headers to a payload.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,57 +12,57 @@ const IPV6_BYTES: u32 = 40;
 const UDP_BYTES: u32 = 8;
 const UDP: u8 = 17;
 
-/// The most that stands before a payload: Ethernet, IPv6, UDP.
+/// Most bytes of headers before a payload: Ethernet, IPv6, UDP.
 pub const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
 
 /// `ip_default_ttl`, and the hop limit.
 pub const DEFAULT_TTL: u8 = 64;
 
-/// The Ethernet addresses of a packet.
+/// The MAC addresses of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stations {
-    /// Destination.
+    /// Destination MAC address.
     pub to: [u8; 6],
-    /// Source.
+    /// Source MAC address.
     pub from: [u8; 6],
 }
 
 /// A datagram's headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdpHeaders {
-    /// None where there is no link header.
+    /// MAC addresses; `None` on a device without link header.
     pub stations: Option<Stations>,
-    /// Its sender.
+    /// Source address and port.
     pub source: SocketAddr,
-    /// Its receiver, of the same family.
+    /// Destination address and port, of the same family.
     pub destination: SocketAddr,
     /// Time to live, or hop limit.
     pub ttl: u8,
     /// DSCP and ECN bits.
     pub tos: u8,
-    /// The payload of each datagram but the last, if the payload is of several (`UDP_SEGMENT`); the
-    /// device cuts it, or whoever sends to it. Else 0.
+    /// Payload bytes of each datagram but the last, if the payload is of several (`UDP_SEGMENT`);
+    /// the device segments it, or the code that sends to the device. Else 0.
     pub gso_size: u16,
 }
 
 /// Reason why headers cannot be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Uncomposable {
-    /// The payload is longer than a datagram's length field can say.
+    /// The payload is too long for a length field.
     TooLong,
-    /// Addresses of two families.
+    /// Source and destination are of different families.
     Families,
 }
 
-/// Writes the headers in front of the payload, which is all that is in `frame`, and says where they
-/// are. All checksums are complete; of several datagrams in one, the UDP checksum is the pseudo
-/// header's sum (see [`Packet::is_whole_gso`](path::Packet::is_whole_gso)).
+/// Prepends the headers to the payload, which is all that `frame` contains, and returns their
+/// description. All checksums are complete, except that with `gso_size` set the UDP checksum is the
+/// pseudo-header's sum (see [`Packet::is_whole_gso`](path::Packet::is_whole_gso)).
 ///
 /// # Errors
-/// When that cannot be; then `frame` is as before.
+/// If the headers cannot be written; `frame` is then unchanged.
 ///
 /// # Panics
-/// When there is less headroom than [`HEADERS_BYTES_MAX`]: a frame as it comes from a pool has more.
+/// If the headroom is less than [`HEADERS_BYTES_MAX`]: frames from a pool have more.
 pub fn compose_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Uncomposable> {
     let udp_len = frame.len_bytes().saturating_add(UDP_BYTES);
     let udp_len = u16::try_from(udp_len).map_err(|_| Uncomposable::TooLong)?;
@@ -87,7 +87,7 @@ pub fn compose_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, U
     Ok(noted(link, network, udp_len))
 }
 
-/// Headers, as parsing would find them.
+/// The description that parsing the frame would yield.
 fn noted(link: Link, network: Network, udp_len: u16) -> Headers {
     let network_offset = match link {
         Link::Ethernet => 14,
@@ -146,7 +146,8 @@ fn push_udp(
     bytes[6..8].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Without options, not to be fragmented, and so without an identification (RFC 6864).
+/// Prepends a header without options, with DF set and therefore without an identification (RFC
+/// 6864).
 fn push_ipv4(frame: &mut Frame, source: Ipv4Addr, destination: Ipv4Addr, headers: &UdpHeaders) {
     const DONT_FRAGMENT: u8 = 0x40;
     frame.push(IPV4_BYTES);

@@ -1,11 +1,10 @@
-//! Counters of one CPU's network layer, by the names of `/proc/net/snmp` and
-//! `/proc/net/snmp6`.
+//! Counters of one CPU's network layer, named as in `/proc/net/snmp` and `/proc/net/snmp6`.
 
 use path::counters::Counter;
 
 use super::drop::NetworkDrop;
 
-/// Written by one CPU, read by anyone.
+/// Counters written by one CPU and read by anyone.
 #[derive(Debug, Default)]
 pub struct NetworkCounters {
     /// IPv4.
@@ -27,40 +26,40 @@ pub struct NetworkCounters {
 /// `Ip:` in `/proc/net/snmp`, `Ip6` in `/proc/net/snmp6`.
 #[derive(Debug, Default)]
 pub struct IpCounters {
-    /// Packets received, wrong ones included, those for other hosts not.
+    /// Packets received, invalid ones included, those to other hosts' MAC addresses excluded.
     pub in_receives: Counter,
     /// Dropped because of their header.
     pub in_hdr_errors: Counter,
     /// Dropped because of their destination.
     pub in_addr_errors: Counter,
-    /// Dropped because of a protocol that nobody handles.
+    /// Dropped because of an unknown protocol.
     pub in_unknown_protos: Counter,
     /// Shorter than their header says.
     pub in_truncated_pkts: Counter,
-    /// Dropped though nothing was wrong with them.
+    /// Dropped though valid.
     pub in_discards: Counter,
-    /// Handed to a protocol, datagrams made of fragments counted once.
+    /// Delivered to a protocol; a reassembled datagram counts once.
     pub in_delivers: Counter,
     /// Packets sent.
     pub out_requests: Counter,
-    /// Fragments that were to be put together.
+    /// Fragments that were to be reassembled.
     pub reasm_reqds: Counter,
-    /// Datagrams put together.
+    /// Datagrams reassembled.
     pub reasm_oks: Counter,
-    /// Failures to put one together.
+    /// Reassembly failures.
     pub reasm_fails: Counter,
-    /// Datagrams that were not complete in time.
+    /// Datagrams whose reassembly timed out.
     pub reasm_timeout: Counter,
 }
 
 /// `Icmp:` in `/proc/net/snmp`, `Icmp6` in `/proc/net/snmp6`.
 #[derive(Debug, Default)]
 pub struct IcmpCounters {
-    /// Messages received, wrong ones included.
+    /// Messages received, invalid ones included.
     pub in_msgs: Counter,
-    /// Wrong messages.
+    /// Invalid messages.
     pub in_errors: Counter,
-    /// Wrong checksums.
+    /// Messages with a wrong checksum.
     pub in_csum_errors: Counter,
     /// Destination unreachable.
     pub in_dest_unreachs: Counter,
@@ -76,9 +75,9 @@ pub struct IcmpCounters {
     pub in_echo_reps: Counter,
     /// Messages sent.
     pub out_msgs: Counter,
-    /// Messages that were not sent, because too many were.
+    /// Messages not sent because of the limit per destination.
     pub out_rate_limit_host: Counter,
-    /// The same, for all destinations together.
+    /// Messages not sent because of the limit for all destinations together.
     pub out_rate_limit_global: Counter,
     /// Echo replies sent.
     pub out_echo_reps: Counter,
@@ -99,11 +98,11 @@ pub struct UdpCounters {
     pub out_datagrams: Counter,
     /// Datagrams that did not fit in the socket's receive buffer.
     pub rcvbuf_errors: Counter,
-    /// Datagrams that could not be sent for want of memory.
+    /// Datagrams that could not be sent for lack of memory.
     pub sndbuf_errors: Counter,
-    /// Wrong checksums.
+    /// Datagrams with a wrong checksum.
     pub in_csum_errors: Counter,
-    /// Datagrams to groups or all, that no socket wanted.
+    /// Multicast or broadcast datagrams without a matching socket.
     pub ignored_multi: Counter,
 }
 
@@ -118,13 +117,13 @@ impl Default for DropCounters {
 }
 
 impl DropCounters {
-    /// Number of frames that were dropped for this reason.
+    /// Number of frames dropped for this reason.
     #[must_use]
     pub fn get(&self, reason: NetworkDrop) -> u64 {
         self.counter(reason).get()
     }
 
-    /// Number of frames that were dropped.
+    /// Number of frames dropped.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()

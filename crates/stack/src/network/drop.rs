@@ -1,48 +1,48 @@
-//! Reasons of the network layer, or of a socket behind it, for dropping a packet. The names are those of the
-//! kernel's `enum skb_drop_reason` in lower case, where it has one.
+//! Drop reasons of the network layer and of the sockets behind it. The names are those of the
+//! kernel's `enum skb_drop_reason` in lower case, if it has one.
 
 /// The reasons, in packet order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NetworkDrop {
-    /// The frame was addressed to another host's MAC, or to a VLAN that nobody here is on.
+    /// To the MAC address of another host, or to a VLAN that this host is not on.
     Otherhost,
     /// No protocol for its EtherType, its ICMP type, or one of its IPv6 options.
     UnhandledProto,
-    /// Its capture was cut short (the kernel has no such frames).
+    /// The capture was cut short (the kernel has no such frames).
     Snapped,
     /// Shorter than a header says.
     PktTooSmall,
-    /// Its IP header, or an option in it, cannot be.
+    /// An invalid IP header or option.
     IpInhdr,
-    /// Its IPv4 header checksum is wrong.
+    /// A wrong IPv4 header checksum.
     IpCsum,
-    /// Nobody can have this source address.
+    /// An invalid source address.
     IpInvalidSource,
-    /// Nobody can have this destination address.
+    /// An invalid destination address.
     IpInvalidDest,
     /// A loopback address from outside.
     IpLocalnet,
     /// The source address is one of ours.
     IpLocalSource,
-    /// Not for an address of ours; we do not forward.
+    /// To an address that is not ours; packets are not forwarded.
     IpInaddrerrors,
-    /// To a group that nobody here has joined.
+    /// To a group that was not joined.
     NotJoined,
-    /// A packet that wants to be source-routed.
+    /// An IPv4 packet with a source route option.
     SourceRoute,
-    /// No protocol behind its IP header.
+    /// No protocol for its IP header's protocol number.
     IpNoproto,
     /// IPv6 on a device that has no IPv6 address.
     Ipv6disabled,
-    /// An IPv6 extension header that cannot be, or that we do not take.
+    /// An IPv6 extension header that is invalid or not accepted.
     Ipv6BadExthdr,
-    /// A piece of a datagram that was there already.
+    /// A fragment of data that was already present.
     DupFrag,
-    /// Pieces of a datagram that overlap (RFC 5722).
+    /// Fragments of a datagram that overlap (RFC 5722).
     FragOverlap,
-    /// A piece whose place or length cannot be.
+    /// A fragment with an invalid offset or length.
     FragInvalid,
-    /// Too many pieces, or too large a datagram.
+    /// Too many fragments, or too large a datagram.
     FragTooFar,
     /// No memory for more incomplete datagrams.
     FragNomem,
@@ -54,11 +54,11 @@ pub enum NetworkDrop {
     Nomem,
     /// A wrong UDP checksum, or none over IPv6.
     UdpCsum,
-    /// No socket has its port.
+    /// No socket is bound to the destination port.
     NoSocket,
     /// The socket's receive buffer was full.
     SocketRcvbuff,
-    /// The socket was closed while it waited.
+    /// The socket was closed while the datagram waited.
     SocketClose,
 }
 
@@ -130,7 +130,7 @@ impl NetworkDrop {
         }
     }
 
-    /// The place in [`ALL`](Self::ALL).
+    /// Index in [`ALL`](Self::ALL).
     #[must_use]
     pub fn index(self) -> usize {
         self as usize

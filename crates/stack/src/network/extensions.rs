@@ -1,4 +1,4 @@
-//! IPv6 extension headers and their options, as the kernel's `exthdrs.c` takes them.
+//! IPv6 extension headers and their options, as in the kernel's `exthdrs.c`.
 
 use super::counters::IpCounters;
 use super::drop::NetworkDrop;
@@ -11,31 +11,31 @@ const FRAGMENT: u8 = 44;
 const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// Extension headers come in units of this.
+/// Length unit of extension headers.
 const UNIT_BYTES: usize = 8;
-/// A fragment header's size.
+/// Length of a fragment header.
 const FRAGMENT_BYTES: usize = 8;
-/// Of a fragment header's offset field.
+/// Reserved bits of a fragment header's offset field.
 const RESERVED_BITS: u8 = 0x06;
-/// Options with a meaning in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
+/// Most options other than padding in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
 const OPTIONS_MAX: u32 = 8;
-/// Bytes of padding in a row: more would align nothing.
+/// Most consecutive bytes of padding: more would not align anything.
 const PADDING_MAX: usize = 7;
 
-/// End of the walk.
+/// Result of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Walked {
-    /// At the header of a protocol.
+    /// The header of a protocol.
     Protocol { protocol: u8, offset: usize },
-    /// At the header of a fragment.
+    /// The header of a fragment.
     Fragment,
 }
 
-/// Progress of the walk over a packet.
+/// State of a packet before the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
     pub(super) packet_type: PacketType,
-    /// True if it had a fragment header already: a second one cannot be.
+    /// True if the packet was a fragment before: a second fragment header is invalid.
     pub(super) was_fragment: bool,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn walk(
     }
 }
 
-/// The hop-by-hop options behind the fixed header: what follows them, and where.
+/// Validates the hop-by-hop options after the fixed header. Returns the next header and its offset.
 pub(super) fn hop_by_hop(packet: &[u8], ipv6: &Ipv6) -> Result<(u8, usize), NetworkDrop> {
     let behind = packet.get(FIXED_BYTES..ipv6.total_len).unwrap_or_default();
     let (next, header) = extension(behind).ok_or(NetworkDrop::IpInhdr)?;
@@ -101,20 +101,20 @@ pub(super) fn hop_by_hop(packet: &[u8], ipv6: &Ipv6) -> Result<(u8, usize), Netw
     Ok((next, FIXED_BYTES + header.len()))
 }
 
-/// An extension header that is there as a whole, and the number of the next.
+/// A complete extension header, and the number of the next.
 fn extension(bytes: &[u8]) -> Option<(u8, &[u8])> {
     let &[next, units, ..] = bytes else { return None };
     Some((next, bytes.get(..(usize::from(units) + 1) * UNIT_BYTES)?))
 }
 
-/// Header that the options are of.
+/// Header that the options belong to.
 #[derive(Clone, Copy)]
 enum Options<'a> {
     HopByHop { ipv6: &'a Ipv6 },
     Destination,
 }
 
-/// Judges the options of a header at `offset` in the packet (`ip6_parse_tlv`).
+/// Validates the options of a header at `offset` in the packet (`ip6_parse_tlv`).
 fn options(
     packet: &[u8],
     offset: usize,
@@ -161,7 +161,7 @@ fn options(
     }
 }
 
-/// An option at `at` that every router looks at.
+/// Validates a hop-by-hop option at `at`.
 fn hop_by_hop_option(
     packet: &[u8],
     at: usize,
@@ -189,7 +189,7 @@ fn hop_by_hop_option(
     }
 }
 
-/// The upper bits of an option's type say what becomes of a packet when nobody knows it.
+/// Handles an unknown option by the upper bits of its type.
 fn unknown_option(option: &[u8]) -> Result<(), NetworkDrop> {
     match option.first() {
         Some(0..=0x3f) => Ok(()),
@@ -197,8 +197,8 @@ fn unknown_option(option: &[u8]) -> Result<(), NetworkDrop> {
     }
 }
 
-/// A routing header is taken where it has led to (`ipv6_rthdr_rcv`); RPL's and segment routing's
-/// are not enabled. Returns what follows, and how far on.
+/// Accepts a routing header at its final destination (`ipv6_rthdr_rcv`); RPL and segment routing are
+/// not enabled. Returns the next header and the length of this one.
 fn routing(
     packet: &[u8],
     header: &[u8],

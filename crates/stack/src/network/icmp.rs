@@ -1,4 +1,4 @@
-//! ICMP and ICMPv6 that come in: checksums, counts, and echo.
+//! Received ICMP and ICMPv6: checksums, counters, and echo.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ use super::link::turn_round;
 
 /// ICMP's protocol number.
 pub(super) const ICMP: u8 = 1;
-/// ICMPv6's.
+/// Protocol number of ICMPv6.
 pub(super) const ICMPV6: u8 = 58;
 
 pub(super) const DEST_UNREACH: u8 = 3;
@@ -24,29 +24,29 @@ const ECHO_REPLY: u8 = 0;
 const ECHO_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 const TIMESTAMP: u8 = 13;
-/// The last type that has a meaning (`NR_ICMP_TYPES`).
+/// Highest type that is defined (`NR_ICMP_TYPES`).
 const LAST_TYPE: u8 = 18;
 pub(super) const HEADER_BYTES: usize = 8;
 const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 const DEFAULT_TTL: u8 = 64;
 
-/// A message that came in.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
-    /// From its header to the end of the IP packet.
+    /// Bytes from its header to the end of the IP packet.
     pub(super) bytes: &'a [u8],
-    /// The sum of the addresses, the length and the protocol: ICMPv6's.
+    /// Sum of the pseudo-header, for ICMPv6: addresses, length and protocol.
     pub(super) pseudo_sum: Sum,
-    /// True if it was to a group or to all.
+    /// True for multicast and broadcast.
     pub(super) is_to_many: bool,
 }
 
-/// Treatment of a message.
+/// Action that a message calls for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asked {
     Echo,
-    /// Counted, and no more.
+    /// None; counted only.
     Nothing,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn receive_v6(
     Ok(Asked::Nothing)
 }
 
-/// The type of a message that is as long as it must be, and right.
+/// Validates length and checksum. Returns the type.
 fn judged(message: &Message<'_>, counters: &IcmpCounters) -> Result<u8, NetworkDrop> {
     counters.in_msgs.add(1);
     if judge(message.pseudo_sum.plus(Sum::of(message.bytes))) == Checksum::Bad {
@@ -111,8 +111,8 @@ fn judged(message: &Message<'_>, counters: &IcmpCounters) -> Result<u8, NetworkD
     Ok(kind)
 }
 
-/// Makes an echo request its own reply, in its frame: without IP options, or extension headers. The
-/// message begins at `offset`. Returns whether that could be.
+/// Turns an echo request into its reply, in its own frame: without IP options or extension headers.
+/// The message begins at `offset`. Returns false if that is not possible.
 pub(super) fn echo(packet: &mut Packet, offset: usize, on: &Identity) -> bool {
     let replied = match packet.headers.network {
         path::parse::Network::Ipv4 => echo_v4(packet, offset),
@@ -127,7 +127,7 @@ pub(super) fn echo(packet: &mut Packet, offset: usize, on: &Identity) -> bool {
     true
 }
 
-/// Parses what was just written.
+/// Parses the packet again after it was rewritten.
 pub(super) fn describe(packet: &mut Packet) {
     let Packet { frame, headers, wire_len, device_sum, .. } = packet;
     (*wire_len, *device_sum) = (frame.len_bytes(), None);
@@ -173,7 +173,7 @@ fn echo_v6(packet: &mut Packet, offset: usize, on: &Identity) -> Option<()> {
     reply(message, ECHO_REPLY_V6, pseudo)
 }
 
-/// Makes a message one of another type, and its checksum right.
+/// Changes a message's type, and updates its checksum.
 fn reply(message: &mut [u8], to_kind: u8, pseudo_sum: Sum) -> Option<()> {
     let [kind, _, sum @ ..] = message.first_chunk_mut::<4>()?;
     (*kind, *sum) = (to_kind, [0; 2]);
@@ -183,7 +183,7 @@ fn reply(message: &mut [u8], to_kind: u8, pseudo_sum: Sum) -> Option<()> {
     Some(())
 }
 
-/// Our address that `asker` knows what to do with: of its subnet, else of its scope.
+/// Source address for a reply to `asker`: one of its subnet, else of its scope.
 fn own_towards(asker: Ipv6Addr, on: &Identity) -> Option<Ipv6Addr> {
     let own = |prefix: &super::Prefix| match prefix.address {
         IpAddr::V6(address) => Some((*prefix, address)),
@@ -196,8 +196,8 @@ fn own_towards(asker: Ipv6Addr, on: &Identity) -> Option<Ipv6Addr> {
         .map(|(_, own)| own)
 }
 
-/// Moves the link header and the fixed IP header next to the message at `offset`, and takes off what
-/// is in front then. Returns where the IP header is.
+/// Moves the link header and the fixed IP header next to the message at `offset`, and drops the
+/// bytes in front. Returns the offset of the IP header.
 fn move_header(packet: &mut Packet, offset: usize, fixed_bytes: usize) -> Option<usize> {
     let start = usize::from(packet.headers.network_offset);
     let between = offset.checked_sub(start + fixed_bytes)?;

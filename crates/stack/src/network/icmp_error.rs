@@ -1,4 +1,4 @@
-//! Port unreachable, as `icmp_send` and `icmp6_send` tell it.
+//! Port unreachable, as sent by `icmp_send` and `icmp6_send`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,21 +13,21 @@ use super::link::{self, PacketType, turn_round};
 use super::udp::UDP;
 use super::{ipv4, ipv6};
 
-/// The code of a port that nobody listens on.
+/// Code of port unreachable.
 const PORT_UNREACHABLE: u8 = 3;
 const PORT_UNREACHABLE_V6: u8 = 4;
-/// As long as an error over IPv4 may be (RFC 1812, section 4.3.2.3), over IPv6 (RFC 4443, section
+/// Largest error message over IPv4 (RFC 1812, section 4.3.2.3) and over IPv6 (RFC 4443, section
 /// 2.4).
 const IPV4_ERROR_BYTES: usize = 576;
 const IPV6_ERROR_BYTES: usize = 1280;
-/// Type of service of errors: internetwork control, and what the packet asked for but ECN.
+/// Type of service of errors: internetwork control, plus the received packet's bits other than ECN.
 const INTERNETWORK_CONTROL: u8 = 0xc0;
 const TOS_MASK: u8 = 0x1e;
 const TTL: u8 = 64;
-/// Offset of an IPv4 fragment in its datagram.
+/// Mask of an IPv4 header's fragment offset.
 const OFFSET_MASK: u16 = 0x1fff;
 
-/// Host to tell that nobody listens; `None`: no single host is meant, or asked.
+/// The host that an error is sent to; `None` for multicast or broadcast packets and invalid sources.
 pub(super) fn whom_to_tell(packet: &Packet, on: &Identity) -> Option<IpAddr> {
     let is_to_us = link::addressed_to_host(packet, on) == Ok(PacketType::Host);
     let (source, destination) = (packet.view().source()?, packet.view().destination()?);
@@ -49,7 +49,7 @@ fn is_host_v6(source: Ipv6Addr) -> bool {
     !(source.is_unspecified() || source.is_multicast() || source.is_loopback())
 }
 
-/// The message that nobody listens on the packet's port. `None`: no frame is free for it.
+/// Builds the port unreachable message for a packet. `None` if no frame is free.
 pub(super) fn port_unreachable(packet: &Packet, on: &Identity, pool: &mut Pool) -> Option<Packet> {
     let start = usize::from(packet.headers.network_offset);
     let (link_header, quoted) = packet.frame.data().split_at_checked(start)?;
@@ -65,17 +65,17 @@ pub(super) fn port_unreachable(packet: &Packet, on: &Identity, pool: &mut Pool) 
     Some(error)
 }
 
-/// A datagram of ours for whose port nobody listens.
+/// One of our datagrams that was answered by port unreachable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
     /// The address and port that it was sent from.
     pub ours: (IpAddr, u16),
-    /// Destination of the datagram.
+    /// The address and port that it was sent to.
     pub theirs: (IpAddr, u16),
 }
 
-/// The datagram that a message quotes, one whose sum is right and that says that nobody listens
-/// (`__udp4_lib_err`, `__udp6_lib_err`).
+/// The datagram quoted by a port unreachable message whose checksum is right (`__udp4_lib_err`,
+/// `__udp6_lib_err`).
 pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<Refusal> {
     let (&[kind, code, ..], quoted) = message.split_first_chunk::<HEADER_BYTES>()?;
     let (ours, theirs, ports): (IpAddr, IpAddr, _) = if is_ipv6 {
@@ -137,7 +137,7 @@ fn over_ipv6(link_header: &[u8], quoted: &[u8], pool: &mut Pool) -> Option<Frame
     written(&[link_header, &header, &message, quoted], pool)
 }
 
-/// The header of a message about `quoted`.
+/// Builds the ICMP header of a message that quotes `quoted`.
 fn message(kind: u8, code: u8, quoted: &[u8], pseudo_sum: Sum) -> [u8; HEADER_BYTES] {
     let [a, b] =
         (!pseudo_sum.plus(Sum::of(&[kind, code])).plus(Sum::of(quoted)).fold()).to_be_bytes();
@@ -148,7 +148,7 @@ fn first(bytes: &[u8], len_max: usize) -> &[u8] {
     bytes.get(..len_max).unwrap_or(bytes)
 }
 
-/// A frame with these parts in it.
+/// Copies these parts into a new frame.
 fn written(parts: &[&[u8]], pool: &mut Pool) -> Option<Frame> {
     let len = u32::try_from(parts.iter().map(|part| part.len()).sum::<usize>()).ok()?;
     let mut frame = pool.allocate(len)?;

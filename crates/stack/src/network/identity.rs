@@ -2,56 +2,55 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Every host on a link is in this group (RFC 1112).
+/// Group that every host on a link is in (RFC 1112).
 pub const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 
-/// Every node on a link is in this group (RFC 4291, section 2.7.1).
+/// Group that every node on a link is in (RFC 4291, section 2.7.1).
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// The addresses that packets on one device are for.
+/// Addresses that packets received on one device may have as their destination.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Identity {
-    /// The device's MAC; `None`: it has no link header.
+    /// MAC address of the device; `None` if it has no link header.
     pub mac: Option<[u8; 6]>,
-    /// Our unicast addresses, with the subnets that they are in. As in the kernel, an address of
-    /// another device belongs here too, if packets to it may come in by this one.
+    /// Unicast addresses of this host, with their subnets. As in the kernel, an address of another
+    /// device belongs here too if packets to it may come in on this one.
     pub addresses: Vec<Prefix>,
-    /// The groups joined. [`ALL_SYSTEMS`], [`ALL_NODES`] and the solicited-node groups of
-    /// `addresses` need not be named.
+    /// Groups joined. [`ALL_SYSTEMS`], [`ALL_NODES`] and the solicited-node groups of `addresses`
+    /// need not be listed.
     pub groups: Vec<IpAddr>,
-    /// The most that an IP packet may have, sent from here, in bytes.
+    /// Largest IP packet that may be sent on this device, in bytes.
     pub mtu: u32,
-    /// True if nobody else answers ARP, neighbour solicitations and echo requests for us: on a TAP,
-    /// a TUN, a virtual machine's device. Elsewhere the kernel does.
+    /// True if the kernel does not answer ARP, neighbour solicitations and echo requests for this
+    /// host: on a TAP, a TUN, a virtual machine's device.
     pub is_whole_host: bool,
 }
 
-/// An address and how many bits of it are its subnet's.
+/// An address and its prefix length.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Prefix {
     /// The address, host part included.
     pub address: IpAddr,
-    /// Bits of the subnet: at most 32, or 128.
+    /// Prefix length: at most 32, or 128.
     pub bits: u8,
 }
 
 impl Identity {
-    /// True if it is a unicast address of ours.
+    /// True if the address is one of this host's unicast addresses.
     #[must_use]
     pub fn is_own(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|prefix| prefix.address == address)
     }
 
-    /// True if it is everybody's address: the limited broadcast, or that of a subnet of ours. As in
-    /// the kernel, subnets of one or two addresses have none, nor has the subnet's first address a
-    /// meaning of its own.
+    /// True for a broadcast address: the limited one, or that of a subnet of ours. As in the kernel,
+    /// subnets of one or two addresses have none, and a subnet's first address is not special.
     #[must_use]
     pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let of_subnet = |prefix: &Prefix| prefix.broadcast() == Some(address);
         address.is_broadcast() || self.addresses.iter().any(of_subnet)
     }
 
-    /// True if it is a group that we are in.
+    /// True if this host is in the group.
     #[must_use]
     pub fn is_joined(&self, group: IpAddr) -> bool {
         let is_everyones = match group {
@@ -64,7 +63,7 @@ impl Identity {
         is_everyones || self.groups.contains(&group)
     }
 
-    /// True if a packet to this address is for us: our own, everybody's, or a group's that we are in.
+    /// True if this host accepts packets to the address: unicast, broadcast, or a joined group.
     #[must_use]
     pub fn is_for_us(&self, address: IpAddr) -> bool {
         let is_broadcast = |address| match address {
@@ -74,8 +73,8 @@ impl Identity {
         self.is_own(address) || is_broadcast(address) || self.is_joined(address)
     }
 
-    /// True if a packet to this address may be for several sockets: a group's, everybody's, or (from
-    /// somebody without an address) nobody's.
+    /// True if several sockets may match a packet to this address: multicast, broadcast, or (from a
+    /// host without an address) the unspecified address.
     #[must_use]
     pub fn is_to_many(&self, destination: IpAddr) -> bool {
         match destination {
@@ -86,7 +85,7 @@ impl Identity {
         }
     }
 
-    /// The address of ours that a neighbour knows us by: one in the same subnet, else any of the same
+    /// Source address to use towards a neighbour: one in the same subnet, else any of the same
     /// family.
     #[must_use]
     pub fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
@@ -96,7 +95,7 @@ impl Identity {
         near.or_else(|| own().next()).map(|own| own.address)
     }
 
-    /// True if the device has an IPv6 address at all.
+    /// True if the device has any IPv6 address.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
         self.addresses.iter().any(|prefix| prefix.address.is_ipv6())
@@ -104,7 +103,7 @@ impl Identity {
 }
 
 impl Prefix {
-    /// The subnet's broadcast address, if it has one.
+    /// Broadcast address of the subnet, if it has one.
     #[must_use]
     pub fn broadcast(&self) -> Option<Ipv4Addr> {
         let IpAddr::V4(address) = self.address else { return None };
@@ -112,7 +111,7 @@ impl Prefix {
         (self.bits < 31).then(|| Ipv4Addr::from(u32::from(address) | host_bits))
     }
 
-    /// True if an address is in the subnet.
+    /// True if the address is in the subnet.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
@@ -128,7 +127,7 @@ impl Prefix {
         }
     }
 
-    /// The group in which this address is asked for (RFC 4291, section 2.7.1).
+    /// Solicited-node group of this address (RFC 4291, section 2.7.1).
     #[must_use]
     pub fn solicited_node(&self) -> Option<Ipv6Addr> {
         const SOLICITED_NODE: u128 = 0xff02_0000_0000_0000_0000_0001_ff00_0000;

@@ -1,4 +1,4 @@
-//! From the network header to the transport's: fragments wait on the way.
+//! From the network header to the transport header, through reassembly.
 
 use mem::Pool;
 use path::packet::Packet;
@@ -34,7 +34,7 @@ impl Network {
         self.ipv4_protocol(packet, on, pool)
     }
 
-    /// `ip_protocol_deliver_rcu`: a packet whose header was judged, and that is whole.
+    /// `ip_protocol_deliver_rcu`: a packet with a validated header, not a fragment.
     fn ipv4_protocol(&mut self, packet: Packet, on: &Identity, pool: &mut Pool) -> Received {
         let header = Wire::of(&packet).bytes;
         let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
@@ -93,7 +93,7 @@ impl Network {
         extensions::walk(Wire::of(packet).bytes, ipv6, progress, &self.counters.ip6)
     }
 
-    /// `ip6_protocol_deliver_rcu`, behind the extension headers.
+    /// `ip6_protocol_deliver_rcu`, after the extension headers.
     fn ipv6_protocol(
         &mut self,
         packet: Packet,
@@ -112,7 +112,7 @@ impl Network {
         self.protocol(packet, &place, on, pool)
     }
 
-    /// Puts a fragment to the others. What it spoils goes home.
+    /// Adds a fragment to its datagram. Fragments that are dropped for it go back to the pool.
     fn reassemble(
         &mut self,
         packet: Packet,
@@ -141,7 +141,7 @@ impl Network {
         }
     }
 
-    /// Counts what this CPU gave up, whichever had it.
+    /// Counts the fragments and datagrams that this CPU gave up, whichever CPU received them.
     pub(super) fn count_given_up(&mut self) {
         for (packet, reason) in &self.given_up.packets {
             self.counters.drops.add(*reason, u64::from(packet.segment_count()));
@@ -154,8 +154,7 @@ impl Network {
     }
 }
 
-/// Takes off what stands behind an IP packet of `total_len` bytes. One in several frames has nothing
-/// there.
+/// Removes bytes after an IP packet of `total_len` bytes. A packet in several frames has none.
 fn trim(packet: &mut Packet, total_len: usize) {
     let end = usize::from(packet.headers.network_offset) + total_len;
     match u32::try_from(end) {

@@ -1,4 +1,4 @@
-//! IPv4 as `ip_rcv` and `ip_route_input` judge it.
+//! IPv4 validation as in `ip_rcv` and `ip_route_input`.
 
 use std::net::Ipv4Addr;
 
@@ -14,26 +14,26 @@ use super::{Extent, Wire};
 pub(super) const FIXED_BYTES: usize = 20;
 const FRAGMENT_MASK: u16 = 0x3fff;
 
-/// Fields of a good header.
+/// Fields of a valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ipv4 {
     /// Options included.
     pub(super) header_len: usize,
-    /// End of the packet, from its header on.
+    /// End of the packet, relative to its header.
     pub(super) total_len: usize,
     pub(super) protocol: u8,
     pub(super) is_fragment: bool,
 }
 
-/// Outcome of routing: `RTN_LOCAL` and the like.
+/// Result of routing: `RTN_LOCAL` and the like.
 enum Route {
     Local,
     Many,
-    /// Not to us, and we do not forward.
+    /// Not addressed to this host; packets are not forwarded.
     Unreachable,
 }
 
-/// Judges a packet that begins with its IPv4 header.
+/// Validates a packet that begins with its IPv4 header.
 pub(super) fn receive(
     wire: &Wire<'_>,
     on: &Identity,
@@ -111,7 +111,7 @@ pub(super) fn addresses(header: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     Some(([a, b, c, d].into(), [e, f, g, h].into()))
 }
 
-/// `ip_route_input`: the reverse path is not looked for (`rp_filter` is 0).
+/// `ip_route_input`, without a reverse path check (`rp_filter` is 0).
 fn route(
     source: Ipv4Addr,
     destination: Ipv4Addr,
@@ -164,8 +164,8 @@ fn route(
     }
 }
 
-/// `fib_validate_source`: anybody but ourselves. The loopback interface always has its first
-/// address; the others of its net are refused elsewhere, or nobody's.
+/// `fib_validate_source`: rejects our own addresses as source. Of the loopback net only the first
+/// address is rejected here; the others are rejected elsewhere or belong to nobody.
 fn from_another(source: Ipv4Addr, on: &Identity, route: Route) -> Result<Route, NetworkDrop> {
     if on.is_own(source.into()) || source == Ipv4Addr::LOCALHOST {
         Err(NetworkDrop::IpLocalSource)

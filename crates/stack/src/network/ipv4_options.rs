@@ -1,5 +1,5 @@
-//! IPv4 options, as `ip_options_compile` reads them. What they ask to be written (routes, times) is
-//! not: nobody here shows options to an application.
+//! IPv4 options, as parsed by `ip_options_compile`. Routes and timestamps that they request are not
+//! recorded: options are never passed to an application.
 
 use super::drop::NetworkDrop;
 
@@ -12,15 +12,16 @@ const CIPSO: u8 = 134;
 const STRICT_SOURCE_ROUTE: u8 = 137;
 const ROUTER_ALERT: u8 = 148;
 
-/// The pointer of an option counts from 1; the first that it can point to stands behind itself.
+/// Smallest valid pointer of an option. Pointers count from 1; the first position is after the
+/// option's fixed fields.
 const ROUTE_FIRST: usize = 4;
 const TIMESTAMP_FIRST: usize = 5;
 
-/// The flags of a timestamp option that have a meaning.
+/// Flags of a timestamp option that have a meaning.
 const TIMES_AND_ADDRESSES: u8 = 1;
 const TIMES_OF_NAMED: u8 = 3;
 
-/// Options that may be there once.
+/// Options seen so far that may appear only once.
 #[derive(Default)]
 struct Found {
     source_route: bool,
@@ -28,7 +29,7 @@ struct Found {
     timestamp: bool,
 }
 
-/// Judges what stands between the fixed header and the payload.
+/// Validates the bytes between the fixed header and the payload.
 pub(super) fn judge(mut options: &[u8]) -> Result<(), NetworkDrop> {
     let mut found = Found::default();
     loop {
@@ -49,7 +50,7 @@ pub(super) fn judge(mut options: &[u8]) -> Result<(), NetworkDrop> {
 }
 
 impl Found {
-    /// Judges an option, which is as long as it says. `None`: it cannot be.
+    /// Validates an option of the length that it states. `None` if it is invalid.
     fn judge(&mut self, option: &[u8]) -> Option<()> {
         match *option.first()? {
             LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE => {
@@ -89,7 +90,7 @@ fn timestamp(option: &[u8]) -> Option<()> {
     is_right.then_some(())
 }
 
-/// Marks an option as found, if it was not before.
+/// Marks an option as seen; `None` if it was seen before.
 fn first(is_found: &mut bool) -> Option<()> {
     (!std::mem::replace(is_found, true)).then_some(())
 }
@@ -102,7 +103,7 @@ fn pointer(option: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// A change of one field at a time, from an option that is taken.
+    /// Changes one field at a time of an option that is accepted.
     #[test]
     fn an_option_is_refused_where_the_kernel_refuses_it() {
         let taken: [&[u8]; 14] = [

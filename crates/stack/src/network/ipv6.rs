@@ -1,4 +1,4 @@
-//! IPv6 as `ip6_rcv` judges it, up to the extension headers.
+//! IPv6 validation as in `ip6_rcv`, up to the extension headers.
 
 use std::net::Ipv6Addr;
 
@@ -10,20 +10,20 @@ use super::{Extent, Wire};
 
 pub(super) const FIXED_BYTES: usize = 40;
 
-/// Fields of a good header.
+/// Fields of a valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ipv6 {
-    /// End of the packet, from its header on.
+    /// End of the packet, relative to its header.
     pub(super) total_len: usize,
-    /// The header behind the fixed one and the hop-by-hop options.
+    /// The header after the fixed one and the hop-by-hop options.
     pub(super) next: u8,
-    /// Offset of that header from the fixed header on.
+    /// Offset of that header from the fixed one.
     pub(super) offset: usize,
-    /// True if the length field is 0: it holds no length, and no fragment can be told from it.
+    /// True if the length field is 0: the length is unknown, and fragments are not accepted.
     pub(super) has_no_len: bool,
 }
 
-/// Judges a packet that begins with its IPv6 header.
+/// Validates a packet that begins with its IPv6 header.
 pub(super) fn receive(
     wire: &Wire<'_>,
     on: &Identity,
@@ -91,7 +91,7 @@ fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv6, NetworkDrop> {
     Ok(ipv6)
 }
 
-/// Fields of a header that was judged before, of a packet that is `bytes` as a whole.
+/// Fields of a header that was validated before, of a packet that is `bytes` as a whole.
 pub(super) fn again(bytes: &[u8]) -> Result<Ipv6, NetworkDrop> {
     let &[_, _, _, _, _, _, next, ..] =
         bytes.first_chunk::<FIXED_BYTES>().ok_or(NetworkDrop::IpInhdr)?;
@@ -109,7 +109,7 @@ pub(super) fn addresses(header: &[u8]) -> Option<(Ipv6Addr, Ipv6Addr)> {
     Some((Ipv6Addr::from(*source), Ipv6Addr::from(*destination)))
 }
 
-/// RFC 4291: what must not be on a link.
+/// Rejects addresses that must not appear on a link (RFC 4291).
 fn judge_addresses(header: &[u8; FIXED_BYTES]) -> Result<(), NetworkDrop> {
     let (source, destination) = addresses(header).ok_or(NetworkDrop::IpInhdr)?;
     let is_reserved_scope = |group: Ipv6Addr| matches!(group.octets()[1] & 0x0f, 0 | 1);

@@ -1,5 +1,5 @@
-//! Addressee of a frame: the kernel's `eth_type_trans` and what `__netif_receive_skb_core`
-//! does to VLAN tags of nobody's.
+//! Link layer addressing: the kernel's `eth_type_trans`, and the handling of priority tags in
+//! `__netif_receive_skb_core`.
 
 use path::packet::Packet;
 use path::parse::{Headers, Link, Network, Verify, parse_into};
@@ -7,16 +7,16 @@ use path::parse::{Headers, Link, Network, Verify, parse_into};
 use super::drop::NetworkDrop;
 use super::identity::Identity;
 
-/// The addresses of an Ethernet header.
+/// Length of an Ethernet header's addresses.
 const MACS_BYTES: usize = 12;
-/// An Ethernet header without tags.
+/// Length of an Ethernet header without tags.
 const ETHERNET_BYTES: usize = 14;
 const TAG_BYTES: usize = 4;
 const TAG_8021Q: [u8; 2] = [0x81, 0x00];
 const TAG_8021AD: [u8; 2] = [0x88, 0xa8];
 const VLAN_ID_HIGH: u8 = 0x0f;
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Group addresses have this bit in their first byte.
+/// Bit of the first byte that marks a group address.
 const GROUP: u8 = 1;
 
 /// The kernel's `pkt_type`.
@@ -24,17 +24,17 @@ const GROUP: u8 = 1;
 pub(super) enum PacketType {
     /// To this host.
     Host,
-    /// To everybody on the link.
+    /// To all hosts on the link.
     Broadcast,
     /// To a group on the link.
     Multicast,
 }
 
-/// Tells to whom the frame is addressed. One behind more priority tags than parsing walks over is freed of
-/// them and parsed again.
+/// Determines the kind of a frame's destination. A packet with more priority tags than parsing walks
+/// over has them stripped and is parsed again.
 ///
 /// # Errors
-/// It is for nobody here, or of no protocol that there is.
+/// If it is not for this host, or of an unknown protocol.
 pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {
     if packet.headers.link == Link::Ip {
         let is_ip = packet.headers.network != Network::Other;
@@ -51,7 +51,7 @@ pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketTy
     addressed_to(packet.frame.data(), on)
 }
 
-/// The same of a packet that was taken before.
+/// Destination kind of a packet that [`packet_type`] accepted before.
 pub(super) fn addressed_to_host(packet: &Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {
     match packet.headers.link {
         Link::Ip => Ok(PacketType::Host),
@@ -59,7 +59,7 @@ pub(super) fn addressed_to_host(packet: &Packet, on: &Identity) -> Result<Packet
     }
 }
 
-/// Has a frame go back to where it came from.
+/// Swaps source and destination, so that the frame goes back to its sender.
 pub(super) fn turn_round(bytes: &mut [u8], link: Link, on: &Identity) {
     if let (Link::Ethernet, Some(stations)) = (link, bytes.first_chunk_mut::<MACS_BYTES>()) {
         let (to, from) = stations.split_at_mut(6);
@@ -81,7 +81,7 @@ fn addressed_to(bytes: &[u8], on: &Identity) -> Result<PacketType, NetworkDrop> 
     }
 }
 
-/// Tags of VLAN 0, which is none, before an EtherType.
+/// Number of priority tags (VLAN 0) before the EtherType.
 fn priority_tags(bytes: &[u8]) -> Result<usize, NetworkDrop> {
     let behind = bytes.get(MACS_BYTES..).ok_or(NetworkDrop::PktTooSmall)?;
     let mut tags = 0;
@@ -106,7 +106,7 @@ fn priority_tags(bytes: &[u8]) -> Result<usize, NetworkDrop> {
     Err(NetworkDrop::PktTooSmall)
 }
 
-/// Takes tags out of the link header, and parses what is behind them.
+/// Removes tags from the link header, and parses the packet again.
 #[cold]
 fn strip(packet: &mut Packet, tags: usize) {
     let tags_bytes = tags * TAG_BYTES;

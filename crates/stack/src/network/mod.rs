@@ -1,5 +1,5 @@
-//! Network: IP as a host receives it. What comes out is what Linux 6.18 would hand to a UDP socket
-//! with its default settings (RFC 1122, RFC 8200), and every other packet has a reason.
+//! Network: IP as a host receives it. The output is what Linux 6.18 would hand to a UDP socket with
+//! its default settings (RFC 1122, RFC 8200), and every other packet has a drop reason.
 //!
 //! ```text
 //! link ─► ipv4 ─► ipv4_options ─┬─► (reassembly) ─┬─► udp ─► Datagram
@@ -53,14 +53,13 @@ use wire::{Extent, Wire};
 /// Configuration of a CPU's network layer: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NetworkConfig {
-    /// `icmp_ratelimit`: how often a destination is told of an error, once its first few messages
-    /// are used up.
+    /// `icmp_ratelimit`: interval of errors to one destination, once its burst is used up, in ns.
     pub icmp_ratelimit_ns: u64,
-    /// `icmp_msgs_per_sec`: errors told of by this CPU in all.
+    /// `icmp_msgs_per_sec`: errors sent per second by this CPU in all.
     pub icmp_msgs_per_sec: u32,
-    /// `icmp_msgs_burst`: errors told of at once.
+    /// `icmp_msgs_burst`: errors sent at once.
     pub icmp_msgs_burst: u32,
-    /// Number of fragments that wait for others, and for how long.
+    /// Limits for waiting fragments.
     pub fragments: FragmentsConfig,
 }
 
@@ -75,47 +74,48 @@ impl Default for NetworkConfig {
     }
 }
 
-/// Outcome of a packet.
+/// Result of [`Network::receive`].
 #[must_use]
 #[derive(Debug)]
 pub enum Received {
-    /// A whole, valid UDP datagram for this host: `headers` describe it, its frame ends where its IP
-    /// packet does, and begins with the link header still.
+    /// A complete, valid UDP datagram for this host: described by `headers`; the frame still begins
+    /// with the link header and ends where the IP packet does.
     Datagram(Packet),
-    /// A packet to be sent out by the device that the received one came from, as it is: an answer.
+    /// A packet to be sent out of the device that the received one came from, unchanged: an answer.
     Answer(Packet),
-    /// Its work is done; its frame is to go home.
+    /// Processed completely; the frame is to be returned to its pool.
     Taken(Packet),
-    /// A message that said where a neighbour is; if it asked, too, the packet now is the answer.
+    /// A message about a neighbour's address; if it was a request, the packet is now the answer.
     Heard(Packet, Heard),
-    /// A message that nobody listens where one of our datagrams went. Its frame is to go home.
+    /// An ICMP port unreachable for one of our datagrams. The frame is to be returned to its pool.
     Refused(Packet, Refusal),
     /// A fragment: its frame waits for the others.
     Kept,
-    /// Nobody gets it.
+    /// Dropped.
     Dropped(Packet, NetworkDrop),
 }
 
 /// The network layer of one CPU.
 #[derive(Debug)]
 pub struct Network {
-    /// The host's.
+    /// Waiting fragments of the host.
     fragments: Arc<Fragments>,
-    /// Fragments that reassembly gave up, on their way to the pool; empty in between.
+    /// Fragments that reassembly gave up, until returned to the pool; empty otherwise.
     given_up: GivenUp,
     limit: RateLimit,
     counters: Arc<NetworkCounters>,
 }
 
 impl Network {
-    /// One that counts here, of a host of one CPU.
+    /// Creates the network layer of a host of one CPU, with these counters.
     #[must_use]
     pub fn new(config: NetworkConfig, counters: Arc<NetworkCounters>) -> Self {
         let fragments = Arc::new(Fragments::new(config.fragments));
         Self::sharing(fragments, config, counters)
     }
 
-    /// One of several that share the fragments that wait, since flows move between their CPUs.
+    /// Creates one of several network layers that share the waiting fragments, since flows move
+    /// between their CPUs.
     #[must_use]
     pub fn sharing(
         fragments: Arc<Fragments>,
@@ -126,8 +126,8 @@ impl Network {
         Self { fragments, given_up, limit, counters }
     }
 
-    /// Judges a packet that [`parse`](path::parse) has walked over, and that came in on a device on
-    /// which we are `on`. What is dropped has been counted.
+    /// Validates a packet that [`parse`](path::parse) has walked over, received on a device on which
+    /// this host is `on`. Drops are counted already.
     pub fn receive(
         &mut self,
         mut packet: Packet,
@@ -154,8 +154,8 @@ impl Network {
         }
     }
 
-    /// Answers a datagram for whose port there is no socket: port unreachable, as often as the
-    /// kernel would. The datagram is dropped, and counted so; the answer is another packet.
+    /// Answers a datagram to a port without a socket: port unreachable, subject to the kernel's rate
+    /// limits. The datagram is dropped and counted as such; the answer is a new packet.
     pub fn unreachable(
         &mut self,
         packet: Packet,
@@ -180,7 +180,7 @@ impl Network {
         self.dropped(packet, NetworkDrop::NoSocket)
     }
 
-    /// True if the limits let us tell a host of an error now.
+    /// True if the rate limits allow an error message to `host` now.
     fn may_tell(&mut self, host: IpAddr, now_ns: u64) -> bool {
         let allowed = self.limit.take(host, now_ns);
         let (_, icmp) = self.ip_and_icmp(host.is_ipv6());
@@ -192,28 +192,28 @@ impl Network {
         false
     }
 
-    /// Gives up datagrams that were not complete in time. Their frames go to `dropped`.
+    /// Drops datagrams that were not complete in time. Their frames go to `dropped`.
     pub fn expire(&mut self, now_ns: u64, dropped: &mut Vec<(Packet, NetworkDrop)>) {
         self.fragments.expire(now_ns, &mut self.given_up);
         self.count_given_up();
         dropped.append(&mut self.given_up.packets);
     }
 
-    /// Gives up all fragments that wait, whichever CPU got them: no others will come. Their frames go
-    /// home.
+    /// Drops all waiting fragments, whichever CPU received them: no others will come. Their frames
+    /// go back to their pool.
     pub fn end(&mut self) {
         self.fragments.clear(&mut self.given_up);
         self.count_given_up();
         self.given_up.packets.clear();
     }
 
-    /// The fragments that wait.
+    /// The waiting fragments.
     #[must_use]
     pub fn fragments(&self) -> &Fragments {
         &self.fragments
     }
 
-    /// Counts a datagram that no socket gets, for this reason.
+    /// Counts a datagram that no socket gets, by reason.
     pub fn drop_datagram(&self, packet: &Packet, reason: NetworkDrop) {
         let udp = self.udp_counters(packet.headers.network);
         self.counters.drops.add(reason, u64::from(packet.segment_count()));
@@ -227,7 +227,7 @@ impl Network {
         }
     }
 
-    /// Counts datagrams that sockets got.
+    /// Counts datagrams delivered to sockets.
     pub fn delivered(&self, over: path::parse::Network, datagrams: u64) {
         self.udp_counters(over).in_datagrams.add(datagrams);
     }
@@ -239,7 +239,7 @@ impl Network {
         }
     }
 
-    /// The counters, for whoever wants to read them.
+    /// The counters, for any reader.
     #[must_use]
     pub fn counters(&self) -> &Arc<NetworkCounters> {
         &self.counters
@@ -256,7 +256,7 @@ impl Network {
     }
 }
 
-/// The innermost EtherType. Of a frame without link header, by the IP version.
+/// The innermost EtherType; of a frame without link header, derived from the IP version.
 fn ethertype(packet: &Packet) -> Option<u16> {
     use path::parse::Network as Parsed;
     match packet.headers.network {

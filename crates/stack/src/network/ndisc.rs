@@ -1,6 +1,6 @@
-//! Neighbour discovery (RFC 4861) as the kernel's `net/ipv6/ndisc.c` has it, where nobody else is this
-//! host: solicitations answered, advertisements learned from, solicitations made. No routers: nobody
-//! is asked the way.
+//! Neighbour discovery (RFC 4861) as in the kernel's `net/ipv6/ndisc.c`, on devices where the kernel
+//! does not act for this host: answers solicitations, learns from advertisements, sends
+//! solicitations. Router discovery is not included.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,18 +13,18 @@ use super::identity::ALL_NODES;
 use super::neighbours::{Heard, Replaces, Sighting};
 use super::{Identity, NetworkDrop, Prefix};
 
-/// The ICMPv6 types of a solicitation and of an advertisement.
+/// ICMPv6 type of a solicitation.
 pub const SOLICITATION: u8 = 135;
-/// See [`SOLICITATION`].
+/// ICMPv6 type of an advertisement.
 pub const ADVERTISEMENT: u8 = 136;
 
-/// Hop limit that nobody farther away than the link can send.
+/// Hop limit of all messages: a packet from beyond the link cannot have it.
 const HOP_LIMIT: u8 = 255;
 
 const ICMPV6: u8 = 58;
 const ETHERNET_BYTES: usize = 14;
 const IPV6_BYTES: usize = 40;
-/// A message without options.
+/// Length of a message without options.
 const MESSAGE_BYTES: usize = 24;
 const OPTION_BYTES: usize = 8;
 const SOURCE_STATION: u8 = 1;
@@ -33,7 +33,7 @@ const TARGET_STATION: u8 = 2;
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 
-/// A message, read.
+/// A parsed message.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     kind: u8,
@@ -41,18 +41,18 @@ struct Message {
     source: Ipv6Addr,
     destination: Ipv6Addr,
     target: Ipv6Addr,
-    /// Of the options, the one that goes with the kind of message.
+    /// Link-layer address from the option that belongs to this type of message.
     station: Option<[u8; 6]>,
-    /// Station that the frame came from.
+    /// Source MAC address of the frame.
     came_from: Option<[u8; 6]>,
 }
 
-/// Takes in a solicitation or an advertisement: an ICMPv6 message at `at` in the frame, which ends where
-/// it does, with a right checksum. A solicitation of one of our addresses is made its answer, in its
-/// own frame.
+/// Processes a solicitation or an advertisement: an ICMPv6 message at `at`, extending to the end of
+/// the frame, with a valid checksum. A solicitation for one of our addresses is turned into its
+/// answer, in its own frame.
 ///
 /// # Errors
-/// It is no message, or none that anybody sends who is in order.
+/// If it is not a valid message, or not one that a correct host would send.
 pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<Heard, NetworkDrop> {
     if !on.is_whole_host {
         return Ok(Heard::default()); // the kernel's
@@ -154,7 +154,8 @@ impl Message {
     }
 }
 
-/// The station that an option of this kind names; the first of several counts (`ndisc_parse_options`).
+/// The link-layer address in the option of this type; of several, the first one counts
+/// (`ndisc_parse_options`).
 fn station(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDrop> {
     let mut found = None;
     while !options.is_empty() {
@@ -172,7 +173,7 @@ fn station(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDro
     Ok(found.filter(|mac| mac[0] & 1 == 0))
 }
 
-/// Answer for an address of ours.
+/// An advertisement of one of our addresses.
 #[derive(Clone, Copy, Debug)]
 struct Advertisement {
     target: Ipv6Addr,
@@ -183,7 +184,7 @@ struct Advertisement {
 }
 
 impl Advertisement {
-    /// Puts it in place of the packet that asked for it.
+    /// Writes the advertisement over the packet that solicited it.
     fn put(&self, packet: &mut Packet, on: &Identity) -> Result<(), NetworkDrop> {
         let header = [ADVERTISEMENT, 0, 0, 0, self.flags, 0, 0, 0];
         let mut message = [header.as_slice(), &self.target.octets()].concat();
@@ -214,8 +215,8 @@ impl Advertisement {
     }
 }
 
-/// Solicits a neighbour: the group of those who might have the address, or the station that had it.
-/// `None` where we have no address of our own to ask from, or no frame is free.
+/// Builds a solicitation for a neighbour, to its solicited-node group or to the MAC address known so
+/// far. `None` if we have no source address, or no frame is free.
 pub fn solicitation(
     target: Ipv6Addr,
     station: Option<[u8; 6]>,
@@ -239,7 +240,7 @@ pub fn solicitation(
     Some(packet)
 }
 
-/// The message behind an IPv6 header, its checksum made right.
+/// An IPv6 header followed by the message, with its checksum filled in.
 fn in_ipv6(message: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
     // Lossless: a message and one option.
     let payload_len = u16::try_from(message.len()).unwrap_or(u16::MAX).to_be_bytes();
@@ -254,13 +255,13 @@ fn in_ipv6(message: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
     bytes
 }
 
-/// The station of a group (RFC 2464, section 7).
+/// MAC address of a multicast group (RFC 2464, section 7).
 fn group_station(group: Ipv6Addr) -> [u8; 6] {
     let [.., a, b, c, d] = group.octets();
     [0x33, 0x33, a, b, c, d]
 }
 
-/// Has the packet know what it is now.
+/// Updates the packet's description after its bytes were rewritten.
 fn noted(packet: &mut Packet) {
     packet.wire_len = packet.frame.len_bytes();
     packet.device_sum = None;

@@ -1,22 +1,23 @@
-//! The stations of neighbours, learned from ARP and neighbour discovery where nobody else is this host:
-//! what the kernel's `net/core/neighbour.c` does for us elsewhere.
+//! Link-layer addresses of neighbours, learned from ARP and neighbour discovery on devices where the
+//! kernel does not act for this host: the counterpart of the kernel's `net/core/neighbour.c`.
 //!
-//! Nothing runs by itself here. Whoever sends asks ([`resolve`](Neighbours::resolve)) and sends what
-//! there is to be sent; whoever receives tells what was heard ([`hear`](Neighbours::hear)):
+//! Nothing runs by itself here. A sender calls [`resolve`](Neighbours::resolve) and sends the
+//! packets it is given; a receiver reports observations ([`hear`](Neighbours::hear)). States:
 //!
-//! * **unknown**: asked for, once a second as long as somebody wants it;
-//! * **reachable**: for half a minute from when it answered us;
-//! * **stale**: used still, and asked itself after five seconds; when it has not answered three times,
-//!   it is unknown again. One that nobody uses is never asked.
+//! * **unknown**: solicited once a second as long as a sender wants it;
+//! * **reachable**: for half a minute after it answered;
+//! * **stale**: still used, and probed by unicast after five seconds; after three unanswered probes
+//!   it is unknown again. An unused entry is never probed.
 //!
-//! Anybody can have us look for neighbours that are not there: by asking for us, or by sending what we
-//! answer, from addresses that are nobody's. So each class of them has a share of the places, and gives
-//! way within it: those that are sought, the ones sought for longest first; those only heard of; those
-//! that we send to and that have not answered yet. The rest is for neighbours that answered us and are
-//! used, the latest used of them, whoever else there is.
+//! Anybody can cause entries for neighbours that do not exist: by soliciting us, or by sending
+//! packets that we answer, from addresses that nobody has. So each class of entries has a limit and
+//! evicts within itself: unresolved ones, oldest first; those only observed; those used that have
+//! not answered yet. The rest of the table is for neighbours that have answered and are used, in LRU
+//! order, regardless of the other classes.
 //!
-//! Packets wait for those that are sought, of whom there are no more than waiting places. When all are
-//! taken, the neighbour for whom most packets wait gives up one: so there is a place for each neighbour.
+//! Packets wait for unresolved neighbours, of which there are no more than waiting slots. When all
+//! slots are taken, the neighbour with the most waiting packets loses one, so that every neighbour
+//! can get a slot.
 
 use std::net::IpAddr;
 
@@ -28,20 +29,20 @@ use siphasher::sip::SipHasher13;
 use super::slots::{List, Place, Slots};
 use super::{Identity, arp, ndisc};
 
-/// The most neighbours that are remembered (`gc_thresh3`).
+/// Most neighbour entries (`gc_thresh3`).
 pub const NEIGHBOURS_MAX: usize = 1024;
 
-/// Packets that wait for one neighbour; the oldest one makes room (`unres_qlen` in spirit: the kernel's
-/// is in bytes).
+/// Most packets waiting per neighbour; the oldest is dropped for a new one (like `unres_qlen`, which
+/// the kernel counts in bytes).
 pub const WAITING_MAX: usize = 3;
 
-/// Packets that wait for all neighbours.
+/// Most packets waiting for all neighbours together.
 pub const WAITING_IN_ALL_MAX: usize = 256;
 
-/// Neighbours that are sought: each has a place for a packet.
+/// Most unresolved neighbours: each has a slot for one packet.
 const SOUGHT_MAX: usize = WAITING_IN_ALL_MAX;
 
-/// Neighbours that were only heard of, and as many that have not answered us yet.
+/// Most neighbours that were only observed, and most that are used but have not answered yet.
 const DOUBTED_MAX: usize = 128;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -53,94 +54,94 @@ const DELAY_NS: u64 = 5 * SECOND_NS;
 const RETRANS_NS: u64 = SECOND_NS;
 /// `ucast_solicit`, and `mcast_solicit`.
 const SOLICIT_MAX: u8 = 3;
-/// `locktime`: of several answers that come back to back the first one counts.
+/// `locktime`: of several answers in quick succession, the first one counts.
 const LOCK_NS: u64 = SECOND_NS;
-/// `gc_staletime`: a packet does not wait longer, and nobody is remembered longer that is not used.
+/// `gc_staletime`: longest time that an unused entry is kept.
 const STALE_NS: u64 = 60 * SECOND_NS;
 
-/// Something was heard of a neighbour.
+/// An observation of a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sighting {
-    /// Of whom.
+    /// IP address of the neighbour.
     pub address: IpAddr,
-    /// Its station, if that was said.
+    /// Its MAC address, if the message contained one.
     pub mac: Option<[u8; 6]>,
-    /// True if it is worth remembering though nobody asked: it wants to speak with us.
+    /// True if an entry is created without a resolution pending: the neighbour wants to talk to us.
     pub is_welcome: bool,
-    /// Treatment of a station that is known already.
+    /// Condition for replacing a known MAC address.
     pub replaces: Replaces,
-    /// True if it answered us, so that both ways are known to work.
+    /// True for an answer to us, which confirms reachability in both directions.
     pub is_confirmed: bool,
 }
 
-/// When what was heard takes the place of what is known.
+/// Condition under which an observed MAC address replaces the known one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replaces {
-    /// At once.
+    /// Always.
     Now,
-    /// Unless what is known is a moment old.
+    /// Only if the known one is older than `locktime`.
     WhenSettled,
-    /// Never; but what is known is doubted.
+    /// Never; but a different one makes the entry stale.
     Never,
 }
 
-/// Outcome of an ARP or neighbour discovery message.
+/// Result of an ARP or neighbour discovery message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Heard {
     /// The observation, for [`Neighbours::hear`].
     pub sighting: Option<Sighting>,
-    /// True if its frame now holds the answer, to be sent out by the device it came from.
+    /// True if the frame now contains the answer, to be sent out of the device it came from.
     pub is_answer: bool,
 }
 
-/// Link-layer address of a neighbour.
+/// Result of [`Neighbours::resolve`].
 #[derive(Debug)]
 #[must_use]
 pub enum Resolved {
-    /// There.
+    /// The MAC address.
     Mac([u8; 6]),
-    /// There, as far as is known: this packet asks it, and is to be sent too.
+    /// The MAC address last known, and a unicast probe to be sent as well.
     Probe([u8; 6], Packet),
-    /// Nobody knows: this packet asks, and is to be sent.
+    /// Unknown: a solicitation to be sent.
     Ask(Packet),
-    /// Asked for already, or impossible to ask for.
+    /// Unknown, and already solicited or not possible to solicit.
     Wait,
 }
 
-/// Knowledge of a neighbour: neighbours of a class give way to each other.
+/// Class of an entry, by how much is known: entries are evicted within their class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
-    /// Station unknown.
+    /// Without a MAC address.
     Sought,
-    /// Heard of only.
+    /// Observed only, not used.
     Heard,
-    /// Sent to, and has not answered us.
+    /// Used, but has not answered us.
     Tried,
-    /// Sent to, and has answered us when we asked.
+    /// Used, and has answered a solicitation.
     Proven,
 }
 
-/// The neighbours of a class.
+/// The entries of a class.
 #[derive(Debug)]
 struct Members {
     list: List,
     count: usize,
-    /// The most that there may be.
+    /// Most entries allowed.
     most: usize,
 }
 
-/// Datagrams that waited for a neighbour and were not sent, by the kernel's names of reasons.
+/// Datagrams dropped while waiting for a neighbour, by the kernel's drop reasons.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct NeighbourDrops {
-    /// Packets that made room for others that wait.
+    /// Dropped to make room for others.
     pub neigh_queuefull: u64,
     /// The neighbour did not answer.
     pub neigh_failed: u64,
-    /// Packets whose neighbour was forgotten for others' sake, or of which none is sought any more.
+    /// The entry was evicted, or the table is closed.
     pub neigh_dead: u64,
 }
 
-/// All that there are. Whatever the others need, places for 512 proven ones are left.
+/// Entries by class. With the other classes full, 512 proven entries still fit.
 #[derive(Debug)]
 struct Classes {
     sought: Members,
@@ -149,10 +150,10 @@ struct Classes {
     proven: Members,
 }
 
-/// Lists of neighbours of a class: those that are sought by when that began, others by their latest
-/// use, or by when they were heard of.
+/// List index for entries of a class: unresolved ones in order of creation, others in order of the
+/// last use or observation.
 const BY_CLASS: usize = 0;
-/// Lists of neighbours for whom equally many packets wait.
+/// List index for entries with the same number of waiting packets.
 const BY_WAITING: usize = 1;
 
 /// The neighbours on one device.
@@ -161,10 +162,10 @@ pub struct Neighbours {
     hasher: SipHasher13,
     slots: Slots<Neighbour, 2>,
     classes: Classes,
-    /// By how many packets wait for each, one at least.
+    /// Entries by number of waiting packets, from one up.
     crowds: [List; WAITING_MAX],
     waiting: usize,
-    /// Packets that waited for who has given way.
+    /// Packets of entries that were evicted, not yet returned to a caller.
     given_up: Vec<Packet>,
     drops: NeighbourDrops,
     is_closed: bool,
@@ -178,16 +179,16 @@ struct Neighbour {
     /// True if it has answered since it was last unknown.
     has_answered: bool,
     class: Class,
-    /// Time until which it is reachable.
+    /// End of the reachable state.
     reachable_until_ns: u64,
-    /// When it was told where it is.
+    /// Time of the last change of `mac`.
     updated_ns: u64,
-    /// When it was used, or heard of.
+    /// Time of the last use or observation.
     touched_ns: u64,
-    /// Number of times it was asked since it was last heard of, and when it may be again.
+    /// Solicitations since the last confirmation; `ask_at_ns` is the earliest time of the next.
     asked: u8,
     ask_at_ns: u64,
-    /// Packets to it, and since when the first of them waits.
+    /// Packets waiting for it; `waiting_since_ns` is when the first of them began to.
     waiting: Vec<Packet>,
     waiting_since_ns: u64,
 }
@@ -199,7 +200,7 @@ impl Default for Neighbours {
 }
 
 impl Neighbours {
-    /// None yet; found under a secret, so that nobody can have them found slowly.
+    /// Creates an empty table, hashed under a secret seed so that nobody can provoke collisions.
     #[must_use]
     pub fn new(seed: [u8; 16]) -> Self {
         Self {
@@ -214,8 +215,8 @@ impl Neighbours {
         }
     }
 
-    /// Resolves the next station of a packet, that of `address`. The packet that asks for it is
-    /// made in a frame of `pool`; where none is free, it is asked for next time.
+    /// Looks up the MAC address for the next hop `address`. A solicitation is built in a frame of
+    /// `pool`; if none is free, it is retried on the next call.
     pub fn resolve(
         &mut self,
         address: IpAddr,
@@ -256,9 +257,8 @@ impl Neighbours {
         }
     }
 
-    /// Has a packet wait until its neighbour is known: one with an Ethernet header already, in which
-    /// the destination is still to be written. What it takes the place of goes to `dropped`, or the
-    /// packet itself does.
+    /// Queues a packet until its neighbour is resolved. Its Ethernet header is complete but for the
+    /// destination address. Whichever packet is displaced, this one included, goes to `dropped`.
     pub fn hold(
         &mut self,
         address: IpAddr,
@@ -297,7 +297,8 @@ impl Neighbours {
         self.join_crowd(place);
     }
 
-    /// Learns from what was heard. Packets that waited for it go to `released`: they are to be sent.
+    /// Updates the table from an observation. Packets that waited for it go to `released`, to be
+    /// sent.
     pub fn hear(&mut self, sighting: &Sighting, now_ns: u64, released: &mut Vec<Packet>) {
         let Sighting { address, mac, is_welcome, replaces, is_confirmed } = *sighting;
         let place = match (self.find(address), mac) {
@@ -346,8 +347,8 @@ impl Neighbours {
         self.classify(place);
     }
 
-    /// Does the periodic work: asks again for those whom packets wait for (into `asks`),
-    /// gives up packets that waited for three seconds in vain, and forgets who is not used.
+    /// Periodic work: repeats solicitations for neighbours with waiting packets (into `asks`), drops
+    /// packets that waited three seconds in vain, and removes unused entries.
     pub fn tick(
         &mut self,
         on: &Identity,
@@ -381,7 +382,7 @@ impl Neighbours {
         }
     }
 
-    /// Gives up all that waits: from now on nobody hears an answer, and no packet waits for one.
+    /// Drops all waiting packets: from now on no answer is received, and no packet is queued.
     pub fn close(&mut self, dropped: &mut Vec<Packet>) {
         self.is_closed = true;
         dropped.append(&mut self.given_up);
@@ -392,19 +393,19 @@ impl Neighbours {
         }
     }
 
-    /// Counts of packets that waited and were given up.
+    /// Datagrams dropped while waiting.
     #[must_use]
     pub fn drops(&self) -> NeighbourDrops {
         self.drops
     }
 
-    /// Packets that wait.
+    /// Number of packets that wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Neighbours that are remembered, or sought.
+    /// Number of entries, unresolved ones included.
     #[must_use]
     pub fn count(&self) -> usize {
         let Classes { sought, heard, tried, proven } = &self.classes;
@@ -415,8 +416,8 @@ impl Neighbours {
         self.slots.find(self.hash(address), |neighbour| neighbour.address == address)
     }
 
-    /// Adds one, and makes room for it among its like; if their share is not used up, at the cost of
-    /// one that was not used for longest.
+    /// Adds an entry, evicting one of its class if that is full; else, if the table is full, the
+    /// least recently used proven one.
     fn insert(&mut self, address: IpAddr, mac: Option<[u8; 6]>, now_ns: u64) -> Place {
         let class = if mac.is_some() { Class::Heard } else { Class::Sought };
         self.make_room(class);
@@ -444,7 +445,7 @@ impl Neighbours {
         place
     }
 
-    /// Makes room for another of a class.
+    /// Evicts the first entry of a class if it is full.
     fn make_room(&mut self, class: Class) {
         let members = self.classes.members(class);
         if members.count >= members.most
@@ -467,7 +468,7 @@ impl Neighbours {
         members.count -= 1;
     }
 
-    /// Notes a use, or that something was heard.
+    /// Records a use or an observation.
     fn touch(&mut self, place: Place, is_use: bool, now_ns: u64) {
         let neighbour = &mut self.slots[place];
         if neighbour.is_used && !is_use {
@@ -482,7 +483,7 @@ impl Neighbours {
         }
     }
 
-    /// Has a neighbour change its class when more, or less, is known of it.
+    /// Moves an entry to the class that its state calls for.
     fn classify(&mut self, place: Place) {
         let (from, to) = (self.slots[place].class, self.slots[place].class_now());
         if from == to {
@@ -493,7 +494,7 @@ impl Neighbours {
         self.join(to, place);
     }
 
-    /// Forgets a neighbour. What waited for it is given up.
+    /// Removes an entry. Packets that waited for it are dropped.
     fn remove(&mut self, place: Place) {
         let mut waiting = self.take_waiting(place);
         self.drops.neigh_dead += datagrams(&waiting);
@@ -503,7 +504,7 @@ impl Neighbours {
         drop(self.slots.remove(place));
     }
 
-    /// All that waits for a neighbour.
+    /// Takes all packets that wait for a neighbour.
     fn take_waiting(&mut self, place: Place) -> Vec<Packet> {
         self.leave_crowd(place);
         let waiting = std::mem::take(&mut self.slots[place].waiting);
@@ -511,7 +512,7 @@ impl Neighbours {
         waiting
     }
 
-    /// Packet that has waited longest for a neighbour.
+    /// Takes the packet that has waited longest for a neighbour.
     fn give_up_oldest(&mut self, place: Place) -> Option<Packet> {
         self.leave_crowd(place);
         let waiting = &mut self.slots[place].waiting;
@@ -521,7 +522,8 @@ impl Neighbours {
         oldest
     }
 
-    /// To be called before and after what waits for a neighbour changes.
+    /// Called before the number of packets waiting for a neighbour changes; `join_crowd` is called
+    /// after.
     fn leave_crowd(&mut self, place: Place) {
         let more = self.slots[place].waiting.len().checked_sub(1);
         if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
@@ -544,7 +546,7 @@ impl Neighbours {
     }
 }
 
-/// Datagrams that packets are.
+/// Number of datagrams in these packets.
 fn datagrams(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
 }
@@ -582,18 +584,19 @@ impl Neighbour {
         }
     }
 
-    /// True if it was neither used nor heard of for so long that it may be forgotten.
+    /// True if it was neither used nor observed for `gc_staletime`.
     fn is_old(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.touched_ns) >= STALE_NS
     }
 
-    /// Perhaps elsewhere: asked when it is used next.
+    /// Makes the entry stale: it is probed after its next use.
     fn doubt(&mut self, now_ns: u64) {
         self.reachable_until_ns = now_ns;
         (self.asked, self.ask_at_ns) = (0, 0);
     }
 
-    /// Asks for it, or it, unless it was asked a moment ago.
+    /// Builds a solicitation, or a unicast probe if `station` is given; `None` within `retrans_time`
+    /// of the last.
     fn ask(
         &mut self,
         station: Option<[u8; 6]>,

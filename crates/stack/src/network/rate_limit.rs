@@ -1,18 +1,18 @@
-//! Rate at which we tell of errors: the kernel's `icmp_ratelimit`, `icmp_msgs_per_sec` and
-//! `icmp_msgs_burst`. All of it lies in a table of a fixed size.
+//! Rate limits for error messages: the kernel's `icmp_ratelimit`, `icmp_msgs_per_sec` and
+//! `icmp_msgs_burst`, in a table of fixed size.
 
 use std::net::IpAddr;
 
 use super::NetworkConfig;
 
-/// Messages that a destination gets at once (`XRLIM_BURST_FACTOR`).
+/// Burst of messages to one destination (`XRLIM_BURST_FACTOR`).
 const HOST_BURST: u64 = 6;
-/// Destinations that are remembered. One that another takes the place of begins anew; the limit for
-/// all holds nevertheless.
+/// Destinations remembered. One that is displaced by another starts with a full burst again; the
+/// overall limit still holds.
 const HOSTS: usize = 256;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Permission to send a message.
+/// Result of a rate limit check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Allowed {
     Yes,
@@ -22,7 +22,7 @@ pub(super) enum Allowed {
     NotAny,
 }
 
-/// Messages left to send.
+/// Token buckets of all destinations.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     config: NetworkConfig,
@@ -36,7 +36,7 @@ struct Host {
     bucket: Bucket,
 }
 
-/// Time that was saved up, in nanoseconds; a message costs some.
+/// A token bucket; tokens are nanoseconds of saved time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     saved_ns: u64,
@@ -51,7 +51,7 @@ impl RateLimit {
         limit
     }
 
-    /// Takes one of the errors that may be told to `host` now, if there is one left.
+    /// Checks if an error message may be sent to `host` now, and if so takes its tokens.
     pub(super) fn take(&mut self, host: IpAddr, now_ns: u64) -> Allowed {
         let (cost_ns, max_ns) = (self.all_cost_ns(), self.all_max_ns());
         self.all.save(now_ns, max_ns);
@@ -100,7 +100,7 @@ impl Bucket {
     }
 }
 
-/// Index at which a host is remembered: neighbours have places of their own.
+/// Slot of a host: adjacent addresses get different slots.
 fn place_of(host: IpAddr) -> usize {
     let fold = |bytes: &[u8]| {
         bytes.iter().fold(0, |place, byte| (place * 31 + usize::from(*byte)) % HOSTS)

@@ -1,13 +1,13 @@
-//! Fragments wait here until their datagram is whole, in bounded memory and for a bounded time.
+//! Fragments wait here until their datagram is complete, in bounded memory and for a bounded time.
 //!
 //! The rules are those of Linux 6.18 (`net/ipv4/{ip_fragment,inet_fragment}.c`,
-//! `net/ipv6/reassembly.c`), so that what comes out is what a socket of the kernel would get:
-//! duplicates are left out, any overlap ends the whole datagram (RFC 5722, in IPv4 too), headers are
-//! the first fragment's. What differs is who goes when memory is full: see [`held`].
+//! `net/ipv6/reassembly.c`), so that the result is what a socket of the kernel would get: duplicates
+//! are discarded, any overlap drops the whole datagram (RFC 5722, in IPv4 too), headers are the
+//! first fragment's. The one difference is eviction when memory is full: see [`held`].
 //!
-//! All fragments of a datagram have the same flow hash, that of their addresses, so they come to CPUs
-//! one after the other; but the flow may move between them. So what waits is the host's: all CPUs share
-//! it, in [`shards`].
+//! All fragments of a datagram have the same flow hash, that of their addresses, so they reach CPUs
+//! one after the other; but the flow may move between them. Waiting fragments are therefore per
+//! host: all CPUs share them, in [`shards`].
 
 mod fragment;
 mod held;
@@ -27,28 +27,28 @@ use shards::{Shards, shards_for};
 
 use super::NetworkDrop;
 
-/// Limits on memory and time of fragments that wait: the kernel's sysctls, with its defaults.
+/// Memory and time limits for waiting fragments: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FragmentsConfig {
     /// `net.ipv4.ipfrag_*`.
     pub ipv4: Limits,
     /// `net.ipv6.ip6frag_*`.
     pub ipv6: Limits,
-    /// The secret under which datagrams are found.
+    /// Secret key of the hash that datagrams are looked up by.
     pub seed: [u8; 16],
 }
 
 /// The limits of one IP version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// `ipfrag_high_thresh`, `ip6frag_high_thresh`: the most that waiting fragments may occupy, by
-    /// their truesize, in bytes. 0: no fragment is taken.
+    /// `ipfrag_high_thresh`, `ip6frag_high_thresh`: most memory for waiting fragments, by their
+    /// truesize, in bytes. 0: no fragment is accepted.
     pub high_thresh: u32,
-    /// `ipfrag_time`, `ip6frag_time`: how long a datagram may take from its first fragment to come
-    /// to its last, in nanoseconds.
+    /// `ipfrag_time`, `ip6frag_time`: longest time from the arrival of a datagram's first fragment
+    /// to that of its last, in ns.
     pub timeout_ns: u64,
-    /// `ipfrag_max_dist`: how many fragments of the same source may come between two of a datagram.
-    /// 0: any number.
+    /// `ipfrag_max_dist`: most fragments of the same source between two of a datagram. 0: any
+    /// number.
     pub max_dist: u32,
 }
 
@@ -60,34 +60,35 @@ impl Default for FragmentsConfig {
     }
 }
 
-/// Outcome of a fragment.
+/// Result of adding a fragment.
 #[must_use]
 #[derive(Debug)]
 pub enum Reassembly {
-    /// The fragment waits for the others.
+    /// Waits for the other fragments.
     Waits,
-    /// The last one missing: the datagram as one packet, parsed anew with checksums verified.
-    /// In one frame where the pool has one that is large enough; else [in several](Shape::FragList).
+    /// The last fragment missing: the datagram as one packet, parsed again with checksums verified.
+    /// In one frame if the pool has one that is large enough; else [in several](Shape::FragList).
     Complete(Packet),
-    /// The fragment is dropped. If it spoiled its datagram, the other fragments are among the dropped too.
+    /// Dropped. If it invalidates its datagram, the other fragments are dropped as well.
     Dropped(Packet, NetworkDrop),
 }
 
-/// Datagrams that did not become whole, counted as the kernel counts them: not by fragments.
+/// Datagrams that failed to be reassembled, counted as in the kernel: per datagram, not per
+/// fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Failures {
-    /// `ReasmFails`: those that were wrong, too late, or had to go.
+    /// `ReasmFails`: invalid, timed out, or evicted.
     pub fails: u64,
-    /// `ReasmTimeout`: those of them that were too late.
+    /// `ReasmTimeout`: timed out; included in `fails`.
     pub timeouts: u64,
 }
 
-/// Fragments given up on the way, for the caller to count and to send home.
+/// Fragments dropped along the way, which the caller is to count and to return to their pool.
 #[derive(Debug, Default)]
 pub struct GivenUp {
-    /// Fragments, and why.
+    /// Fragments, and the reason of each.
     pub packets: Vec<(Packet, NetworkDrop)>,
-    /// Datagrams, by IP version.
+    /// Failed datagrams, by IP version.
     pub failures: [Failures; 2],
 }
 
@@ -102,7 +103,7 @@ impl GivenUp {
     }
 }
 
-/// Fragments that wait, of a host: its CPUs share them.
+/// Waiting fragments of a host, shared by its CPUs.
 #[derive(Debug)]
 pub struct Fragments {
     ipv4: Shards,
@@ -111,13 +112,13 @@ pub struct Fragments {
 }
 
 impl Fragments {
-    /// None, for a host of one CPU.
+    /// Creates an empty store for a host of one CPU.
     #[must_use]
     pub fn new(config: FragmentsConfig) -> Self {
         Self::shared(config, 1)
     }
 
-    /// None, for a host of so many CPUs.
+    /// Creates an empty store for a host of `cpus` CPUs.
     #[must_use]
     pub fn shared(config: FragmentsConfig, cpus: usize) -> Self {
         let FragmentsConfig { ipv4, ipv6, seed } = config;
@@ -129,12 +130,12 @@ impl Fragments {
         }
     }
 
-    /// Takes a fragment: a packet whose [`Fragment`](path::parse::Fragment) is `First` or `Later`,
-    /// whose IP header is right, and whose IPv6 extension headers before the fragment header are.
+    /// Adds a fragment: a packet whose [`Fragment`](path::parse::Fragment) is `First` or `Later`,
+    /// with a valid IP header and, in IPv6, valid extension headers before the fragment header.
     ///
-    /// Others may have to go for it. They are put into `given_up`; so every frame that was ever added
-    /// is [held](Self::frames), [joined](Self::joined), or was given up. Of a datagram that is
-    /// complete, those frames that are not part of it go home through `pool`.
+    /// Others may have to be dropped for it. These are put into `given_up`; so every frame ever
+    /// added is [held](Self::frames), [joined](Self::joined), or was given up. Frames that are not
+    /// part of a completed datagram go back through `pool`.
     pub fn add(
         &self,
         packet: Packet,
@@ -174,25 +175,25 @@ impl Fragments {
         }
     }
 
-    /// Drops datagrams that were not complete in time, whichever CPU had them.
+    /// Drops datagrams that were not complete in time, whichever CPU received their fragments.
     pub fn expire(&self, now_ns: u64, given_up: &mut GivenUp) {
         self.ipv4.expire(now_ns, given_up);
         self.ipv6.expire(now_ns, given_up);
     }
 
-    /// Drops all that waits: at the end.
+    /// Drops all waiting fragments, at shutdown.
     pub fn clear(&self, given_up: &mut GivenUp) {
         self.ipv4.clear(given_up);
         self.ipv6.clear(given_up);
     }
 
-    /// Frames that wait.
+    /// Number of frames that wait.
     #[must_use]
     pub fn frames(&self) -> u32 {
         self.ipv4.usage().frames() + self.ipv6.usage().frames()
     }
 
-    /// Frames that became part of a complete datagram.
+    /// Number of frames that became part of a complete datagram.
     #[must_use]
     pub fn joined(&self) -> u64 {
         self.joined.load(Ordering::Relaxed)

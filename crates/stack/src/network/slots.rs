@@ -1,34 +1,35 @@
-//! A bounded store: things found by their keys' hashes, each in a few lists.
+//! A bounded store: items found by the hashes of their keys, each linked into a few lists.
 //!
-//! Nothing moves when something is added or removed, and every operation but finding is of a few
-//! steps, whatever is stored: a flood costs each of its packets the same as the first one. Finding
-//! walks over what shares a bucket; the hashes are keyed, so nobody can arrange for that.
+//! Items never move, and every operation but lookup takes constant time, so under a flood each
+//! packet costs the same as the first one. A lookup walks over one bucket; the hashes are keyed, so
+//! nobody can force collisions.
 
 #![allow(clippy::indexing_slicing, reason = "places are ours, not the wire's")]
 
 use std::ops::{Index, IndexMut};
 
-/// Index of something that is stored, until it is removed.
+/// Index of a stored item, valid until it is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(u32);
 
-/// Things of one kind, each in at most one list of each of `LISTS` kinds.
+/// Items of one type, each in at most one list of each of `LISTS` kinds.
 #[derive(Debug)]
 pub(crate) struct Slots<T, const LISTS: usize> {
-    /// The first of those whose hashes share their lower bits. As many as a power of two.
+    /// First slot of each bucket, by the low bits of the hash. The number of buckets is a power of
+    /// two.
     buckets: Box<[Option<Place>]>,
     slots: Vec<Slot<T, LISTS>>,
-    /// The first free slot; the others follow it as those of a bucket do.
+    /// First free slot; the others are linked by `next`.
     free: Option<Place>,
 }
 
 #[derive(Debug)]
 struct Slot<T, const LISTS: usize> {
     hash: u64,
-    /// The next one in the bucket, or the next free one.
+    /// Next slot of the bucket, or next free slot.
     next: Option<Place>,
     links: [Links; LISTS],
-    /// None where the slot is free.
+    /// `None` if the slot is free.
     value: Option<T>,
 }
 
@@ -38,7 +39,7 @@ struct Links {
     behind: Option<Place>,
 }
 
-/// Both ends of a list.
+/// Head and tail of a list.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct List {
     first: Option<Place>,
@@ -46,25 +47,25 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// The entry that has been in it for longest.
+    /// The item that has been in the list longest.
     pub(crate) fn first(&self) -> Option<Place> {
         self.first
     }
 
-    /// True if there is nothing in it.
+    /// True if the list is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 }
 
 impl<T, const LISTS: usize> Slots<T, LISTS> {
-    /// A store that finds best among up to `expected` things; it takes more.
+    /// Creates a store sized for up to `expected` items; it accepts more.
     pub(crate) fn new(expected: usize) -> Self {
         let buckets = expected.clamp(1, 1 << 20).next_power_of_two();
         Self { buckets: vec![None; buckets].into(), slots: Vec::new(), free: None }
     }
 
-    /// Stores something under `hash`.
+    /// Stores an item under `hash`.
     pub(crate) fn insert(&mut self, hash: u64, value: T) -> Place {
         let bucket = self.bucket(hash);
         let slot = Slot {
@@ -87,7 +88,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         place
     }
 
-    /// Finds what was stored under `hash` and `is` the one.
+    /// Finds an item stored under `hash` for which `is` returns true.
     pub(crate) fn find(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<Place> {
         let mut next = self.buckets[self.bucket(hash)];
         while let Some(place) = next {
@@ -100,7 +101,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         None
     }
 
-    /// Takes something out that is in no list any more. `None` if nothing is stored there.
+    /// Removes an item that is in no list any more. `None` if the slot is free.
     pub(crate) fn remove(&mut self, place: Place) -> Option<T> {
         let value = self.slot_mut(place).value.take()?;
         let bucket = self.bucket(self.slot(place).hash);
@@ -121,7 +122,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         Some(value)
     }
 
-    /// Puts something at the end of `list`, which is of the kind `kind`.
+    /// Appends an item to `list`, which is of kind `kind`.
     pub(crate) fn push_last(&mut self, kind: usize, list: &mut List, place: Place) {
         self.slot_mut(place).links[kind] = Links { before: list.last, behind: None };
         match list.last {
@@ -131,7 +132,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         list.last = Some(place);
     }
 
-    /// Takes something out of `list`, in which it is.
+    /// Removes an item from `list`, which it must be in.
     pub(crate) fn unlink(&mut self, kind: usize, list: &mut List, place: Place) {
         let Links { before, behind } = std::mem::take(&mut self.slot_mut(place).links[kind]);
         match before {
@@ -144,7 +145,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         }
     }
 
-    /// The entry behind `place` in its list of the kind `kind`.
+    /// The item after `place` in its list of kind `kind`.
     pub(crate) fn behind(&self, kind: usize, place: Place) -> Option<Place> {
         self.slot(place).links[kind].behind
     }
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a queue: few hashes, so that buckets are shared.
+        /// Compared with a queue; few hashes, so that buckets are shared.
         #[test]
         fn what_is_stored_is_found_and_lists_keep_their_order(
             steps in proptest::collection::vec((0u8..4, any::<u8>()), 0..200),

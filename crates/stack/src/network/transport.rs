@@ -1,4 +1,4 @@
-//! From the transport header on: what is delivered, what is answered.
+//! From the transport header on: delivery and answers.
 
 use mem::Pool;
 use path::packet::{Packet, Shape};
@@ -8,18 +8,18 @@ use path::parse::{Checksum, Fragment, Headers, Transport};
 use super::icmp::{self, Asked};
 use super::{Identity, Network, NetworkDrop, Received, icmp_error, ndisc, udp};
 
-/// Offset of a transport header, and the pseudo header that it is summed up with.
+/// Position of a transport header, and its pseudo-header.
 pub(super) struct Place {
     pub(super) protocol: u8,
-    /// From the frame's first byte on.
+    /// Offset from the first byte of the frame.
     pub(super) offset: usize,
-    /// Of the addresses and the protocol.
+    /// Sum of the pseudo-header without its length: addresses and protocol.
     pub(super) pseudo_sum: Sum,
     pub(super) is_ipv6: bool,
 }
 
 impl Place {
-    /// Checksum as parsing found it, if it walked to the same place.
+    /// Checksum state from parsing, if parsing found the same transport header.
     fn known_checksum(&self, headers: &Headers) -> Checksum {
         if headers.transport == Transport::Udp
             && usize::from(headers.transport_offset) == self.offset
@@ -30,7 +30,7 @@ impl Place {
         }
     }
 
-    /// Notes a good datagram of `len` bytes, whatever parsing thought of it.
+    /// Describes a valid datagram of `len` bytes, regardless of the result of parsing.
     fn describe(&self, headers: &mut Headers, len: usize) {
         let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
         headers.transport = Transport::Udp;
@@ -136,10 +136,11 @@ impl Network {
     }
 }
 
-/// A packet in one frame, for whoever judges and answers it where it lies; what it was in goes home.
+/// Copies a packet into one frame, so that it can be validated and answered in place; the original
+/// frames go back to the pool.
 ///
 /// # Errors
-/// Gives it back where there is no frame so large.
+/// Returns the packet if there is no frame large enough.
 fn together(mut packet: Packet, pool: &mut Pool) -> Result<Packet, Packet> {
     if packet.shape() == Shape::FragList {
         match packet.copied_whole(pool) {

@@ -1,4 +1,4 @@
-//! UDP as `__udp4_lib_rcv` and `__udp6_lib_rcv` judge it, up to the socket.
+//! UDP validation as in `__udp4_lib_rcv` and `__udp6_lib_rcv`, up to the socket lookup.
 
 use path::packet::Packet;
 use path::parse::Checksum;
@@ -10,24 +10,23 @@ use super::drop::NetworkDrop;
 pub(super) const UDP: u8 = 17;
 pub(super) const HEADER_BYTES: usize = 8;
 
-/// A datagram's header and payload, by the IP header's account.
+/// A UDP header and payload, delimited by the IP header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment<'a> {
-    /// The packet that it is in.
+    /// The packet that contains it.
     pub(super) packet: &'a Packet,
-    /// Offset in the packet's first frame; the datagram ends where the IP packet does.
+    /// Offset in the packet's first frame; the segment ends where the IP packet does.
     pub(super) offset: usize,
-    /// The sum of the addresses and the protocol.
+    /// Sum of the pseudo-header without its length: addresses and protocol.
     pub(super) pseudo_sum: Sum,
-    /// Checksum, as far as it is known already.
+    /// Checksum state known so far.
     pub(super) checksum: Checksum,
     pub(super) is_ipv6: bool,
-    /// True if no single socket is meant: then a missing checksum over IPv6 is passed over in
-    /// silence.
+    /// True for multicast and broadcast: a missing checksum over IPv6 is then ignored silently.
     pub(super) is_to_many: bool,
 }
 
-/// Judges a datagram. Returns how long it is, its header included.
+/// Validates a datagram. Returns its length, header included.
 pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<usize, NetworkDrop> {
     let wrong = |reason| {
         counters.in_errors.add(1);
@@ -71,7 +70,7 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
 }
 
 impl<'a> Segment<'a> {
-    /// Length of the datagram that is there.
+    /// Bytes present, from the UDP header on.
     fn len(&self) -> usize {
         let len = match self.packet.is_chain() {
             true => self.packet.fragments().map(<[u8]>::len).sum(),
@@ -80,7 +79,7 @@ impl<'a> Segment<'a> {
         len.saturating_sub(self.offset)
     }
 
-    /// The sum of its first `len` bytes, as far as they are there.
+    /// Sum of the first `len` bytes, as far as they are present.
     fn sum(&self, len: usize) -> Sum {
         if !self.packet.is_chain() {
             let place = self.offset..self.offset.saturating_add(len);

@@ -1,30 +1,30 @@
-//! A packet from its network header on, and how much of it there is.
+//! A packet from its network header on, and its captured and original length.
 
 use path::packet::Packet;
 use path::parse::Checksum;
 
 use super::drop::NetworkDrop;
 
-/// Received bytes, from the network header on.
+/// Bytes received, from the network header on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire<'a> {
-    /// The bytes: of a packet in several frames, the first one's.
+    /// The bytes; if the packet is in several frames, those of the first one.
     pub(super) bytes: &'a [u8],
     /// Length on the wire, padding included.
     pub(super) len: usize,
-    /// Checksum of an IPv4 header, as parsing found it.
+    /// Checksum state of an IPv4 header, from parsing.
     pub(super) ip_checksum: Checksum,
-    /// More frames follow the first.
+    /// True if more frames follow the first.
     is_chain: bool,
 }
 
-/// Presence of the bytes that a header names.
+/// Result of comparing a header's length with the bytes present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Extent {
     Whole,
-    /// On the wire, but behind the end of the capture.
+    /// Present on the wire, but cut off by the capture.
     Snapped,
-    /// Never there.
+    /// Longer than the packet on the wire.
     Short,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Wire<'a> {
         Self { bytes, len, ip_checksum: packet.headers.ip_checksum, is_chain }
     }
 
-    /// Tells if `len` bytes are there.
+    /// Checks if the packet has `len` bytes.
     pub(super) fn holds(&self, len: usize) -> Extent {
         if len > self.len {
             Extent::Short
@@ -48,7 +48,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Reason why a header that ends behind `len` bytes is not there, if not `reason`.
+    /// Drop reason for a header that should end at `len` but is not present: `Snapped` or else
+    /// `reason`.
     pub(super) fn missing(&self, len: usize, reason: NetworkDrop) -> NetworkDrop {
         if len <= self.len { NetworkDrop::Snapped } else { reason }
     }

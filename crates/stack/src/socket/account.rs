@@ -1,8 +1,9 @@
-//! Packet memory that a socket holds, and may hold.
+//! Packet memory accounting of a socket.
 //!
-//! A packet is charged by its `truesize` as it is put into a socket's queue, and until its reader
-//! says that its memory has gone home. The rule is the kernel's (`__udp_enqueue_schedule_skb`): a
-//! packet that would take the sum above `rcvbuf` is dropped, unless the socket holds nothing.
+//! A packet is charged by its `truesize` when it is put into a socket's queue, until its reader
+//! reports that its memory has been returned. The rule is the kernel's
+//! (`__udp_enqueue_schedule_skb`): a packet that would take the sum above `rcvbuf` is dropped,
+//! unless the socket holds nothing.
 
 use std::sync::OnceLock;
 
@@ -11,28 +12,29 @@ use mem::sync::{AtomicU32, Ordering};
 use path::counters::Counter;
 use path::packet::Packet;
 
-/// One socket's account. Every CPU charges it, its reader relieves it, anyone reads it.
+/// One socket's account. Every CPU charges it, its reader uncharges it, anyone reads it.
 #[derive(Debug)]
 pub struct Account {
     /// Bytes held: the kernel's `sk_rmem_alloc`.
     rmem: OwnLine<AtomicU32>,
-    /// Bytes that may be held: the kernel's `sk_rcvbuf`. Written when somebody sets it.
+    /// Limit on bytes held: the kernel's `sk_rcvbuf`. Written only when it is configured.
     rcvbuf: OwnLine<AtomicU32>,
-    /// By CPU: made by the first packet from there.
+    /// Counters by CPU, created by the first packet from there.
     lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
 }
 
-/// Counters of one CPU for one socket, in frames: a merged packet is as many as it was merged of.
+/// One CPU's counters of one socket, in frames: a merged packet counts as the number of frames it
+/// was merged from.
 #[derive(Debug, Default)]
 pub struct LaneCounters {
-    /// Frames that were queued.
+    /// Frames queued.
     pub queued: Counter,
     /// Frames that the socket had no room for: the kernel's `RcvbufErrors`.
     pub dropped: Counter,
 }
 
 impl Account {
-    /// An account that holds nothing, of a socket that `cpus` CPUs put packets into.
+    /// Creates an empty account of a socket that `cpus` CPUs put packets into.
     pub(super) fn new(rcvbuf: u32, cpus: usize) -> Self {
         Self {
             rmem: OwnLine(AtomicU32::new(0)),
@@ -47,23 +49,23 @@ impl Account {
         self.rmem.0.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that it may hold.
+    /// Limit on the bytes that the socket may hold.
     #[must_use]
     pub fn rcvbuf(&self) -> u32 {
         self.rcvbuf.0.load(Ordering::Relaxed)
     }
 
-    /// Sets what it may hold: for packets that come from now on.
+    /// Sets the limit, for packets that arrive from now on.
     pub fn set_rcvbuf(&self, bytes: u32) {
         self.rcvbuf.0.store(bytes, Ordering::Relaxed);
     }
 
-    /// True if not one byte more may be held.
+    /// True if the limit is reached.
     pub(super) fn is_full(&self) -> bool {
         self.rmem() >= self.rcvbuf()
     }
 
-    /// Counters of each CPU; None of those from which nothing came.
+    /// Counters of each CPU; `None` for those that no packet came from.
     pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
         self.lanes.iter().map(|lane| lane.get().map(|lane| &lane.0))
     }
@@ -72,20 +74,20 @@ impl Account {
         &self.lanes[cpu].get_or_init(Box::default).0
     }
 
-    /// Frames that were queued.
+    /// Number of frames queued.
     #[must_use]
     pub fn queued(&self) -> u64 {
         self.lanes().flatten().map(|lane| lane.queued.get()).sum()
     }
 
-    /// Frames that the socket had no room for.
+    /// Number of frames that the socket had no room for.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lanes().flatten().map(|lane| lane.dropped.get()).sum()
     }
 
-    /// Charges those of `packets` that may be held, `slots` at most, and moves the others to the end
-    /// of `refused`. The sum never exceeds what the rule allows, not even for a moment.
+    /// Charges those of `packets` that are within the limit, `slots` at most, and moves the others
+    /// to the end of `refused`. The sum never exceeds the limit, not even temporarily.
     pub(super) fn charge(
         &self,
         packets: &mut Vec<Packet>,
@@ -121,7 +123,7 @@ impl Account {
         }
     }
 
-    /// Takes bytes off whose memory has gone home.
+    /// Uncharges bytes whose memory has been returned.
     pub(super) fn relieve(&self, bytes: u32) {
         if bytes > 0 {
             // Release: pairs with the Acquire in `charge`.
@@ -130,22 +132,22 @@ impl Account {
     }
 }
 
-/// True if the reader of a socket that holds `rmem` bytes is slower than what comes: that is more than
-/// half of what it may hold (UDP-1).
+/// True if a socket is under pressure, as its reader is too slow: it holds more than half of its
+/// limit (UDP-1).
 pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
     rmem > rcvbuf / 2
 }
 
-/// Charge of a packet.
+/// Bytes that a packet is charged.
 pub(super) fn size(packet: &Packet) -> u32 {
     packet.frame.truesize()
 }
 
-/// The rule, as it goes along a run of packets.
+/// State of the rule along a run of packets.
 struct Rule {
     rmem: u32,
     rcvbuf: u32,
-    /// Slots left in the ring.
+    /// Free slots left in the ring.
     slots: usize,
 }
 
@@ -163,7 +165,7 @@ impl Rule {
     }
 }
 
-/// Memory held with `bytes` more, unless that is above `rcvbuf`.
+/// The sum with `bytes` more; `None` if that is above `rcvbuf`.
 fn sum_within(rmem: u32, bytes: u64, rcvbuf: u32) -> Option<u32> {
     let sum = u32::try_from(u64::from(rmem) + bytes).ok()?;
     (sum <= rcvbuf).then_some(sum)

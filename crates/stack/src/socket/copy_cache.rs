@@ -1,9 +1,9 @@
-//! The copy cache of a CPU: small datagrams for a slow reader go on in buffers that this CPU alone
-//! fills, and the frames that they came in are free while they are still warm.
+//! The copy cache of a CPU: small datagrams for a slow reader are copied into buffers that only this
+//! CPU fills, and the frames that they arrived in are freed while still in the CPU's cache.
 //!
-//! After the kernel's "udp: add rx skb cache" of 2018 (UDP-1 to UDP-6), without its two defects: the
-//! cache is as large as the memory that there is, not as large as was wanted; and a buffer that
-//! somebody holds for long is passed over, where it made the whole cache useless.
+//! Based on the kernel patch "udp: add rx skb cache" of 2018 (UDP-1 to UDP-6), without its two
+//! defects: the size of the cache is the memory allocated, not the memory requested; and a buffer
+//! that is held for long is skipped instead of blocking the whole cache.
 
 use std::fmt;
 use std::mem::replace;
@@ -13,40 +13,40 @@ use mem::{Carousel, Pool, Region};
 use path::packet::Packet;
 use path::parse::Network;
 
-/// Headers and data of a datagram that is copied are shorter than this, from the network header on
-/// (UDP-3).
+/// Upper bound, exclusive, on headers and data of a datagram that is copied, from the network header
+/// on (UDP-3).
 pub const COPIED_BELOW_BYTES: u32 = 512;
 
-/// Size of a buffer: the headroom, the longest link header, and a datagram.
+/// Buffer size: metadata before a packet, the longest link header, and a datagram.
 const BUFFER_BYTES: u32 = 1024;
 const LINK_BYTES_MAX: u32 = u8::MAX as u32;
 const _: () = assert!(BEFORE_PACKET_BYTES + LINK_BYTES_MAX + COPIED_BELOW_BYTES <= BUFFER_BYTES);
 
-/// Charge of the kernel for such a buffer: `SKB_TRUESIZE(512)`.
+/// Size that the kernel charges for such a buffer: `SKB_TRUESIZE(512)`.
 const TRUESIZE_512_BYTES: u64 = 1088;
 const _: () = assert!(BUFFER_BYTES as u64 <= TRUESIZE_512_BYTES, "the budget must hold");
 
-/// The fewest buffers with which a cache is worth its name: `_SK_MEM_PACKETS`, what a socket with the
-/// kernel's default `rcvbuf` holds.
+/// Fewest buffers of a useful cache: `_SK_MEM_PACKETS`, the packets that a socket with the kernel's
+/// default `rcvbuf` holds.
 pub const BUFFERS_MIN: u32 = 256;
 
-/// The most of one CPU: three times as many.
+/// Most buffers of one CPU: three times as many.
 pub const BUFFERS_MAX: u32 = 3 * BUFFERS_MIN;
 
-/// Buffers that are looked at for one datagram.
+/// Buffers tried for one datagram.
 const LOOK: usize = 16;
 
-/// The memory that the caches of all CPUs may take: 1 % of `udp_mem[0]`, which is in pages.
+/// Memory that the caches of all CPUs may take: 1 % of `udp_mem[0]`, which is in pages.
 #[must_use]
 pub fn budget_bytes(udp_mem_low_pages: u64) -> u64 {
     const PAGE_BYTES: u64 = 4096;
     udp_mem_low_pages.saturating_mul(PAGE_BYTES) / 100
 }
 
-/// Number of buffers that each of `cpus` CPUs gets (UDP-5).
+/// Number of buffers for each of `cpus` CPUs (UDP-5).
 ///
 /// # Errors
-/// When they would be fewer than [`BUFFERS_MIN`].
+/// If they would be fewer than [`BUFFERS_MIN`].
 pub fn buffers_per_cpu(budget_bytes: u64, cpus: u32) -> Result<u32, LowMemory> {
     let each = budget_bytes / (u64::from(cpus.max(1)) * TRUESIZE_512_BYTES);
     let buffers = u32::try_from(each).map_or(BUFFERS_MAX, |each| each.min(BUFFERS_MAX));
@@ -82,15 +82,15 @@ impl fmt::Display for LowMemory {
 
 impl std::error::Error for LowMemory {}
 
-/// Outcome of a packet that was to be copied.
+/// Result of copying a packet.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copied {
     /// Copied into one of the cache's buffers.
     Done,
-    /// Too long, of several pieces, or no datagram: the packet stays where it is.
+    /// Too long, of several pieces, or not a datagram: it stays in its frame.
     NotEligible,
-    /// All buffers that were looked at are held: it stays where it is.
+    /// All buffers that were tried are held: it stays in its frame.
     Busy,
 }
 
@@ -101,13 +101,14 @@ pub struct CopyCache {
 }
 
 impl CopyCache {
-    /// The bytes of a region for so many buffers.
+    /// Size of a region for this many buffers.
     #[must_use]
     pub fn region_bytes(buffers: u32) -> usize {
         buffers as usize * BUFFER_BYTES as usize
     }
 
-    /// A cache for the CPU with the slot `cpu`, of as many buffers as `region` has room for.
+    /// Creates a cache for the CPU with the slot `cpu`, with as many buffers as `region` has room
+    /// for.
     #[must_use]
     pub fn new(region: Region, cpu: u16) -> Self {
         Self { carousel: Carousel::new(region, BUFFER_BYTES, cpu) }
@@ -125,11 +126,11 @@ impl CopyCache {
         self.carousel.away()
     }
 
-    /// Charge of a packet once it was copied.
+    /// Bytes that a copied packet is charged.
     pub(super) const TRUESIZE: u32 = BUFFER_BYTES;
 
-    /// Moves a small datagram into a buffer, and gives its frame back to `pool`. All that is known
-    /// of the packet stays true: the bytes are copied from the link header on.
+    /// Copies a small datagram into a buffer, and returns its frame to `pool`. The packet's metadata
+    /// stays valid: the bytes are copied from the link header on.
     #[inline]
     pub fn copy(&mut self, packet: &mut Packet, pool: &mut Pool) -> Copied {
         if !is_eligible(packet) {
@@ -142,7 +143,7 @@ impl CopyCache {
     }
 }
 
-/// True if network header, transport header and data are short enough, and in one piece.
+/// True if network header, transport header and data are short enough and in one frame.
 fn is_eligible(packet: &Packet) -> bool {
     let before = u32::from(packet.headers.network_offset);
     packet.headers.network != Network::Other
@@ -161,7 +162,7 @@ mod tests {
         CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)
     }
 
-    /// Copies a datagram of that shape, or does not.
+    /// Copies, or fails to copy, a datagram of this layout.
     fn copied(layout: Layout, payload_len: usize) -> Copied {
         let (mut pool, mut cache) = (pool(), cache(2));
         let mut packet = datagram(&mut pool, layout, &vec![7; payload_len]);
@@ -233,8 +234,8 @@ mod tests {
         assert_eq!(cache.copy(&mut other, &mut pool), Copied::NotEligible);
     }
 
-    /// The source's cache stopped at a head that somebody held. Here the others go round, as many
-    /// times as there are; a held buffer keeps its bytes.
+    /// The original patch stopped at a head that was held. Here the other buffers are reused round
+    /// robin; a held buffer keeps its bytes.
     #[test]
     fn udp_4_ring_busy_head_is_passed_over_and_never_handed_out() {
         const BUFFERS: u32 = 100;
@@ -291,7 +292,8 @@ mod tests {
         );
     }
 
-    /// The source's other defect: its size was what was wanted, not what had been filled.
+    /// The other defect of the original patch: its size was the number requested, not the number
+    /// allocated.
     #[test]
     fn udp_5_a_cache_is_as_large_as_its_memory() {
         let mut cache = CopyCache::new(Region::allocate(3 * 1024 + 700), 0);

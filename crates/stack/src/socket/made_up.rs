@@ -11,10 +11,10 @@ pub(super) enum Layout {
     V4,
     V4Tagged,
     V4NoLink,
-    /// With 40 bytes of options.
+    /// IPv4 with 40 bytes of options.
     V4Options,
     V6,
-    /// With 8 bytes of options for the destination.
+    /// IPv6 with 8 bytes of destination options.
     V6Extension,
 }
 

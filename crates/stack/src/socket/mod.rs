@@ -1,15 +1,15 @@
-//! Socket: which UDP socket a datagram is for, and its way from any CPU to the socket's one reader.
+//! Socket: UDP socket lookup, and the queue from any CPU to the socket's one reader.
 //!
 //! ```text
 //!  datagram ─► table: which socket ─► Inlet (one a CPU) ─►║ rings ║─► Outlet ─► the reader
 //!                                      └ charged to its account      └ by ticket: in order over all CPUs
 //! ```
 //!
-//! A CPU makes its inlet when the socket's first datagram is delivered on it, so a CPU that has nothing to
-//! do with a socket holds nothing of it.
+//! A CPU creates its inlet when it delivers the socket's first datagram, so a CPU that never
+//! delivers to a socket has no state for it.
 //!
 //! A socket holds at most `rcvbuf` bytes of packet memory, in its queue and in its reader's hands:
-//! what a slow reader keeps from others has that limit.
+//! this limits the memory that a slow reader takes from others.
 
 pub mod table; //   which socket: the kernel's rules
 pub mod queue; //   many CPUs to one reader, in order, without a lock
@@ -23,19 +23,19 @@ mod made_up;
 
 use std::fmt;
 
-/// A socket, never another one: a slot among all sockets in the lower half, and above it how many
-/// sockets had that slot before.
+/// Unique id of a socket: a slot index in the lower half, and above it a generation, the number of
+/// sockets that used the slot before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub u64);
 
 impl SocketId {
-    /// The socket that has a slot after `generation` others.
+    /// Id of the socket that uses a slot after `generation` others.
     #[must_use]
     pub fn new(slot: u32, generation: u32) -> Self {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    /// Its slot: used again once the socket is closed.
+    /// The slot, which is reused once the socket is closed.
     #[must_use]
     pub fn index(self) -> usize {
         self.slot() as usize
@@ -46,7 +46,7 @@ impl SocketId {
         self.0 as u32
     }
 
-    /// Number of sockets that had its slot before.
+    /// Number of sockets that used the slot before.
     #[must_use]
     pub fn generation(self) -> u32 {
         u32::try_from(self.0 >> 32).unwrap_or(u32::MAX)

@@ -1,15 +1,17 @@
-//! Policies for a datagram's memory: which buffers a slow reader's packets wait in, and how they
-//! go home.
+//! Buffer policies: the memory that packets for a slow reader wait in, and the return of frames.
 //!
-//! | policy | where packets wait | who frees a frame, and how |
+//! | policy | packets wait | frames are returned |
 //! |---|---|---|
-//! | `owner` | in the frame they came in | the reader collects them in lots for the CPU that owns them |
-//! | `copy-cache` | under pressure, small ones in a [buffer](super::copy_cache) of the CPU that they came by | the reader: a mark; others as with `none` |
-//! | `condense` | under pressure, small ones in the smallest chunks of that CPU | as with `owner` |
-//! | `none` | in the frame they came in | the reader, one by one, through the inbox that all share |
+//! | `owner` | in the frame they arrived in | by the reader, in lots, to the CPU that owns them |
+//! | `copy-cache` | under pressure, small ones in a [buffer](super::copy_cache) | by the reader: a mark |
+//! | `condense` | under pressure, small ones in the smallest chunks | as with `owner` |
+//! | `none` | in the frame they arrived in | by the reader, one by one, through the shared inbox |
 //!
-//! Pressure is the kernel's: the socket holds more than half of what it may (UDP-1). The policy is
-//! looked at for each run of packets, so it may be changed at any time.
+//! Buffers and small chunks are those of the CPU that received the packet; with `copy-cache`, packets
+//! that are not copied are returned as with `none`.
+//!
+//! Pressure is defined as in the kernel: the socket holds more than half of its limit (UDP-1). The
+//! policy is read for each run of packets, so it may be changed at any time.
 
 use std::fmt;
 use std::mem::replace;
@@ -26,25 +28,25 @@ use super::account::{Account, is_under_pressure, size};
 use super::copy_cache::{Copied, CopyCache};
 use super::queue::Outlet;
 
-/// Manner in which memory is used and freed.
+/// Policy for the use and return of packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum BufferPolicy {
-    /// Return in lots to the owner.
+    /// Frames are returned to their owner in lots.
     #[default]
     Owner,
-    /// Copies in a cache of the CPU that receives, while a reader is slow.
+    /// Packets are copied to a cache of the receiving CPU while a reader is slow.
     CopyCache,
-    /// Copies in small chunks, while a reader is slow.
+    /// Packets are copied to small chunks while a reader is slow.
     Condense,
-    /// Each freed where it is read: the baseline.
+    /// Each frame is freed where it is read: the baseline.
     None,
 }
 
 impl BufferPolicy {
-    /// All of them, by [`index`](Self::index).
+    /// All policies, by [`index`](Self::index).
     pub const ALL: [Self; 4] = [Self::Owner, Self::CopyCache, Self::Condense, Self::None];
 
-    /// Its name.
+    /// Name of the policy.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,7 +57,7 @@ impl BufferPolicy {
         }
     }
 
-    /// Its place in [`ALL`](Self::ALL).
+    /// Index in [`ALL`](Self::ALL).
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
@@ -68,7 +70,7 @@ impl fmt::Display for BufferPolicy {
     }
 }
 
-/// A name that is no buffer policy's.
+/// A name that does not belong to a buffer policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchPolicy(String);
 
@@ -95,7 +97,7 @@ impl FromStr for BufferPolicy {
 pub struct SharedPolicy(AtomicU8);
 
 impl SharedPolicy {
-    /// A policy that begins so.
+    /// Creates a shared policy with this initial value.
     #[must_use]
     pub fn new(policy: BufferPolicy) -> Self {
         let shared = Self::default();
@@ -103,7 +105,7 @@ impl SharedPolicy {
         shared
     }
 
-    /// As it is now.
+    /// The current policy.
     #[must_use]
     pub fn load(&self) -> BufferPolicy {
         // Relaxed: frames go home by any policy, whatever their packets waited in.
@@ -111,39 +113,39 @@ impl SharedPolicy {
         BufferPolicy::ALL.get(index).copied().unwrap_or_default()
     }
 
-    /// Sets it, for packets that are put in and frames that are given back from now on.
+    /// Sets the policy, for packets put in and frames returned from now on.
     pub fn store(&self, policy: BufferPolicy) {
         self.0.store(policy as u8, Ordering::Relaxed);
     }
 }
 
-/// Counters of one CPU for the packets that it moved to other buffers.
+/// One CPU's counters of packets moved to other buffers.
 #[derive(Debug, Default)]
 pub struct ReliefCounters {
-    /// Copied into the cache.
+    /// Packets copied into the cache.
     pub cached: Counter,
-    /// Not copied into the cache: too long, or of several pieces.
+    /// Packets not copied into the cache: too long, or of several pieces.
     pub not_eligible: Counter,
-    /// Not copied: the cache's buffers were held.
+    /// Packets not copied because the cache's buffers were held.
     pub busy: Counter,
-    /// Copied into a smaller chunk.
+    /// Packets copied into a smaller chunk.
     pub condensed: Counter,
 }
 
-/// Relief of a CPU for readers that are slower than it is: moves their packets to memory that may
-/// be kept from its owner for a while.
+/// Relief of a CPU for slow readers: moves their packets to memory that can be withheld from its
+/// owner for a while.
 #[derive(Debug)]
 pub struct Relief {
-    /// Copy cache, where there is memory for one.
+    /// The copy cache, if there is memory for one.
     cache: Option<CopyCache>,
-    /// Small chunks of this CPU's, in the memory that its packets come in.
+    /// Small chunks of this CPU, in the memory that its packets arrive in.
     small: Option<Pool>,
     counters: Arc<ReliefCounters>,
 }
 
 impl Relief {
-    /// The relief of one CPU. Without a cache, `copy-cache` copies nothing; without small chunks,
-    /// `condense` does not.
+    /// Creates the relief of one CPU. Without a cache, `copy-cache` copies nothing; without small
+    /// chunks, `condense` does not.
     #[must_use]
     pub fn new(
         cache: Option<CopyCache>,
@@ -153,12 +155,12 @@ impl Relief {
         Self { cache, small, counters }
     }
 
-    /// Gives it small chunks, in the memory that its packets come in.
+    /// Provides small chunks, in the memory that its packets arrive in.
     pub fn set_small(&mut self, small: Pool) {
         self.small = Some(small);
     }
 
-    /// Frames that were moved to and have not come home.
+    /// Frames used for copies that have not been returned.
     pub fn frames_away(&mut self) -> usize {
         let cached = self.cache.as_ref().map_or(0, CopyCache::away);
         cached + self.small.as_mut().map_or(0, Pool::away)
@@ -170,9 +172,9 @@ impl Relief {
         self.cache.as_ref()
     }
 
-    /// Copies those of `packets` that would come to a socket under pressure and may still be held,
-    /// as `policy` has it, and gives the frames that they came in back to `pool`. To be called
-    /// before they are put into the socket's queue, for a packet is charged by what it waits in.
+    /// Copies those of `packets` that would reach a socket under pressure and still be within its
+    /// limit, as `policy` says, and returns their original frames to `pool`. To be called before
+    /// they are put into the socket's queue, as a packet is charged by the frame it waits in.
     pub fn relieve(
         &mut self,
         policy: BufferPolicy,
@@ -211,7 +213,7 @@ impl Relief {
         counter.add(1);
     }
 
-    /// Moves a packet into a smaller chunk of this CPU's, if it fits and there is one
+    /// Copies a packet into a smaller chunk of this CPU, if it fits and one is free
     /// (`skb_condense`).
     fn condense(&mut self, packet: &mut Packet, pool: &mut Pool) {
         let Some(chunks) = &mut self.small else { return };
@@ -225,8 +227,8 @@ impl Relief {
     }
 }
 
-/// Gives a frame back that was read. With `owner` and `condense` it may wait in a lot until `pool`
-/// is flushed.
+/// Returns a frame that was read. With `owner` and `condense` it may wait in a lot until `pool` is
+/// flushed.
 #[inline]
 pub fn give_back(frame: Frame, pool: &mut Pool, policy: BufferPolicy) {
     match policy {
@@ -235,29 +237,30 @@ pub fn give_back(frame: Frame, pool: &mut Pool, policy: BufferPolicy) {
     }
 }
 
-/// The way back from one reader: frames go home in lots, and its socket is relieved of them once they
-/// are there.
+/// Return path of one reader: frames are returned in lots, and their socket is uncharged once they
+/// are back.
 ///
-/// Sent when they are as many as a lot, or a quarter of what the socket may hold (as
-/// `udp_rmem_release` has it), or nothing else waits to be read. So a reader that idles holds back
-/// nothing, and what it holds back is charged to its socket meanwhile.
+/// A lot is sent when it is full, or holds a quarter of the socket's limit (as in
+/// `udp_rmem_release`), or nothing else waits to be read. So an idle reader holds no frames back,
+/// and frames held back stay charged to its socket.
 #[derive(Debug)]
 pub struct WayBack {
     pool: Pool,
-    /// Given back, and not yet sent home for certain.
+    /// Frames returned, but possibly not sent back yet.
     frames: usize,
-    /// Charge of these frames.
+    /// Bytes that they are charged.
     bytes: u32,
 }
 
 impl WayBack {
-    /// By way of `pool`, which need have no frames of its own ([`Pool::way_home`]).
+    /// Creates the return path by way of `pool`, which needs no frames of its own
+    /// ([`Pool::way_home`]).
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         Self { pool, frames: 0, bytes: 0 }
     }
 
-    /// Gives back what was taken out of `outlet` and is read; leaves `packets` empty.
+    /// Returns packets that were taken out of `outlet` and read; leaves `packets` empty.
     pub fn give_back(
         &mut self,
         packets: &mut Vec<Packet>,
@@ -278,8 +281,8 @@ impl WayBack {
         }
     }
 
-    /// Sends home what waits for that, and relieves the socket of it. To be called when packets are
-    /// kept, before the reader does something else for long.
+    /// Sends waiting frames back, and uncharges the socket. To be called when packets are kept,
+    /// before the reader does something else for long.
     pub fn send(&mut self, outlet: &mut Outlet) {
         if self.frames > 0 {
             self.pool.flush();
@@ -307,7 +310,7 @@ mod tests {
         (inlets.remove(0), outlet)
     }
 
-    /// One CPU: its memory, and what it does for slow readers.
+    /// One CPU: its memory, and its relief for slow readers.
     struct Cpu {
         pool: Pool,
         relief: Relief,
@@ -322,7 +325,7 @@ mod tests {
             Self { pool, relief, dropped: Vec::new() }
         }
 
-        /// Puts one datagram in. Returns whether the socket took it.
+        /// Puts one datagram in. Returns true if the socket accepted it.
         fn put(&mut self, inlet: &mut Inlet, policy: BufferPolicy, mark: u64) -> bool {
             let mut run = vec![datagram(&mut self.pool, Layout::V4, &mark.to_be_bytes())];
             self.relief.relieve(policy, inlet.account(), &mut run, &mut self.pool);
@@ -346,7 +349,7 @@ mod tests {
             self.relief.cache().unwrap().away()
         }
 
-        /// Frames and buffers that are not home.
+        /// Frames and buffers not returned yet.
         fn away(&mut self) -> usize {
             self.pool.away() + self.relief.frames_away()
         }
@@ -407,8 +410,8 @@ mod tests {
         assert_eq!((cpu.dropped.len(), inlet.account().rmem()), (17, 16 * 2048));
     }
 
-    /// The queue goes to and fro about the border; with every policy, and with a policy that changes,
-    /// what is read is what was taken, in that order.
+    /// The queue length oscillates around the threshold; with every policy, and with a changing
+    /// policy, the packets read are those accepted, in the same order.
     #[test]
     fn udp_1_pressure_flip_keeps_order_and_bytes() {
         let mut cpu = Cpu::new(64, 8);
@@ -507,7 +510,8 @@ mod tests {
         }
     }
 
-    /// What a reader gave back is home when it has nothing more to read, however few they are.
+    /// Frames that a reader returned are back when it has nothing more to read, however few they
+    /// are.
     #[test]
     fn udp_r6_remote_batch_a_reader_that_idles_holds_nothing_back() {
         // With the larger one, a lot is full before a quarter of it is read.
@@ -544,7 +548,7 @@ mod tests {
         }
     }
 
-    /// Half of what a socket may hold is no pressure; a byte more is.
+    /// Exactly half of a socket's limit is not pressure; one byte more is.
     #[test]
     fn udp_1_pressure_begins_above_half_of_rcvbuf() {
         for policy in [BufferPolicy::CopyCache, BufferPolicy::Condense] {
@@ -558,7 +562,7 @@ mod tests {
         }
     }
 
-    /// A flood leaves nothing behind: once it is read, packets go the way they went before.
+    /// A flood leaves no state behind: once it is read, packets take the same path as before.
     #[test]
     fn udp_r3_flood_recovery_leaves_no_other_state() {
         for policy in BufferPolicy::ALL {
@@ -607,8 +611,8 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 4, and 3: whatever the policies, the readers and their pace, all memory is home in the
-        /// end, and at no time a socket holds more than it may but for one packet.
+        /// Promise 4, and 3: with any policies, readers and pace, all memory is returned in the end,
+        /// and no socket ever exceeds its limit but for one packet.
         #[test]
         fn promise_4_frames_come_home_by_every_policy(
             rcvbuf in prop_oneof![Just(0u32), Just(5000), Just(40_000)],

@@ -1,10 +1,10 @@
-//! From any CPU to a socket's one reader, in order.
+//! The queue from any CPU to a socket's one reader, in order.
 //!
 //! Each CPU has a lane to the reader, and packets are taken out by their [tickets](path::tickets). A
 //! run of packets costs one charge, one draw and one publication, however long it is.
 //!
-//! A lane joins when its CPU has the first packet for the socket. The reader meets it when a ticket has
-//! been drawn whose packet lies in none of the lanes that it knows.
+//! A lane joins when its CPU has the first packet for the socket. The reader adopts it when a ticket
+//! has been drawn whose packet is in none of the lanes that it knows.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -17,44 +17,43 @@ use path::tickets::{Feeder, Lane, Lanes, Tickets, lane};
 use super::SocketId;
 use super::account::{Account, LaneCounters, size};
 
-/// The most packets that wait between one CPU and one reader. Whatever `rcvbuf` allows.
+/// Most packets waiting between one CPU and one reader, independent of `rcvbuf`.
 pub const SLOTS_MAX: u32 = 1 << 16;
 
-/// Configuration of a queue.
+/// Parameters of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
-    /// Socket that it belongs to.
+    /// The socket.
     pub id: SocketId,
-    /// The most bytes of packet memory that the socket may hold.
+    /// Most bytes of packet memory that the socket may hold.
     pub rcvbuf: u32,
-    /// Packets that each ring has room for to begin with: rounded up to a power of two, at most
+    /// Initial capacity of each ring, in packets: rounded up to a power of two, at most
     /// [`SLOTS_MAX`]. A ring grows when `rcvbuf` allows more.
     pub slots: u32,
     /// Number of CPUs that put packets in.
     pub cpus: usize,
 }
 
-/// Wakes a socket's reader, and whoever else waits for the socket.
+/// Wakes a socket's reader, and any other waiters.
 pub trait WakeReader: Send + Sync {
-    /// Something has come: a packet, or the socket was told something. Called by any CPU.
+    /// Called by any CPU when a packet or a notification has arrived.
     fn wake(&self, hub: &Hub);
 }
 
-/// Makes a queue: what its CPUs make their inlets of, and the reader's end.
+/// Creates a queue: the hub that CPUs open their inlets from, and the reader's end.
 #[must_use]
 pub fn open(config: QueueConfig, reader: Arc<dyn WakeReader>) -> (Arc<Hub>, Outlet) {
     starting_at(config, 0, reader)
 }
 
-/// Makes a queue whose CPUs are all there, an inlet for each in their order, and whose reader nobody
-/// needs to wake.
+/// Creates a queue with one inlet per CPU, in CPU order, whose reader does not need to be woken.
 #[must_use]
 pub fn queue(config: QueueConfig) -> (Vec<Inlet>, Outlet) {
     let (hub, outlet) = open(config, Arc::new(Awake));
     ((0..config.cpus).filter_map(|cpu| hub.inlet(cpu)).collect(), outlet)
 }
 
-/// A reader that does not sleep, or is woken by who is told to.
+/// A reader that does not sleep, or that the caller wakes.
 #[derive(Clone, Copy, Debug)]
 pub struct Awake;
 
@@ -85,54 +84,55 @@ fn starting_at(
     (hub, outlet)
 }
 
-/// Lanes that the reader has not met; None once there is no reader.
+/// Lanes that the reader has not adopted yet; `None` once there is no reader.
 #[cfg(all(loom, test))]
 type Joining = loom::sync::Mutex<Option<Vec<Lane>>>;
 #[cfg(not(all(loom, test)))]
 #[expect(clippy::disallowed_types, reason = "held to push one lane, once for each CPU")]
 type Joining = std::sync::Mutex<Option<Vec<Lane>>>;
 
-/// State that all ends of one socket's rings share.
+/// State shared by all ends of one socket's rings.
 pub struct Hub {
     id: SocketId,
-    /// Of each ring, to begin with.
+    /// Initial capacity of each ring.
     slots: u32,
     account: Account,
     tickets: Tickets,
-    /// The reader sleeps, or is about to. It sets this; the CPU that clears it wakes the reader.
+    /// True if the reader sleeps or is about to. The reader sets it; the CPU that clears it wakes
+    /// the reader.
     is_waiting: OwnLine<AtomicBool>,
-    /// There is no reader any more.
+    /// True once the socket has no reader.
     is_closed: AtomicBool,
-    /// The reader takes several datagrams in one packet (`UDP_GRO`).
+    /// True if the reader accepts several datagrams in one packet (`UDP_GRO`).
     takes_merged: AtomicBool,
-    /// Of [`REFUSED`] and [`ENDED`].
+    /// Notifications: [`REFUSED`] and [`ENDED`].
     told: AtomicU8,
-    /// Number of lanes that have been put in `joining`, ever.
+    /// Number of lanes put into `joining` so far.
     joined: AtomicU32,
     joining: Joining,
     reader: Arc<dyn WakeReader>,
 }
 
-/// A peer says that nobody listens where the socket's datagrams go.
+/// A peer answered a datagram of the socket with port unreachable.
 const REFUSED: u8 = 1;
-/// No packet will come any more.
+/// No more packets will arrive.
 const ENDED: u8 = 2;
 
 impl Hub {
-    /// Socket that it belongs to.
+    /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
         self.id
     }
 
-    /// Memory that the socket holds, and may hold.
+    /// Bytes that the socket holds, and its limit.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Makes the end that a CPU puts packets into, by the CPU's place: once for each. None if there is
-    /// no reader any more.
+    /// Creates the end that a CPU puts packets into, by the CPU's index; once for each. `None` if
+    /// there is no reader any more.
     #[must_use]
     pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<Inlet> {
         let (feeder, lane) = lane(self.slots);
@@ -142,14 +142,14 @@ impl Hub {
         Some(Inlet { cpu, hub: Arc::clone(self), feeder })
     }
 
-    /// True if there is something for a reader who has taken all before the ticket `due`: a packet, or
-    /// something that the socket was told.
+    /// True if there is a packet or a notification for a reader that has taken everything before the
+    /// ticket `due`.
     #[must_use]
     pub fn has_news(&self, due: u32) -> bool {
         self.tickets.has_drawn(due) || self.told.load(Ordering::Relaxed) != 0
     }
 
-    /// Tells the socket that nobody listens where its datagrams go. Returns as [`Inlet::put`] does.
+    /// Notifies the socket of a port unreachable answer. Returns as [`Inlet::put`] does.
     pub fn refuse(&self) -> Put {
         self.told.fetch_or(REFUSED, Ordering::Relaxed);
         // Pairs with the fence in `Outlet::arm`, as that in `Inlet::send` does.
@@ -157,31 +157,31 @@ impl Hub {
         if self.has_to_wake() { Put::WakeReader } else { Put::Done }
     }
 
-    /// Takes back that somebody [said so](Self::refuse). Returns whether somebody had.
+    /// Clears the notification of [`refuse`](Self::refuse). Returns true if it was set.
     #[must_use]
     pub fn take_refusal(&self) -> bool {
         self.told.load(Ordering::Relaxed) & REFUSED != 0
             && self.told.fetch_and(!REFUSED, Ordering::Relaxed) & REFUSED != 0
     }
 
-    /// Tells the socket that no packet will come any more, and wakes its readers.
+    /// Notifies the socket that no more packets will arrive, and wakes its readers.
     pub fn end(&self) {
         self.told.fetch_or(ENDED, Ordering::Release);
         self.wake_reader();
     }
 
-    /// Wakes the reader: to be called by whoever was [told to](Put::WakeReader).
+    /// Wakes the reader: to be called after [`Put::WakeReader`].
     pub fn wake_reader(&self) {
         self.reader.wake(self);
     }
 
-    /// True if there is no reader any more.
+    /// True once the socket has no reader.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// True if the reader sleeps, and the caller is the one to wake it.
+    /// True if the reader sleeps and the caller has to wake it.
     fn has_to_wake(&self) -> bool {
         let is_waiting = &self.is_waiting.0;
         // AcqRel: a reader that is woken sees what was published.
@@ -198,16 +198,16 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// Outcome of packets that were put into a queue.
+/// Result of putting packets into a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Put {
-    /// The reader is awake, or others see to that.
+    /// The reader is awake, or others wake it.
     Done,
-    /// The reader sleeps, and the caller is the one to [wake](Hub::wake_reader) it.
+    /// The reader sleeps, and the caller has to [wake](Hub::wake_reader) it.
     WakeReader,
-    /// There is no reader any more. The packets are the caller's still, and this inlet should be
-    /// dropped: what the reader left in it goes home then.
+    /// The socket has no reader any more. The packets still belong to the caller, and this inlet
+    /// should be dropped: packets that the reader left in it are then returned.
     Closed,
 }
 
@@ -220,20 +220,20 @@ pub struct Inlet {
 }
 
 impl Inlet {
-    /// Socket that it belongs to.
+    /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
         self.hub.id
     }
 
-    /// State that all ends share.
+    /// The state shared by all ends.
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
     }
 
-    /// Puts `packets` in, oldest first; those that the socket may not hold go to the end of
-    /// `dropped`, and are counted. The vector is empty afterwards, unless the socket is closed.
+    /// Puts `packets` in, oldest first; those that exceed the socket's limit are moved to the end of
+    /// `dropped`, and counted. The vector is empty afterwards, unless the socket is closed.
     pub fn put(&mut self, packets: &mut Vec<Packet>, dropped: &mut Vec<Packet>) -> Put {
         if self.hub.is_closed() {
             return Put::Closed;
@@ -251,7 +251,7 @@ impl Inlet {
         self.send(packets)
     }
 
-    /// Hands packets over that there is room for.
+    /// Publishes packets for which there is room.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Put {
         let drawn = self.hub.tickets.draw(packets);
         // Pairs with the fence in `Outlet::arm`: either the reader sees these tickets drawn, and
@@ -261,7 +261,7 @@ impl Inlet {
         if self.hub.has_to_wake() { Put::WakeReader } else { Put::Done }
     }
 
-    /// Packets that the ring takes; it grows for `count` if it may.
+    /// Number of packets that the ring has room for; it grows for `count` if allowed.
     fn room_for(&mut self, count: usize) -> usize {
         let room = self.feeder.room_for(count);
         if room >= count || self.hub.account.is_full() {
@@ -270,27 +270,28 @@ impl Inlet {
         self.feeder.grow_for(count, SLOTS_MAX)
     }
 
-    /// Memory that the socket holds, and may hold.
+    /// Bytes that the socket holds, and its limit.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.hub.account
     }
 
-    /// Counters of this CPU for the socket.
+    /// Counters of the socket for this CPU.
     #[must_use]
     pub fn counters(&self) -> &LaneCounters {
         self.hub.account.lane(self.cpu)
     }
 
-    /// True if the reader takes several datagrams in one packet. Merged ones it takes apart itself if
-    /// not; those that are [yet to be cut](path::packet::Shape::Gso) are cut before they are put in.
+    /// True if the reader accepts several datagrams in one packet. If not, it splits merged ones
+    /// itself; those [yet to be segmented](path::packet::Shape::Gso) are segmented before they are
+    /// put in.
     #[must_use]
     pub fn takes_merged(&self) -> bool {
         self.hub.takes_merged.load(Ordering::Relaxed)
     }
 }
 
-/// Datagrams that packets stand for.
+/// Number of datagrams in these packets.
 fn datagrams(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
 }
@@ -300,18 +301,18 @@ fn datagrams(packets: &[Packet]) -> u64 {
 pub struct Outlet {
     hub: Arc<Hub>,
     lanes: Lanes,
-    /// Memory that was taken out and is still charged.
+    /// `truesize` of packets that were taken out and are still charged.
     in_hand_bytes: u32,
 }
 
 impl Outlet {
-    /// Socket that it belongs to.
+    /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
         self.hub.id
     }
 
-    /// State that all ends share.
+    /// The state shared by all ends.
     #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
@@ -334,7 +335,7 @@ impl Outlet {
         taken.len()
     }
 
-    /// The packet that comes next, if it is here. It stays.
+    /// The next packet, if it is available. It stays in the queue.
     pub fn peek(&mut self) -> Option<&Packet> {
         if self.has_some() {
             self.meet();
@@ -342,7 +343,7 @@ impl Outlet {
         self.lanes.peek()
     }
 
-    /// Meets lanes that have joined. Returns whether there were any.
+    /// Adopts lanes that have joined. Returns true if there were any.
     fn meet(&mut self) -> bool {
         // Acquire: pairs with the Release in `Hub::inlet`.
         if self.hub.joined.load(Ordering::Acquire) as usize == self.lanes.count() {
@@ -358,22 +359,22 @@ impl Outlet {
         has_met
     }
 
-    /// True if packets have been put in that have not been taken out. The first of them may be a
-    /// moment away: then [`take`](Self::take) gives none yet.
+    /// True if packets have been put in that have not been taken out. The first of them may not be
+    /// visible yet: then [`take`](Self::take) returns none.
     #[must_use]
     pub fn has_some(&self) -> bool {
         self.lanes.has_some(&self.hub.tickets)
     }
 
-    /// The ticket of the packet that comes next: all before it have been taken.
+    /// Ticket of the next packet: all before it have been taken.
     #[must_use]
     pub fn due(&self) -> u32 {
         self.lanes.due()
     }
 
-    /// Says that the reader goes to sleep. True if nothing is there: whoever puts a packet in from
-    /// now on wakes it. False if something came in between: the reader is awake, and
-    /// [takes](Self::take) it, or [what it was told](Hub::take_refusal).
+    /// Announces that the reader is going to sleep. Returns true if nothing is available: the next
+    /// CPU that puts a packet in wakes it. Returns false if something arrived in between: the reader
+    /// is awake, and is to [take](Self::take) it, or [the notification](Hub::take_refusal).
     #[must_use]
     pub fn arm(&mut self) -> bool {
         let is_waiting = &self.hub.is_waiting.0;
@@ -387,31 +388,31 @@ impl Outlet {
         !has_news
     }
 
-    /// Says that the reader is awake though nobody woke it.
+    /// Announces that the reader is awake though nobody woke it.
     pub fn disarm(&mut self) {
         self.hub.is_waiting.0.store(false, Ordering::Relaxed);
     }
 
-    /// Says whether packets of several datagrams are taken, from now on.
+    /// Sets whether packets of several datagrams are accepted, from now on.
     pub fn set_takes_merged(&mut self, takes_merged: bool) {
         self.hub.takes_merged.store(takes_merged, Ordering::Relaxed);
     }
 
-    /// The `truesize` of all that was taken out and is still charged.
+    /// `truesize` of all packets that were taken out and are still charged.
     #[must_use]
     pub fn in_hand_bytes(&self) -> u32 {
         self.in_hand_bytes
     }
 
-    /// Relieves the socket of packets that were taken out and whose memory has gone home: the sum of
-    /// their `truesize` as it was then. More than is [in hand](Self::in_hand_bytes) is not taken off.
+    /// Uncharges packets that were taken out and whose memory has been returned, by the sum of their
+    /// `truesize` at that time. At most [`in_hand_bytes`](Self::in_hand_bytes) is uncharged.
     pub fn uncharge(&mut self, bytes: u32) {
         let bytes = bytes.min(self.in_hand_bytes);
         self.in_hand_bytes -= bytes;
         self.hub.account.relieve(bytes);
     }
 
-    /// Memory that the socket holds, and may hold.
+    /// Bytes that the socket holds, and its limit.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.hub.account

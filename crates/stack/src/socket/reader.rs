@@ -1,4 +1,4 @@
-//! The reader's end of a socket: what it has taken out, and the way home for that.
+//! The reader's end of a socket: packets it has taken out, and the return of their frames.
 
 use std::collections::VecDeque;
 
@@ -10,27 +10,27 @@ use path::coalesce::resegment;
 use super::policy::{BufferPolicy, WayBack};
 use super::queue::Outlet;
 
-/// Datagrams that are taken out of the queue at once, for calls that read one.
+/// Datagrams taken out of the queue at once, for calls that read one.
 const TAKE_MAX: usize = 64;
 
-/// One at a time has it.
+/// Reader state, used by one thread at a time.
 #[derive(Debug)]
 pub struct Reader {
-    /// The queue that it takes from.
+    /// The queue that it reads.
     pub outlet: Outlet,
     way_back: WayBack,
-    /// Taken out of the queue, and not read.
+    /// Taken out of the queue, but not read yet.
     ready: VecDeque<Packet>,
-    /// For packets on their way from the queue.
+    /// Buffer for packets on their way out of the queue.
     scratch: Vec<Packet>,
-    /// Read one by one, and not given back yet.
+    /// Read one by one, and not returned yet.
     done: Vec<Packet>,
     /// True if merged datagrams are read as one (`UDP_GRO`).
     takes_merged: bool,
 }
 
 impl Reader {
-    /// The end of `outlet`. What it reads goes home by `home`.
+    /// Creates the reader of `outlet`. Frames it has read go back by way of `home`.
     #[must_use]
     pub fn new(outlet: Outlet, home: Pool) -> Self {
         Self {
@@ -43,19 +43,19 @@ impl Reader {
         }
     }
 
-    /// True if something was taken out of the queue that has not been read.
+    /// True if packets were taken out of the queue but not read yet.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Says whether merged datagrams are read as one, from now on.
+    /// Sets whether merged datagrams are read as one, from now on.
     pub fn set_takes_merged(&mut self, takes_merged: bool) {
         self.takes_merged = takes_merged;
         self.outlet.set_takes_merged(takes_merged);
     }
 
-    /// The next packet, which stays.
+    /// The next packet, which stays in the queue.
     pub fn peek(&mut self) -> Option<&Packet> {
         self.fill(TAKE_MAX);
         self.ready.front()
@@ -93,7 +93,7 @@ impl Reader {
         self.ready.extend(segments);
     }
 
-    /// Gives a packet back that was read.
+    /// Returns a packet that was read.
     pub fn give_back(&mut self, packet: Packet, policy: BufferPolicy) {
         self.done.push(packet);
         if self.ready.is_empty() || self.done.len() >= LOT_FRAMES {
@@ -101,18 +101,18 @@ impl Reader {
         }
     }
 
-    /// The same for many.
+    /// Returns many packets that were read.
     pub fn give_back_all(&mut self, packets: impl Iterator<Item = Packet>, policy: BufferPolicy) {
         self.done.extend(packets);
         self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
     }
 
-    /// Relieves the socket of packets that went another way, with their `truesize`.
+    /// Uncharges the socket for packets that were returned by other means, by their `truesize`.
     pub fn let_go(&mut self, bytes: u32) {
         self.outlet.uncharge(bytes);
     }
 
-    /// Sends home what was given back: nobody else does, and the reader may be about to sleep.
+    /// Sends returned frames back now: nothing else would, and the reader may be about to sleep.
     fn settle(&mut self) {
         self.way_back.send(&mut self.outlet);
     }

@@ -1,15 +1,15 @@
-//! Lookup of the socket that a datagram is for: the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup`, and
-//! their `udp4_lib_lookup4` and `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
+//! UDP socket lookup, by the kernel's rules (`__udp4_lib_lookup`, `__udp6_lib_lookup`, and their
+//! `udp4_lib_lookup4` and `compute_score`; `__udp4_lib_mcast_deliver`; `udp_lib_lport_inuse`).
 //!
-//! 1. Of the sockets that are bound to the datagram's own address, the one connected to its sender;
+//! 1. Of the sockets bound to the datagram's destination address, the one connected to its sender;
 //!    else one that is not connected.
-//! 2. The same of the sockets bound to no address. One that is bound to `[::]` takes IPv4 datagrams,
-//!    unless it is IPv6 only, or a socket of IPv4 takes them.
-//! 3. Where several share an address and port (`SO_REUSEPORT`), one of them by the flow's hash; or the
-//!    one that says that it is on this CPU (`SO_INCOMING_CPU`).
+//! 2. The same of the sockets bound to the unspecified address. One bound to `[::]` takes IPv4
+//!    datagrams, unless it is IPv6 only, or an IPv4 socket takes them.
+//! 3. If several share an address and port (`SO_REUSEPORT`), the one selected by the flow's hash; or
+//!    the one that prefers this CPU (`SO_INCOMING_CPU`).
 //!
-//! A table is one moment's sockets. When a socket is bound, connected or closed, [`Bindings`] make
-//! another one, which shares with the one before all that is the same.
+//! A table is an immutable snapshot. When a socket is bound, connected or closed, [`Bindings`]
+//! creates a new one that shares all unchanged parts with the previous one.
 
 use std::hash::Hasher;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -28,47 +28,47 @@ use path::hash::FlowHash;
 use path::packet::Packet;
 use trie::Trie;
 
-/// Sharing of a socket's address and port with others.
+/// Sharing of an address and port with other sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reuse {
     /// Not shared.
     #[default]
     None,
-    /// Each flow goes to one of them: `SO_REUSEPORT`.
+    /// Each flow goes to one of the sockets: `SO_REUSEPORT`.
     Hash,
-    /// Shared by CPU: packets on its [CPU](Binding::cpu) go to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
+    /// Datagrams received on its [CPU](Binding::cpu) go to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
     ThisCpu,
 }
 
-/// Addresses and options by which a socket receives.
+/// A socket's addresses and options, which determine the datagrams it receives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
     /// The socket.
     pub id: SocketId,
-    /// Its own address, or the unspecified one, and its port. An IPv6 address that stands for an
-    /// IPv4 one (`::ffff:a.b.c.d`) is that one.
+    /// Local address, which may be unspecified, and port. An IPv4-mapped IPv6 address
+    /// (`::ffff:a.b.c.d`) is treated as the IPv4 address.
     pub local: SocketAddr,
-    /// Peer that it is connected to: it receives from nobody else. The kernel gives a socket an address
-    /// of its own as it is connected.
+    /// Peer that it is connected to; datagrams from others are not received. As in the kernel, a
+    /// connected socket gets a local address.
     pub remote: Option<SocketAddr>,
-    /// Bound to `[::]` for IPv6 alone: `IPV6_V6ONLY`.
+    /// True if it is bound to `[::]` for IPv6 only: `IPV6_V6ONLY`.
     pub is_v6_only: bool,
     /// Sharing of its address and port.
     pub reuse: Reuse,
     /// CPU on which it is read, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
-    /// Multicast groups that it has joined.
+    /// Multicast groups joined.
     pub groups: Vec<IpAddr>,
-    /// Receives the groups of its family that others on this host have joined, too:
-    /// `IP_MULTICAST_ALL`, as the kernel has it unless told otherwise.
+    /// True if it also receives groups of its family that other sockets of this host have joined:
+    /// `IP_MULTICAST_ALL`, the kernel's default.
     pub is_multicast_all: bool,
 }
 
-/// Sockets that share an address and port: which, and whether they take IPv6 alone.
+/// Key of sockets that share an address and port: the address, and true if they take IPv6 only.
 type Group = (SocketAddr, bool);
 
 impl Binding {
-    /// A socket that is bound to `local` and nothing else.
+    /// Creates a socket that is bound to `local`, with default options.
     #[must_use]
     pub fn new(id: SocketId, local: SocketAddr) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl Binding {
         }
     }
 
-    /// True if it is a socket of IPv6 that shares its port: those are looked at last.
+    /// True if it is an IPv6 socket that shares its port: those come last in the lookup.
     fn is_last(&self) -> bool {
         self.local.is_ipv6() && self.is_shared()
     }
@@ -93,20 +93,21 @@ impl Binding {
         self.reuse != Reuse::None
     }
 
-    /// The CPU whose datagrams are for it rather than for others: `SO_INCOMING_CPU`.
+    /// The CPU whose datagrams it is preferred for: `SO_INCOMING_CPU`.
     fn wants_cpu(&self) -> Option<CpuId> {
         self.cpu.filter(|_| self.reuse == Reuse::ThisCpu)
     }
 
-    /// The addresses that it is bound to: one, but `[::]` may be both families' unspecified ones.
+    /// Addresses it is bound to: one, except that `[::]` may stand for the unspecified address of
+    /// both families.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let local = self.local.ip().to_canonical();
         let is_dual = local == Ipv6Addr::UNSPECIFIED && !self.is_v6_only;
         std::iter::once(local).chain(is_dual.then_some(Ipv4Addr::UNSPECIFIED.into()))
     }
 
-    /// The group that it is a member of: each may receive what the others may. Connected ones receive
-    /// only what is theirs.
+    /// The group that it is a member of; each member may receive any datagram of the group.
+    /// Connected sockets are not members.
     fn group(&self) -> Option<Group> {
         self.shared().filter(|_| self.remote.is_none())
     }
@@ -117,7 +118,7 @@ impl Binding {
         self.is_shared().then_some((self.local, is_v6_only))
     }
 
-    /// Tuples of its datagrams, if it is connected.
+    /// Tuples of the datagrams it receives, if it is connected.
     fn tuples(&self) -> impl Iterator<Item = Tuple> {
         let port = self.local.port();
         self.remote.map(endpoint).into_iter().flat_map(move |remote| {
@@ -126,8 +127,8 @@ impl Binding {
         })
     }
 
-    /// True if it receives datagrams for everyone in a group or on a network
-    /// (`__udp_is_mcast_sock`, `__udp_v6_is_mcast_sock`).
+    /// True if it receives a multicast or broadcast datagram (`__udp_is_mcast_sock`,
+    /// `__udp_v6_is_mcast_sock`).
     fn receives_many(&self, of: &Flow4Tuple) -> bool {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
         // A socket of IPv6 that takes IPv4 datagrams begins without `IP_MULTICAST_ALL`.
@@ -140,21 +141,22 @@ impl Binding {
     }
 }
 
-/// Source and destination of a datagram, its hash and its CPU.
+/// Lookup key of a datagram: its addresses, its hash, and the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow4Tuple {
     /// Sender.
     pub source: SocketAddr,
     /// Destination.
     pub destination: SocketAddr,
-    /// Its flow's hash; [`FlowHash::NONE`] has the table compute one where one is needed.
+    /// Flow hash; for [`FlowHash::NONE`] the table computes one if necessary.
     pub hash: FlowHash,
-    /// The CPU that asks.
+    /// CPU that performs the lookup.
     pub cpu: CpuId,
 }
 
 impl Flow4Tuple {
-    /// Tuple of a datagram on the CPU where it is delivered. `None`: it has no ports.
+    /// Lookup key of a datagram, on the CPU that delivers it. `None` if it has no addresses or
+    /// ports.
     #[must_use]
     pub fn of(packet: &Packet, cpu: CpuId) -> Option<Self> {
         let view = packet.view();
@@ -168,36 +170,36 @@ impl Flow4Tuple {
     }
 }
 
-/// Socket that a datagram is for.
+/// Result of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Found {
     /// No socket.
     None,
-    /// One socket.
+    /// The socket.
     One(SocketId),
 }
 
-/// All sockets, to be found.
+/// All sockets, organised for lookup.
 #[derive(Clone, Debug)]
 pub struct SocketTable {
-    /// Sockets that are not connected, by port, then in the order of their addresses.
+    /// Sockets that are not connected, by port, then by address.
     listeners: Trie<Few<Listener>>,
-    /// By the hash of their tuples, then the last one bound first.
+    /// Connected sockets by the hash of their tuples, the last one bound first.
     connected: Trie<Few<Connection>>,
-    /// Number of connected ones that have an address of their own.
+    /// Number of connected sockets with a local address.
     bound: usize,
-    /// Number of those that have not.
+    /// Number of connected sockets without a local address.
     unbound: usize,
-    /// By port.
+    /// All sockets by port.
     all: Trie<OfPort>,
     key: SipHasher13,
 }
 
-/// All that are bound to a port, by slot.
+/// All sockets bound to a port, by slot.
 type OfPort = Trie<Arc<Placed>>;
 
-/// Values that are mostly one, which then lies where it is looked for.
+/// A list that mostly has one element, which is then stored inline.
 #[derive(Clone, Debug)]
 enum Few<T> {
     One(T),
@@ -224,7 +226,7 @@ impl<T: Clone> Few<T> {
 /// Sockets that are not connected, at one address and port.
 #[derive(Clone, Debug)]
 struct Listener {
-    /// [`addresses`](Binding::addresses) has it.
+    /// One of their [`addresses`](Binding::addresses).
     address: IpAddr,
     members: Members,
 }
@@ -232,16 +234,16 @@ struct Listener {
 #[derive(Clone, Debug)]
 enum Members {
     One(SocketId),
-    /// In the order in which they were bound.
+    /// Members of a group, in the order in which they were bound.
     Group(Arc<[Member]>),
-    /// Some, but on these CPUs others.
+    /// Usual members, and exceptions for these CPUs.
     ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Member {
     id: SocketId,
-    /// If it is to have what comes on this CPU.
+    /// CPU whose datagrams it is preferred for.
     cpu: Option<CpuId>,
 }
 
@@ -254,8 +256,8 @@ struct Connection {
 }
 
 impl SocketTable {
-    /// The table of `bindings`, in the order in which they were bound. `seed` is secret: it keeps
-    /// strangers from choosing addresses that are slow to find.
+    /// Creates the table of `bindings`, in the order in which they were bound. `seed` is secret, so
+    /// that nobody can choose addresses that collide.
     #[must_use]
     pub fn new(bindings: Vec<Binding>, seed: u64) -> Self {
         let mut all = Bindings::new(seed);
@@ -269,7 +271,7 @@ impl SocketTable {
         Self { listeners, connected, bound: 0, unbound: 0, all, key }
     }
 
-    /// Has a connected socket, or has it no more.
+    /// Adds a connected socket, or removes it.
     fn connect(&mut self, one: Connection, is_there: bool) {
         let hash = folded(one.tuple.hash(&self.key));
         let mut alike =
@@ -286,7 +288,7 @@ impl SocketTable {
         self.connected = self.connected.with(hash, Few::of(alike));
     }
 
-    /// The socket that a datagram for one host is for.
+    /// Finds the socket for a unicast datagram.
     pub fn find(&self, of: &Flow4Tuple) -> Found {
         let to = of.destination.ip();
         let listeners = self.listeners.get(of.destination.port().into());
@@ -304,21 +306,22 @@ impl SocketTable {
         Found::None
     }
 
-    /// The socket that sends from one address and port and is connected to another.
+    /// Finds the socket that sends from address `ours` and is connected to `theirs`.
     pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> Found {
         let at = |address| self.connection(&Tuple { local: (address, ours.1), remote: theirs });
         at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(Found::None, Found::One)
     }
 
-    /// Of several that are connected alike, the last one receives (`udp_hash4`).
+    /// The connection of a tuple. Of several with the same tuple, the last one bound receives
+    /// (`udp_hash4`).
     fn connection(&self, tuple: &Tuple) -> Option<SocketId> {
         let alike = self.connected.get(folded(tuple.hash(&self.key)))?;
         alike.as_slice().iter().find(|one| one.tuple == *tuple).map(|one| one.id)
     }
 
-    /// All sockets that a datagram for many hosts is for, to the end of `out`, in the order in which they
-    /// were bound: each has a copy. Whether it is for many, a broadcast or multicast address, is known to
-    /// who knows our addresses.
+    /// Appends all sockets for a multicast or broadcast datagram to `out`, in the order in which
+    /// they were bound: each gets a copy. The caller, who knows this host's addresses, decides if a
+    /// datagram is one.
     pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
         let Some(of_port) = self.all.get(of.destination.port().into()) else { return };
         let before = out.len();
@@ -329,8 +332,9 @@ impl SocketTable {
         out[before..].sort_unstable_by_key(bound_as);
     }
 
-    /// The member for a datagram (`reuseport_select_sock_by_hash`): from the hash's on, the first
-    /// that is on this CPU, if any is on one; else the hash's.
+    /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): starting with the one
+    /// selected by the hash, the first that prefers this CPU, if any does; else the one selected by
+    /// the hash.
     fn choose(&self, members: &Members, of: &Flow4Tuple) -> SocketId {
         let members = match members {
             Members::One(only) => return *only,
@@ -360,7 +364,7 @@ impl Member {
     }
 }
 
-/// No address in particular, of the same family.
+/// The unspecified address of the same family.
 fn unspecified(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -368,7 +372,7 @@ fn unspecified(like: IpAddr) -> IpAddr {
     }
 }
 
-/// Part of a peer's address that counts.
+/// Significant part of a peer's address.
 fn endpoint(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
 }
@@ -379,13 +383,13 @@ fn reciprocal_scale(hash: u32, count: usize) -> usize {
     usize::try_from(scaled).unwrap_or(0)
 }
 
-/// Both halves of a 64-bit hash in one.
+/// XOR of the halves of a 64-bit hash.
 fn folded(hash: u64) -> u32 {
     let (high, low) = (hash >> 32, hash & u64::from(u32::MAX));
     u32::try_from(high ^ low).unwrap_or(0)
 }
 
-/// A socket's address and its peer's.
+/// Local and peer address of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Tuple {
     local: (IpAddr, u16),
@@ -393,7 +397,7 @@ struct Tuple {
 }
 
 impl Tuple {
-    /// Of a socket at `address` that this datagram could be for.
+    /// Tuple of a socket at `address` that would match this datagram.
     fn of(address: IpAddr, datagram: &Flow4Tuple) -> Self {
         Self { local: (address, datagram.destination.port()), remote: endpoint(datagram.source) }
     }

@@ -1,4 +1,4 @@
-//! What is answered, what is learned, and what is nobody's business.
+//! Messages of neighbours: which are answered, which are learned from, and which are ignored.
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
 use etherparse::{ArpOperation, Icmpv6Type};
@@ -37,7 +37,8 @@ fn who_asks_for_us_by_arp_is_told_and_remembered() {
     }
 }
 
-/// RFC 5227: whoever is about to take our address hears that it is ours, and is not remembered.
+/// RFC 5227: a host about to take our address is told that it is ours, and is not added to the
+/// table.
 #[test]
 fn an_arp_probe_for_our_address_is_answered() {
     let mut pool = pool(4);
@@ -151,7 +152,7 @@ fn who_solicits_us_gets_an_advertisement_and_is_remembered() {
     }
 }
 
-/// RFC 4862, section 5.4: whoever is about to take our address hears, with all others, that it is ours.
+/// RFC 4862, section 5.4: a host about to take our address is told, by multicast, that it is ours.
 #[test]
 fn duplicate_address_detection_is_answered_to_all() {
     let mut pool = pool(8);

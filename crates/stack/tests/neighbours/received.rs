@@ -1,4 +1,4 @@
-//! The same by way of the network layer: messages come in, answers go out, and what is heard is told.
+//! Neighbour messages passed through the network layer: answers are sent, and observations reported.
 
 use std::sync::Arc;
 

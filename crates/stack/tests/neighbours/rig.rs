@@ -35,7 +35,7 @@ pub(crate) fn ip(address: &str) -> IpAddr {
     address.parse().unwrap()
 }
 
-/// 10.9.0.1/24 and fd00::1/64, of whom nobody else knows.
+/// A host with 10.9.0.1/24 and fd00::1/64, for which the kernel does not answer.
 pub(crate) fn identity() -> Identity {
     let prefix = |address, bits| Prefix { address: ip(address), bits };
     Identity {
@@ -67,7 +67,7 @@ pub(crate) fn packet(pool: &mut Pool, bytes: &[u8]) -> Packet {
     packet
 }
 
-/// A message of the neighbour's, to `to`. Requests have nobody's station as their target.
+/// An ARP message from the neighbour, to `to`. Requests have no target MAC address.
 pub(crate) fn arp_message(
     to: [u8; 6],
     operation: ArpOperation,
@@ -87,7 +87,7 @@ pub(crate) fn arp_message(
     bytes
 }
 
-/// A neighbour discovery message of the neighbour's.
+/// A neighbour discovery message from the neighbour.
 #[derive(Clone, Debug)]
 pub(crate) struct Ndisc {
     pub(crate) source: &'static str,
@@ -98,7 +98,7 @@ pub(crate) struct Ndisc {
     pub(crate) hop_limit: u8,
 }
 
-/// The neighbour asks for us.
+/// A solicitation of our address by the neighbour.
 pub(crate) fn solicitation() -> Ndisc {
     Ndisc {
         source: "fd00::2",
@@ -110,7 +110,7 @@ pub(crate) fn solicitation() -> Ndisc {
     }
 }
 
-/// The neighbour says where it is.
+/// An advertisement by the neighbour.
 pub(crate) fn advertisement(solicited: bool, r#override: bool) -> Ndisc {
     let flags = NeighborAdvertisementHeader { router: false, solicited, r#override };
     Ndisc {
@@ -133,7 +133,7 @@ impl Ndisc {
         bytes
     }
 
-    /// As we take it in.
+    /// Passes the message to the code under test.
     pub(crate) fn received(&self, pool: &mut Pool) -> (Result<Heard, NetworkDrop>, Packet) {
         let mut packet = packet(pool, &self.bytes());
         let heard = ndisc::receive(&mut packet, ICMPV6, &identity());
@@ -151,17 +151,17 @@ pub(crate) fn arp_received(
     (heard, packet)
 }
 
-/// What others read of an ARP frame: its stations and its message.
+/// An ARP frame as parsed by etherparse: its MAC addresses and its message.
 pub(crate) fn read_arp(packet: &Packet) -> ([[u8; 6]; 2], ArpEthIpv4Packet) {
     let read = PacketHeaders::from_ethernet_slice(packet.frame.data()).unwrap();
     let Some(NetHeaders::Arp(message)) = read.net else { panic!("{read:?}") };
     (stations(read.link), message.try_eth_ipv4().unwrap())
 }
 
-/// What others read of a neighbour discovery frame.
+/// A neighbour discovery frame as parsed by etherparse.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Read {
-    /// To and from.
+    /// Destination and source MAC address.
     pub(crate) stations: [[u8; 6]; 2],
     pub(crate) source: Ipv6Addr,
     pub(crate) destination: Ipv6Addr,

@@ -1,4 +1,4 @@
-//! What is known of neighbours, for how long, and what waits for them.
+//! Entries of the neighbour table, their lifetime, and the packets that wait for them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -15,7 +15,7 @@ use crate::rig::{OTHERS, OURS, THEIRS, identity, ip, packet, pool, read_arp, rea
 const SECOND_NS: u64 = 1_000_000_000;
 const NEIGHBOUR: &str = "10.9.0.2";
 
-/// What came of asking where a neighbour is.
+/// Result of resolving a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
     There([u8; 6]),
@@ -62,7 +62,7 @@ impl Rig {
         found
     }
 
-    /// It is sought and answers.
+    /// Resolves a neighbour, and lets it answer.
     fn prove(&mut self, address: IpAddr, now_ns: u64) {
         assert_eq!(self.resolve_ip(address, now_ns), Found::Asking);
         self.hear(Sighting { address, ..answer(THEIRS) }, now_ns);
@@ -80,7 +80,7 @@ impl Rig {
         count
     }
 
-    /// One has something to say to it.
+    /// Queues a packet for a neighbour.
     fn hold(&mut self, address: &str, mark: u8, now_ns: u64) -> Vec<u8> {
         self.hold_ip(ip(address), mark, now_ns)
     }
@@ -102,7 +102,7 @@ impl Rig {
         packets.into_iter().map(mark).collect()
     }
 
-    /// Asks that are sent, and marks of packets that are given up.
+    /// Number of solicitations sent, and marks of packets dropped.
     fn tick(&mut self, now_ns: u64) -> (usize, Vec<u8>) {
         let (mut asks, mut dropped) = (Vec::new(), Vec::new());
         let Self { neighbours, pool } = self;
@@ -113,7 +113,7 @@ impl Rig {
     }
 }
 
-/// It answered us.
+/// An answer to our solicitation.
 fn answer(mac: [u8; 6]) -> Sighting {
     Sighting {
         address: ip(NEIGHBOUR),
@@ -219,22 +219,22 @@ fn a_flood_of_strangers_costs_no_neighbour_that_is_used() {
     }
 }
 
-/// One of many on the link.
+/// One of many addresses on the link.
 fn numbered(net: u8, number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     Ipv4Addr::new(10, net, high, low).into()
 }
 
-/// What strangers do, or have us do, from so many addresses.
+/// Messages of a flood from many addresses.
 #[derive(Clone, Copy, Debug)]
 enum Flood {
-    /// They send what we answer, and are not there.
+    /// Packets that we answer, from addresses that nobody has.
     Answered,
-    /// They ask for us.
+    /// Solicitations of our address.
     Heard,
-    /// They ask for us, and send what we answer.
+    /// Solicitations of our address, and packets that we answer.
     Both,
-    /// They say unasked where they are, too.
+    /// As `Both`, and unsolicited confirmations of their address as well.
     Confirmed,
 }
 

@@ -1,25 +1,25 @@
-//! A flood of fragments that will never be whole, a hundred times as many as are good: memory stays in
-//! its bound, and good datagrams get through.
+//! A flood of fragments that never complete, a hundred times as many as good ones: memory stays
+//! within its limit, and good datagrams get through.
 
 use crate::frames::{Datagram, Version, pool};
 use crate::{FragmentsConfig, Limits, Rig};
 
-/// Fragments of the flood for each good one.
+/// Fragments of the flood per good one.
 const FLOOD: u32 = 100;
 
 const GOOD_DATAGRAMS: u32 = 60;
 
-/// A quarter of the kernel's default: the flood is some ten times as much.
+/// Limits at a quarter of the kernel's default: the flood is about ten times as large.
 const LIMITS: Limits = Limits { high_thresh: 1 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
 
-/// Who sends the flood.
+/// Sources of the flood.
 #[derive(Clone, Copy, Debug)]
 enum Flooder {
     /// One host.
     One,
-    /// A few.
+    /// A few hosts.
     Some(u16),
-    /// Another address each time.
+    /// A new address for each fragment.
     Everybody,
 }
 
@@ -34,8 +34,9 @@ impl Flooder {
     }
 }
 
-/// Good datagrams of three fragments, `at_once` of them in turns: how many of them get through. The
-/// flood begins with the first one, or, where several hosts take turns, when each has sent one.
+/// Number of good datagrams that get through, of three fragments each, `at_once` of them
+/// interleaved. The flood begins with the first one or, if several hosts take turns, after each has
+/// sent one.
 fn good_under(cpus: usize, flooder: Flooder, version: Version, at_once: u32) -> u32 {
     let pieces = 3;
     let config = FragmentsConfig { ipv4: LIMITS, ipv6: LIMITS, seed: [5; 16] };
@@ -79,7 +80,8 @@ fn a_flood_from_any_number_of_sources_does_not_stop_good_datagrams() {
     }
 }
 
-/// Each fragment of a good datagram waits while 600 of the flood come, more than there is room for.
+/// Each fragment of a good datagram waits while 600 of the flood arrive, more than there is room
+/// for.
 #[test]
 fn sources_that_completed_datagrams_before_are_not_in_the_floods_way() {
     for flooder in [Flooder::One, Flooder::Some(200), Flooder::Everybody] {

@@ -1,4 +1,4 @@
-//! Datagrams by etherparse, cut into fragments by hand.
+//! Datagrams built by etherparse, and fragmented by hand.
 
 use etherparse::PacketBuilder;
 use mem::pool::{ChunkClass, carve, region_bytes};
@@ -19,14 +19,14 @@ pub(crate) fn pool(chunks: u32, large: u32) -> Pool {
     pools(1, chunks, large).pop().unwrap()
 }
 
-/// So many of them in one memory.
+/// Creates `count` such pools in one region.
 pub(crate) fn pools(count: usize, chunks: u32, large: u32) -> Vec<Pool> {
     let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
     let shares = vec![vec![class(CHUNK_BYTES, chunks), class(1 << 17, large)]; count];
     carve(Region::allocate(region_bytes(&shares)), &shares).unwrap()
 }
 
-/// As it was received, by itself.
+/// A packet as received, in a frame of its own.
 pub(crate) fn packet(pool: &mut Pool, bytes: &[u8]) -> Packet {
     let len_bytes = u32::try_from(bytes.len()).unwrap();
     let frame = pool.allocate(len_bytes).unwrap();
@@ -43,17 +43,17 @@ pub(crate) enum Version {
     V6,
 }
 
-/// A datagram before it is cut.
+/// A datagram before fragmentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Datagram {
     pub(crate) version: Version,
-    /// All of it, in one frame.
+    /// The complete frame.
     pub(crate) whole: Vec<u8>,
     pub(crate) id: u32,
 }
 
 impl Datagram {
-    /// From host `from` of our network, with a payload of its own.
+    /// Creates a datagram from host `from` of our network, with a payload of its own.
     pub(crate) fn new(version: Version, from: u16, id: u32, payload_len: usize) -> Self {
         let payload: Vec<u8> = (0..payload_len)
             .map(|at| u8::try_from((at * 7 + at / 251 + id as usize) % 256).unwrap())
@@ -81,7 +81,7 @@ impl Datagram {
         Self { version, whole, id }
     }
 
-    /// Behind the IP header: what fragments are pieces of.
+    /// Bytes after the IP header, which are fragmented.
     pub(crate) fn data(&self) -> &[u8] {
         &self.whole[match self.version {
             Version::V4 => IPV4_DATA,
@@ -89,7 +89,7 @@ impl Datagram {
         }..]
     }
 
-    /// The bytes from `start` on as a fragment.
+    /// A fragment with `data` at offset `start`.
     pub(crate) fn piece(&self, start: usize, data: &[u8], is_last: bool) -> Vec<u8> {
         let start = u16::try_from(start).unwrap();
         let more = u16::from(!is_last);
@@ -116,21 +116,21 @@ impl Datagram {
         }
     }
 
-    /// Its bytes from `start` to before `end`, at most to its own end.
+    /// The fragment from `start` to `end`, exclusive, or to the end of the datagram.
     pub(crate) fn cut(&self, start: usize, end: usize) -> Vec<u8> {
         let data = self.data();
         let end = end.min(data.len());
         self.piece(start, &data[start..end], end == data.len())
     }
 
-    /// All of it, in fragments of `piece_bytes`.
+    /// The whole datagram, in fragments of `piece_bytes`.
     pub(crate) fn pieces(&self, piece_bytes: usize) -> Vec<Vec<u8>> {
         let starts = (0..self.data().len()).step_by(piece_bytes);
         starts.map(|start| self.cut(start, start + piece_bytes)).collect()
     }
 }
 
-/// Has the IPv4 checksum go with the header.
+/// Updates the IPv4 header checksum.
 pub(crate) fn resum(bytes: &mut [u8]) {
     let header_len = usize::from(bytes[IP] & 15) * 4;
     bytes[IP + 10..IP + 12].fill(0);

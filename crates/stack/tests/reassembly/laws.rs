@@ -1,4 +1,5 @@
-//! Laws over any fragments, and a slow twin: a map from each byte's place to the byte.
+//! Properties for arbitrary fragments, and a slow reference model: a map from each offset to its
+//! byte.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +8,10 @@ use proptest::prelude::*;
 use crate::frames::{CHUNK_BYTES, Datagram, Version, pool};
 use crate::{FragmentsConfig, Limits, Rig};
 
-/// What the kernel's rules come to, byte by byte.
+/// Reference model of the kernel's rules, byte by byte.
 #[derive(Default)]
 struct Twin {
-    /// Each byte, and the run that it came in.
+    /// Each byte, and the run that it belongs to.
     bytes: BTreeMap<usize, (u8, usize)>,
     len: usize,
     is_len_known: bool,
@@ -18,7 +19,8 @@ struct Twin {
 }
 
 impl Twin {
-    /// What a fragment completes. A datagram that is spoiled begins anew, empty.
+    /// Adds a fragment, and returns the datagram that it completes. An invalidated datagram starts
+    /// over, empty.
     fn add(&mut self, version: Version, piece: &Piece) -> Option<Vec<u8>> {
         let start = piece.start;
         let mut data = piece.data.as_slice();
@@ -76,7 +78,7 @@ fn versions() -> impl Strategy<Value = Version> {
     prop_oneof![Just(Version::V4), Just(Version::V6)]
 }
 
-/// Mostly such that they meet: few places, whole units, ends at one place.
+/// Fragments that often meet: few offsets, whole units, and a common end.
 fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     let piece =
         (0usize..8, 0usize..33, any::<u8>(), any::<u8>()).prop_map(|(unit, len, kind, salt)| {
@@ -154,7 +156,7 @@ proptest! {
         rig.all_are_accounted_for();
     }
 
-    /// Whatever comes, from whomever.
+    /// Holds for any fragments, from any sources.
     #[test]
     fn memory_stays_in_its_bound_and_every_frame_is_accounted_for(
         high_thresh in 0u32..200,

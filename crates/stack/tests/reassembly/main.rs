@@ -1,4 +1,5 @@
-//! Fragments become datagrams again, byte for byte, or are dropped with a reason; in bounded memory.
+//! Reassembly: fragments become datagrams again, byte for byte, or are dropped with a reason; in
+//! bounded memory.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod flood;
@@ -18,13 +19,13 @@ use path::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Fragments in the tests' hands, and what became of all of them.
+/// The fragments under test, and an account of all frames.
 struct Rig {
     fragments: Fragments,
     pool: Pool,
     given_up: GivenUp,
     added: u64,
-    /// Frames that were dropped and have gone home.
+    /// Number of frames dropped and returned.
     gone: u64,
 }
 
@@ -42,7 +43,7 @@ impl Rig {
         Self::new(FragmentsConfig::default(), pool(300, 3))
     }
 
-    /// Adds a frame; gives back what it completes.
+    /// Adds a frame; returns the packet that it completes.
     fn add(&mut self, bytes: &[u8], now_ns: u64) -> Option<Packet> {
         let packet = packet(&mut self.pool, bytes);
         self.added += 1;
@@ -56,7 +57,7 @@ impl Rig {
         }
     }
 
-    /// Adds frames; gives back the bytes of what they complete.
+    /// Adds frames; returns the bytes of the datagrams that they complete.
     fn add_all<'a>(&mut self, frames: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<Vec<u8>> {
         let mut whole = Vec::new();
         for bytes in frames {
@@ -68,7 +69,7 @@ impl Rig {
         whole
     }
 
-    /// Why frames were dropped, since this was asked last. They go home.
+    /// Drop reasons since the last call. The frames are returned to the pool.
     fn reasons(&mut self) -> Vec<NetworkDrop> {
         let dropped = self.given_up.packets.drain(..).map(|(packet, why)| {
             self.pool.put(packet.frame);
@@ -79,7 +80,8 @@ impl Rig {
         reasons
     }
 
-    /// Every frame is waiting, was joined or was dropped; and in the end all are home.
+    /// Checks that every frame is waiting, was joined or was dropped, and that all are returned in
+    /// the end.
     fn all_are_accounted_for(mut self) {
         self.reasons();
         let waiting = u64::from(self.fragments.frames());
@@ -209,7 +211,8 @@ fn a_duplicate_is_left_out_and_an_overlap_ends_the_datagram() {
     }
 }
 
-/// IPv4's are cut to a multiple, IPv6's are refused, and no datagram is longer than 64 KiB.
+/// IPv4 lengths are rounded down to a multiple of 8, IPv6 ones are refused, and no datagram is
+/// longer than 64 KiB.
 #[test]
 fn lengths_that_cannot_be_are_judged_as_the_kernel_does() {
     let datagram = Datagram::new(Version::V4, 1, 3, 92);
@@ -379,7 +382,8 @@ fn a_datagram_has_its_time_from_the_first_fragment_on() {
     }
 }
 
-/// An id that comes round must not complete an older datagram (the kernel's `ipfrag_max_dist`).
+/// An identification that wraps must not complete an older datagram (the kernel's
+/// `ipfrag_max_dist`).
 #[test]
 fn fragments_too_far_apart_are_not_of_one_datagram() {
     for (between, completes) in [(63, true), (64, false)] {

@@ -1,4 +1,5 @@
-//! A flow that moves from CPU to CPU while its fragments wait: each fragment may come to another one.
+//! A flow that moves between CPUs while its fragments wait: each fragment may arrive on a different
+//! one.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::frames::{Datagram, Version, packet, pools};
 
-/// One CPU: its memory, and what is its own of the network layer.
+/// One CPU: its memory, and its own part of the network layer.
 struct Cpu {
     pool: Pool,
     network: Network,
@@ -19,7 +20,7 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// As many as there are pools, sharing what waits.
+    /// Creates a CPU for each pool; they share the waiting fragments.
     fn all(pools: Vec<Pool>) -> Vec<Self> {
         let fragments = Arc::new(Fragments::shared(FragmentsConfig::default(), pools.len()));
         let prefix = |address: &str, bits| Prefix { address: address.parse().unwrap(), bits };
@@ -33,7 +34,7 @@ impl Cpu {
         pools.into_iter().map(cpu).collect()
     }
 
-    /// Takes a fragment that came by any queue; gives back the bytes of what it completes.
+    /// Processes a fragment from any queue; returns the bytes of the datagram that it completes.
     fn receive(&mut self, packet: path::Packet) -> Option<Vec<u8>> {
         match self.network.receive(packet, &self.identity, 1, &mut self.pool) {
             Received::Kept => None,
@@ -47,7 +48,7 @@ impl Cpu {
     }
 }
 
-/// Nothing waits, nothing was dropped, and all memory is home.
+/// Checks that no fragments wait, no packets were dropped, and all memory was returned.
 fn all_is_well(mut cpus: Vec<Cpu>) {
     for cpu in &mut cpus {
         cpu.pool.flush();
@@ -63,7 +64,7 @@ fn all_is_well(mut cpus: Vec<Cpu>) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whichever CPU each fragment comes to, in whatever order: all datagrams are whole.
+    /// With fragments arriving on any CPUs, in any order, all datagrams are completed.
     #[test]
     fn promise_2_fragments_meet_whatever_cpus_got_them(
         shapes in proptest::collection::vec((any::<bool>(), 100usize..6000), 1..12),
@@ -94,7 +95,7 @@ proptest! {
     }
 }
 
-/// The same by threads, all at once.
+/// The same with concurrent threads.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs")]
 fn promise_2_fragments_meet_whatever_threads_have_them() {

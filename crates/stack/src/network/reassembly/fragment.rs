@@ -1,51 +1,51 @@
-//! One fragment: what its headers say of its place in a datagram.
+//! A fragment: its position in the datagram, as given by its headers.
 
 use path::packet::Packet;
 use path::parse::Network;
 
 use crate::network::NetworkDrop;
 
-/// Key that fragments of one datagram have in common: addresses, identification and, in IPv4 (RFC 791,
+/// Key of a datagram, common to its fragments: addresses, identification and, in IPv4 (RFC 791,
 /// section 3.2) but not in IPv6 (RFC 8200, section 4.5), the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Key {
-    /// Source and destination; those of IPv4 with zeros behind.
+    /// Source and destination; in IPv4 padded with zeros.
     pub(super) addresses: [u8; 32],
     pub(super) id: u32,
     pub(super) protocol: u8,
 }
 
-/// A fragment's place. `start < 65,536`, and `end` at most 65,535 more.
+/// A fragment's position. `start < 65,536`, and `end` is at most 65,535 more.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragment {
     pub(super) key: Key,
-    /// Its bytes in the datagram's payload, as the header says: from `start` to before `end`.
+    /// Range in the datagram's payload, from the header: `start` to `end`, exclusive.
     pub(super) start: u32,
     pub(super) end: u32,
-    /// No more fragments behind it.
+    /// True if no more fragments follow.
     pub(super) is_last: bool,
-    /// Its bytes in the frame begin here.
+    /// Offset of its payload in the frame.
     pub(super) data_at: u16,
-    /// The bit of its ECN field's value.
+    /// Bit mask of its ECN field's value.
     pub(super) ecn: u8,
-    /// The IPv4 header's length; a part of the largest fragment's size.
+    /// Length of the IPv4 header, which is part of the fragment's size.
     pub(super) header_len: u32,
-    /// IPv4's "don't fragment".
+    /// The "don't fragment" flag of IPv4.
     pub(super) has_df: bool,
 }
 
-/// Of an IPv6 packet that is a fragment: where the fragment header is, and who names it.
+/// Position of the fragment header in an IPv6 packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FragmentHeader {
     pub(super) at: usize,
-    /// The "next header" field that says that a fragment header follows.
+    /// Offset of the "next header" field that announces the fragment header.
     pub(super) named_at: usize,
 }
 
 const IPV6_BYTES: usize = 40;
 const FRAGMENT_HEADER_BYTES: usize = 8;
 
-/// The most that the length field of an IPv6 header says (`IPV6_MAXPLEN`).
+/// Largest payload length of an IPv6 header (`IPV6_MAXPLEN`).
 const IPV6_PAYLOAD_MAX_BYTES: u32 = 65_535;
 
 const HOP_BY_HOP: u8 = 0;
@@ -59,7 +59,8 @@ const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 
 impl Fragment {
-    /// Reads a packet that [`parse`](path::parse) calls a fragment and whose IP header is in order.
+    /// Reads a packet that [`parse`](path::parse) reports as a fragment and whose IP header is
+    /// valid.
     pub(super) fn read(packet: &Packet) -> Result<Self, NetworkDrop> {
         let bytes = packet.frame.data();
         let at = usize::from(packet.headers.network_offset);
@@ -154,8 +155,8 @@ pub(super) fn fragment_header(bytes: &[u8], at: usize) -> Option<FragmentHeader>
     }
 }
 
-/// True if a first fragment ends before its upper-layer header does (RFC 7112, RFC 8200 section 4.5),
-/// as the kernel's `ipv6frag_thdr_truncated` sees it. `bytes` end with the packet.
+/// True if a first fragment ends before its upper-layer header does (RFC 7112, RFC 8200 section
+/// 4.5), by the rules of the kernel's `ipv6frag_thdr_truncated`. `bytes` end with the packet.
 fn lacks_transport_header(bytes: &[u8], at: usize) -> bool {
     let (mut kind, mut next_at) = (bytes.get(at + 6).copied(), at + IPV6_BYTES);
     loop {
@@ -179,12 +180,12 @@ fn lacks_transport_header(bytes: &[u8], at: usize) -> bool {
     }
 }
 
-/// True if the fragment header at `at` is of a later fragment.
+/// True if the fragment header at `at` has a non-zero offset.
 fn is_later(bytes: &[u8], at: usize) -> bool {
     field(bytes, at + 2).is_some_and(|&field| u16::from_be_bytes(field) & 0xfff8 != 0)
 }
 
-/// Length of the extension header at `at`; `None` where it is none, or its length is not there.
+/// Length of the extension header at `at`; `None` if it is not an extension header or is truncated.
 fn extension_len(kind: u8, bytes: &[u8], at: usize) -> Option<usize> {
     let &[_, len] = field(bytes, at)?;
     match kind {
@@ -199,12 +200,12 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<&[u8; N]> {
     bytes.get(at..)?.first_chunk()
 }
 
-/// A length of at most 65,535.
+/// Converts a length of at most 65,535.
 fn len_bytes(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
-/// Headers end within the first 64 KiB of a frame, as IP packets are not longer.
+/// Converts an offset: headers end within the first 64 KiB of a frame, as IP packets are not longer.
 fn offset(at: usize) -> u16 {
     u16::try_from(at).unwrap_or(u16::MAX)
 }

@@ -1,20 +1,22 @@
-//! Incomplete datagrams of one IP version, in bounded memory: those of some sources, a shard.
+//! Incomplete datagrams of one IP version, in bounded memory: one shard, with the datagrams of some
+//! sources.
 //!
-//! The kernel drops what comes while its memory is full: a flood of first fragments then keeps
-//! everybody out for as long as they wait, half a minute or more. Here the newest always gets in, and
-//! who goes is who is least likely to be completed:
+//! The kernel drops new fragments while its memory is full: a flood of first fragments then locks
+//! everybody out until they time out, half a minute or more. Here the newest fragment is always
+//! accepted, and the datagram least likely to be completed is evicted:
 //!
-//! 1. While more than half of the memory is in use, a source that holds more than its share loses the
-//!    one of its own that has waited longest: one host's flood is its own trouble.
-//! 2. When all of it is in use, strangers go first: datagrams of sources that have completed none
-//!    before, or lost one since. A flood under many false addresses meets only itself, and others that
-//!    are new. Only where strangers hold less than their reserve do others go.
-//! 3. Among them the one that has waited longest for its next fragment goes: one whose fragments keep
-//!    coming stays. So a newcomer gets through as long as less than the strangers' reserve comes
-//!    between two of its fragments.
+//! 1. While more than half of the memory is in use, a source that holds more than its share loses its
+//!    own datagram that has waited longest: a flood from one host harms only that host.
+//! 2. When all of it is in use, strangers are evicted first: datagrams of sources that have completed
+//!    none before, or lost one since. A flood under many spoofed addresses evicts only itself and
+//!    other new sources. Known sources go first only while strangers are within their reserve.
+//! 3. Among them, the datagram that has waited longest for its next fragment is evicted; one whose
+//!    fragments keep coming stays. So a new source gets through as long as less than the strangers'
+//!    reserve arrives between two of its fragments.
 //!
-//! A source is an IPv4 address, or an IPv6 subnet (/64), all of whose addresses one host can use. All
-//! that a source has lies in one shard; who goes is looked for there first: see [`shards`](super::shards).
+//! A source is an IPv4 address, or an IPv6 subnet (/64), as one host can use all of its addresses.
+//! All datagrams of a source are in one shard; eviction looks there first: see
+//! [`shards`](super::shards).
 
 #![allow(clippy::indexing_slicing, reason = "arrays by standing, keys of a fixed size")]
 
@@ -31,50 +33,50 @@ use super::{GivenUp, Limits};
 use crate::network::NetworkDrop;
 use crate::network::slots::{List, Place, Slots};
 
-/// Cost of an incomplete datagram beside its packets.
+/// Memory charged for an incomplete datagram in addition to its packets.
 const DATAGRAM_BYTES: u32 = 256;
 
-/// A source's share of the memory is this part of it; not less than [`SHARE_LEAST_BYTES`].
+/// A source's share of the memory is this fraction, but at least [`SHARE_LEAST_BYTES`].
 const SHARE_DIVISOR: u32 = 16;
 
-/// Room for a datagram of 64 KiB in fragments of 1500 bytes, each in a chunk of 2 KiB.
+/// Smallest share: a datagram of 64 KiB in fragments of 1500 bytes, each in a chunk of 2 KiB.
 const SHARE_LEAST_BYTES: u32 = 128 << 10;
 
-/// Strangers keep this part of the memory, whatever the others hold.
+/// Fraction of the memory reserved for strangers.
 const STRANGERS_DIVISOR: u32 = 4;
 
-/// Datagrams that go for one fragment at most. The largest frame takes as much as all of these, of the
-/// least each.
+/// Most datagrams evicted for one fragment. The largest frame takes as much memory as this many
+/// datagrams of the smallest size.
 const VICTIMS_MAX: u32 = 256;
 
-/// Fragments that go at once for having waited too long, and the rest of the last one's datagram.
+/// Most fragments timed out at once, not counting the rest of the last one's datagram.
 const EXPIRED_AT_ONCE: usize = 256;
 
-/// Sources that are remembered for what they completed, while they have nothing under way.
+/// Most sources remembered as known while they have no incomplete datagrams.
 const KNOWN_SOURCES_MAX: u32 = 1024;
 
-/// The lists that an incomplete datagram is in: all by their age, its standing's and its source's by
-/// when they got their latest fragment.
+/// Lists that an incomplete datagram is in: all datagrams, by age; those of its standing and those
+/// of its source, both by the arrival of their latest fragment.
 const BY_AGE: usize = 0;
 const OF_STANDING: usize = 1;
 const OF_SOURCE: usize = 2;
 
-/// The one list that a source may be in: of those that have nothing under way.
+/// The one list that a source may be in: sources without incomplete datagrams.
 const IDLE: usize = 0;
 
-/// Source of a datagram: an index of arrays.
+/// Standing of a source; also an index into arrays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standing {
     Stranger = 0,
     Known = 1,
 }
 
-/// Incomplete datagrams, all of one IP version, of some sources.
+/// Incomplete datagrams of one IP version, of some sources.
 #[derive(Debug)]
 pub(super) struct Held {
     network: Network,
     limits: Limits,
-    /// Memory that all shards hold.
+    /// Memory used by all shards.
     usage: Arc<Usage>,
     hasher: SipHasher13,
     datagrams: Slots<Datagram, 3>,
@@ -94,7 +96,7 @@ struct Datagram {
     pieces: Pieces,
     bytes: u32,
     deadline_ns: u64,
-    /// The source's count of fragments when this one got its latest.
+    /// Value of the source's `count` when this datagram got its latest fragment.
     source_count: u32,
 }
 
@@ -103,25 +105,25 @@ struct Source {
     prefix: [u8; 8],
     datagrams: List,
     bytes: u32,
-    /// Fragments that came from it, modulo 2^32.
+    /// Fragments received from the source, modulo 2^32.
     count: u32,
     is_known: bool,
 }
 
-/// Outcome of a fragment.
+/// Result of adding a fragment.
 #[must_use]
 #[derive(Debug)]
 pub(super) enum Added {
-    /// The fragment waits.
+    /// Waits for other fragments.
     Waits,
-    /// The last one missing.
+    /// Completes its datagram.
     Whole(Pieces),
-    /// A fragment of no use; whatever else was dropped is among the others already.
+    /// Dropped; other fragments dropped along with it are in `given_up` already.
     Dropped(Packet, NetworkDrop),
 }
 
 impl Held {
-    /// One of so many shards.
+    /// Creates one of `shards` shards.
     pub(super) fn new(
         (network, limits): (Network, Limits),
         hasher: SipHasher13,
@@ -144,8 +146,8 @@ impl Held {
         }
     }
 
-    /// Adds a fragment to those of its datagram. Where others of this shard are not enough to make
-    /// room for it, those of `others` may have to go.
+    /// Adds a fragment to its datagram. If evictions in this shard do not make enough room,
+    /// datagrams of `others` are evicted.
     pub(super) fn add(
         &mut self,
         packet: Packet,
@@ -180,7 +182,7 @@ impl Held {
         Added::Whole(self.take(at))
     }
 
-    /// Drops what has waited too long, until so much has been given up that a turn does no more.
+    /// Drops timed-out datagrams, up to the number of fragments given up per call.
     pub(super) fn expire(&mut self, now_ns: u64, given_up: &mut GivenUp) {
         while given_up.packets.len() < EXPIRED_AT_ONCE
             && let Some(oldest) = self.by_age.first()
@@ -190,20 +192,20 @@ impl Held {
         }
     }
 
-    /// Drops everything.
+    /// Drops all incomplete datagrams.
     pub(super) fn clear(&mut self, given_up: &mut GivenUp) {
         while let Some(oldest) = self.by_age.first() {
             self.drop_datagram(oldest, NetworkDrop::FragReasmTimeout, given_up);
         }
     }
 
-    /// Gives up the datagram of that standing that has waited longest, if there is one.
+    /// Evicts the datagram of this standing that has waited longest, if there is one.
     pub(super) fn lose_one(&mut self, standing: Standing, given_up: &mut GivenUp) -> bool {
         let longest = self.by_standing[standing as usize].first();
         longest.inspect(|&at| self.lose(at, NetworkDrop::FragNomem, given_up)).is_some()
     }
 
-    /// A fragment's datagram, and what it costs beside its packets if it is new.
+    /// Finds or creates a fragment's datagram. Returns the additional memory to charge if it is new.
     fn find_or_begin(&mut self, key: Key, now_ns: u64, given_up: &mut GivenUp) -> (Place, u32) {
         let hash = self.hash(&key);
         if let Some(at) = self.datagrams.find(hash, |datagram| datagram.key == key) {
@@ -232,8 +234,8 @@ impl Held {
         (at, DATAGRAM_BYTES)
     }
 
-    /// Counts a fragment of the datagram's source. If too many of its fragments came since this
-    /// datagram got one, an identification has come round, and what is here is of an older datagram:
+    /// Counts a fragment of the datagram's source. If too many came from it since this datagram got
+    /// one, the identification has wrapped, and the fragments present belong to an older datagram:
     /// the kernel's `ipfrag_max_dist`.
     fn count(&mut self, at: Place, now_ns: u64, given_up: &mut GivenUp) {
         let datagram = &mut self.datagrams[at];
@@ -256,8 +258,8 @@ impl Held {
         self.datagrams.push_last(BY_AGE, &mut self.by_age, at);
     }
 
-    /// Takes room for `need` more bytes of one datagram, at the cost of others. Returns whether there
-    /// was some.
+    /// Charges `need` more bytes to a datagram, evicting others if necessary. Returns false if there
+    /// is no room.
     fn take_room(
         &mut self,
         at: Place,
@@ -287,8 +289,8 @@ impl Held {
         false
     }
 
-    /// Gives up the datagram that is least likely to be completed, `at` aside: of the standing that
-    /// is to go first, in this shard or else in another, or of the other one.
+    /// Evicts the datagram that is least likely to be completed, except `at`: of the standing to be
+    /// evicted first, in this shard or else in another; else of the other standing.
     fn lose_some(&mut self, at: Place, others: &Others<'_>, given_up: &mut GivenUp) -> bool {
         use Standing::{Known, Stranger};
         let has_reserve =
@@ -306,13 +308,13 @@ impl Held {
         })
     }
 
-    /// The one in a list that has waited longest, `at` aside.
+    /// The datagram in a list that has waited longest, except `at`.
     fn longest_waiting(&self, kind: usize, list: List, at: Place) -> Option<Place> {
         let first = list.first()?;
         if first == at { self.datagrams.behind(kind, first) } else { Some(first) }
     }
 
-    /// A fragment came: it goes behind all others that wait.
+    /// Moves a datagram that got a fragment to the end of its lists.
     fn touch(&mut self, at: Place) {
         let Datagram { source, standing, .. } = self.datagrams[at];
         let of_standing = &mut self.by_standing[standing as usize];
@@ -328,7 +330,7 @@ impl Held {
         self.lose(at, NetworkDrop::FragReasmTimeout, given_up);
     }
 
-    /// Gives a datagram up that is not wrong, but was not completed: its source is a stranger again.
+    /// Gives up a valid datagram that was not completed: its source becomes a stranger again.
     fn lose(&mut self, at: Place, why: NetworkDrop, given_up: &mut GivenUp) {
         let source = self.datagrams[at].source;
         self.sources[source].is_known = false;
@@ -340,7 +342,7 @@ impl Held {
         given_up.add(self.take(at).into_packets(), why);
     }
 
-    /// Takes a datagram out.
+    /// Removes a datagram.
     fn take(&mut self, at: Place) -> Pieces {
         let Datagram { source, standing, bytes, .. } = self.datagrams[at];
         self.uncharge(at, bytes);
@@ -355,7 +357,7 @@ impl Held {
         pieces
     }
 
-    /// Notes whose what was charged is.
+    /// Records charged memory in the datagram and its source.
     fn note(&mut self, at: Place, bytes: u32) {
         let datagram = &mut self.datagrams[at];
         datagram.bytes += bytes;
@@ -369,7 +371,7 @@ impl Held {
         self.usage.uncharge(bytes, datagram.standing);
     }
 
-    /// A datagram's source, which now has one under way.
+    /// Finds or creates a datagram's source, which then has a datagram under way.
     fn find_or_meet(&mut self, key: &Key) -> Place {
         let prefix = source_prefix(self.network, key);
         let hash = self.hasher.hash(&prefix);
@@ -388,7 +390,7 @@ impl Held {
         }
     }
 
-    /// A source has nothing under way any more. It is remembered if it is known.
+    /// Handles a source without incomplete datagrams: it is kept if it is known, else removed.
     fn part(&mut self, source: Place) {
         if !self.sources[source].is_known {
             self.sources.remove(source);
@@ -414,7 +416,7 @@ impl Held {
     }
 }
 
-/// Source of a datagram: all that one host can be, with zeros behind.
+/// Prefix that identifies a datagram's source, padded with zeros.
 pub(super) fn source_prefix(network: Network, key: &Key) -> [u8; 8] {
     let mut prefix = [0; 8];
     let source_bytes = if network == Network::Ipv6 { 8 } else { 4 };

@@ -1,4 +1,4 @@
-//! A datagram that is whole becomes one packet again (`ip_frag_reasm`, `ip6_frag_reasm`).
+//! Turns a complete datagram into one packet (`ip_frag_reasm`, `ip6_frag_reasm`).
 
 use mem::{Frame, Pool};
 use path::packet::Packet;
@@ -12,33 +12,33 @@ use crate::network::NetworkDrop;
 const IPV6_BYTES: usize = 40;
 const FRAGMENT_HEADER_BYTES: usize = 8;
 
-/// Reason why pieces that fit are no datagram.
+/// Complete pieces that do not form a valid datagram, and the reason.
 #[derive(Debug)]
 pub(super) struct NoDatagram {
     pub(super) pieces: Pieces,
     pub(super) why: NetworkDrop,
 }
 
-/// Header of the datagram.
+/// Header fields of the datagram.
 #[derive(Clone, Copy, Debug)]
 struct Whole {
     network: Network,
     network_offset: usize,
-    /// Offset of the fragment header that is to go, and of the field that names it: IPv6's.
+    /// Offset of the fragment header to be removed, and of the field that announces it; for IPv6.
     fragment_header: Option<(usize, usize)>,
-    /// The length field's value.
+    /// Value of the length field.
     len_field: u16,
-    /// Bits that the ECN field gets in addition.
+    /// Bits to be set in the ECN field.
     ecn: u8,
     is_df: bool,
-    /// The frame's length.
+    /// Length of the frame.
     total_len: u32,
 }
 
-/// Joins pieces that are whole into one packet: in one frame if there is one that is large enough,
-/// else in their own, one behind the other. Frames that are not needed any more go home.
+/// Joins complete pieces into one packet: in one frame if the pool has one that is large enough,
+/// else in their own frames, chained. Frames no longer needed go back to the pool.
 ///
-/// The headers are the first fragment's, the times those of the one that came last.
+/// The headers are the first fragment's; arrival and timestamp are those of the latest one.
 pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoDatagram>> {
     let whole = match Whole::of(&pieces) {
         Ok(whole) => whole,
@@ -103,7 +103,7 @@ impl Whole {
         })
     }
 
-    /// Has the header, in which there is no fragment header any more, say what the packet is.
+    /// Updates the header, which no longer has a fragment header, to describe the whole packet.
     fn write_header(&self, bytes: &mut [u8]) {
         let Some(header) = bytes.get_mut(self.network_offset..) else { return };
         let [len_high, len_low] = self.len_field.to_be_bytes();
@@ -132,9 +132,9 @@ impl Whole {
     }
 }
 
-/// ECN field of the whole, by those of the fragments (RFC 3168, section 5.3; the kernel's
-/// `ip_frag_ecn_table`): congestion that one of them met stays; `None` if some allowed it to be marked
-/// and others did not.
+/// ECN field of the whole datagram, from those of the fragments (RFC 3168, section 5.3; the kernel's
+/// `ip_frag_ecn_table`): a CE mark on any fragment is kept; `None` if ECT and not-ECT fragments are
+/// mixed.
 fn joined_ecn(bits: u8) -> Option<u8> {
     const NOT_ECT: u8 = 1 << 0;
     const CE: u8 = 1 << 3;
@@ -145,7 +145,7 @@ fn joined_ecn(bits: u8) -> Option<u8> {
     Some(if bits & CE != 0 { CONGESTION_EXPERIENCED } else { 0 })
 }
 
-/// Copies all into one frame, which has room.
+/// Copies all pieces into one frame, which must be large enough.
 fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &Whole) {
     frame.set_len(whole.total_len);
     let Some((head, data_at)) = pieces.head() else { return };
@@ -162,7 +162,7 @@ fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &Whole) {
     }
 }
 
-/// Takes the fragment header out of the first frame of a chain.
+/// Removes the fragment header from the first frame of a chain.
 fn with_one_header(mut chain: Packet, whole: &Whole) -> Packet {
     chain.wire_len = whole.total_len;
     chain.device_sum = None;
@@ -177,15 +177,15 @@ fn with_one_header(mut chain: Packet, whole: &Whole) -> Packet {
     chain
 }
 
-/// Has the header before the fragment header name the one behind it.
+/// Makes the header before the fragment header announce the one after it.
 fn name_next(frame: &mut Frame, named_at: usize, next: Option<u8>) {
     if let (Some(field), Some(next)) = (frame.data_mut().get_mut(named_at), next) {
         *field = next;
     }
 }
 
-/// Judges the transport's checksum over all frames of a chain. Parsing has seen the first one only.
-/// All pieces but the last have an even length, so words do not reach across.
+/// Validates the transport checksum over all frames of a chain; parsing has seen the first one only.
+/// All pieces but the last have an even length, so 16-bit words do not cross frames.
 fn judge_chain(packet: &mut Packet) {
     let Headers { transport, transport_offset, payload_offset, payload_len, .. } = packet.headers;
     if !matches!(transport, Transport::Tcp | Transport::Udp)

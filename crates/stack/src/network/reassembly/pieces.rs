@@ -1,5 +1,6 @@
-//! The pieces of one datagram, in order: the kernel's rules for what fits, what is there already and
-//! what spoils everything (`ip_frag_queue`, `ip6_frag_queue`, `inet_frag_queue_insert`).
+//! Pieces of one datagram, in order, by the kernel's rules for valid fragments, duplicates, and
+//! fragments that invalidate the datagram (`ip_frag_queue`, `ip6_frag_queue`,
+//! `inet_frag_queue_insert`).
 
 use mem::Frame;
 use path::packet::Packet;
@@ -8,29 +9,29 @@ use path::parse::Network;
 use super::fragment::Fragment;
 use crate::network::NetworkDrop;
 
-/// Pieces of a datagram that are here.
+/// Fragments of a datagram received so far.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
-    /// In the order of the datagram, never overlapping.
+    /// Pieces in the order of the datagram, never overlapping.
     placed: Vec<Piece>,
     /// Their packets, in the order of arrival.
     packets: Vec<Packet>,
-    /// The datagram's length, as far as fragments told.
+    /// Length of the datagram, as far as known from its fragments.
     len: u32,
-    /// Bytes that are here.
+    /// Number of bytes present.
     here: u32,
-    /// True if the last fragment has said what the length is. Not whether it is here: it may be
-    /// found to be there already.
+    /// True if the last fragment has given the length. That fragment itself may have been dropped as
+    /// a duplicate.
     is_len_known: bool,
-    /// The bits of all ECN fields.
+    /// Bit mask of all ECN field values.
     pub(super) ecn: u8,
-    /// The largest IPv4 fragment, and the largest that must not be fragmented.
+    /// Size of the largest IPv4 fragment, and of the largest one with DF set.
     max_size: u32,
     max_df_size: u32,
 }
 
-/// A piece's place. Pieces that came one behind the other, in order, are one run: what lies within a
-/// run is a duplicate, what lies across its ends overlaps.
+/// Position of a piece. Pieces that arrived in order, each adjacent to the one before, form a run: a
+/// fragment within a run is a duplicate, one that crosses its ends overlaps.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     start: u32,
@@ -38,23 +39,23 @@ struct Piece {
     run_start: u32,
     /// Offset of its bytes in its packet's frame.
     data_at: u16,
-    /// The place of its packet.
+    /// Index of its packet.
     packet: u16,
 }
 
-/// Fit of a fragment with those before it.
+/// Result of comparing a fragment with the pieces present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Fit {
-    /// The fragment has a place.
+    /// Fits into this gap.
     Fits(Gap),
-    /// A duplicate, which is left out.
+    /// Already present: dropped.
     Duplicate,
-    /// An overlap: the fragment and all others are dropped.
+    /// Invalid, and so is the whole datagram.
     Spoils(NetworkDrop),
 }
 
-/// A place that a fragment has among the others.
+/// Position of a fragment among the pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Gap {
     at: usize,
@@ -63,12 +64,12 @@ pub(super) struct Gap {
     run_start: u32,
 }
 
-/// More pieces than a datagram can have.
+/// Limit on pieces, more than a datagram can have.
 const PIECES_MAX: usize = 1 << 14;
 
 impl Pieces {
-    /// Judges a fragment. What it says of the datagram's length counts also if it is a duplicate, as
-    /// in the kernel.
+    /// Validates a fragment. Its information about the datagram's length is used even if it is a
+    /// duplicate, as in the kernel.
     pub(super) fn fit(&mut self, fragment: &Fragment, network: Network) -> Fit {
         let Fragment { start, mut end, is_last, .. } = *fragment;
         if is_last {
@@ -93,7 +94,8 @@ impl Pieces {
         self.find_gap(start, end)
     }
 
-    /// Duplicates are left out and overlaps spoil the datagram (RFC 5722, and its erratum 3089).
+    /// Detects duplicates, which are dropped, and overlaps, which invalidate the datagram (RFC 5722,
+    /// and its erratum 3089).
     fn find_gap(&self, start: u32, end: u32) -> Fit {
         let at = self.placed.partition_point(|piece| piece.start < end);
         let is_tail = at == self.placed.len();
@@ -113,7 +115,7 @@ impl Pieces {
         }
     }
 
-    /// Puts a fragment where it [fits](Self::fit).
+    /// Inserts a fragment into the gap it [fits](Self::fit).
     pub(super) fn place(&mut self, gap: Gap, fragment: &Fragment, packet: Packet) {
         let Gap { at, start, end, run_start } = gap;
         // Lossless: fewer than PIECES_MAX.
@@ -130,46 +132,46 @@ impl Pieces {
         }
     }
 
-    /// True if all of the datagram is here.
+    /// True if the datagram is complete.
     pub(super) fn is_whole(&self) -> bool {
         self.is_len_known
             && self.here == self.len
             && self.placed.first().is_some_and(|piece| piece.start == 0)
     }
 
-    /// True if nothing is here.
+    /// True if no fragment is present.
     pub(super) fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// The datagram's length.
+    /// Length of the datagram.
     pub(super) fn len_bytes(&self) -> u32 {
         self.len
     }
 
-    /// True if the largest fragment was one that must not be fragmented.
+    /// True if the largest fragment had DF set.
     pub(super) fn is_df(&self) -> bool {
         self.max_df_size == self.max_size
     }
 
-    /// Number of pieces here.
+    /// Number of fragments present.
     pub(super) fn count(&self) -> u32 {
         // Lossless: at most PIECES_MAX.
         u32::try_from(self.packets.len()).unwrap_or(u32::MAX)
     }
 
-    /// The first piece's packet, and where its bytes begin. There is one in what is whole.
+    /// The first piece's packet, and the offset of its bytes. Present if the datagram is complete.
     pub(super) fn head(&self) -> Option<(&Packet, u16)> {
         let piece = self.placed.first()?;
         Some((self.packets.get(usize::from(piece.packet))?, piece.data_at))
     }
 
-    /// The packet that came last.
+    /// The packet that arrived last.
     pub(super) fn latest(&self) -> Option<&Packet> {
         self.packets.last()
     }
 
-    /// The pieces' bytes, in order.
+    /// Bytes of the pieces, in order.
     pub(super) fn data(&self) -> impl Iterator<Item = &[u8]> {
         self.placed.iter().map(|piece| {
             let frame = self.packets.get(usize::from(piece.packet)).map(|packet| &packet.frame);
@@ -177,13 +179,13 @@ impl Pieces {
         })
     }
 
-    /// The packets, in the order of arrival.
+    /// The packets, in order of arrival.
     pub(super) fn into_packets(self) -> Vec<Packet> {
         self.packets
     }
 
-    /// The first piece's packet, its frame followed by those of the others: each ends where its piece
-    /// does, and all but the first begin where theirs do.
+    /// Converts the pieces into the first one's packet, with the frames of the others chained to it.
+    /// Each frame is trimmed to the end of its piece, and all but the first also to its start.
     pub(super) fn into_chain(self) -> Option<Packet> {
         let mut packets: Vec<_> = self.packets.into_iter().map(Some).collect();
         let mut pieces = self.placed.iter();
@@ -200,8 +202,8 @@ impl Pieces {
         Some(head)
     }
 
-    /// Begins anew with another datagram of the same key, as the kernel's `ip_frag_reinit` does: it
-    /// keeps the sizes.
+    /// Starts over with another datagram of the same key, as the kernel's `ip_frag_reinit` does: the
+    /// maximum sizes are kept.
     pub(super) fn restart(&mut self) -> Vec<Packet> {
         let Self { max_size, max_df_size, .. } = *self;
         let before = std::mem::replace(self, Self { max_size, max_df_size, ..Self::default() });
@@ -210,14 +212,14 @@ impl Pieces {
 }
 
 impl Piece {
-    /// Its bytes in its frame.
+    /// Range of its bytes in its frame.
     fn range(&self) -> std::ops::Range<usize> {
         let (at, len) = (usize::from(self.data_at), (self.end - self.start) as usize);
         at..at + len
     }
 }
 
-/// Takes off what is behind the first `len` bytes.
+/// Truncates a frame to `len` bytes.
 fn cut(frame: &mut Frame, len: usize) {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     frame.set_len(len.min(frame.len_bytes()));

@@ -1,10 +1,11 @@
-//! Incomplete datagrams of one IP version, of all CPUs: fragments that one CPU got are found by the next
-//! that the flow moves to.
+//! Incomplete datagrams of one IP version, shared by all CPUs: when a flow moves, the new CPU finds
+//! the fragments that the old one received.
 //!
-//! They lie in shards, each behind a lock that is held while one fragment is entered, never while bytes
-//! are moved. A source's are in one shard, by its hash, so that what it holds is known there. The limit
-//! on memory is that of all shards together; who must go for a fragment is looked for in its own shard
-//! and, where that has nobody, in those of the others that nobody else is at.
+//! The datagrams are divided into shards, each behind a lock that is held while one fragment is
+//! inserted, never while bytes are copied. All datagrams of a source are in one shard, by its hash,
+//! so its memory use is known there. The memory limit applies to all shards together; a victim is
+//! searched for in the fragment's own shard and, if that has none, in those others whose lock is
+//! free.
 
 #![expect(
     clippy::disallowed_types,
@@ -22,25 +23,26 @@ use super::fragment::Fragment;
 use super::held::{Added, Held, Standing, source_prefix};
 use super::{GivenUp, Limits};
 
-/// The most shards.
+/// Largest number of shards.
 const SHARDS_MAX: usize = 64;
 
-/// Shards for so many CPUs: so many that two seldom meet.
+/// Number of shards for `cpus` CPUs, large enough that two seldom contend.
 pub(super) fn shards_for(cpus: usize) -> usize {
     cpus.clamp(1, SHARDS_MAX).next_power_of_two()
 }
 
-/// Memory that all shards hold together. Relaxed throughout: only the sums matter, and each is changed at once.
+/// Memory used by all shards together. Relaxed throughout: only the sums matter, and each is updated
+/// atomically.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     bytes: AtomicU32,
-    /// The part of it that strangers hold.
+    /// Part of `bytes` used by strangers.
     strangers_bytes: AtomicU32,
     frames: AtomicU32,
 }
 
 impl Usage {
-    /// Charged memory: all packets, and the cost of incomplete datagrams beside them.
+    /// Bytes charged: all packets, and the overhead of incomplete datagrams.
     pub(super) fn bytes(&self) -> u32 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -49,12 +51,12 @@ impl Usage {
         self.strangers_bytes.load(Ordering::Relaxed)
     }
 
-    /// Frames that wait.
+    /// Number of frames that wait.
     pub(super) fn frames(&self) -> u32 {
         self.frames.load(Ordering::Relaxed)
     }
 
-    /// Charges so much, if that is within the limit.
+    /// Charges `bytes` if that stays within the limit.
     pub(super) fn charge(&self, bytes: u32, standing: Standing, limit: u32) -> bool {
         let within = |held: u32| held.checked_add(bytes).filter(|&sum| sum <= limit);
         let is_charged =
@@ -87,12 +89,12 @@ pub(super) struct Shards {
     network: Network,
     hasher: SipHasher13,
     usage: Arc<Usage>,
-    /// As many as a power of two.
+    /// The shards; their number is a power of two.
     shards: Box<[Mutex<Held>]>,
 }
 
 impl Shards {
-    /// So many shards: a power of two.
+    /// Creates `count` shards, a power of two.
     pub(super) fn new(network: Network, limits: Limits, seed: [u8; 16], count: usize) -> Self {
         let hasher = SipHasher13::new_with_key(&seed);
         let usage = Arc::new(Usage::default());
@@ -102,7 +104,7 @@ impl Shards {
         Self { network, hasher, usage, shards }
     }
 
-    /// Adds a fragment to those of its datagram, after what has waited too long in its shard is gone.
+    /// Adds a fragment to its datagram, after timed-out datagrams of its shard were dropped.
     pub(super) fn add(
         &self,
         packet: Packet,
@@ -121,7 +123,7 @@ impl Shards {
         held.add(packet, (fragment, now_ns), &Others { before, behind }, given_up)
     }
 
-    /// Drops what has waited too long, where nobody else is about to.
+    /// Drops timed-out datagrams, in shards whose lock is free.
     pub(super) fn expire(&self, now_ns: u64, given_up: &mut GivenUp) {
         for shard in &self.shards {
             if let Ok(mut held) = shard.try_lock() {
@@ -130,7 +132,7 @@ impl Shards {
         }
     }
 
-    /// Drops everything.
+    /// Drops all incomplete datagrams.
     pub(super) fn clear(&self, given_up: &mut GivenUp) {
         self.shards.iter().for_each(|shard| lock(shard).clear(given_up));
     }
@@ -140,15 +142,15 @@ impl Shards {
     }
 }
 
-/// The shards that a fragment is not of: those behind its own come first, so that not all look to the
-/// same one.
+/// All shards but a fragment's own. Those after it are tried first, so that evictions are spread
+/// over the shards.
 pub(super) struct Others<'a> {
     before: &'a [Mutex<Held>],
     behind: &'a [Mutex<Held>],
 }
 
 impl Others<'_> {
-    /// Gives up a datagram of that standing in one of them, if there is one where nobody else is.
+    /// Evicts a datagram of this standing in one of the shards whose lock is free, if there is one.
     pub(super) fn lose_one(&self, standing: Standing, given_up: &mut GivenUp) -> bool {
         // Never waits: two that hold one each would wait for each other.
         let mut shards = self.behind.iter().chain(self.before);

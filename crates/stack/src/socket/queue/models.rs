@@ -1,4 +1,4 @@
-//! The queue in every interleaving of its threads, under loom: `./ci.sh loom`.
+//! Loom models of the queue, in every interleaving of its threads: `./ci.sh loom`.
 
 use loom::sync::atomic::AtomicU32 as LoomU32;
 use loom::thread;
@@ -10,7 +10,7 @@ use path::parse::Link;
 use super::*;
 
 const CHUNK_BYTES: u32 = 512;
-/// Tickets wrap on the way.
+/// Initial ticket, so that tickets wrap during the test.
 const START: u32 = u32::MAX;
 
 fn rig(rcvbuf: u32, cpus: usize) -> (Vec<Inlet>, Outlet, Vec<Pool>) {
@@ -49,8 +49,8 @@ fn model_within(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// A reader that sleeps whenever it may, and two CPUs: were a wake-up lost, it would sleep forever,
-/// which loom tells.
+/// A reader that sleeps whenever it may, and two CPUs: if a wake-up were lost, it would sleep
+/// forever, which loom reports.
 #[test]
 fn a_reader_that_sleeps_is_woken_for_every_packet() {
     model(|| {
@@ -83,7 +83,8 @@ fn a_reader_that_sleeps_is_woken_for_every_packet() {
     });
 }
 
-/// The same with lanes that join as their CPUs have something to put in. Two CPUs, one packet each.
+/// The same with lanes that join when their CPUs have something to put in. Two CPUs, one packet
+/// each.
 #[test]
 fn a_lane_that_joins_late_is_met_and_its_reader_woken() {
     model_within(2, || {
@@ -117,8 +118,8 @@ fn a_lane_that_joins_late_is_met_and_its_reader_woken() {
     });
 }
 
-/// A socket is closed while a CPU joins: the CPU is told so, or its lane goes with the socket; no packet
-/// is left.
+/// A socket is closed while a CPU joins: the CPU is told so, or its lane is released with the
+/// socket; no packet is left.
 #[test]
 fn a_lane_that_joins_as_the_socket_is_closed_leaves_nothing() {
     model(|| {
@@ -137,7 +138,7 @@ fn a_lane_that_joins_as_the_socket_is_closed_leaves_nothing() {
     });
 }
 
-/// Refused, a reader that sleeps is woken, whenever it goes to sleep.
+/// A sleeping reader is woken by a refusal, whenever it goes to sleep.
 #[test]
 fn a_reader_that_sleeps_is_woken_for_a_refusal() {
     model(|| {
@@ -158,8 +159,8 @@ fn a_reader_that_sleeps_is_woken_for_a_refusal() {
     });
 }
 
-/// A flow goes from one CPU to another, by nothing but what the drain rule gives: the second one has
-/// seen that the first is done.
+/// A flow moves from one CPU to another, with only the ordering that the drain rule gives: the
+/// second has seen that the first is done.
 #[test]
 fn a_flow_that_moves_is_read_in_order() {
     model(|| {
@@ -189,7 +190,7 @@ fn a_flow_that_moves_is_read_in_order() {
     });
 }
 
-/// Two CPUs and a reader at one account that has room for one packet: it never holds two.
+/// Two CPUs and a reader share an account that has room for one packet: it never holds two.
 #[test]
 fn promise_3_an_account_never_holds_more_than_it_may() {
     model(|| {

@@ -1,4 +1,4 @@
-//! The queue against a plain one, and under several threads.
+//! The queue compared with a plain one, and under several threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -44,9 +44,9 @@ fn mark(packet: &Packet) -> u32 {
 enum Charge {
     Small,
     Large,
-    /// Three datagrams, each in its frame.
+    /// Three datagrams, each in its own frame.
     Merged,
-    /// One, in three frames.
+    /// One datagram, in three frames.
     FragList,
 }
 
@@ -69,7 +69,7 @@ enum Step {
     Put(usize, Vec<Charge>),
     Take(usize),
     Peek,
-    /// So many 256ths of what is in hand.
+    /// Uncharges this many 256ths of the bytes in hand.
     Uncharge(u8),
     SetRcvbuf(u32),
     Arm,
@@ -95,7 +95,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The slow twin: one queue, packet after packet, as the kernel's rule has it.
+/// Slow reference model: one queue, packet by packet, by the kernel's rule.
 #[derive(Default)]
 struct Twin {
     waiting: VecDeque<(u32, Charge)>,
@@ -108,7 +108,7 @@ struct Twin {
 }
 
 impl Twin {
-    /// Returns the marks that are dropped.
+    /// Puts packets in, and returns the marks of those dropped.
     fn put(&mut self, packets: &[(u32, Charge)]) -> Vec<u32> {
         let mut dropped = Vec::new();
         for &(mark, charge) in packets {
@@ -131,11 +131,11 @@ impl Twin {
     }
 }
 
-/// The queue, its twin, and the memory of its packets.
+/// The queue, its reference model, and the memory of its packets.
 struct Rig {
     pools: Vec<Pool>,
     hub: Arc<Hub>,
-    /// Made as their CPUs have something to put in.
+    /// Inlets, created when their CPUs have something to put in.
     inlets: [Option<Inlet>; CPUS],
     outlet: Outlet,
     twin: Twin,
@@ -204,9 +204,9 @@ impl Rig {
 }
 
 proptest! {
-    /// Whatever CPUs put in, in whatever runs, and whenever the reader looks: packets come in the
-    /// order in which they were put in, those are dropped that the kernel would drop, nothing else,
-    /// and a reader that sleeps is woken once.
+    /// For any runs put in by any CPUs, and any times at which the reader looks: packets come out in
+    /// the order in which they were put in, exactly those are dropped that the kernel would drop,
+    /// and a sleeping reader is woken once.
     #[test]
     fn promise_1_and_2_a_queue_does_what_a_plain_one_does(
         start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
@@ -240,9 +240,9 @@ proptest! {
     }
 }
 
-/// A reader that is slow now and then sleeps when there is nothing, and CPUs that put in what they
-/// can: every packet comes or is dropped, each CPU's in order, what is held stays within `rcvbuf`,
-/// and no wake-up is lost (the reader would sleep forever).
+/// A reader that is slow now and then, and sleeps when the queue is empty, and CPUs that put in
+/// packets as fast as they can: every packet comes out or is dropped, those of each CPU in order,
+/// the bytes held stay within `rcvbuf`, and no wake-up is lost (the reader would sleep forever).
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs and of a reader")]
 fn promise_2_and_3_several_cpus_and_a_reader_that_sleeps_lose_nothing() {
@@ -301,7 +301,7 @@ fn promise_2_and_3_several_cpus_and_a_reader_that_sleeps_lose_nothing() {
     }
 }
 
-/// Puts runs of all lengths in.
+/// Puts in runs of varying length.
 #[expect(clippy::disallowed_methods, reason = "the thread of a CPU")]
 fn produce(
     mut inlet: Inlet,

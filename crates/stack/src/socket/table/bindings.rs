@@ -1,5 +1,5 @@
-//! The sockets that are bound, for whoever binds and closes them: what a table is made of, change by
-//! change, and who keeps another one from its address.
+//! All bound sockets, for the code that binds and closes them: incremental updates of the table, and
+//! detection of address conflicts.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,30 +11,30 @@ use path::cpu::CpuId;
 use super::{Binding, Connection, Few, Group, Listener, Member, Members, SocketTable, unspecified};
 use crate::socket::SocketId;
 
-/// All sockets that are bound.
+/// All bound sockets.
 #[derive(Debug)]
 pub struct Bindings {
-    /// By slot.
+    /// Sockets by slot.
     placed: Vec<Option<Arc<Placed>>>,
     spots: BTreeMap<(u16, IpAddr), Spot>,
-    /// The next one's.
+    /// Sequence number for the next socket.
     next: BoundAs,
     table: SocketTable,
 }
 
-/// A socket that is bound.
+/// A bound socket.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
     pub(super) binding: Binding,
     pub(super) bound_as: BoundAs,
 }
 
-/// Number of sockets bound before it.
+/// Sequence number: the number of sockets bound before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct BoundAs(pub(super) u64);
 
-/// The order in which the kernel looks at sockets (`udp_lib_get_port`): the last one bound first, but
-/// those of IPv6 that share a port last, in the order in which they were bound.
+/// Lookup order of the kernel (`udp_lib_get_port`): the last one bound first, but IPv6 sockets that
+/// share a port last, in the order in which they were bound.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct LookedAt {
     is_last: bool,
@@ -54,25 +54,25 @@ struct Spot {
     all: BTreeMap<LookedAt, Arc<Placed>>,
     /// Sockets that are not connected.
     open: BTreeMap<LookedAt, Arc<Placed>>,
-    /// Connected ones of each group.
+    /// Number of connected sockets, by group.
     connected: BTreeMap<Group, usize>,
 }
 
 impl Bindings {
-    /// None. `seed` is secret: it keeps strangers from choosing addresses that are slow to find.
+    /// Creates an empty set. `seed` is secret, so that nobody can choose addresses that collide.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let table = SocketTable::empty(seed);
         Self { placed: Vec::new(), spots: BTreeMap::new(), next: BoundAs(0), table }
     }
 
-    /// The table of those that there are now.
+    /// The table of the sockets bound now.
     #[must_use]
     pub fn table(&self) -> &SocketTable {
         &self.table
     }
 
-    /// Binds a socket, behind all others. One of its slot must have been removed.
+    /// Binds a socket, after all others. A previous socket of the same slot must have been removed.
     pub fn insert(&mut self, binding: Binding) {
         let bound_as = self.next;
         self.next.0 += 1;
@@ -90,7 +90,7 @@ impl Bindings {
         self.placed[index] = Some(placed);
     }
 
-    /// Forgets a socket, and returns what it received.
+    /// Removes a socket, and returns its binding.
     pub fn remove(&mut self, id: SocketId) -> Option<Binding> {
         let place = self.placed.get_mut(id.index())?;
         let placed = place.take_if(|placed| placed.binding.id == id)?;
@@ -107,8 +107,8 @@ impl Bindings {
         Some(Arc::unwrap_or_clone(placed).binding)
     }
 
-    /// Changes what a socket receives. It is the one bound last from then on: of sockets that are
-    /// connected alike, the kernel takes the last.
+    /// Changes a socket's binding. It counts as the last one bound from then on: of sockets
+    /// connected alike, the kernel selects the last.
     pub fn rebind(&mut self, id: SocketId, change: impl FnOnce(&mut Binding)) {
         if let Some(mut binding) = self.remove(id) {
             change(&mut binding);
@@ -116,8 +116,8 @@ impl Bindings {
         }
     }
 
-    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of
-    /// those that have an address in common with it the one looked at first decides.
+    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of the
+    /// sockets that have an address in common with it, the first in lookup order decides.
     #[must_use]
     pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
         let port = new.local.port();
@@ -132,7 +132,7 @@ impl Bindings {
         (!is_shared).then_some(first.binding.id)
     }
 
-    /// Sockets at a port, of a family.
+    /// Spots at a port, of one address family.
     fn spots_of(&self, port: u16, is_ipv4: bool) -> impl Iterator<Item = &Spot> {
         let (low, high): (IpAddr, IpAddr) = if is_ipv4 {
             (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::BROADCAST.into())
@@ -142,7 +142,7 @@ impl Bindings {
         self.spots.range((port, low)..=(port, high)).map(|(_, spot)| spot)
     }
 
-    /// Makes the table that has a socket, as it is `now`, or has it no more.
+    /// Updates the table for a socket: with its binding `now`, or without it.
     fn publish(&mut self, of: &Placed, now: Option<&Arc<Placed>>) {
         let Binding { id, local, .. } = of.binding;
         let port = local.port().into();
@@ -194,7 +194,7 @@ impl Spot {
         }
     }
 
-    /// Receivers here that are not connected.
+    /// Members that receive here without being connected.
     fn members(&self) -> Option<Members> {
         let usual = self.first(None)?;
         let cpus: BTreeSet<_> =
@@ -210,8 +210,8 @@ impl Spot {
         Some(if is_one { usual } else { Members::ByCpu(Arc::new(usual), here.into()) })
     }
 
-    /// The one whom a datagram on `cpu` is for, or one of the group that it is for
-    /// (`udp4_lib_lookup2`): the kernel does not look behind a group, unless one of it is connected.
+    /// The socket that a datagram on `cpu` is for, or any member of its group (`udp4_lib_lookup2`):
+    /// the kernel does not look beyond a group, unless one of its sockets is connected.
     fn first(&self, cpu: Option<CpuId>) -> Option<&Arc<Placed>> {
         let mut best = None;
         for placed in self.open.values() {
@@ -233,7 +233,7 @@ impl Spot {
         best.map(|(_, placed)| placed)
     }
 
-    /// A socket, or its group in the order in which they were bound.
+    /// A single socket, or its group in the order in which they were bound.
     fn members_with(&self, first: &Placed) -> Members {
         let Some(group) = first.binding.group() else { return Members::One(first.binding.id) };
         let of_group = |placed: &&Arc<Placed>| placed.binding.group() == Some(group);
@@ -243,14 +243,14 @@ impl Spot {
     }
 }
 
-/// The kernel's `compute_score`: a socket that is of IPv4 counts for more where both families are, and
-/// one that is read on `cpu` does.
+/// The kernel's `compute_score`: an IPv4 socket scores higher when both families match, and so does
+/// one read on `cpu`.
 fn score(of: &Placed, cpu: Option<CpuId>) -> u8 {
     let is_here = cpu.is_some() && of.binding.wants_cpu() == cpu;
     u8::from(of.binding.local.is_ipv4()) + u8::from(is_here)
 }
 
-/// True if it makes no difference which of two is found.
+/// True if the two sockets are the same, or in the same group.
 fn are_alike(one: &Placed, other: &Placed) -> bool {
     let group = one.binding.group();
     one.binding.id == other.binding.id || group.is_some() && group == other.binding.group()

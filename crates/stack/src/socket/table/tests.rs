@@ -1,4 +1,4 @@
-//! The table against the kernel's rules, written down as they are: a walk over all sockets.
+//! The table compared with the kernel's rules, implemented directly: a walk over all sockets.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The first two are nobody's.
+/// Local addresses; the first two are unspecified.
 const ADDRESSES: [&str; 8] =
     ["0.0.0.0", "::", "10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "::ffff:10.0.0.1", "224.1.1.1"];
 const PEERS: [&str; 4] = ["10.0.0.9:9", "10.0.0.9:10", "[fd00::9]:9", "[::ffff:10.0.0.9]:9"];
@@ -44,12 +44,12 @@ fn binding() -> impl Strategy<Value = Binding> {
     )
 }
 
-/// A change of what is bound.
+/// A change of the bound sockets.
 #[derive(Clone, Debug)]
 enum Change {
     Bind(Binding),
     Close(proptest::sample::Index),
-    /// It receives something else, as when it is connected, or joins a group.
+    /// Another binding for a socket, as when it is connected or joins a group.
     Rebind(proptest::sample::Index, Binding),
 }
 
@@ -63,7 +63,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     proptest::collection::vec(change, 0..20)
 }
 
-/// What there is after changes, and the same in the order in which it was bound. Slots are used again.
+/// Bindings after changes, and a list of them in the order in which they were bound. Slots are
+/// reused.
 fn changed(changes: Vec<Change>, seed: u64) -> (Bindings, Vec<Binding>) {
     let (mut bindings, mut expected) = (Bindings::new(seed), Vec::<Binding>::new());
     let (mut free, mut slots) = (Vec::new(), 0);
@@ -115,7 +116,7 @@ fn tuple() -> impl Strategy<Value = Flow4Tuple> {
     )
 }
 
-/// The slow twin: the lists of the kernel, and its scores.
+/// Slow reference model: the kernel's lists and scores.
 struct Twin<'a> {
     bound: &'a [Binding],
     chain: VecDeque<&'a Binding>,
@@ -232,8 +233,8 @@ fn has_address_in_common(one: &Binding, two: &Binding) -> bool {
 }
 
 proptest! {
-    /// Whatever is bound, connected and closed, also what could not be bound at once: a datagram goes where
-    /// the kernel's walk over all sockets ends.
+    /// After any sockets are bound, connected and closed, including combinations that the kernel
+    /// would refuse, a datagram goes to the socket that the kernel's walk over all sockets finds.
     #[test]
     fn a_datagram_is_for_the_socket_that_the_kernel_s_scores_name(
         changes in changes(),
@@ -253,7 +254,7 @@ proptest! {
     }
 
     /// A socket may be bound if the first one that it has an address in common with shares its port
-    /// as it does.
+    /// as well.
     #[test]
     fn a_socket_is_refused_its_address_as_the_kernel_refuses_it(
         changes in changes(),
@@ -270,8 +271,8 @@ proptest! {
         prop_assert_eq!(bindings.conflict(&new), expected.map(|bound| bound.id));
     }
 
-    /// Every flow of a group has one member, all members have some, and a group's flows without a
-    /// hash go by one of the table's own.
+    /// Every flow of a group has one member, all members have some flows, and for flows without a
+    /// hash the table computes one.
     #[test]
     fn flows_are_spread_over_a_group_and_stay(count in 1u16..9, seed: u64, has_hash: bool) {
         let local = "10.0.0.1:53".parse().unwrap();
@@ -297,7 +298,8 @@ proptest! {
         prop_assert!(members.iter().all(|flows| (fair / 4..=fair * 2).contains(flows)), "{found:?}");
     }
 
-    /// What is for many goes to every socket that the kernel's rule names, to each once.
+    /// A multicast or broadcast datagram goes to every socket that the kernel's rule selects, once
+    /// to each.
     #[test]
     fn what_is_for_many_is_for_all_that_want_it(changes in changes(), of in tuple()) {
         let to = of.destination.ip();

@@ -1,37 +1,37 @@
-//! A map that is a value: changed, it becomes another one, which shares with it all that is the same.
+//! A persistent map: a change creates a new map, which shares all unchanged parts with the old one.
 //!
-//! Readers walk over it without a lock, for nothing in it ever changes. A change copies one branch on
-//! each level, and a level tells 256 keys apart.
+//! Readers need no lock, as nothing in a map ever changes. A change copies one branch per level, and
+//! a level distinguishes 256 keys.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Bits of a key that a level tells apart, the lowest ones first.
+/// Bits of the key per level, the lowest ones first.
 const LEVEL_BITS: u32 = 8;
 
-/// Values by keys.
+/// A map from keys to values.
 pub(super) struct Trie<V> {
     root: Branch<V>,
 }
 
 struct Branch<V> {
     present: Present,
-    /// Children that there are, in order.
+    /// Children that are present, in order.
     children: Arc<[Child<V>]>,
 }
 
 #[derive(Clone)]
 enum Child<V> {
     Branch(Branch<V>),
-    /// The only key from here on.
+    /// The only key in this subtree.
     Leaf(u32, V),
 }
 
-/// Bits of a level's 256 children that there are.
+/// Bitmap of a branch's 256 children.
 #[derive(Clone, Copy, Default)]
 struct Present {
     words: [u64; WORDS],
-    /// Number of children in the words before each.
+    /// Number of children in the preceding words.
     before: [u8; WORDS],
 }
 
@@ -49,17 +49,17 @@ impl<V: Clone> Trie<V> {
         }
     }
 
-    /// The same map, but for a key's value; None: it has none.
+    /// The same map with a key's value replaced, or removed if `None`.
     pub(super) fn with(&self, key: u32, value: Option<V>) -> Self {
         Self { root: self.root.with(0, key, value) }
     }
 
-    /// True if there is nothing in it.
+    /// True if the map is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.root.children.is_empty()
     }
 
-    /// Each value, in no order.
+    /// Calls `each` for every value, in no particular order.
     pub(super) fn for_each<'a>(&'a self, mut each: impl FnMut(&'a V)) {
         self.root.for_each(&mut each);
     }
@@ -90,7 +90,7 @@ impl<V: Clone> Branch<V> {
         self.with_child(digit_of(rest), new)
     }
 
-    /// As what it stands in the branch above.
+    /// The child that represents this branch in its parent.
     fn folded(self) -> Option<Child<V>> {
         match &*self.children {
             [] => None,
@@ -124,7 +124,7 @@ impl Present {
         self.words[word] & bit != 0
     }
 
-    /// Index of the child of a digit, or the one that it would have.
+    /// Position of a digit's child among those present, or its insertion point.
     fn place_of(&self, digit: u8) -> usize {
         let (word, bit) = place_in(digit);
         usize::from(self.before[word]) + (self.words[word] & (bit - 1)).count_ones() as usize
@@ -143,12 +143,12 @@ impl Present {
     }
 }
 
-/// The word of a digit, and its bit there.
+/// Word index of a digit, and its bit there.
 fn place_in(digit: u8) -> (usize, u64) {
     (usize::from(digit >> 6), 1 << (digit & 63))
 }
 
-/// Digits that the next level looks at.
+/// Digit of the current level.
 fn digit_of(rest: u32) -> u8 {
     rest.to_le_bytes()[0]
 }
@@ -195,14 +195,13 @@ mod tests {
 
     use super::*;
 
-    /// Many that are alike in some of their bits.
+    /// Keys, many of which share some of their bits.
     fn key() -> impl Strategy<Value = u32> {
         prop_oneof![0u32..100, (0u32..4).prop_map(|high| high << 30 | 5), any::<u32>()]
     }
 
     proptest! {
-        /// Whatever is put in and taken out, it has what a map would have; and what it was before, it is
-        /// still.
+        /// After any changes, the trie equals a map; and a copy kept from before is unchanged.
         #[test]
         fn a_trie_is_a_map_whose_past_stays(
             changes in proptest::collection::vec((key(), any::<Option<u16>>()), 0..300),
