@@ -123,10 +123,10 @@ const HELD: u8 = 1;
 /// owner, last.
 const LEFT: u8 = 2;
 
-/// Who has each of a home's chunks.
+/// Holder of each of a home's chunks.
 pub(crate) struct Marks(Box<[AtomicU8]>);
 
-/// What the last holder of a buffer learns when it frees it.
+/// Answer to the last holder of a buffer when it frees it.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {

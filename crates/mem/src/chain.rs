@@ -19,12 +19,12 @@ use crate::frame::{CHAIN_BYTES, Frame, HAS_FRAGS};
 /// Handles in one link.
 const LINK_FRAMES: usize = 5;
 
-/// What stands at the beginning of a chunk that carries a part of a chain. The head's chunk has
+/// Link at the beginning of a chunk that carries a part of a chain. The head's chunk has
 /// the first link; each further one lies in the chunk of the last frame of the link before it.
 #[repr(C)]
 struct Link {
     frames: [MaybeUninit<Frame>; LINK_FRAMES],
-    /// Where the latest handle stands. Kept in the first link only; in others it is what a packet
+    /// Place of the latest handle. Kept in the first link only; in others it is what a packet
     /// or a list has left there, which is no pointer.
     last: MaybeUninit<NonNull<Link>>,
 }
@@ -72,7 +72,7 @@ impl Frame {
         self.followers += 1;
     }
 
-    /// How many frames follow this one.
+    /// Number of frames that follow this one.
     #[must_use]
     #[inline]
     pub fn follower_count(&self) -> u16 {

@@ -310,7 +310,7 @@ impl Frame {
         }
     }
 
-    /// What the pieces occupy.
+    /// Memory that the pieces occupy.
     pub(crate) fn frags_truesize(&self) -> u32 {
         self.table().map_or(0, |table| table.head.truesize)
     }
@@ -335,7 +335,7 @@ impl Frame {
         Some(unsafe { place.as_mut() })
     }
 
-    /// Where the table is, if there is one: only a chunk that is larger has one.
+    /// Address of the table, if there is one: only a chunk that is larger has one.
     #[inline]
     fn table_place(&self) -> NonNull<FragTable> {
         let offset = self.home().chunk_bytes - FRAG_TABLE_BYTES;

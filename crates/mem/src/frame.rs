@@ -14,7 +14,7 @@ pub const CHAIN_BYTES: u32 = 128;
 /// Room in front of a packet's first byte, for headers that are put before it later.
 pub const HEADROOM_BYTES: u32 = 128;
 
-/// What a chunk holds before a packet as it was received.
+/// Bytes of a chunk before a packet as it was received.
 pub const BEFORE_PACKET_BYTES: u32 = CHAIN_BYTES + HEADROOM_BYTES;
 
 /// The same, as handles count it.
@@ -159,12 +159,12 @@ impl Frame {
         }
     }
 
-    /// Where the packet begins in its chunk.
+    /// Offset of the packet in its chunk.
     pub(crate) fn start(&self) -> u16 {
         self.start
     }
 
-    /// What stands before the packet, to its first byte: what was pulled off it, or left over.
+    /// Bytes before the packet, to its first one: what was pulled off it, or left over.
     #[must_use]
     pub fn headroom(&self) -> &[u8] {
         let (before, headroom) = (CHAIN_BYTES as usize, usize::from(self.start));
@@ -182,7 +182,7 @@ impl Frame {
         self.len_bytes
     }
 
-    /// What the packet occupies, holes included: its whole chunk, its pieces, and those of the
+    /// Memory that the packet occupies, holes included: its whole chunk, its pieces, and those of the
     /// frames that follow.
     #[must_use]
     #[inline]
@@ -215,7 +215,7 @@ impl Frame {
         self.room_end() - u32::from(self.start)
     }
 
-    /// Where the room for the packet ends in the chunk.
+    /// End of the room for the packet in the chunk.
     fn room_end(&self) -> u32 {
         let listed = if self.has_frags() { FRAG_TABLE_BYTES } else { 0 };
         self.home().chunk_bytes - listed

@@ -13,7 +13,7 @@ use crate::frame::Frame;
 pub struct Lent {
     /// By the chunk's place in the region, in units of `chunk_bytes`.
     frames: Box<[Option<Frame>]>,
-    /// Where the region begins, as a number: offsets count from here.
+    /// Base address of the region, as a number: offsets count from here.
     region: usize,
     /// log2 of the size of the chunks.
     shift: u32,
@@ -68,7 +68,7 @@ impl Lent {
         place.is_some_and(Option::is_none)
     }
 
-    /// Where a frame's chunk lies in the region, if nothing is behind it, and it is of this size and alignment.
+    /// Offset of a frame's chunk in the region, if nothing is behind it, and it has this size and alignment.
     fn offset_of(&self, frame: &Frame) -> Option<usize> {
         let offset = frame.chunk.addr().get().checked_sub(self.region)?;
         let fits = !frame.has_more()
@@ -87,7 +87,7 @@ impl Lent {
         Some(frame)
     }
 
-    /// How many frames the device has.
+    /// Number of frames that the device has.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count

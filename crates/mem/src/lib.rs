@@ -6,7 +6,7 @@
 //!                            └── free list ◄── the owner's inbox ◄── lots of 32 frames ◄──┘
 //! ```
 //!
-//! This crate is one of Forebay's few islands of `unsafe`. Its public face is safe: nothing a
+//! Memory is one of Forebay's few islands of `unsafe`. Its public face is safe: nothing a
 //! caller does with frames, pools and ring ends can read freed memory or alias a live buffer.
 
 #[cfg(not(target_pointer_width = "64"))]

@@ -23,7 +23,7 @@ pub const LOT_FRAMES: usize = 32;
 #[repr(C)]
 pub(crate) struct Lot {
     next: *mut Lot,
-    /// How many of `chunks` are written.
+    /// Number of `chunks` that are written.
     listed: usize,
     chunks: [MaybeUninit<NonNull<u8>>; LOT_FRAMES - 1],
 }
@@ -31,7 +31,7 @@ pub(crate) struct Lot {
 /// The closed inbox: no lot has this address, as lots are aligned.
 const CLOSED: *mut Lot = std::ptr::without_provenance_mut(1);
 
-/// Where the frames of one owner and one chunk class belong. It outlives its owner for as long
+/// Home of the frames of one owner and one chunk class. It outlives its owner for as long
 /// as frames are away.
 pub(crate) struct Home {
     /// A stack of lots: pushed by anyone (Release), taken whole by the owner (Acquire).

@@ -218,7 +218,7 @@ pub struct PageFrag {
     home: NonNull<FragHome>,
     /// The room's first byte, from the first block's beginning.
     offset: u32,
-    /// Where the data begins in the room.
+    /// Offset of the data in the room.
     start: u32,
     len_bytes: u32,
     /// The room's size.
@@ -241,7 +241,7 @@ impl PageFrag {
         self.home().base.addr().get() as u64 + u64::from(self.offset)
     }
 
-    /// How many bytes a device may write: the hole at the block's end included, if this piece got
+    /// Number of bytes that a device may write: the hole at the block's end included, if this piece got
     /// it.
     #[must_use]
     #[inline]
@@ -249,7 +249,7 @@ impl PageFrag {
         self.truesize
     }
 
-    /// What the piece occupies, the hole included (VIO-R2).
+    /// Memory that the piece occupies, the hole included (VIO-R2).
     #[must_use]
     #[inline]
     pub fn truesize(&self) -> u32 {

@@ -21,7 +21,7 @@ pub const CHUNK_ALIGN_BYTES: u32 = 64;
 /// The owner of no frame: [`carve`] numbers owners from 0, and has at most 65,535.
 const OWNS_NOTHING: u16 = u16::MAX;
 
-/// How many frames ahead of their use free chunks are prefetched: a cache line comes from another
+/// Frames ahead of their use at which free chunks are prefetched: a cache line comes from another
 /// CPU in the time that a few packets take.
 const PREFETCH_AHEAD: usize = 4;
 
@@ -30,7 +30,7 @@ const PREFETCH_AHEAD: usize = 4;
 pub struct ChunkClass {
     /// Size of each: a multiple of [`CHUNK_ALIGN_BYTES`], at least [`MIN_CHUNK_BYTES`].
     pub chunk_bytes: u32,
-    /// How many.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
@@ -113,7 +113,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
 /// [`flush`]: Self::flush
 pub struct Pool {
     owner: u16,
-    /// This CPU's own frames, smallest chunks first.
+    /// Frames of this CPU's own, smallest chunks first.
     shelves: Vec<Shelf>,
     /// A lot in the making for each home of the region.
     bins: Vec<Option<Bin>>,

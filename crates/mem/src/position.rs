@@ -23,7 +23,7 @@ impl Position {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// How many packets up to and including this position are still ahead of a consumer that has
+    /// Number of packets up to and including this position that are still ahead of a consumer that has
     /// processed everything up to `head`; 0 when this one has been processed.
     ///
     /// `tail` is the ring's tail now. A position outside `(head, tail]` has been processed, also

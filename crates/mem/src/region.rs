@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::sync::Arc;
 
-/// Where a region begins: a page boundary, so that the kernel can share it (AF_XDP's UMEM).
+/// Alignment of a region: a page boundary, so that the kernel can share it (AF_XDP's UMEM).
 pub const REGION_ALIGN_BYTES: usize = 4096;
 
 /// Memory that lives until its last frame is home: owned, initialised, and reached only through
@@ -21,7 +21,7 @@ pub struct Region {
     shared: Option<Mutex<Vec<Range<usize>>>>,
 }
 
-/// How a region's memory is given back: base address and length in bytes.
+/// Function that gives a region's memory back: base address and length in bytes.
 pub type ReleaseFn = unsafe fn(NonNull<u8>, usize);
 
 enum Release {
@@ -123,7 +123,7 @@ impl Region {
         self.len_bytes
     }
 
-    /// Where it begins, page-aligned, and its size in bytes: for a kernel that is to share it.
+    /// Base address, page-aligned, and size in bytes: for a kernel that is to share it.
     #[must_use]
     pub fn span(&self) -> (NonNull<u8>, usize) {
         (self.base, self.len_bytes)
@@ -161,7 +161,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Where it lies, in bytes from the region's beginning.
+    /// Offset in bytes from the region's beginning.
     #[must_use]
     pub fn part(&self) -> Range<usize> {
         self.part.clone()

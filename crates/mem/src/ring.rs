@@ -78,7 +78,7 @@ unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above; no `&T` is ever shared.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// How many slots ahead of its use a slot is asked for: its line comes from the consumer in the
+/// Slots ahead of its use at which a slot is asked for: its line comes from the consumer in the
 /// time that a few packets take.
 const PREFETCH_AHEAD: u32 = 8;
 
@@ -113,9 +113,9 @@ impl<T> Drop for Shared<T> {
 /// The end that fills the ring. One thread's; not `Clone`.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
-    /// Where the next packet goes; ahead of `published` within a burst.
+    /// Position of the next packet; ahead of `published` within a burst.
     tail: Position,
-    /// What the consumer may see: the value of `shared.tail`.
+    /// Position that the consumer may see: the value of `shared.tail`.
     published: Position,
     /// The last value read from the head of the ring or of the first outgrown one; never ahead.
     head_seen: Position,
@@ -237,9 +237,9 @@ impl<T> fmt::Debug for Producer<T> {
 /// The end that empties the ring. One thread's; not `Clone`.
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
-    /// What has been moved out; ahead of `head` while packets are in hand.
+    /// Position up to which packets were moved out; ahead of `head` while packets are in hand.
     taken: Position,
-    /// What has been processed: the value of `shared.head`.
+    /// Position up to which packets were processed: the value of `shared.head`.
     head: Position,
     /// The last value read from `shared.tail`; never ahead of it.
     tail_seen: Position,
@@ -248,7 +248,7 @@ pub struct Consumer<T> {
 impl<T: Send> Consumer<T> {
     /// Moves up to `max` values to the end of `out`, oldest first, and returns how many.
     ///
-    /// They stay on the head counter's account until [`release`](Self::release).
+    /// Packets stay on the head counter's account until [`release`](Self::release).
     pub fn take(&mut self, max: usize, out: &mut Vec<T>) -> usize {
         let count = (self.queued() as usize).min(max);
         for slots in self.shared.slots_from(self.taken, count) {

@@ -4,7 +4,7 @@
 //! carries are added in. That leaves two liberties, and both are taken: words of 16 bits may be
 //! summed two or four at a time, and from any even offset in any lane.
 //!
-//! It lives among the unsafe because instructions that not every CPU has are unsafe to call.
+//! The module lives among the unsafe because instructions that not every CPU has are unsafe to call.
 
 /// Below this many bytes, vectors cost more than they save.
 const SHORT_BYTES: usize = 128;

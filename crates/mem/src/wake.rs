@@ -1,4 +1,4 @@
-//! Whom to wake, and whether: the words that a CPU that is about to sleep and whoever has work for it
+//! Words for waking a CPU: those that a CPU that is about to sleep and whoever has work for it
 //! agree by.
 //!
 //! ```text
@@ -12,20 +12,20 @@
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// How a CPU sleeps, and so by what it is woken.
+/// Manner of a CPU's sleep, and so of its wake-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Sleep {
     /// Its thread is parked, or about to be.
     Parked = 1,
-    /// It waits for descriptors, or is about to.
+    /// Waiting for descriptors, or about to.
     Polling = 2,
 }
 
 /// The CPU looks for work by itself.
 const AWAKE: u8 = 0;
 
-/// Whether one CPU sleeps.
+/// Sleep of one CPU.
 #[derive(Debug)]
 pub struct SleepState(AtomicU8);
 
@@ -51,7 +51,7 @@ impl SleepState {
         self.0.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Whether it sleeps, or is about to, and nobody has woken it.
+    /// True if it sleeps or is about to, and nobody has woken it.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.0.load(Ordering::Relaxed) != AWAKE
@@ -81,7 +81,7 @@ impl SleepState {
     }
 }
 
-/// Which CPU some work is done on, where that may change. Written by the CPU that takes it over,
+/// CPU that some work is done on, where that may change. Written by the CPU that takes it over,
 /// before it looks for work there.
 #[derive(Debug)]
 pub struct Poller(AtomicU32);

@@ -1,4 +1,4 @@
-//! Where pieces of shared memory belong: how much of each block is out, and the inbox for those that
+//! Home of pieces of shared memory: how much of each block is out, and the inbox for those that
 //! are whole again.
 
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 /// The closed inbox: nor this.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// Where the pieces of one cache belong. It outlives the cache for as long as pieces are away.
+/// Home of the pieces of one cache. It outlives the cache for as long as pieces are away.
 pub(crate) struct FragHome {
     /// A stack of block numbers: pushed by anyone (Release), taken whole by the owner (Acquire).
     inbox: OwnLine<AtomicU32>,
@@ -29,7 +29,7 @@ pub(crate) struct FragHome {
     _claim: Claim,
 }
 
-/// What is known of one block. On a line of its own, as neighbours are given back on other CPUs.
+/// State of one block. On a line of its own, as neighbours are given back on other CPUs.
 #[repr(align(64))]
 pub(super) struct OutBlock {
     /// Bytes that were not given back since the block was begun, cut or not. Written by whoever
@@ -81,7 +81,7 @@ impl FragHome {
         self.block(offset).away.store(self.block_bytes, Ordering::Relaxed);
     }
 
-    /// How much of the block that has the byte at `offset` was not given back.
+    /// Bytes of the block that has the byte at `offset` which were not given back.
     pub(super) fn away_of(&self, offset: u32) -> u32 {
         // Acquire: pairs with the Release in `give_back`, so what is back is nobody else's any more.
         self.block(offset).away.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! How a ring grows: in a second one, which takes over where the first one ends.
+//! Growth of a ring: in a second one, which takes over where the first one ends.
 
 use super::{Consumer, Producer, ring};
 use crate::position::Position;
