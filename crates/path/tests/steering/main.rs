@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
 mod world; //   the CPUs, and what holds in any world
+mod bursts; //  full ones, room for them, what is wrong with them
 mod changes; // what changes while packets flow
 mod holds; //   an elephant's held move and everybody else
 mod journal; // what the CPUs write down
 mod laws; //    the promises over random schedules
 mod rfs; //     packets follow their applications
-mod room; //    bursts: full ones, and room for them
 mod tables; //  tables and keys are replaced
 mod truth; //   what is said afterwards
 mod told; //    what whoever asks is told

@@ -1,6 +1,8 @@
-//! Bursts: which are full, and how many packets of one there is room for.
+//! Bursts: which are full, how many packets of one there is room for, what is wrong with them.
 
+use etherparse::PacketBuilder;
 use path::DropReason;
+use path::arrive::Burst;
 use path::intake::DEV_WEIGHT;
 use path::steer::{FULL_BURSTS_TO_SPREAD, HOLD_SHARE_LEAST, SPREAD_WINDOW_NS, SpreadPolicy};
 use proptest::collection::vec;
@@ -33,6 +35,28 @@ fn rps_c2_bursts_are_full_from_dev_weight_on() {
         world.settle();
         world.check();
     }
+}
+
+#[test]
+fn promise_2_wrong_checksums_are_counted_each() {
+    let mut good = Vec::new();
+    let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+    builder.udp(7, 9).write(&mut good, b"payload").unwrap();
+    let with_flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    // A byte of the IPv4 header's checksum, and one of the payload.
+    let (ip_bad, l4_bad) = (with_flipped(24), with_flipped(good.len() - 1));
+    let mut world = World::new(Settings::default());
+    let frames = [&good, &ip_bad, &ip_bad, &l4_bad, &l4_bad, &l4_bad];
+    let packets = frames.map(|bytes| world.packet(bytes)).into();
+    world.turn(Burst { packets, ..Burst::default() });
+    let counters = world.intake.counters();
+    let counted = [&counters.flawed, &counters.ip_checksum_bad, &counters.l4_checksum_bad];
+    assert_eq!(counted.map(|counter| counter.get()), [0, 2, 3]);
+    world.settle();
 }
 
 #[derive(Clone, Debug)]
