@@ -1,4 +1,4 @@
-//! What a knob answers when it is written to: the value that it reads back, or the kernel's errno.
+//! Answer of a knob that is written to: the value that it reads back, or the kernel's errno.
 //! The judge `rps_8_knobs_answer_as_the_kernel_answers` asks the running kernel about all of it.
 
 use super::coalesce::{MTU_MAX, MTU_MIN};
@@ -20,7 +20,7 @@ const NAPI_DEFER_HARD_IRQS_MAX: u64 = (1 << 31) - 1;
 /// One write to /proc/sys has fewer bytes than this (`KMALLOC_MAX_SIZE`).
 const SYSCTL_WRITE_BYTES: usize = 4 << 20;
 
-/// What has become of a write.
+/// Outcome of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The value as it reads back; `None` if nothing was said and the old one stays.
@@ -32,15 +32,15 @@ pub struct Taken {
 /// Something that the kernel takes for a knob and that cannot be meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// Whose.
+    /// The knob.
     pub knob: Knob,
-    /// What.
+    /// Kind of value.
     pub nonsense: Nonsense,
-    /// Why it is refused.
+    /// Reason for refusing it.
     pub why: &'static str,
 }
 
-/// What is wrong with it.
+/// Kinds of values that cannot be meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Nonsense {
     /// A number below zero.
@@ -51,7 +51,7 @@ pub enum Nonsense {
     Junk,
 }
 
-/// Where Forebay answers `EINVAL` and the kernel takes what it is given. There is no other
+/// Writes that Forebay refuses with `EINVAL` and the kernel takes. There is no other
 /// difference, but that masks can be given as lists.
 pub const REFUSED_NONSENSE: [Refusal; 7] = [
     refusal(Knob::NetdevMaxBacklog, Nonsense::Negative, "no backlog holds less than nothing"),
@@ -73,7 +73,7 @@ const fn refusal(knob: Knob, nonsense: Nonsense, why: &'static str) -> Refusal {
     Refusal { knob, nonsense, why }
 }
 
-/// What the kernel takes.
+/// Text that the kernel takes.
 struct Read {
     value: Option<Value>,
     len_bytes: usize,
@@ -90,7 +90,7 @@ impl Knob {
         self.answer(text.as_bytes(), machine)?.value.ok_or(Errno::Inval)
     }
 
-    /// What becomes of one write at the start of the file.
+    /// Outcome of one write at the start of the file.
     ///
     /// # Errors
     /// As the kernel's, and `EINVAL` for what is in [`REFUSED_NONSENSE`].
@@ -102,7 +102,7 @@ impl Knob {
         }
     }
 
-    /// Why a write is refused that the kernel would take.
+    /// Reason for refusing a write that the kernel would take.
     #[must_use]
     pub fn refuses(self, written: &[u8], machine: &Machine) -> Option<&'static Refusal> {
         self.refusal(self.kernel_reads(written, machine).ok()?.nonsense?)
@@ -147,7 +147,7 @@ impl Knob {
         Ok(Read { value: Some(Value::Number(taken)), len_bytes: written.len(), nonsense })
     }
 
-    /// What a number reads back as, if it may be. Below zero the sign is lost.
+    /// Number as it reads back, if it may be set. Below zero the sign is lost.
     fn sysctl(self, number: i32, machine: &Machine) -> Result<u64, Errno> {
         let bits = number.cast_unsigned();
         let is_taken = match self {
@@ -195,7 +195,7 @@ mod tests {
     const MACHINE: Machine = Machine { cpus: 34, jiffy_us: 4000 };
     const INVALID: Errno = Errno::Inval;
 
-    /// What `text` reads back as.
+    /// Text that `text` reads back as.
     fn read_back(knob: Knob, text: &str) -> Result<String, Errno> {
         Ok(knob.parse(text, &MACHINE)?.print(&MACHINE).trim_end().to_owned())
     }

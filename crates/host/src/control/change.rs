@@ -33,13 +33,13 @@ pub enum Change {
     HashKey(Vec<u8>),
     /// The CPUs that run from now on.
     Cpus(CpuList),
-    /// Whether one CPU runs.
+    /// State of one CPU: running or not.
     Online(CpuId, bool),
     /// Packets that a backlog takes.
     NetdevMaxBacklog(u32),
     /// Frames and packets that a CPU takes in one turn, over all its queues and backlogs.
     NetdevBudget(u32),
-    /// How long such a turn may last, in microseconds.
+    /// Longest duration of such a turn, in microseconds.
     NetdevBudgetUsecs(u32),
     /// Frames that a CPU takes from one queue before it looks elsewhere.
     DevWeight(u32),
@@ -51,7 +51,7 @@ pub enum Change {
     FlowLimitCpuBitmap(CpuList),
     /// Buckets of a flow limit that is turned on after this.
     FlowLimitTableLen(u32),
-    /// How packets are coalesced.
+    /// Coalescing.
     Coalesce(CoalesceChange),
     /// The CPU stops taking packets from its backlogs.
     Pause(CpuId),
@@ -66,7 +66,7 @@ pub enum Change {
 pub enum Queues {
     /// All of the device's.
     All,
-    /// This one.
+    /// One queue.
     One(RxQueue),
 }
 

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use super::refused::Refused;
 use crate::error::{Error, Result};
 
-/// How long a run has for a line of its answer: it waits a second for its queues itself.
+/// Time that a run has for a line of its answer: it waits a second for its queues itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to a run.
@@ -23,11 +23,11 @@ pub struct ControlClient {
 
 /// A line of an answer.
 enum Line {
-    /// It is part of the answer.
+    /// Part of the answer.
     Part(String),
     /// The answer is complete.
     Ok,
-    /// It is refused.
+    /// Refusal.
     Refused(Refused),
     /// The run has ended, or sent the client away.
     Gone,
@@ -123,11 +123,11 @@ impl ControlClient {
     }
 }
 
-/// Whether somebody who watches has seen enough.
+/// Wish of somebody who watches to go on or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Enough {
-    /// They have.
+    /// Enough was seen.
     Yes,
-    /// They want to see more.
+    /// More is to come.
     No,
 }

@@ -1,10 +1,10 @@
-//! Where and how packets are coalesced, as people say it.
+//! Place and mode of coalescing, as people write them.
 
 use path::coalesce::{CoalesceConfig, CoalesceMode};
 
 use crate::error::Error;
 
-/// Where packets are coalesced.
+/// Place of coalescing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CoalesceAt {
     /// On the CPU that polls, before steering, as in the kernel: one hand-over for all segments.
@@ -19,9 +19,9 @@ pub enum CoalesceAt {
 pub struct Coalesce {
     /// True if packets are coalesced.
     pub is_on: bool,
-    /// Where.
+    /// Place.
     pub at: CoalesceAt,
-    /// How.
+    /// Mode.
     pub config: CoalesceConfig,
     /// Polls in a row that find nothing, a `gro_flush_timeout` apart, before a CPU sleeps on the
     /// descriptors of its queues; whether packets are coalesced or not.
@@ -33,7 +33,7 @@ pub struct Coalesce {
 pub enum CoalesceChange {
     /// On in this mode, or off.
     Mode(Option<CoalesceMode>),
-    /// Where.
+    /// Place.
     At(CoalesceAt),
     /// Flows of which something can be held.
     Descriptors(u32),
@@ -46,13 +46,13 @@ pub enum CoalesceChange {
 }
 
 impl Coalesce {
-    /// What an intake is told.
+    /// Configuration for an intake.
     #[must_use]
     pub fn on_arrival(&self) -> Option<CoalesceConfig> {
         (self.is_on && self.at == CoalesceAt::Arrive).then_some(self.config)
     }
 
-    /// What a delivery is told.
+    /// Configuration for a delivery.
     #[must_use]
     pub fn on_delivery(&self) -> Option<CoalesceConfig> {
         (self.is_on && self.at == CoalesceAt::Deliver).then_some(self.config)
@@ -181,7 +181,7 @@ mod tests {
         CoalesceChange::parse(knob, value).map(|read| read.map_err(|error| error.to_string()))
     }
 
-    /// What is said in these words, after each other.
+    /// Setting that these words make, one after the other.
     fn after(words: &[(&str, &str)]) -> Coalesce {
         let changes = words.iter().map(|(knob, value)| parsed(knob, value).unwrap().unwrap());
         changes.fold(Coalesce::default(), Coalesce::after)

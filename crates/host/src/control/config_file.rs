@@ -1,6 +1,6 @@
 //! The config file: what the knobs are set to when a run begins.
 //!
-//! It is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
+//! The format is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
 //! value a string or a number, which is written to the knob as `echo` would. What is about one device,
 //! queue or CPU may stand in a table of its own:
 //!
@@ -38,11 +38,11 @@ const TABLES_MAX: usize = 2;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigFile {
     path: PathBuf,
-    /// What is about all devices and queues comes before what is about one.
+    /// Lines for all devices and queues come before those for one.
     entries: Vec<Entry>,
 }
 
-/// What it says of a knob.
+/// Value of a knob in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
     name: String,
@@ -140,7 +140,7 @@ impl ConfigFile {
         Ok(notes)
     }
 
-    /// Where it was read from.
+    /// Path that it was read from.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -183,7 +183,7 @@ fn gather(
     Ok(())
 }
 
-/// How many names stand above a knob's.
+/// Number of names above a knob's.
 fn levels(name: &str) -> usize {
     name.matches('/').count()
 }
@@ -245,7 +245,7 @@ fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
     }
 }
 
-/// What all devices and queues agree on fits a run with any number of them.
+/// Values that all devices and queues agree on fit a run with any number of them.
 fn is_same_everywhere(path: &str, knobs: &[Listed]) -> bool {
     let is_of_device = |path: &str| OfDevice::of(path).is_some();
     let of_devices = knobs.iter().filter(|knob| is_of_device(&knob.path));

@@ -20,7 +20,7 @@ const GROUP_DIGITS: usize = 8;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CpuList(Vec<CpuId>);
 
-/// What is wrong with a bitmap or list; the names are those of the kernel's errno.
+/// Error in a bitmap or list; the names are those of the kernel's errno.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MaskError {
     /// A character that does not belong there (`EINVAL`).
@@ -41,7 +41,7 @@ impl From<MaskError> for Errno {
 }
 
 impl CpuList {
-    /// These CPUs.
+    /// A list of these CPUs.
     #[must_use]
     pub fn new(cpus: impl IntoIterator<Item = CpuId>) -> Self {
         let mut cpus: Vec<_> = cpus.into_iter().collect();
@@ -101,7 +101,7 @@ impl CpuList {
         Self::new(others.chain(is_in.then_some(cpu)))
     }
 
-    /// Those of these CPUs that are among `others`, and those that are not.
+    /// Parts of these CPUs that are among `others`, and that are not.
     #[must_use]
     pub fn split_by(&self, others: &Self) -> (Self, Self) {
         let (among, beyond) = self.0.iter().copied().partition(|cpu| others.contains(*cpu));
@@ -214,7 +214,7 @@ impl Mask {
     }
 }
 
-/// What the kernel looks at.
+/// Part of a text that the kernel looks at.
 fn line(written: &[u8]) -> &[u8] {
     written.split(|byte| matches!(byte, b'\n' | 0)).next().unwrap_or_default()
 }
@@ -228,7 +228,7 @@ fn without_separators(text: &[u8]) -> &[u8] {
     &text[..text.len() - separators]
 }
 
-/// How many characters at the end make up one group.
+/// Number of characters at the end that make up one group.
 fn last_digits(text: &[u8]) -> usize {
     let last = text.iter().rev().take(GROUP_DIGITS);
     last.take_while(|byte| byte.is_ascii_hexdigit()).count()

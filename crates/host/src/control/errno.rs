@@ -4,7 +4,7 @@ use std::fmt;
 
 use rustix::io;
 
-/// Why a read or write of the tree is refused.
+/// Reason for refusing a read or write of the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {
     /// Not allowed to this user.
@@ -15,11 +15,11 @@ pub enum Errno {
     NoMem,
     /// The file's mode does not allow it.
     Access,
-    /// It is in use.
+    /// In use.
     Busy,
     /// A part of the path is no directory.
     NotDir,
-    /// It is a directory.
+    /// A directory.
     IsDir,
     /// Not what belongs there.
     Inval,

@@ -1,4 +1,4 @@
-//! Where a flow is, and why, in words.
+//! Explanation of a flow's CPU, in words.
 
 use std::fmt::{self, Display};
 
@@ -12,14 +12,14 @@ use super::flow::FlowName;
 use super::live::Control;
 use crate::engine::Explained;
 
-/// What an engine knows of a flow.
+/// Knowledge of an engine about a flow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
     /// The flow, as it was asked for.
     pub name: FlowName,
     /// The hash that it has.
     pub hash: FlowHash,
-    /// What each queue knows, in the order of the queues; of those that answered.
+    /// Answers of the queues, in their order; of those that answered.
     pub queues: Vec<Explained>,
 }
 
@@ -65,7 +65,7 @@ fn tell_queue(f: &mut fmt::Formatter<'_>, told: &Explained, flow: FlowHash) -> f
     drops.iter().try_for_each(|drops| writeln!(f, "  drops: {}", how_it_dropped(drops)))
 }
 
-/// Where the flow is.
+/// Current CPU of the flow.
 fn now(state: &FlowState, flow: FlowHash) -> String {
     match state.cpu {
         _ if state.is_fenced => {
@@ -80,7 +80,7 @@ fn now(state: &FlowState, flow: FlowHash) -> String {
     }
 }
 
-/// Where its next packet goes, why, and what it waits for.
+/// CPU of its next packet, the reason, and the packets that it waits for.
 fn next(state: &FlowState, at_ns: u64) -> String {
     let (wished, because) = state.wish;
     let follows = match (state.held, state.cpu) {
@@ -182,7 +182,7 @@ fn how_it_dropped(drops: &Drops) -> String {
     format!("at least {}{at}, {name}: {why}; the last at {last}", counted(drops.frames, "frame"))
 }
 
-/// Why it should be on a CPU.
+/// Reason for a desired CPU.
 fn reason(because: Because) -> &'static str {
     match because {
         Because::Rfs => "its application runs there (rfs)",
@@ -294,7 +294,7 @@ fn seconds(ns: u64) -> String {
     format!("{}.{:06} s", ns / 1_000_000_000, ns % 1_000_000_000 / 1_000)
 }
 
-/// How long something took.
+/// Duration in words.
 fn span(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),

@@ -16,7 +16,7 @@ use crate::device::RxBuffers;
 use crate::engine::Settings;
 
 impl Control {
-    /// What is in a directory of the tree. Paths begin at its root; slashes in front do not count.
+    /// Entries of a directory of the tree. Paths begin at its root; slashes in front do not count.
     ///
     /// # Errors
     /// `ENOENT` or `ENOTDIR`.
@@ -33,7 +33,7 @@ impl Control {
         self.tree().named(name)
     }
 
-    /// What a file says, with its newline.
+    /// Text of a file, with its newline.
     ///
     /// # Errors
     /// `ENOENT`, `EISDIR` or `ENOTDIR` for the path; `EACCES` for what can only be written.
@@ -111,7 +111,7 @@ impl Control {
         Ok(Written { len_bytes: taken.len_bytes, ..written })
     }
 
-    /// What a knob reads back as.
+    /// Text that a knob reads back as.
     fn value(&self, knob: Knob, queue: RxQueue) -> Value {
         let settings = self.settings();
         let of_queue = settings.queue(queue);
@@ -138,7 +138,7 @@ impl Control {
     }
 }
 
-/// What writing a value changes.
+/// Change that writing a value makes.
 fn change(knob: Knob, queue: RxQueue, value: Value) -> Result<Option<Change>, Refused> {
     let queue = Queues::One(queue);
     let number = match value {
@@ -187,7 +187,7 @@ fn coalesce_value(knob: &str, settings: &Settings) -> String {
     change.value()
 }
 
-/// What the kernel takes for yes and no (`kstrtobool` in lib/kstrtox.c).
+/// Yes or no as the kernel reads it (`kstrtobool` in lib/kstrtox.c).
 fn truth(text: &str) -> Result<bool, Refused> {
     match text.as_bytes() {
         [b'y' | b'Y' | b't' | b'T' | b'1', ..] | [b'o' | b'O', b'n' | b'N', ..] => Ok(true),

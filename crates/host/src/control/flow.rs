@@ -10,7 +10,7 @@ use crate::error::Error;
 
 /// A flow's name.
 ///
-/// It is read in many forms: `udp 10.0.0.1:5000 > 10.0.0.2:53`, `10.0.0.1:5000,10.0.0.2:53`,
+/// A flow is read in many forms: `udp 10.0.0.1:5000 > 10.0.0.2:53`, `10.0.0.1:5000,10.0.0.2:53`,
 /// `[2001:db8::1]:5000 [2001:db8::2]:53 tcp`, tcpdump's `IP 10.0.0.1.5000 > 10.0.0.2.53: UDP`,
 /// ports apart as in `10.0.0.1 5000 10.0.0.2 53` or `10.0.0.1,10.0.0.2,5000,53`, addresses
 /// without ports, and a hash in hexadecimal as in `deliver.csv`.
@@ -102,7 +102,7 @@ impl FromStr for FlowName {
     }
 }
 
-/// What has been read so far.
+/// Parts that have been read so far.
 #[derive(Default)]
 struct Words {
     protocol: Option<Protocol>,

@@ -40,13 +40,13 @@ pub enum Knob {
     NetdevBudgetUsecs,
     /// Packets that a CPU takes from one queue in one turn.
     DevWeight,
-    /// What `dev_weight` is multiplied with for backlogs.
+    /// Factor of `dev_weight` for backlogs.
     DevWeightRxBias,
     /// Frames that wait on a CPU to be returned to another.
     SkbDeferMax,
 }
 
-/// Which directory of the tree a knob stands in.
+/// Directory of the tree that a knob is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// Once for each receive queue of a device.
@@ -57,7 +57,7 @@ pub enum Place {
     NetCore,
 }
 
-/// What a knob can be set to.
+/// Values of a knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
     /// Of a mask.
@@ -124,7 +124,7 @@ impl Knob {
         }
     }
 
-    /// What Forebay starts with. Masks are empty until somebody knows the machine's caches.
+    /// Default of Forebay. Masks are empty until somebody knows the machine's caches.
     #[must_use]
     pub fn default(self, machine: &Machine) -> Value {
         Value::Number(match self {
@@ -146,7 +146,7 @@ impl Knob {
         })
     }
 
-    /// What it takes, in words.
+    /// Values that it takes, in words.
     #[must_use]
     pub fn takes(self) -> &'static str {
         match self {

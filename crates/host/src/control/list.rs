@@ -16,11 +16,11 @@ use crate::topology::{SYSFS, Topology};
 pub struct Listed {
     /// Its path.
     pub path: String,
-    /// What it reads.
+    /// Value.
     pub value: String,
-    /// What it reads when nobody has said anything; empty if that is drawn, or nobody can say.
+    /// Default value; empty if that is drawn, or unknown.
     pub default: String,
-    /// What that means.
+    /// Meaning of the value.
     pub meaning: String,
 }
 

@@ -15,7 +15,7 @@ use super::refused::{Refused, Written};
 use super::tree::Tree;
 use crate::engine::{Explained, Question, Settings, Shared};
 
-/// How long the queues have to answer.
+/// Time that the queues have to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// The knobs of an engine, before, during and after its run. Cheap to clone; from any thread.
@@ -40,7 +40,7 @@ impl Control {
         &self.shared
     }
 
-    /// What the answers of knobs depend on.
+    /// Facts of the machine that the answers of knobs depend on.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
@@ -136,19 +136,19 @@ impl Control {
         self.change(Change::Kill(cpu)).map(|_| ())
     }
 
-    /// What is set now.
+    /// Settings now.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.shared.settings()
     }
 
-    /// How flows are hashed now.
+    /// Hash function of flows now.
     #[must_use]
     pub fn hasher(&self) -> Arc<Hasher> {
         self.shared.hasher()
     }
 
-    /// What each queue knows of a flow, in the order of the queues; of those that answer within a
+    /// Answers of the queues about a flow, in their order; of those that answer within a
     /// second, while the engine runs. What shares the flow's slot is noted from the first time on.
     #[must_use]
     pub fn explain(&self, flow: FlowHash) -> Vec<Explained> {

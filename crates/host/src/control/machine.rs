@@ -1,4 +1,4 @@
-//! What the answers of knobs depend on.
+//! Facts about a machine that the answers of knobs depend on.
 
 use std::{fs, thread};
 
@@ -10,7 +10,7 @@ use super::cpus::CpuList;
 /// Ticks that a turn of all queues has at least.
 const BUDGET_JIFFIES_MIN: u32 = 2;
 
-/// What a machine must say before it can be told what is right for it.
+/// Facts that a knob's answer needs of a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// CPUs that a mask may name: 0 to `cpus` - 1 (`nr_cpu_ids`).
@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// Facts of this machine.
     #[must_use]
     pub fn here() -> Self {
         // What is read in ticks is as exact as one tick.

@@ -63,7 +63,7 @@ pub(super) struct OfDevice<'a> {
 }
 
 impl<'a> OfDevice<'a> {
-    /// Which file a path is that of, if it is one of a device.
+    /// File that a path names, if it is one of a device.
     pub(super) fn of(path: &'a str) -> Option<Self> {
         let (device, below) = path.strip_prefix("sys/class/net/")?.split_once('/')?;
         match below.strip_prefix("queues/") {

@@ -1,10 +1,10 @@
-//! How the kernel reads numbers: `kstrtoul` for what is written to sysfs, `proc_dointvec` for what
+//! Numbers as the kernel reads them: `kstrtoul` for what is written to sysfs, `proc_dointvec` for what
 //! is written to /proc/sys. Both take decimal, `0x` and a leading 0 for octal, and agree on little
 //! else.
 
 use super::errno::Errno;
 
-/// What of one write reaches a file of sysfs, and one more than what is looked at of a number
+/// Bytes of one write that reach a file of sysfs, and one more than those looked at of a number
 /// written to /proc/sys: a page.
 pub(crate) const PAGE_BYTES: usize = 4096;
 

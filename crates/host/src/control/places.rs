@@ -13,7 +13,7 @@ use crate::sys;
 
 /// The directory of sockets, below where the system keeps such things.
 const DIRECTORY: &str = "forebay";
-/// Where the system keeps root's.
+/// Directory of the system for root's.
 const ROOTS: &str = "/run";
 /// The ending of a socket's name.
 const ENDING: &str = "sock";
@@ -54,7 +54,7 @@ fn of_environment(service: Option<&OsStr>, user: Option<&OsStr>, is_root: bool) 
     all
 }
 
-/// Where a run of that name listens, in a directory that is there now.
+/// Socket of a run of that name, in a directory that is there now.
 ///
 /// # Errors
 /// When nothing says where, the directory cannot be made, or no file can have that name.
@@ -71,7 +71,7 @@ pub fn of_run(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Where the run of that name listens; without a name the only one that there is.
+/// Socket of the run of that name; without a name that of the only one that there is.
 ///
 /// # Errors
 /// When none listens, or several do and nobody has said which.

@@ -1,4 +1,4 @@
-//! What a change comes to.
+//! Outcome of a change.
 
 use super::cpus::CpuList;
 use super::errno::Errno;
@@ -6,7 +6,7 @@ use super::errno::Errno;
 /// A write that was taken.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Written {
-    /// What is in force now, if that is not what was asked for: the value, and why.
+    /// Value in force, if it is not the one that was asked for, and the reason.
     pub in_effect: String,
     /// The CPUs that were asked for in vain: the kernel drops them without a word.
     pub ignored: CpuList,
@@ -14,7 +14,7 @@ pub struct Written {
     pub len_bytes: usize,
 }
 
-/// Why a write or a change is refused.
+/// Reason for refusing a write or a change.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{errno}: {why}")]
 pub struct Refused {

@@ -33,26 +33,26 @@ use super::refused::Refused;
 /// The longest line that is read, its end included.
 pub const LINE_BYTES_MAX: usize = 4096;
 
-/// What can be asked.
+/// Words of all requests.
 const WORDS: &str = "get, set, list, watch, explain, rfs_desired, pause, resume, kill and config";
 
-/// What a client asks.
+/// Request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// What does this knob read?
+    /// Read a knob.
     Get(String),
     /// Write to this knob.
     Set {
         /// Its name.
         knob: String,
-        /// What is written.
+        /// Value that is written.
         value: String,
     },
-    /// Which knobs are there?
+    /// List the knobs.
     List,
-    /// What do the knobs read, or this one, from now on?
+    /// Watch all knobs, or one, from now on.
     Watch(Option<String>),
-    /// Where is this flow, and why?
+    /// Explain a flow.
     Explain {
         /// The flow.
         flow: FlowName,
@@ -67,7 +67,7 @@ pub enum Request {
     Resume(CpuId),
     /// Have its thread die, and be replaced.
     Kill(CpuId),
-    /// What was the run started with?
+    /// Ask for the configuration that the run was started with.
     Config,
 }
 
@@ -224,7 +224,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is written to the file is what stands in the line, blank for blank.
+        /// Lines are written to the file as they stand, blank for blank.
         #[test]
         fn rps_8_a_value_is_written_as_it_was_given(value in "[ \t0-9a-fx,=+-]{0,12}|[^\r\n]{0,12}") {
             prop_assert_eq!(Request::parse(&format!("set mtu={value}\n")), Ok(set("mtu", &value)));

@@ -10,7 +10,7 @@ use crate::error::Error;
 pub struct ScriptedChange {
     /// The number of the first frame after it.
     pub frame: u64,
-    /// What changes.
+    /// Change.
     pub change: Change,
 }
 

@@ -16,13 +16,13 @@ use super::refused::{Refused, Written};
 use super::request::{LINE_BYTES_MAX, Request};
 use super::seats::Seat;
 
-/// How long a client may leave an answer unread, once the kernel holds no more of it.
+/// Time for which a client may leave an answer unread, once the kernel holds no more of it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two looks of a watch.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
 
-/// What clients are answered from.
+/// State that clients are answered from.
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) control: Control,
@@ -185,13 +185,13 @@ impl Desk {
         read.map_err(|errno| Refused::new(errno, format!("{path} cannot be read")))
     }
 
-    /// What a file reads, on one line.
+    /// Text of a file, on one line.
     fn value(&self, path: &str) -> Result<String, Refused> {
         Ok(self.read(path)?.trim_end().replace('\n', " "))
     }
 }
 
-/// What of a write is not as was asked for, in words.
+/// Part of a write that is not as was asked for, in words.
 pub(super) fn told(control: &Control, written: &Written) -> Vec<String> {
     let Written { in_effect, ignored, .. } = written;
     let in_effect = (!in_effect.is_empty()).then(|| format!("in effect: {in_effect}"));
@@ -206,16 +206,16 @@ fn invalid(why: String) -> Refused {
     Refused::new(Errno::Inval, why)
 }
 
-/// What a client sends.
+/// Lines of a client.
 #[derive(Debug)]
 struct Lines {
     stream: UnixStream,
-    /// What was read and not taken: at most a line and what came with its end.
+    /// Bytes read and not taken: at most a line and what came with its end.
     read: Vec<u8>,
     has_ended: bool,
 }
 
-/// What has come.
+/// Bytes that have come.
 #[derive(PartialEq, Eq, Debug)]
 enum Heard {
     /// A line, without its end.

@@ -1,6 +1,6 @@
 //! The control socket: where a run listens for those who ask it or change it.
 //!
-//! It is a Unix stream socket that only its owner may connect to. What is said there is in
+//! The control socket is a Unix stream socket that only its owner may connect to. What is said there is in
 //! [`request`](super::request). Every client has a thread of its own, so that none waits for
 //! another; at most [`CLIENTS_MAX`](super::seats::CLIENTS_MAX) are served, and nothing here is on
 //! the path of packets.
@@ -24,7 +24,7 @@ use super::session::{Desk, Session};
 use crate::error::{Error, Result};
 use crate::private_listener::PrivateListener;
 
-/// How long the door stays shut when a client cannot be let in for want of descriptors or threads.
+/// Time for which nobody is let in after a client could not be, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// An open control socket: it is closed and removed when this is dropped.

@@ -1,4 +1,4 @@
-//! What is counted of each CPU, as the kernel prints it and one by one.
+//! Counters of each CPU, as the kernel prints them and one by one.
 
 use std::fmt::Write as _;
 

@@ -12,7 +12,7 @@ use super::names::OfDevice;
 use super::stats::CPU_COUNTERS;
 use crate::engine::Devices;
 
-/// What virtio-net calls the size of the buffers that it posts, of each queue
+/// Name by which virtio-net calls the size of the buffers that it posts, of each queue
 /// (drivers/net/virtio_net.c, where it can only be read too).
 pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
 
@@ -21,11 +21,11 @@ pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
 pub struct Entry {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Kind.
     pub kind: EntryKind,
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum EntryKind {
     /// A directory.
@@ -44,13 +44,13 @@ pub(super) enum File {
     RxBufferSize(RxQueue),
     /// A knob of the kernel's; of this queue, counted through all devices, if it is one of a queue.
     Knob(Knob, RxQueue),
-    /// Whether a CPU runs.
+    /// State of a CPU: running or not.
     CpuOnline(CpuId),
     /// The CPUs that run.
     Online,
     /// The CPUs that there are.
     Possible,
-    /// What is counted of all CPUs.
+    /// Counters of all CPUs.
     SoftnetStat,
     /// A knob of coalescing.
     Coalesce(&'static str),
@@ -81,7 +81,7 @@ impl File {
     }
 }
 
-/// Which queues and CPUs there are files for.
+/// Queues and CPUs that there are files for.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     pub(super) devices: Devices,
@@ -101,7 +101,7 @@ impl Tree {
         }
     }
 
-    /// What is in the directory at `path`, in the order of the names.
+    /// Entries of the directory at `path`, in the order of the names.
     pub(super) fn entries(&self, path: &str) -> Result<Vec<Entry>, Errno> {
         let directory = normal(path);
         let prefix = if directory.is_empty() { directory.clone() } else { format!("{directory}/") };

@@ -32,7 +32,7 @@ pub(super) fn remove(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Who may not unmount has mounted with the help of this program.
+/// Program by which a user who may not unmount has mounted.
 fn by_fusermount(directory: &Path) -> io::Result<()> {
     let mut command = Command::new("fusermount3");
     command.args(["-u", "-z", "-q", "--"]).arg(directory).stdin(Stdio::null());

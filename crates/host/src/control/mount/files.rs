@@ -1,4 +1,4 @@
-//! What the kernel asks of the mounted tree, and what it is answered.
+//! Requests of the kernel for the mounted tree, and the answers.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Which of the kernel's file systems a file behaves like: they differ in what they do with offsets,
+//! File systems of the kernel that files behave like: they differ in what they do with offsets,
 //! and with what cannot be done at all.
 
 use crate::control::Knob;
@@ -19,7 +19,7 @@ pub(super) enum Like {
 }
 
 impl Like {
-    /// What a path from the root of the tree belongs to.
+    /// File system that a path from the root of the tree belongs to.
     pub(super) fn of(path: &str) -> Self {
         match path.strip_prefix("proc") {
             Some(below) if below == "/sys" || below.starts_with("/sys/") => Self::Sysctl,
@@ -36,7 +36,7 @@ impl Like {
         }
     }
 
-    /// What a file is best read by, according to its attributes.
+    /// Read size of a file, according to its attributes.
     pub(super) fn block_bytes(self) -> u32 {
         match self {
             Self::Sysfs => PAGE_BYTES.into(),
@@ -87,7 +87,7 @@ impl Like {
         self == Self::Sysctl && offset > 0 && !is_mask
     }
 
-    /// Why a file cannot be made.
+    /// Error for making a file.
     pub(super) fn no_file(self) -> fuser::Errno {
         match self {
             Self::Sysfs => fuser::Errno::EACCES,
@@ -95,7 +95,7 @@ impl Like {
         }
     }
 
-    /// Why nothing else can be made.
+    /// Error for making anything else.
     pub(super) fn nothing_new(self) -> fuser::Errno {
         match self {
             Self::Sysfs => fuser::Errno::EPERM,
@@ -103,7 +103,7 @@ impl Like {
         }
     }
 
-    /// Why nothing can be removed.
+    /// Error for removing anything.
     pub(super) fn no_removal(self) -> fuser::Errno {
         match self {
             Self::Sysfs => fuser::Errno::EPERM,

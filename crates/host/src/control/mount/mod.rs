@@ -21,12 +21,12 @@ use super::{Control, Errno};
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// What it is called in the system's list of mounts.
+/// Name in the system's list of mounts.
 const NAME: &str = "forebay";
 
 /// A control tree that is mounted on a directory until this is dropped.
 ///
-/// It is served by a thread of its own. Where the caller is root, everybody may look and only root
+/// Served by a thread of its own. Where the caller is root, everybody may look and only root
 /// may change anything, as in sysfs; anybody else keeps it to themselves.
 pub struct Mount {
     directory: PathBuf,

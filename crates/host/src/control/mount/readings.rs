@@ -1,4 +1,4 @@
-//! What open files are in the middle of being read from.
+//! Texts that open files are being read from.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) struct Readings {
 
 struct Reading {
     text: String,
-    /// Where the last piece ended.
+    /// End of the last piece.
     offset: u64,
 }
 
