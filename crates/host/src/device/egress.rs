@@ -20,14 +20,14 @@ pub use sink::EgressSink;
 /// Packets that wait between one CPU and one queue, at most.
 pub(crate) const EGRESS_PACKETS: u32 = 1024;
 
-/// What the ends of one queue's lanes share.
+/// State that the ends of one queue's lanes share.
 struct Hub {
     tickets: Tickets,
     /// Wakes the CPU that drives the queue, once there is one.
     wake: OnceLock<Waker>,
     /// Lanes that the driving CPU has not taken over yet, and who counts what comes by them.
     joined: Mutex<Vec<(Lane, Arc<SinkCounters>)>>,
-    /// How many have joined in all. Written under the lock (Release), read by the driving CPU
+    /// Number of lanes that have joined in all. Written under the lock (Release), read by the driving CPU
     /// (Acquire).
     joins: AtomicUsize,
     /// Nobody drives the queue any more.
@@ -40,7 +40,7 @@ impl Hub {
     }
 }
 
-/// Where CPUs join a queue.
+/// Place where CPUs join a queue.
 #[derive(Clone)]
 pub(crate) struct Egress(Arc<Hub>);
 
@@ -114,7 +114,7 @@ impl Way {
     }
 }
 
-/// Which of the CPUs that send a packet is of.
+/// Index of the sending CPU that a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LaneId(pub(crate) u16);
 
@@ -160,7 +160,7 @@ impl Departures {
         self.hub.joins.load(Ordering::Relaxed) > 0
     }
 
-    /// What a CPU that sends counts.
+    /// Counters of a CPU that sends.
     pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
         self.counters.get(usize::from(of.0)).map(|counters| &**counters)
     }

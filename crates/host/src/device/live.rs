@@ -81,22 +81,22 @@ impl FromStr for Via {
 pub struct DeviceConfig {
     /// The interface's name; of a vhost-user device, the path of its socket.
     pub name: String,
-    /// How it is opened.
+    /// Way in which it is opened.
     pub via: Via,
     /// Its rx queues that are polled; the first ones. Of a vhost-user device, its queue pairs.
     pub queues: u16,
-    /// What is taken.
+    /// Packets that are taken.
     pub take: Take,
-    /// What is about `AF_XDP` alone.
+    /// Options of `AF_XDP` alone.
     pub xdp: XdpOptions,
-    /// What is about vhost-user alone.
+    /// Options of vhost-user alone.
     pub virtio: VirtioOptions,
     /// True if frames for other stations are wanted too.
     pub promiscuous: bool,
     /// True if the hash that the device computed, where it did, is used in place of ours. Whoever
     /// knows the device's key can aim at a CPU.
     pub device_hash: bool,
-    /// Whether checksums are verified, and so taken while frames are copied.
+    /// Checksum verification: then sums are taken while frames are copied.
     pub verify: Verify,
 }
 
@@ -135,12 +135,12 @@ impl DeviceConfig {
     }
 }
 
-/// How `AF_XDP` is used.
+/// Options of `AF_XDP`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct XdpOptions {
-    /// Where in the kernel the program runs.
+    /// Place in the kernel where the program runs.
     pub mode: XdpMode,
-    /// Whether the device writes into packet memory itself.
+    /// Copy mode: the device writes into packet memory itself, or the kernel copies.
     pub copy: CopyMode,
     /// True if polling drives the device (`SO_PREFER_BUSY_POLL`).
     pub busy_poll: bool,
@@ -148,7 +148,7 @@ pub struct XdpOptions {
     pub replace: bool,
 }
 
-/// Where in the kernel an XDP program runs.
+/// Places in the kernel where an XDP program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum XdpMode {
     /// In the driver if it can, else behind it.
@@ -160,7 +160,7 @@ pub enum XdpMode {
     Generic,
 }
 
-/// Who brings a frame into packet memory.
+/// Copy modes: who brings a frame into packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CopyMode {
     /// The device if it can, else the kernel.
@@ -172,7 +172,7 @@ pub enum CopyMode {
     ZeroCopy,
 }
 
-/// What the kernel counts of one queue, by its own names: what it dropped. Of a device that is no interface
+/// Counters of the kernel for one queue, by its own names: what it dropped. Of a device that is no interface
 /// it is what our driver counts, drops and others. Written by the source, read by anyone.
 #[derive(Debug)]
 pub struct KernelCounts {
@@ -204,7 +204,7 @@ impl KernelCounts {
     }
 }
 
-/// What one queue of a virtio device tells of its receive buffers. Written by its source, read by
+/// Receive buffers of one queue of a virtio device, for reports. Written by its source, read by
 /// anyone.
 #[derive(Default, Debug)]
 pub struct RxBuffers {
@@ -220,7 +220,7 @@ impl RxBuffers {
         self.size_bytes.load(Ordering::Relaxed)
     }
 
-    /// How many buffers the device has given back so far.
+    /// Number of buffers that the device has given back so far.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
@@ -237,13 +237,13 @@ impl RxBuffers {
     }
 }
 
-/// What is found out about a device, by name: `("mode", "native")`. Some of it is known only once an
+/// Facts found out about a device, by name: `("mode", "native")`. Some of it is known only once an
 /// engine has the device's queues; each copy tells of it.
 #[derive(Clone, Default, Debug)]
 pub struct Facts(Arc<Mutex<BTreeMap<&'static str, String>>>);
 
 impl Facts {
-    /// Those that are known from the beginning.
+    /// Facts that are known from the beginning.
     #[must_use]
     pub fn of(facts: impl IntoIterator<Item = (&'static str, String)>) -> Self {
         Self(Arc::new(Mutex::new(facts.into_iter().collect())))
@@ -254,7 +254,7 @@ impl Facts {
         self.map().insert(name, value);
     }
 
-    /// What is known now.
+    /// Facts that are known now.
     #[must_use]
     pub fn all(&self) -> BTreeMap<&'static str, String> {
         self.map().clone()
@@ -270,15 +270,15 @@ impl Facts {
 pub struct Device {
     /// The interface's name; of a vhost-user device, the path of its socket.
     pub name: String,
-    /// How it was opened.
+    /// Way in which it was opened.
     pub via: Via,
     /// One for each queue: what an engine polls.
     pub sources: Vec<Box<dyn Source>>,
-    /// What the kernel counts, or our driver, for each queue.
+    /// Counters of the kernel, or of our driver, for each queue.
     pub counts: Vec<Arc<KernelCounts>>,
-    /// What each queue of a virtio device tells of its receive buffers; any other device has none.
+    /// Receive buffers of each queue of a virtio device; any other device has none.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
-    /// What was found out about it, for reports.
+    /// Facts found out about it, for reports.
     pub facts: Facts,
     /// None for frames from elsewhere.
     way_out: Option<WayOut>,
@@ -286,7 +286,7 @@ pub struct Device {
     takes_all: bool,
 }
 
-/// What sinks are made of.
+/// Parts that sinks are made of.
 enum WayOut {
     Xdp(XdpDevice),
     Packet(Interface),
@@ -318,7 +318,7 @@ impl Device {
         Self { name, via, sources, counts, rx_buffers, facts, way_out: None, takes_all: false }
     }
 
-    /// Whether this is the device that somebody calls so: by its name, or as on the command line
+    /// True if this is the device that somebody calls so: by its name, or as on the command line
     /// with how it is opened in front, as in `vhost-user:/run/switch.sock`.
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {

@@ -30,12 +30,12 @@ pub use live::{
 pub use pace::Rate;
 pub use tun::TunDevice;
 
-/// What a source tells while it runs.
+/// Progress that a source tells while it runs.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// How much of it is done, in the source's unit.
+    /// Part that is done, in the source's unit.
     pub done: AtomicU64,
-    /// How much there is, if that is known.
+    /// The whole, if it is known.
     pub total: Option<u64>,
     /// Records that were passed over as damaged.
     pub damaged: AtomicU64,

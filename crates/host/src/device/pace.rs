@@ -1,12 +1,12 @@
 //! When a recorded or made-up frame is due.
 
-/// How fast a source gives its frames.
+/// Rate at which a source gives its frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Rate {
     /// As fast as they are taken.
     #[default]
     Max,
-    /// This many a second, evenly spaced; at least one.
+    /// So many a second, evenly spaced; at least one.
     PerSecond(u64),
     /// At the times of the capture.
     Capture,

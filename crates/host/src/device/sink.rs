@@ -11,7 +11,7 @@ use crate::error::Error;
 pub trait Sink: Send {
     /// Sends packets, the oldest first, and never waits for room.
     ///
-    /// What the device keeps until it is sent is taken out of the vector; what is done with, sent or
+    /// Packets that the device keeps until they are sent are taken out of the vector; those done with, sent or
     /// dropped, stays in it for the caller to give back. What cannot be sent is dropped and counted
     /// by [name](SendDrop).
     ///
@@ -19,11 +19,11 @@ pub trait Sink: Send {
     /// When the device is gone for good.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), Error>;
 
-    /// What was sent so far, and what was not.
+    /// Counters of packets sent so far, and of those that were not.
     fn counters(&self) -> &Arc<SinkCounters>;
 }
 
-/// What one sink counts. Written by the CPU that sends and, where packets go over a ring, by the one
+/// Counters of one sink. Written by the CPU that sends and, where packets go over a ring, by the one
 /// that drives the device's queue; read by anyone.
 ///
 /// Packets that were handed in are those that were sent and those that were dropped.
@@ -87,7 +87,7 @@ fn add(counter: &AtomicU64, count: u64) {
     }
 }
 
-/// What was sent, before it is counted.
+/// Packets sent that are not counted yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Sent {
     /// Packets, merged ones counted once.
@@ -116,7 +116,7 @@ impl Sent {
     }
 }
 
-/// Why a packet was not sent.
+/// Reason why a packet was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SendDrop {
     /// The device, or the queue before it, had no room.
@@ -131,7 +131,7 @@ pub enum SendDrop {
     Down,
     /// The kernel refused it for another reason.
     Refused,
-    /// It did not get into its capture: the disk is full, or broken.
+    /// Not written into its capture: the disk is full, or broken.
     NotWritten,
 }
 

@@ -18,7 +18,7 @@ use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
 use crate::random::Random;
 
-/// What a stamped payload begins with.
+/// First bytes of a stamped payload.
 pub const STAMP_MAGIC: [u8; 4] = *b"STMP";
 
 /// Magic, flow, sequence number.
@@ -27,19 +27,19 @@ pub const STAMP_BYTES: usize = 16;
 /// Traffic to make up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntheticPlan {
-    /// How many frames.
+    /// Number of frames.
     pub frames: u64,
     /// Of how many flows; at least one.
     pub flows: u32,
     /// Payload lengths, drawn evenly between these; at least a stamp's.
     pub payload_bytes: (u16, u16),
-    /// How many frames of one flow come in a row, drawn evenly between these.
+    /// Number of frames of one flow in a row, drawn evenly between these.
     pub run: (u32, u32),
     /// IPv6 rather than IPv4.
     pub ipv6: bool,
-    /// What determines all draws.
+    /// Seed that determines all draws.
     pub seed: u64,
-    /// How fast.
+    /// Rate.
     pub rate: Rate,
 }
 
@@ -103,7 +103,7 @@ impl SyntheticSource {
         source
     }
 
-    /// What the source tells while it runs: frames.
+    /// Progress of the source: frames.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress

@@ -1,4 +1,4 @@
-//! What lies in a block of the ring: `struct tpacket_block_desc` and frames, each behind its
+//! Contents of a block of the ring: `struct tpacket_block_desc` and frames, each behind its
 //! `struct tpacket3_hdr` (include/uapi/linux/if_packet.h).
 //!
 //! The kernel writes all of it, and none of it is believed: every offset and length is held against
@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 48;
 /// `ETH_P_8021Q` of include/uapi/linux/if_ether.h: the type of a tag that comes without one.
 const ETH_P_8021Q: u16 = 0x8100;
 
-/// How the kernel's words about a block cannot be.
+/// Contradiction in the kernel's description of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockLie {
     /// The first frame, or the one after another, begins outside of the block or inside its
@@ -42,12 +42,12 @@ impl fmt::Display for BlockLie {
     }
 }
 
-/// How far a block has been read.
+/// Position up to which a block has been read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cursor {
     /// Frames that are left.
     left: u32,
-    /// Where the next one's header begins.
+    /// Offset of the next one's header.
     at: usize,
 }
 
@@ -85,7 +85,7 @@ impl Cursor {
 /// A frame in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RingFrame<'a> {
-    /// What the kernel kept of it: all, unless it is larger than a block.
+    /// Bytes that the kernel kept of it: all, unless it is larger than a block.
     pub(crate) bytes: &'a [u8],
     /// The `struct virtio_net_hdr` before it, in the machine's byte order.
     pub(crate) vnet_hdr: [u8; VIRTIO_NET_HDR_BYTES],
@@ -106,7 +106,7 @@ pub(crate) struct RingFrame<'a> {
 /// A VLAN tag (IEEE 802.1Q).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
-    /// What kind of tag: 0x8100, or 0x88a8.
+    /// Ethertype of the tag: 0x8100 or 0x88a8.
     pub(crate) tpid: u16,
     /// Priority and VLAN id.
     pub(crate) tci: u16,
@@ -190,7 +190,7 @@ mod tests {
         block
     }
 
-    /// Where the kernel puts the Ethernet header: behind `tpacket3_hdr`, `sockaddr_ll`, room for a
+    /// Offset at which the kernel puts the Ethernet header: behind `tpacket3_hdr`, `sockaddr_ll`, room for a
     /// `virtio_net_hdr`, so that what follows it is aligned.
     const MAC: usize = 98;
 

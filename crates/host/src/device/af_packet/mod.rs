@@ -17,18 +17,18 @@ use crate::sys::socket_filter::{self, FilterInstruction};
 pub use sink::PacketSink;
 pub use source::PacketSource;
 
-/// How an interface is opened.
+/// Options of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketOptions {
     /// Among how many queues the kernel deals the flows out.
     pub queues: u16,
-    /// What is taken. The kernel's own stack goes on seeing all of it.
+    /// Packets that are taken. The kernel's own stack goes on seeing all of them.
     pub take: Take,
     /// True if frames for other stations are wanted too.
     pub promiscuous: bool,
-    /// Whether the hash that the device computed, or the kernel where it did not, is used.
+    /// Use of the hash that the device computed, or the kernel where it did not.
     pub device_hash: bool,
-    /// Whether frames are summed up while they are copied.
+    /// Checksum verification: then frames are summed up while they are copied.
     pub verify: Verify,
 }
 
@@ -97,7 +97,7 @@ fn attach_filter(
     attached.map_err(refused(interface, "attach a filter (SO_ATTACH_FILTER) to it"))
 }
 
-/// What frames begin with.
+/// Link that frames begin with.
 fn link_of(interface: &Interface, socket: &PacketSocket) -> Result<Link> {
     const ETHERNET: [u16; 2] = [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK];
     const BARE_IP: [u16; 6] = [

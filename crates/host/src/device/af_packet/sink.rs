@@ -23,7 +23,7 @@ const BATCH_MAX: usize = 64;
 /// The most places that a send is gathered from: `UIO_MAXIOV` (`linux/uio.h`).
 const IOV_MAX: usize = 1024;
 
-/// What the kernel may hold for a device that is slower than we are: about a hundred of the largest
+/// Memory that the kernel may hold for a device that is slower than we are: about a hundred of the largest
 /// packets.
 const SEND_BUFFER_BYTES: usize = 8 << 20;
 
@@ -38,14 +38,14 @@ const SEND_BUFFER_BYTES: usize = 8 << 20;
 pub struct PacketSink {
     socket: PacketSocket,
     interface: Interface,
-    /// What the interface's frames begin with.
+    /// Link that the interface's frames begin with.
     link: Link,
     /// Number of packets that are handed over in a call: fewer while there is no room for all.
     batch: usize,
     counters: Arc<SinkCounters>,
 }
 
-/// What became of the first of some packets.
+/// Outcome of the first of some packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// So many were sent.
@@ -82,7 +82,7 @@ impl PacketSink {
         *mtu = self.socket.mtu(index.0).unwrap_or(*mtu);
     }
 
-    /// Why a packet cannot go out, if it cannot.
+    /// Reason why a packet cannot go out, if it cannot.
     fn refusal(&self, packet: &Packet) -> Option<SendDrop> {
         let Headers { link, network_offset, payload_offset, .. } = packet.headers;
         if link != self.link {

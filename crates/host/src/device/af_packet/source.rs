@@ -22,21 +22,21 @@ use crate::sys::packet::{PacketSocket, RxRing};
 /// The largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
 const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
 
-/// How often the kernel is asked for errors and drops while nothing comes.
+/// Time between two questions to the kernel for errors and drops while nothing comes.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
 /// The same while it is not known whether the link is only down: an interface that is deleted is
 /// down first, and its end wakes nobody who has heard of that.
 const DOWN_LOOK_NS: u64 = 100_000_000;
 
-/// How long frames may still come into the ring when none are taken any more: until all CPUs have
+/// Time for which frames may still come into the ring when none are taken any more: until all CPUs have
 /// seen the filter, and the last block has been handed over.
 const LAST_FRAMES_NS: u64 = 10_000_000;
 
 /// When a ring that owes frames is given up.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 
-/// Where an Ethernet frame's tags stand: behind the addresses.
+/// Offset of an Ethernet frame's tags: behind the addresses.
 const TAG_AT: usize = 12;
 
 /// The names of what the kernel counts.
@@ -46,11 +46,11 @@ const COUNTS: [&str; 1] = ["tp_drops"];
 pub struct PacketSource {
     ring: RxRing,
     interface: Interface,
-    /// What frames begin with.
+    /// Link that frames begin with.
     link: Link,
     options: PacketOptions,
     numbering: Numbering,
-    /// How far the oldest block has been read, if that has begun.
+    /// Position up to which the oldest block has been read, if that has begun.
     cursor: Option<Cursor>,
     /// Frames taken out of the ring.
     taken: u64,
@@ -76,7 +76,7 @@ struct Ending {
     is_gone: bool,
 }
 
-/// Why no more frames are taken for now.
+/// Reason why no more frames are taken for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Halt {
     /// There are enough.
@@ -112,13 +112,13 @@ impl PacketSource {
         }
     }
 
-    /// What frames begin with.
+    /// Link that frames begin with.
     #[must_use]
     pub fn link(&self) -> Link {
         self.link
     }
 
-    /// What the kernel counts of this queue.
+    /// Counters of the kernel for this queue.
     #[must_use]
     pub fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
@@ -158,7 +158,7 @@ impl PacketSource {
         Ok(Halt::Empty)
     }
 
-    /// What there is to be said when the ring is empty.
+    /// Status when the ring is empty.
     fn idle(&mut self, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
         let is_due = now_ns.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS;
         if self.is_stale || is_due {
@@ -256,7 +256,7 @@ impl Source for PacketSource {
     }
 }
 
-/// What brings frames from a block into packet memory.
+/// Copier of frames from a block into packet memory.
 struct Receiver<'a> {
     link: Link,
     options: &'a PacketOptions,
@@ -331,7 +331,7 @@ impl Receiver<'_> {
     }
 }
 
-/// What the kernel says before a frame, if anything: of the frame with its tag in it.
+/// The frame's `virtio_net_hdr`, if there is one, adjusted for the re-inserted VLAN tag.
 fn told(frame: &RingFrame<'_>, tag_len: usize) -> Option<VirtioNetHdr> {
     if frame.vnet_hdr == [0; VIRTIO_NET_HDR_BYTES] {
         return None;

@@ -9,7 +9,7 @@ use crate::sys::bpf::Instruction;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Register {
-    /// What a function and the program return. Calls overwrite it.
+    /// Register in which a function and the program return. Calls overwrite it.
     R0 = 0,
     /// The first argument. Calls overwrite the arguments.
     R1 = 1,
@@ -23,11 +23,11 @@ pub(super) enum Register {
     R7 = 7,
     /// Ours, and kept over calls.
     R8 = 8,
-    /// Where the stack begins, downwards; it cannot be written.
+    /// Register of the stack's top, which cannot be written.
     R10 = 10,
 }
 
-/// How many bytes a load or a store moves.
+/// Number of bytes that a load or a store moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Width {
@@ -214,7 +214,7 @@ impl Assembler {
     }
 }
 
-/// How far a jump at `at` goes to reach `place`: counted from the instruction behind it.
+/// Distance of a jump at `at` to `place`: counted from the instruction behind it.
 fn jump_distance(at: usize, place: usize) -> Option<i16> {
     let (at, place) = (i16::try_from(at).ok()?, i16::try_from(place).ok()?);
     place.checked_sub(at)?.checked_sub(1)

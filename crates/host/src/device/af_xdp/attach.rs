@@ -15,12 +15,12 @@ use crate::sys::packet::PacketSocket;
 use crate::sys::privilege;
 use crate::sys::xdp_attached::{self, AttachedProgram};
 
-/// How the program is to be attached.
+/// Options for attaching the program.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachOptions<'a> {
     /// Receive queues of the interface: sockets may be put in for those below.
     pub queues: u32,
-    /// Where, the first that works.
+    /// Places, of which the first that works is taken.
     pub places: &'a [XdpPlace],
     /// Takes packets that come in several buffers too: the sockets must be bound with `XDP_USE_SG`.
     pub is_multi_buffer: bool,
@@ -114,19 +114,19 @@ impl Attached {
         self.map.remove(queue).map_err(|refused| refusal(&self.interface, &refused))
     }
 
-    /// Where the program runs.
+    /// Place where the program runs.
     #[must_use]
     pub fn place(&self) -> XdpPlace {
         self.place
     }
 
-    /// What stands before each packet, if the device gives its hash.
+    /// Metadata before each packet, if the device gives its hash.
     #[must_use]
     pub fn metadata(&self) -> Option<MetadataLayout> {
         self.metadata
     }
 
-    /// What the report says of it.
+    /// Facts for the report.
     #[must_use]
     pub fn facts(&self) -> &[(&'static str, String)] {
         &self.facts
@@ -238,7 +238,7 @@ fn taken(name: &str, program: &AttachedProgram, replace: bool) -> Error {
     xdp(name, format!("{program}, is attached already{cannot}"), held)
 }
 
-/// What the kernel's refusal comes to.
+/// Error for the kernel's refusal.
 fn refusal(interface: &str, refused: &Refused) -> Error {
     let name = interface.to_owned();
     let unsupported = |what: &str, since, option: &str| Error::Unsupported {

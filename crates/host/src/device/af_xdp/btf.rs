@@ -33,7 +33,7 @@ pub(super) fn function(btf: &[u8], name: &str) -> Result<u32, &'static str> {
     Err("no such function")
 }
 
-/// What follows a type's header: `btf_type_size`, as it were.
+/// Bytes behind a type's header: `btf_type_size`, as it were.
 fn extra_bytes(kind: u32, count: u32) -> Option<usize> {
     let count = usize::try_from(count).ok()?;
     Some(match kind {

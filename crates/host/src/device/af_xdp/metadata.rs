@@ -11,7 +11,7 @@ use crate::sys::netdev;
 
 use Register::{R0, R1, R2, R3, R10};
 
-/// What the program puts in front of each packet, and how to read it.
+/// Metadata that the program puts in front of each packet, and its layout.
 ///
 /// Three words, right before the packet's first byte: the hash, its kind (`enum xdp_rss_hash_type`)
 /// and a cookie that says that the program has just written them. Where the program could not, these
@@ -23,7 +23,7 @@ pub struct MetadataLayout {
 }
 
 impl MetadataLayout {
-    /// What stands before the packet.
+    /// Metadata before the packet.
     pub const BYTES: usize = 12;
 
     /// The hash of the packet behind these bytes, if the device has one that tells flows apart.
@@ -44,7 +44,7 @@ const RSS_KIND_L4: u32 = 1 << 3;
 /// The kernel's function that asks the driver: net/core/xdp.c.
 const RX_HASH: &str = "bpf_xdp_metadata_rx_hash";
 
-/// How the program asks the driver for the hash, and where it puts it.
+/// Call by which the program asks the driver for the hash, and the place that it goes to.
 #[derive(Clone, Copy, Debug)]
 pub struct HashCall {
     /// [`RX_HASH`], by its number.
@@ -86,7 +86,7 @@ impl HashCall {
         Ok(Self { function, layout })
     }
 
-    /// How what it puts in front of packets is read.
+    /// Layout of the metadata.
     pub(super) fn layout(self) -> MetadataLayout {
         self.layout
     }

@@ -26,7 +26,7 @@ use source::QueueConfig;
 /// and a page holds.
 const WHOLE_MTU_MAX: u32 = 3400;
 
-/// What comes before and behind an IP packet: an Ethernet header with a VLAN tag.
+/// Bytes before and behind an IP packet: an Ethernet header with a VLAN tag.
 const LINK_BYTES: u32 = 18;
 
 /// The largest frame of a device with that MTU.
@@ -42,7 +42,7 @@ pub struct XdpDevice {
     facts: Facts,
 }
 
-/// What a device is opened for.
+/// Purpose that a device is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opened {
     /// To receive, and to send.
@@ -55,8 +55,8 @@ impl XdpDevice {
     /// Attaches the program, and makes a source for each queue. Packets come once the sources are
     /// attached to an engine.
     ///
-    /// Whether a packet that comes from a socket of this machine has its checksum, `AF_XDP` does not
-    /// tell: over veth, it has only the pseudo header's sum.
+    /// `AF_XDP` does not tell if a packet from a socket of this machine has its checksum: over veth, it
+    /// has only the pseudo header's sum.
     ///
     /// # Errors
     /// When the kernel refuses, or this process may not.
@@ -112,7 +112,7 @@ impl XdpDevice {
         EgressSink::new(self.interface.clone(), &self.egress)
     }
 
-    /// What was found out about it; how packets are copied once its queues are attached to an engine.
+    /// Facts found out about it; how packets are copied once its queues are attached to an engine.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts

@@ -1,7 +1,7 @@
 //! The XDP program: packets that are ours go to the AF_XDP socket of their queue, all others to the
 //! kernel.
 //!
-//! It reads headers where the driver put the frame's first bytes; of a frame in several buffers it
+//! The program reads headers where the driver put the frame's first bytes; of a frame in several buffers it
 //! sees the first one. Headers that lie further behind leave the frame with the kernel. A VLAN tag
 //! that the device took off is not there for XDP, here as later: see `rxvlan` of `ethtool -k`, and
 //! `txvlan` of a veth's other end.
@@ -17,9 +17,9 @@ use Register::{R0, R1, R2, R3};
 
 /// The context that the kernel calls the program with.
 const CONTEXT: Register = Register::R6;
-/// Where the program reads in the packet.
+/// Register of the place in the packet that the program reads.
 const AT: Register = Register::R7;
-/// Where the packet's first buffer ends.
+/// Register of the end of the packet's first buffer.
 const END: Register = Register::R8;
 
 // struct xdp_md, linux/bpf.h
@@ -110,7 +110,7 @@ fn ethernet(program: &mut Assembler, ipv4: Label, ipv6: Label, pass: Label) {
     program.jump(pass);
 }
 
-/// What says which transport header follows, in `ports`.
+/// Register of the transport protocol, for `ports`.
 const PROTOCOL: Register = R3;
 
 fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {

@@ -48,19 +48,19 @@ const IDLE_LOOK_NS: u64 = 1_000_000;
 /// The same of a queue that sleeps: `poll(2)` on an AF_XDP socket tells of no error (`xsk_poll`).
 const ASLEEP_LOOK_NS: u64 = 200_000_000;
 
-/// How often the MTU is asked for.
+/// Time between two questions for the MTU.
 const MTU_LOOK_NS: u64 = 1_000_000_000;
 
-/// How long frames that were sent may stay away while there is nothing to do.
+/// Time for which frames that were sent may stay away while there is nothing to do.
 const COMPLETION_NS: u64 = 1_000_000;
 
 /// Drivers of devices that packets come to from this machine, or from its host.
 const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
 
-/// What the kernel counts, in this order.
+/// Counters of the kernel, in this order.
 pub(super) const COUNTS: [&str; 2] = ["rx_dropped", "rx_ring_full"];
 
-/// What a queue is opened with.
+/// Settings of a queue.
 pub(super) struct QueueConfig {
     pub(super) interface: Interface,
     pub(super) queue: u32,
@@ -72,7 +72,7 @@ pub(super) struct QueueConfig {
     pub(super) is_scattered: bool,
 }
 
-/// What there is after a poll.
+/// State after a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rest {
     /// More frames.
@@ -101,7 +101,7 @@ pub struct XdpSource {
     socket: Option<Socket>,
     /// None before it is attached to an engine.
     numbering: Option<Numbering>,
-    /// What a frame that the kernel receives into holds.
+    /// Bytes of a frame that the kernel receives into.
     room_bytes: u32,
     /// Frames that the kernel is given to receive into.
     fill_most: u32,
@@ -168,13 +168,13 @@ impl XdpSource {
         }
     }
 
-    /// What the kernel counts.
+    /// Counters of the kernel.
     #[must_use]
     pub fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
     }
 
-    /// What the kernel says to a socket with packet memory of `memory_bytes`.
+    /// Error of the kernel for a socket with packet memory of `memory_bytes`.
     fn refused(&self, refused: OpenError, memory_bytes: u64) -> Error {
         let help = match refused.source.raw_os_error() {
             Some(libc::EBUSY) => "another program has that queue: end it, or take another device",

@@ -16,10 +16,10 @@ const BATCH_FRAMES: u32 = 256;
 /// The most pieces that a frame is sent in: `MAX_SKB_FRAGS` and the head (`linux/skbuff.h`).
 const PIECES_MAX: u32 = 17;
 
-/// What is to be sent of one queue.
+/// Packets to be sent of one queue.
 pub(super) struct Transmit {
     outgoing: Outgoing,
-    /// What lies in the tx ring, by index; filled from `counted` to its end.
+    /// Contents of the tx ring, by index; filled from `counted` to its end.
     slots: Box<[Slot]>,
     /// The index up to which it is counted what became of it.
     counted: u32,
@@ -32,19 +32,19 @@ pub(super) struct Transmit {
     is_down: bool,
 }
 
-/// What the device and the kernel take.
+/// Packets that the device and the kernel take.
 #[derive(Clone, Copy)]
 struct Limits {
     /// The longest IP packet that the device sends.
     mtu: u32,
-    /// What one frame that the kernel is given can hold.
+    /// Bytes that one frame given to the kernel can hold.
     room_bytes: u32,
     /// True if a frame may be sent in pieces.
     is_scattered: bool,
 }
 
 impl Limits {
-    /// How a packet can be sent, or why it cannot.
+    /// Way in which a packet can be sent, or the reason why it cannot.
     fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
         if packet.gso_size() > 0 {
             return Ok(Shape::Cut);
@@ -96,7 +96,7 @@ impl Transmit {
         }
     }
 
-    /// Where packets come from.
+    /// Lanes that packets come from.
     pub(super) fn departures(&self) -> &Departures {
         self.outgoing.departures()
     }
@@ -272,7 +272,7 @@ impl Transmit {
 }
 
 impl Drop for Transmit {
-    /// What the kernel has not taken will not be sent.
+    /// Gives up packets that the kernel has not taken: they will not be sent.
     fn drop(&mut self) {
         let mask = self.slots.len().wrapping_sub(1);
         let mut index = self.counted;

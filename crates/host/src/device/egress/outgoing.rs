@@ -1,4 +1,4 @@
-//! What a device queue sends next: packets as they are, or the segments that they are cut into.
+//! Packets that a device queue sends next: as they are, or the segments that they are cut into.
 
 use std::collections::VecDeque;
 
@@ -18,13 +18,13 @@ const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 /// The packets of all CPUs, in order, on their way into a device's ring.
 pub(crate) struct Outgoing {
     departures: Departures,
-    /// What has left its lane, and is not in the device's ring yet; oldest first. At most the
+    /// Packets that have left their lane, and are not in the device's ring yet; oldest first. At most the
     /// segments of one packet.
     waiting: VecDeque<Segment>,
     cut: Vec<Packet>,
 }
 
-/// What a device sends at once: a packet, or a segment of one.
+/// Unit that a device sends: a packet, or a segment of one.
 pub(crate) struct Segment {
     pub(crate) lane: LaneId,
     pub(crate) packet: Packet,
@@ -32,7 +32,7 @@ pub(crate) struct Segment {
     pub(crate) is_last: bool,
 }
 
-/// How a device takes a packet.
+/// Way in which a device takes a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shape {
     /// As it is.
@@ -46,7 +46,7 @@ impl Outgoing {
         Self { departures, waiting: VecDeque::new(), cut: Vec::new() }
     }
 
-    /// Where packets come from.
+    /// Lanes that packets come from.
     pub(crate) fn departures(&self) -> &Departures {
         &self.departures
     }
@@ -56,7 +56,7 @@ impl Outgoing {
         !self.waiting.is_empty() || self.departures.has_some()
     }
 
-    /// What goes next. `shape` says how a packet is taken, or why it is not: those are dropped and
+    /// The next unit. `shape` says how a packet is taken, or why it is not: those are dropped and
     /// counted, and so is a packet that there is no memory to cut.
     pub(crate) fn next(
         &mut self,
@@ -139,7 +139,7 @@ impl Outgoing {
 }
 
 impl Drop for Outgoing {
-    /// What was not sent will not be. What is in the lanes is counted there.
+    /// Gives up what was not sent. What is in the lanes is counted there.
     fn drop(&mut self) {
         for last in self.waiting.iter().filter(|segment| segment.is_last) {
             self.count(last.lane, Sent::default(), SendDrop::Down, 1);

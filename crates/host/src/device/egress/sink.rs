@@ -15,7 +15,7 @@ pub struct EgressSink {
     /// The device.
     name: String,
     ways: Vec<Way>,
-    /// What is for each queue, in the call under way.
+    /// Packets for each queue, in the call under way.
     sorted: Vec<Vec<Packet>>,
     counters: Arc<SinkCounters>,
 }

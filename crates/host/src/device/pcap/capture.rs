@@ -1,4 +1,4 @@
-//! Where captures are: files, pipes, standard input, memory.
+//! Captures in files, pipes, standard input, memory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,12 +15,12 @@ use super::reader::Reader;
 use super::window::GZIP_MAGIC;
 use crate::error::{Error, Result};
 
-/// Where a capture's bytes are.
+/// Place of a capture's bytes.
 #[derive(Clone, Debug)]
 pub enum Capture {
     /// In a file.
     File(PathBuf),
-    /// What comes by standard input.
+    /// Bytes of standard input.
     Stdin,
     /// In the program: a name and the bytes.
     Bundled(&'static str, &'static [u8]),
@@ -168,7 +168,7 @@ fn stdin() -> Result<File> {
     descriptor.map(File::from).map_err(Error::file("read", "standard input"))
 }
 
-/// What a CPU sleeps on while there is nothing to be read.
+/// Descriptor that a CPU sleeps on while there is nothing to be read.
 pub(super) struct Inlet {
     descriptor: OwnedFd,
     waits: Arc<AtomicBool>,

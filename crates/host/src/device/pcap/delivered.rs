@@ -1,4 +1,4 @@
-//! What one CPU delivers, written to a capture of its own.
+//! Packets of one CPU, written to a capture of its own.
 
 use std::mem;
 use std::path::Path;
@@ -67,7 +67,7 @@ impl DeliveredCapture {
         self.frames = mem::replace(packets, frames);
     }
 
-    /// What was written so far, and what was not. What still waits to be written is neither.
+    /// Counters of packets written so far, and of those that were not. What still waits to be written is neither.
     #[must_use]
     pub fn counters(&self) -> &Arc<SinkCounters> {
         &self.counters

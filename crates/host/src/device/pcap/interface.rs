@@ -7,14 +7,14 @@ use super::link::LinkType;
 /// An interface of a pcapng section.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interface {
-    /// What its packets begin with.
+    /// Link that its packets begin with.
     pub(super) link_type: LinkType,
     snaplen: u32,
     resolution: Resolution,
     offset_s: i64,
 }
 
-/// How long a tick of the interface's clock is (option `if_tsresol`).
+/// Length of a tick of the interface's clock (option `if_tsresol`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Resolution {
     /// 10^-n seconds.
@@ -24,7 +24,7 @@ enum Resolution {
 }
 
 impl Interface {
-    /// What stands for one whose description cannot be read: its packets cannot be either.
+    /// Placeholder for one whose description cannot be read: its packets cannot be either.
     pub(super) const DAMAGED: Self = Self {
         link_type: LinkType::DAMAGED,
         snaplen: 0,
@@ -59,7 +59,7 @@ impl Interface {
         u64::try_from(i128::from(ns) + offset_ns).unwrap_or(0)
     }
 
-    /// How much of a packet a simple packet block holds.
+    /// Bytes of a packet that a simple packet block holds.
     pub(super) fn captured(&self, wire_len: u32) -> usize {
         let snaplen = if self.snaplen == 0 { u32::MAX } else { self.snaplen };
         wire_len.min(snaplen) as usize

@@ -19,7 +19,7 @@ pub(super) const READ: &str = "Ethernet (1), raw IP (12, 14, 101, 228, 229), NUL
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LinkType(u32);
 
-/// What a packet of a capture begins with.
+/// Link header that a packet of a capture begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Begin {
     /// Behind so many bytes, with this.
@@ -121,7 +121,7 @@ fn behind_family(bytes: &[u8]) -> Option<Begin> {
     is_ip.then_some(Begin::At(FAMILY_BYTES, Link::Ip))
 }
 
-/// What a cooked header knows.
+/// Fields of a cooked header.
 struct Cooked {
     /// To whom the packet was sent.
     packet_type: u16,

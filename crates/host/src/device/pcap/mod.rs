@@ -35,14 +35,14 @@ pub use tally::Damage;
 /// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;
 
-/// How captures are replayed.
+/// Options of a replay of captures.
 #[derive(Clone, Debug)]
 pub struct ReplayPlan {
     /// The captures, in order.
     pub captures: Vec<Capture>,
-    /// How often all of them are gone through.
+    /// Number of loops over all of them.
     pub loops: u64,
-    /// How fast.
+    /// Rate.
     pub rate: Rate,
 }
 
@@ -51,10 +51,10 @@ pub struct PcapSource {
     plan: ReplayPlan,
     share: Option<QueueShare>,
     verify: Verify,
-    /// Which capture comes next, over all loops.
+    /// Index of the next capture, over all loops.
     next_capture: u64,
     reader: Option<Reader>,
-    /// Where it reads, if that has no more at times.
+    /// Capture that it reads, if that has no more at times.
     inlet: Option<Inlet>,
     /// True if nothing waits for what is to be read.
     never_waits: bool,
@@ -120,7 +120,7 @@ impl PcapSource {
         self
     }
 
-    /// What the source tells while it runs: bytes of the captures, of all loops.
+    /// Progress of the source: bytes of the captures, of all loops.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress

@@ -23,7 +23,7 @@ pub const MAX_RECORD_BYTES: u32 = 262_144;
 /// The most that a pcapng block may hold, as in Wireshark.
 pub const MAX_BLOCK_BYTES: u32 = 16 << 20;
 
-/// How far ahead of the current record bytes are asked for: they come from the machine's last cache,
+/// Distance ahead of the current record at which bytes are asked for: they come from the machine's last cache,
 /// or from memory, in the time that a few packets take.
 const PREFETCH_BYTES: usize = 2048;
 
@@ -44,7 +44,7 @@ pub struct Record<'a> {
     pub wire_len: u32,
     /// When it was captured, in nanoseconds since 1970; 0 if the file does not say.
     pub timestamp_ns: u64,
-    /// What the bytes begin with; none if the path cannot read that: then they are as in the file.
+    /// Link that the bytes begin with; none if the path cannot read that: then they are as in the file.
     pub link: Option<Link>,
 }
 
@@ -82,7 +82,7 @@ struct Pcap {
     link_type: LinkType,
 }
 
-/// Where the parts of a record lie in the window.
+/// Places of a record's parts in the window.
 pub(super) struct Located {
     pub(super) total: usize,
     pub(super) bytes: std::ops::Range<usize>,
@@ -271,7 +271,7 @@ impl Reader {
         self.tally.unread()
     }
 
-    /// How many these are.
+    /// Number of these.
     pub(super) fn unread_records(&self) -> u64 {
         self.tally.unread_records()
     }

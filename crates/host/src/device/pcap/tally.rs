@@ -1,11 +1,11 @@
-//! What became of the records of a capture.
+//! Outcome of a capture's records.
 
 use std::collections::BTreeMap;
 
 use super::link::{LinkType, READ};
 use crate::error::{Error, Result};
 
-/// What was wrong with a capture without ending it.
+/// Flaws of a capture that did not end it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Damage {
     /// Records that were passed over.
@@ -17,12 +17,12 @@ pub struct Damage {
 /// Records that were passed, by what became of them.
 #[derive(Default)]
 pub(super) struct Tally {
-    /// Those that could be read.
+    /// Records that could be read.
     pub(super) read: u64,
-    /// Those of link types that are not read, of which there are 65,536 in a capture at most.
+    /// Records of link types that are not read, of which there are 65,536 in a capture at most.
     unread: BTreeMap<LinkType, u64>,
     damage: Damage,
-    /// Where the first is that could not be read, or is damaged.
+    /// Offset of the first that could not be read, or is damaged.
     first_bad: Option<u64>,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 
-/// What a gzip file begins with.
+/// First bytes of a gzip file.
 pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Bytes asked of the reader at once.

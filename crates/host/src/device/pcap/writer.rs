@@ -20,7 +20,7 @@ const RAW: u32 = 101;
 const LAST_TIME_NS: u64 = (1 << 32) * SECOND_NS - 1;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What the first four bytes of a capture with nanoseconds are.
+/// First four bytes of a capture with nanoseconds.
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Versions 2 and 4, as in every capture.
 const VERSION: u32 = 4 << 16 | 2;
@@ -37,14 +37,14 @@ pub(super) struct CaptureWriter {
     ip: LinkCapture,
 }
 
-/// What has become of packets: they are in the file, or will never be.
+/// Outcome of packets: in the file, or never to be.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What the system has taken.
+    /// Packets that the system has taken.
     pub(super) written: Sent,
     /// Packets that it has not.
     pub(super) lost: u64,
-    /// Why not: the first time.
+    /// Reason of the first failure.
     pub(super) error: Option<Error>,
 }
 
@@ -162,7 +162,7 @@ impl<W: Write> Records<W> {
         packet.fragments().for_each(|fragment| self.waiting.extend_from_slice(fragment));
     }
 
-    /// What was added since the last packet is one.
+    /// Makes a packet of the bytes added since the last one.
     fn end_packet(&mut self, sent: Sent) {
         self.packets.push((self.waiting.len(), sent));
     }

@@ -60,7 +60,7 @@ struct Assembler {
     jumps: Vec<(usize, Branch, Label)>,
 }
 
-/// Which way of an instruction that jumps.
+/// Branch of an instruction that jumps.
 #[derive(Clone, Copy)]
 enum Branch {
     IfSo,

@@ -1,4 +1,4 @@
-//! Which packets of an interface are taken; the kernel keeps the rest.
+//! Choice of the packets of an interface that are taken; the kernel keeps the rest.
 
 mod filter; // the same as a filter of a packet socket
 
@@ -19,7 +19,7 @@ pub const MAX_RANGES: usize = 64;
 /// no fragment header. A packet with more stays with the kernel.
 pub const MAX_EXTENSION_HEADERS: usize = 4;
 
-/// What the headers say, as far as choosing needs it.
+/// Header fields, as far as choosing needs them.
 pub(crate) mod wire {
     /// IEEE 802.1Q, 802.1ad, and what stood for the latter before.
     pub(crate) const VLAN_TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
@@ -29,7 +29,7 @@ pub(crate) mod wire {
     pub(crate) const EXTENSION_HEADERS: [u8; 3] = [0, 43, 60];
 }
 
-/// Which packets are taken.
+/// Packets that are taken.
 ///
 /// `all`: every frame, ARP too. A list, as in `udp:53,tcp:443,udp:1000-2000,tcp`: whole datagrams to
 /// these ports, over IPv4 or IPv6, behind up to two VLAN tags. Fragments stay with the kernel, for
@@ -39,7 +39,7 @@ pub enum Take {
     /// Every frame.
     #[default]
     All,
-    /// What is sent to these ports.
+    /// Packets sent to these ports.
     Only(Destinations),
 }
 
@@ -102,7 +102,7 @@ impl Take {
     }
 }
 
-/// Where a frame is sent to; none when it has no ports, or is not the whole of a datagram.
+/// Destination of a frame; none when it has no ports, or is not the whole of a datagram.
 fn destination_of(frame: &[u8], link: Link) -> Option<(Protocol, u16)> {
     let (ethertype, packet) = match link {
         Link::Ethernet => network(frame)?,

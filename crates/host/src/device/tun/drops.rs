@@ -1,4 +1,4 @@
-//! What the kernel had for the device, but had to drop, because nobody took it in time: the
+//! Packets that the kernel had for the device and dropped, because nobody took them in time: the
 //! interface's `tx_dropped`.
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::device::KernelCounts;
 use crate::sys::interface::Interface;
 
-/// Which number of an interface's line in `/proc/net/dev` it is (`dev_seq_printf_stats` in
+/// Column of an interface's line in `/proc/net/dev` it is (`dev_seq_printf_stats` in
 /// net/core/net-procfs.c).
 const TX_DROPPED: usize = 11;
 
@@ -23,7 +23,7 @@ pub(super) struct Drops {
     /// without a lock; over rtnetlink, whoever polls the device would wait for everybody who
     /// changes some interface.
     lines: Option<File>,
-    /// How far they were [told](Self::newly).
+    /// Count up to which they were [told](Self::newly).
     before: Mutex<u64>,
     /// Since the device was opened.
     counts: Arc<KernelCounts>,
@@ -37,14 +37,14 @@ impl Default for Drops {
 }
 
 impl Drops {
-    /// Those from now on.
+    /// Drops from now on.
     pub(super) fn of(interface: &Interface) -> Self {
         let lines = File::open("/proc/thread-self/net/dev").ok();
         let drops = Self { interface: Some(interface.clone()), lines, ..Self::default() };
         Self { before: Mutex::new(drops.counted().unwrap_or(0)), ..drops }
     }
 
-    /// Those since this was last asked, for any queue; 0 where that cannot be told, because the
+    /// Drops since this was last asked, for any queue; 0 where that cannot be told, because the
     /// device was moved to another namespace, or is gone.
     pub(super) fn newly(&self) -> u64 {
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ impl Drops {
         newly
     }
 
-    /// What a report shows.
+    /// Count for a report.
     pub(super) fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
     }
@@ -68,7 +68,7 @@ impl Drops {
     }
 }
 
-/// What a line of that file says of an interface.
+/// Fields of an interface's line in that file.
 fn line_of(lines: &File, name: &str) -> Option<u64> {
     let mut bytes = [0; LINES_BYTES];
     let mut offset = 0;

@@ -18,7 +18,7 @@ use crate::sys::interface::{Interface, is_interface_name};
 use crate::sys::privilege;
 use crate::sys::tun::{Attach, Offload, TunQueue};
 
-/// What the kernel writes before each packet.
+/// Header that the kernel writes before each packet.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 10")]
 const HEADER_BYTES: i32 = VIRTIO_NET_HDR_BYTES as i32;
 
@@ -27,7 +27,7 @@ const HEADER_BYTES: i32 = VIRTIO_NET_HDR_BYTES as i32;
 #[derive(Clone, Debug)]
 pub struct TunDevice(Arc<OpenTun>);
 
-/// What sources and sinks of a device share.
+/// State that sources and sinks of a device share.
 #[derive(Debug)]
 pub(super) struct OpenTun {
     interface: Interface,
@@ -35,19 +35,19 @@ pub(super) struct OpenTun {
     queues: Vec<TunQueue>,
     offload: Offload,
     steering: Steering,
-    /// How it was; none if it is new.
+    /// Settings that it had; none if it is new.
     before: Option<Before>,
     drops: Drops,
 }
 
-/// What a device that was there keeps when it is closed, and is given back.
+/// Settings that a device which was there gets back when it is closed.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     header_bytes: i32,
     is_little_endian: bool,
 }
 
-/// How a device was come by.
+/// Origin of a device: made or found.
 enum Found {
     New,
     There,
@@ -112,7 +112,7 @@ impl TunDevice {
         (0..self.0.queues.len()).map(source).collect()
     }
 
-    /// What the kernel counts, for each queue: what it dropped stands with the first one's, for it
+    /// Counters of the kernel for each queue: what it dropped stands with the first one's, for it
     /// does not say which queue that was for.
     #[must_use]
     pub fn counts(&self) -> Vec<Arc<KernelCounts>> {
@@ -132,13 +132,13 @@ impl TunDevice {
         self.0.name()
     }
 
-    /// What it is.
+    /// Kind.
     #[must_use]
     pub fn kind(&self) -> TunKind {
         self.0.kind
     }
 
-    /// What was found, and made of it, for a report.
+    /// Facts for a report: what was found, and made of it.
     #[must_use]
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let made = if self.0.before.is_some() { "was there" } else { "new" };
@@ -302,7 +302,7 @@ fn not_attached(name: &str, kind: TunKind, queues: u16, errno: Errno) -> Error {
     Error::Device { name: name.to_owned(), what, source, help }
 }
 
-/// What the device of that name is instead, and what to do then.
+/// Error for a device of that name of another kind: what it is, and what to do.
 fn what_it_is(name: &str, kind: TunKind, queues: u16) -> (String, String) {
     let Ok(there) = Interface::named(name) else {
         return ("the kernel refuses".to_owned(), format!("see `ip link show {name}`"));

@@ -1,4 +1,4 @@
-//! What the kernel receives from the device.
+//! Packets that the kernel receives from the device.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ pub struct TunSink {
     copied: Vec<u8>,
 }
 
-/// Why a write failed.
+/// Reason why a write failed.
 enum Failed {
-    /// This packet is dropped.
+    /// The packet is dropped.
     Drop(SendDrop),
     /// The kernel cannot cut it.
     Uncut,
@@ -93,7 +93,7 @@ impl TunSink {
         Ok(())
     }
 
-    /// Where in the packet that begins which the device takes.
+    /// Offset in the packet of the part that the device takes.
     fn begin(&self, packet: &Packet) -> Result<u16, SendDrop> {
         match (self.device.kind(), packet.headers.link) {
             (TunKind::Tap, Link::Ethernet) => Ok(0),

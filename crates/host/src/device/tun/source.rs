@@ -1,4 +1,4 @@
-//! What the kernel sends to the device.
+//! Packets that the kernel sends to the device.
 
 use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
@@ -25,10 +25,10 @@ const LARGEST_BYTES: u32 = 65_536 + 22;
 /// a tenth of the time of reading.
 const COPIED_BYTES_MAX: u32 = 16 << 10;
 
-/// How often the kernel is asked what it dropped.
+/// Time between two questions to the kernel what it dropped.
 const COUNT_EVERY_NS: u64 = 100_000_000;
 
-/// How long packets may be on their way to the device when it is closed to the kernel.
+/// Time for which packets may be on their way to the device when it is closed to the kernel.
 const CLOSING_NS: u64 = 2_000_000;
 
 /// The most packets that a queue is read for after it was closed: more than it holds, unless it was
@@ -59,7 +59,7 @@ struct Closing {
     packets_left: usize,
 }
 
-/// What reading came to.
+/// Outcome of reading.
 enum Read {
     Packet,
     /// No packet was there.
@@ -134,7 +134,7 @@ impl TunSource {
         }
     }
 
-    /// Whether a packet is summed up on its way: to verify its checksum, or to complete it.
+    /// Need to sum up a packet on its way: to verify its checksum, or to complete it.
     fn verify_of(&self, header: VirtioNetHdr) -> Verify {
         match header {
             VirtioNetHdr { gso_type: GSO_NONE, flags: NEEDS_CSUM, .. } => Verify::Checksums,

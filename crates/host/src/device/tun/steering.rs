@@ -1,4 +1,4 @@
-//! Which queue a packet comes out of, and when none any more: programs that the kernel runs on each
+//! Programs that choose the queue that a packet comes out of, and end that: those that the kernel runs on each
 //! packet for the device.
 
 use std::os::fd::AsFd;
@@ -44,7 +44,7 @@ impl Steering {
         }
     }
 
-    /// What a report says of it.
+    /// Word of a report for it.
     pub(super) fn fact(&self) -> Option<String> {
         let fact = match self {
             Self { queues: 0 | 1, .. } => return None,
@@ -62,7 +62,7 @@ impl Steering {
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Register {
-    /// What loads give, and what is returned.
+    /// Registers that loads give and that are returned.
     R0 = 0,
     /// The packet, at first.
     R1 = 1,
@@ -70,7 +70,7 @@ enum Register {
     R6 = 6,
     /// The hash so far. Loads from the packet keep it.
     R7 = 7,
-    /// Where the transport header begins.
+    /// Offset of the transport header.
     R8 = 8,
 }
 
@@ -103,7 +103,7 @@ const EXIT: Instruction = Instruction { code: 0x95, registers: 0, offset: 0, imm
 /// Places count from the network header, wherever the packet begins (linux/filter.h).
 const NETWORK: i32 = -0x10_0000;
 
-/// Where `struct __sk_buff` has the EtherType, in network byte order.
+/// Offset of the EtherType in `struct __sk_buff`, in network byte order.
 const PROTOCOL: i16 = 16;
 
 const TCP: i32 = 6;

@@ -1,4 +1,4 @@
-//! How long packets are, on average: what the size of receive buffers follows (VIO-2).
+//! Average length of packets, which the size of receive buffers follows (VIO-2).
 
 /// Packets that the average looks back over, about: `RECEIVE_AVG_WEIGHT` in the kernel's
 /// `virtio_net.c`. The whole ring may be filled at once, so it must not follow every whim.

@@ -23,7 +23,7 @@ pub(super) const BUFFER_ALIGN_BYTES: u32 = 64;
 /// Two cache lines.
 const LINE_PAIR_BYTES: u32 = 2 * BUFFER_ALIGN_BYTES;
 
-/// How much of a queue the device has at once where buffers are larger than the least, for each place
+/// Part of a queue that the device has at once where buffers are larger than the least, for each place
 /// of the ring: what it writes to then stays in its cache.
 const POSTED_BYTES_A_PLACE: u32 = 1280;
 
@@ -34,11 +34,11 @@ const POSTED_BYTES_MIN: u32 = 128 << 10;
 /// one, or tries again with all of it.
 const POSTED_PACKETS_MIN: u32 = 16;
 
-/// What is left free behind a small buffer. Whoever writes a packet asks for the lines behind it, too:
+/// Gap behind a small buffer. Whoever writes a packet asks for the lines behind it, too:
 /// those should not be what this side looks at of the next packet.
 const GAP_BYTES: u32 = 8 * BUFFER_ALIGN_BYTES;
 
-/// How large the next buffers are.
+/// Size of the next buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizing {
     policy: BufferPolicy,
@@ -110,7 +110,7 @@ impl Sizing {
     }
 }
 
-/// What is cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines,
+/// Bytes cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines,
 /// with a gap where buffers are smaller than a page, and packets begin often. Pairs, because the
 /// neighbouring line is fetched along, and should not be another buffer's. Odd, because otherwise the
 /// first lines of all buffers would fall into a few sets of a cache, and with them what both sides look
@@ -130,7 +130,7 @@ pub(super) struct Buffers {
     posted: Box<[Option<PageFrag>]>,
     /// The room of all these.
     posted_bytes: u32,
-    /// What the device has at most, where packets are not so long that it needs more.
+    /// Bytes that the device has at most, where packets are not so long that it needs more.
     posted_max_bytes: u32,
     /// For whoever asks: how large the latest are (`mergeable_rx_buffer_size`), how many were used.
     shown: Arc<RxBuffers>,
@@ -233,7 +233,7 @@ impl Buffers {
         self.is_short
     }
 
-    /// What is told of the buffers.
+    /// Buffers for reports.
     pub(super) fn shown(&self) -> &RxBuffers {
         &self.shown
     }

@@ -1,4 +1,4 @@
-//! Which commands a device is given (virtio 1.2, section 5.1.6.5), and what there is to be told of its
+//! Commands that a device is given (virtio 1.2, section 5.1.6.5), and what there is to be told of its
 //! answers.
 
 use std::fmt;
@@ -50,12 +50,12 @@ impl fmt::Debug for HashKey {
     }
 }
 
-/// What a device can be told.
+/// Commands.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Command {
     /// Number of queue pairs that are used (section 5.1.6.5.5).
     QueuePairs(u16),
-    /// What is hashed, and with which key (section 5.1.6.5.6.4).
+    /// Header fields that are hashed, and the key (section 5.1.6.5.6.4).
     Hashes { types: u32, key: HashKey },
 }
 
@@ -85,10 +85,10 @@ impl Command {
     }
 }
 
-/// What came of a command.
+/// Outcome of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
-    /// It is as we said.
+    /// Accepted.
     Done,
     /// The device did not do it: `VIRTIO_NET_ERR`, or anything but `VIRTIO_NET_OK`.
     Refused,
@@ -96,12 +96,12 @@ pub(super) enum Answer {
     Silence,
 }
 
-/// What both sides know when commands are given.
+/// State that both sides know when commands are given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) features: Features,
     pub(super) config: NetConfig,
-    /// What the back end says it has.
+    /// Configuration of the back end.
     pub(super) queue_pairs: u64,
 }
 
@@ -112,7 +112,7 @@ impl Known {
         configured.map_or(self.queue_pairs, |configured| self.queue_pairs.min(configured.into()))
     }
 
-    /// Which ring takes commands. None: the back end has none, or nobody knows which it is. That
+    /// Ring that takes commands. None: the back end has none, or nobody knows which it is. That
     /// stands in the device's configuration alone, and most back ends have none that can be read: they
     /// leave commands to the front end, and go by its `SET_VRING_ENABLE`.
     pub(super) fn control_ring(self) -> Option<u8> {
@@ -136,17 +136,17 @@ pub(super) struct Commands {
     pub(super) remarks: Remarks,
 }
 
-/// What there is to be told of a back end that is set up.
+/// Facts of a back end that is set up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Remarks {
     /// Of its queue pairs, if they are not used as they should be.
     pub(super) queues: Option<String>,
-    /// Whether it hashes, if that was asked for.
+    /// Answer to the question whether it hashes, if that was asked for.
     pub(super) device_hash: Option<String>,
 }
 
 impl Commands {
-    /// That so many queue pairs are used, if there are more than one; and that hashes are computed under
+    /// Commands for so many queue pairs, if there are more than one, and for hashes under
     /// that key, if there is one.
     pub(super) fn new(known: Known, pairs: usize, key: Option<HashKey>) -> Self {
         let mut commands = Self::default();
@@ -167,7 +167,8 @@ impl Commands {
         commands
     }
 
-    /// That they cannot be given, and `why`: then the back end goes by what is enabled, as most do.
+    /// Notes that commands cannot be given, and `why`: then the back end goes by what is enabled, as
+    /// most do.
     pub(super) fn withdraw(&mut self, why: &str) {
         for command in std::mem::take(&mut self.list) {
             self.remark(command, why.to_owned());

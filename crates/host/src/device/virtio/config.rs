@@ -1,4 +1,4 @@
-//! What a device says of itself (virtio 1.2, section 5.1.4: `struct virtio_net_config`).
+//! Configuration that a device tells (virtio 1.2, section 5.1.4: `struct virtio_net_config`).
 
 /// Bytes up to and with `mtu`: the MAC address, the status and the number of queue pairs come before.
 pub(super) const MTU_CONFIG_BYTES: usize = 6 + 2 + 2 + 2;
@@ -13,7 +13,7 @@ const MTU_MIN: u16 = 68;
 /// The most queue pairs of a device (`VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX`).
 const QUEUE_PAIRS_MAX: u16 = 0x8000;
 
-/// What is used of it. What cannot be counts as not said.
+/// Fields of it that are used. Values that cannot be count as not said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct NetConfig {
     /// `max_virtqueue_pairs`; it has a meaning with `MQ`.

@@ -21,14 +21,14 @@ use crate::sys::virtio::{BufferId, Descriptor, RingAddresses, Virtqueue};
 /// Entries of the ring: room for all commands, of three pieces each.
 pub(super) const CONTROL_QUEUE_SIZE: u16 = 16;
 
-/// How long a device may take to answer all commands. One that never does may be used all the same (see
+/// Time that a device may take to answer all commands. One that never does may be used all the same (see
 /// [`Commands`](super::commands::Commands)), and with it packets flow within a second, too.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often it is looked for an answer.
+/// Time between two looks for an answer.
 const ANSWER_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// How many sessions in a row may end by what came of the queue. Not one: a back end may just have been
+/// Number of sessions in a row that may end by what came of the queue. Not one: a back end may just have been
 /// killed.
 const TRIES: u32 = 2;
 
@@ -38,10 +38,10 @@ const HEADER_BYTES: u32 = 2;
 /// Room for a command, or for its answer, on lines of their own.
 const ROOM_BYTES: u32 = 64;
 
-/// What an answer is before there is one: neither `VIRTIO_NET_OK` nor `VIRTIO_NET_ERR`.
+/// Value of an answer before there is one: neither `VIRTIO_NET_OK` nor `VIRTIO_NET_ERR`.
 const UNANSWERED: u8 = 0xff;
 
-/// Where commands and their ring are in the shared memory.
+/// Place of commands and their ring in the shared memory.
 #[derive(Debug)]
 pub(super) struct ControlPlace {
     ring: RingPlace,
@@ -52,7 +52,7 @@ pub(super) struct ControlPlace {
     last_failure: String,
 }
 
-/// Where one command is, and where it is answered.
+/// Place of one command, and of its answer.
 #[derive(Debug)]
 struct Slot {
     request: PageFrag,
@@ -81,7 +81,7 @@ impl ControlPlace {
         self.failures = 0;
     }
 
-    /// Why this session does without the queue, if it does: a back end that refuses such a ring, or
+    /// Reason why this session does without the queue, if it does: a back end that refuses such a ring, or
     /// lies there, may serve packets all the same. The next session tries again, since it may be with
     /// another back end.
     pub(super) fn given_up(&mut self) -> Option<String> {
@@ -127,7 +127,7 @@ impl Slot {
         posted.unwrap_or_else(|_| unreachable!("a new ring has room for all commands"))
     }
 
-    /// What the device has answered: copied in, since it may change.
+    /// Answer of the device: copied, since it may change.
     fn answer(&self) -> Answer {
         let mut answer = [0];
         self.answer.copy_in(0, &mut answer);
@@ -151,7 +151,7 @@ struct Waiting<'a> {
 }
 
 impl Posted<'_> {
-    /// What the device is told of the ring.
+    /// Description of the ring for the device.
     pub(super) fn addresses(&self) -> RingAddresses {
         self.ring.addresses()
     }

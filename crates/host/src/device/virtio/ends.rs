@@ -1,18 +1,18 @@
-//! Why queues were shut and sessions ended: what is told of it.
+//! Reasons why queues were shut and sessions ended, for reports.
 
 use std::collections::BTreeMap;
 
 use crate::device::Facts;
 
-/// Why a queue is of no more use in a session, or the session is over.
+/// Reason why a queue is of no more use in a session, or the session is over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Reason {
     pub(super) kind: Kind,
-    /// What was seen, as in "the used index went from 3 to 900 with 64 buffers posted".
+    /// Observation, as in "the used index went from 3 to 900 with 64 buffers posted".
     pub(super) why: String,
 }
 
-/// What reasons are counted by.
+/// Kinds that reasons are counted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// The connection was closed by the other side.
@@ -43,7 +43,7 @@ impl Kind {
     }
 }
 
-/// What is told of all sessions, by facts: `last_end` and `last_shut`, in words, and `ends` and `shut`,
+/// Ends of all sessions, as facts: `last_end` and `last_shut`, in words, and `ends` and `shut`,
 /// how many of each kind. None of them is forgotten with the next session; they are bounded by there
 /// being so few kinds.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Which features of a back end are used (virtio 1.2, sections 2.2 and 5.1.3).
+//! Features of a back end that are used (virtio 1.2, sections 2.2 and 5.1.3).
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ struct Usable {
     bit: u32,
     /// As the specification names it.
     name: &'static str,
-    /// It takes one of these; each stands in a row above. None: it stands alone.
+    /// Features that it takes one of; each stands in a row above. None: it stands alone.
     takes: &'static [u32],
 }
 
@@ -65,7 +65,7 @@ const fn one_of(bit: u32, name: &'static str, takes: &'static [u32]) -> Usable {
     Usable { bit, name, takes }
 }
 
-/// What is asked of a back end beyond what is always welcome.
+/// Features asked of a back end beyond those that are always welcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Wishes {
     /// Packed rings.
@@ -81,7 +81,7 @@ pub(super) struct Wishes {
 pub(super) struct Features(u64);
 
 impl Features {
-    /// What is accepted of `offered`: never a bit that is not offered (FEAT1), never one without
+    /// Features accepted of `offered`: never a bit that is not offered (FEAT1), never one without
     /// what it takes (FEAT2); what is unknown is ignored (FEAT3).
     ///
     /// # Errors
@@ -178,7 +178,7 @@ mod tests {
 
     const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
 
-    /// What takes what, as the specification says it (5.1.3.1), by bits.
+    /// Requirements between features, as the specification has them (5.1.3.1), by bits.
     const TAKES: [(u32, &[u32]); 21] = [
         (7, &[1]),
         (8, &[1]),

@@ -1,4 +1,4 @@
-//! What is said to a back end over the socket (the vhost-user protocol, as QEMU's documentation has
+//! Messages to a back end over the socket (the vhost-user protocol, as QEMU's documentation has
 //! it), by crate vhost.
 //!
 //! The crate waits for an answer without end: it goes on where a time-out interrupts it. So whoever
@@ -28,9 +28,9 @@ use crate::sys::virtio::RingAddresses;
 /// The two rings of a queue pair in one layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairRings {
-    /// That of received packets.
+    /// Ring of received packets.
     pub(super) rx: RingAddresses,
-    /// That of sent packets.
+    /// Ring of sent packets.
     pub(super) tx: RingAddresses,
 }
 
@@ -39,9 +39,9 @@ pub(super) struct PairRings {
 pub(super) struct QueueRings {
     /// The entries of each.
     pub(super) size: u16,
-    /// Where they are if they are split.
+    /// Addresses if they are split.
     pub(super) split: PairRings,
-    /// Where they are if they are packed. None: packed rings are not asked for.
+    /// Addresses if they are packed. None: packed rings are not asked for.
     pub(super) packed: Option<PairRings>,
 }
 
@@ -50,13 +50,13 @@ pub(super) struct QueueRings {
 pub(super) struct MemoryTable {
     /// The file behind it, mapped from its beginning.
     pub(super) descriptor: OwnedFd,
-    /// Where it is mapped.
+    /// Address at which it is mapped.
     pub(super) base_address: u64,
-    /// How much of it.
+    /// Length in bytes.
     pub(super) len_bytes: u64,
 }
 
-/// What a device is set up with.
+/// Settings that a device is set up with.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) memory: MemoryTable,
@@ -65,7 +65,7 @@ pub(super) struct Plan {
     pub(super) wishes: Wishes,
 }
 
-/// Which message failed, and why: as in `GET_FEATURES: peer disconnected`.
+/// Message that failed, and the reason: as in `GET_FEATURES: peer disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Failure {
     message: &'static str,
@@ -89,7 +89,7 @@ pub(super) struct Front {
     vhost: Frontend,
     /// The rings that it was told of.
     rings: Vec<usize>,
-    /// It can be told to leave a ring alone.
+    /// Commands that leave a ring alone are understood.
     has_enable: bool,
     commands: Commands,
 }
@@ -197,7 +197,7 @@ impl Front {
         set_kick(&self.vhost, ring, &kick)
     }
 
-    /// What there is to be told of it.
+    /// Facts of it for reports.
     pub(super) fn remarks(&self) -> &Remarks {
         &self.commands.remarks
     }
@@ -349,7 +349,7 @@ fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), Failu
     vhost.set_vring_kick(ring, &kick).map_err(Failure::of("SET_VRING_KICK"))
 }
 
-/// How many queue pairs the back end has. The crate takes the answer for a number of rings, and then
+/// Number of queue pairs of the back end. The crate takes the answer for a number of rings, and then
 /// refuses us the second of a pair; to QEMU and DPDK it is one of pairs.
 fn queue_pairs(stream: &UnixStream) -> Result<u64, Failure> {
     const MESSAGE: &str = "GET_QUEUE_NUM";

@@ -1,4 +1,4 @@
-//! What a virtio device says before a packet (virtio 1.2, section 5.1.6).
+//! Header that a virtio device puts before a packet (virtio 1.2, section 5.1.6).
 
 use path::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use path::hash::FlowHash;
@@ -11,7 +11,7 @@ pub(super) const HASH_HEADER_BYTES: u32 = 20;
 /// A header as it was copied in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NetHeader {
-    /// What the packet lacks, and how it is cut.
+    /// Checksum that the packet lacks, and the manner in which it is cut.
     pub offloads: VirtioNetHdr,
     /// Buffers that the packet lies in.
     pub num_buffers: u16,

@@ -1,4 +1,4 @@
-//! How much of a packet is copied in: its headers, or all of it.
+//! Length that is copied of a packet: its headers, or all of it.
 
 use mem::{Frame, PageFrag, Pool};
 use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
@@ -13,7 +13,7 @@ const SHORT_RUN: u8 = 64;
 
 const UDP: u8 = 17;
 
-/// What was seen of the packets of late. It is a guess of what [parsing](path::parse) will look at: where
+/// Headers seen of late. They are a guess of what [parsing](path::parse) will look at: where
 /// it was too short, that pulls the rest in.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Heads {
@@ -22,7 +22,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// How much of the next packet is copied in.
+    /// Length that is copied of the next packet.
     #[inline]
     pub(super) fn len_bytes(self) -> u32 {
         if self.short_run < SHORT_RUN { LONG_HEAD_BYTES } else { SHORT_HEAD_BYTES }

@@ -22,16 +22,16 @@ use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::sys::{Event, Signaller};
 
-/// How long a back end may take to be set up, or to stop.
+/// Time that a back end may take to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often a back end is looked for that is not there.
+/// Time between two looks for a back end that is not there.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest pause after one that could not be set up; it doubles each time.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// How long the link's thread may take to end: longer than it takes to cut off a back end that does
+/// Time that the link's thread may take to end: longer than it takes to cut off a back end that does
 /// not stop. What else could hold it is in the hands of the kernel, as the closing of a descriptor of
 /// another file system that a back end sends.
 const END_TIMEOUT: Duration = Duration::from_secs(4);
@@ -39,22 +39,22 @@ const END_TIMEOUT: Duration = Duration::from_secs(4);
 /// The most queue pairs: a message names a ring by eight bits (`SET_VRING_KICK`).
 pub const QUEUE_PAIRS_MAX: usize = 128;
 
-/// What a link is started with.
+/// Settings of a link.
 #[derive(Debug)]
 pub(super) struct LinkConfig<'a> {
     /// The socket.
     pub(super) path: &'a Path,
-    /// Who makes it.
+    /// Side that makes it.
     pub(super) role: Role,
-    /// What is asked for.
+    /// Features asked for.
     pub(super) wishes: Wishes,
     /// The memory that the device gets.
     pub(super) memory: MemoryTable,
     /// The rings in it, for each queue pair.
     pub(super) queues: Vec<QueueRings>,
-    /// Where commands to the device are in it.
+    /// Place of commands to the device in it.
     pub(super) control: ControlPlace,
-    /// Where it is told how things are: `link`, `features`, `queues`, `sessions`, `device_hash`, and
+    /// Facts that it keeps: `link`, `features`, `queues`, `sessions`, `device_hash`, and
     /// what [`Ends`] tells.
     pub(super) facts: Facts,
 }
@@ -136,7 +136,7 @@ impl Link {
     }
 }
 
-/// What is said when the kernel gives no context for signals.
+/// Error when the kernel gives no context for signals.
 fn no_signals(path: &Path, source: io::Error) -> Error {
     let help = match source.raw_os_error() {
         Some(libc::EAGAIN) => "raise fs.aio-max-nr with sysctl: fs.aio-nr has come up to it",
@@ -156,7 +156,7 @@ impl Drop for Link {
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Keeper {
     shared: Arc<Switchboard>,
     meeting: Meeting,
@@ -169,7 +169,7 @@ struct Keeper {
     number: u64,
 }
 
-/// Why a session is over.
+/// Reason why a session is over.
 enum End {
     /// The back end is gone.
     Gone(Reason),
@@ -418,7 +418,7 @@ fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
     }
 }
 
-/// Whether it has happened, or somebody is there.
+/// True if it has happened, or somebody is there.
 fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
     poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

@@ -1,4 +1,4 @@
-//! Where front end and back end meet: a Unix socket that one of them makes.
+//! Meeting of front end and back end: a Unix socket that one of them makes.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,7 +14,7 @@ use super::options::Role;
 use crate::error::{Error, Result};
 use crate::private_listener::{PrivateListener, address_of};
 
-/// What the socket is called in errors.
+/// Name of the socket in errors.
 const WHAT: &str = "the vhost-user socket";
 
 /// The meeting place.
@@ -60,7 +60,7 @@ impl Meeting {
         }
     }
 
-    /// What becomes readable when somebody comes. None: one has to go and look.
+    /// Descriptor that becomes readable when somebody comes. None: one has to go and look.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Connect(_) => None,
@@ -105,7 +105,7 @@ fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<Unix
     }
 }
 
-/// Whether that is what one is told while nobody listens, or somebody who is too busy to accept.
+/// True if that is the error while nobody listens, or somebody who is too busy to accept.
 pub(super) fn is_absence(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
     [ConnectionRefused, NotFound, WouldBlock].contains(&error.kind())

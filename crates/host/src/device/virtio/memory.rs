@@ -1,4 +1,4 @@
-//! What memory a device shares with its back end, and what lies where in it.
+//! Memory that a device shares with its back end, and its layout.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ const PAGE_BYTES: usize = 4096;
 /// of lines, which come together.
 const BLOCKS_SHIFT: usize = 64 - HEADER_BYTES as usize;
 
-/// What commands to the device are cut from: the least that a block has.
+/// Block that commands to the device are cut from: the least that a block has.
 const COMMANDS_BYTES: u32 = 4096;
 
 /// The places of one queue pair's rings and buffers, one behind the other, pair by pair.
@@ -42,7 +42,7 @@ pub(super) struct MemoryPlan {
     blocks: u32,
 }
 
-/// Where the parts of a queue pair begin, in bytes from the beginning of the memory.
+/// Offsets of the parts of a queue pair, in bytes from the beginning of the memory.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     rx_ring: usize,
@@ -92,26 +92,26 @@ impl MemoryPlan {
         Places { rx_ring, tx_ring, slots, blocks: end - blocks, end }
     }
 
-    /// Where a pair's rings are: for receiving and for sending.
+    /// Places of a pair's rings: for receiving and for sending.
     pub(super) fn rings(&self, memory: &SharedMemory, pair: usize) -> [RingPlace; 2] {
         let at = self.places(pair);
         [at.rx_ring, at.tx_ring].map(|at| RingPlace::new(memory.region(), at, self.queue_size))
     }
 
-    /// What a pair's slots for packets that are to be sent are cut from: as many as its ring has
+    /// Place that a pair's slots for packets to be sent are cut from: as many as its ring has
     /// entries, of [`SLOT_BYTES`].
     pub(super) fn slots(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
         let len_bytes = u32::from(self.queue_size) * SLOT_BYTES;
         PageFragCache::new(memory.region(), self.places(pair).slots, len_bytes, 1)
     }
 
-    /// What a pair's receive buffers are cut from.
+    /// Place that a pair's receive buffers are cut from.
     pub(super) fn cache(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
         let at = self.places(pair).blocks + BLOCKS_SHIFT;
         PageFragCache::new(memory.region(), at, self.block_bytes, self.blocks)
     }
 
-    /// Where the control queue is, behind so many pairs.
+    /// Place of the control queue, behind so many pairs.
     pub(super) fn control(&self, memory: &SharedMemory, pairs: usize) -> ControlPlace {
         let at = self.control_offset_bytes(pairs);
         let ring = RingPlace::new(memory.region(), at, CONTROL_QUEUE_SIZE);
@@ -120,7 +120,7 @@ impl MemoryPlan {
     }
 }
 
-/// Where a ring is, whatever its layout: that is known only with a session.
+/// Place of a ring, whatever its layout: that is known only with a session.
 #[derive(Debug)]
 pub(super) struct RingPlace {
     memory: Arc<Claim>,
@@ -147,7 +147,7 @@ impl RingPlace {
         Virtqueue::new(&self.memory, config)
     }
 
-    /// What a device is told of it.
+    /// Description of it for the device.
     pub(super) fn addresses(&self, layout: Layout) -> RingAddresses {
         self.ring(layout, false).addresses()
     }

@@ -127,23 +127,23 @@ impl VirtioDevice {
         EgressSink::new(self.name.clone(), &self.egress)
     }
 
-    /// What the driver counts, for each queue.
+    /// Counters of the driver, for each queue.
     pub(super) fn counts(&self) -> Vec<Arc<KernelCounts>> {
         self.counts.clone()
     }
 
-    /// What is told of receive buffers, for each queue.
+    /// Receive buffers of each queue, for reports.
     pub(super) fn rx_buffers(&self) -> Vec<Arc<RxBuffers>> {
         self.rx_buffers.clone()
     }
 
-    /// What was found out about the device: of the link, of what was agreed on.
+    /// Facts found out about the device: of the link, of what was agreed on.
     pub(super) fn facts(&self) -> &Facts {
         &self.facts
     }
 }
 
-/// What is shared, as a back end is told.
+/// Shared memory, as a back end is told.
 fn memory_table(memory: &SharedMemory) -> io::Result<MemoryTable> {
     Ok(MemoryTable {
         descriptor: memory.descriptor().try_clone_to_owned()?,

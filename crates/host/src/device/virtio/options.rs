@@ -1,4 +1,4 @@
-//! What a virtio device is opened with.
+//! Options of a virtio device.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -10,19 +10,19 @@ use crate::error::Error;
 pub const QUEUE_SIZE_MIN: u16 = 16;
 /// The most entries of a split ring (virtio 1.2, section 2.7).
 pub const QUEUE_SIZE_MAX: u16 = 1 << 15;
-/// What DPDK and QEMU make them of.
+/// Size that DPDK and QEMU give them.
 pub const QUEUE_SIZE_DEFAULT: u16 = 256;
 
-/// How a vhost-user back end is reached, and what is asked of it.
+/// Way to reach a vhost-user back end, and what is asked of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VirtioOptions {
-    /// Who of the two makes the socket.
+    /// Side that makes the socket.
     pub role: Role,
     /// Entries of each ring: a power of two from [`QUEUE_SIZE_MIN`] to [`QUEUE_SIZE_MAX`].
     pub queue_size: u16,
     /// True if packed rings are used where the back end has them.
     pub packed: bool,
-    /// How large receive buffers are.
+    /// Size of receive buffers.
     pub rx_buffers: BufferPolicy,
     /// The most that `auto` makes them, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
@@ -48,7 +48,7 @@ impl Default for VirtioOptions {
     }
 }
 
-/// Who makes the socket that front end and back end meet at.
+/// Side that makes the socket at which front end and back end meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Role {
     /// The back end does, and we connect.
@@ -58,7 +58,7 @@ pub enum Role {
     Listen,
 }
 
-/// How large receive buffers are (VIO-1).
+/// Size of receive buffers (VIO-1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BufferPolicy {
     /// By the average length of the packets that came (VIO-2).
@@ -99,7 +99,7 @@ impl FromStr for BufferPolicy {
 }
 
 impl VirtioOptions {
-    /// Whether these can be.
+    /// Checks that these can be.
     ///
     /// # Errors
     /// With the first one that cannot.

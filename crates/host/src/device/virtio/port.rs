@@ -17,7 +17,7 @@ use crate::sys::{Event, PeerEvent, Signaller};
 pub(super) struct Session {
     /// From 1 on; no two share one.
     pub(super) number: u64,
-    /// What was agreed on.
+    /// Features that were agreed on.
     pub(super) features: Features,
     /// The device's MTU, if it says one: packets are no longer than that and an Ethernet header.
     pub(super) mtu: Option<u16>,
@@ -25,7 +25,7 @@ pub(super) struct Session {
     pub(super) pairs: Vec<PairEvents>,
 }
 
-/// What the two rings of a queue pair are kicked and called by. Made anew for each session, so that
+/// Eventfds of one queue pair (kicks and calls of its two rings). Made anew for each session, so that
 /// nothing a back end does after its end reaches the next one.
 #[derive(Debug)]
 pub(super) struct PairEvents {
@@ -41,7 +41,7 @@ impl PairEvents {
     }
 }
 
-/// What the thread of the link and the ports share.
+/// State that the thread of the link and the ports share.
 #[derive(Debug)]
 pub(super) struct Switchboard {
     /// Changes when a session begins or ends. Written by the link's thread, under the lock.
@@ -51,7 +51,7 @@ pub(super) struct Switchboard {
     pub(super) tell: Event,
     /// Happens once, for good: the link is to end.
     pub(super) stop: Event,
-    /// What devices are kicked by.
+    /// Context that devices are kicked by.
     signaller: Signaller,
 }
 
@@ -61,7 +61,7 @@ struct Board {
     seats: Box<[Seat]>,
 }
 
-/// What is known of one port.
+/// State of one port.
 struct Seat {
     /// The source has seen the session, so it uses the rings until it says that it does not.
     is_held: bool,
@@ -69,17 +69,17 @@ struct Seat {
     is_gone: bool,
     /// The queue is of no more use in this session.
     shut: Option<Reason>,
-    /// How it is about what is received.
+    /// RX state of this queue.
     receiving: Receiving,
     wake: Option<Waker>,
-    /// What a source without a session sleeps on.
+    /// Descriptor that a source without a session sleeps on.
     changed: Arc<Event>,
 }
 
-/// Whether a queue receives.
+/// RX state of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Receiving {
-    /// It does, if there is a session.
+    /// Receiving, if there is a session.
     On,
     /// The source wants an end of it.
     Ending,
@@ -87,7 +87,7 @@ enum Receiving {
     Off,
 }
 
-/// What the link's thread finds on the board.
+/// News for the link's thread.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Wish {
     /// The session goes on; some queues are shut, and some are to receive no more.
@@ -165,7 +165,7 @@ impl Switchboard {
         held.map(|(index, _)| index).collect()
     }
 
-    /// What becomes of the session.
+    /// Fate of the session.
     pub(super) fn wish(&self) -> Wish {
         let board = self.board();
         if board.seats.iter().all(|seat| seat.is_gone) {
@@ -230,7 +230,7 @@ impl Port {
         self.session.as_ref()
     }
 
-    /// Whether there is another session, or none any more, since [`session`](Self::session) was asked
+    /// True if there is another session, or none any more, since [`session`](Self::session) was asked
     /// for.
     pub(super) fn has_changed(&self) -> bool {
         self.shared.changes.load(Ordering::Acquire) != self.seen
@@ -255,8 +255,8 @@ impl Port {
         self.shared.tell.signal();
     }
 
-    /// This queue is of no more use in this session, and `why`. The source leaves the rings alone until
-    /// the session is over. When all queues are shut, it ends, and another one begins.
+    /// Says that this queue is of no more use in this session, and `why`. The source leaves the rings
+    /// alone until the session is over. When all queues are shut, it ends, and another one begins.
     pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
         self.shared.tell.signal();
@@ -269,7 +269,7 @@ impl Port {
         self.shared.tell.signal();
     }
 
-    /// Whether the device has said so, or is not there.
+    /// True if the device has said so, or is not there.
     #[must_use]
     pub(super) fn has_stopped_receiving(&self) -> bool {
         let board = self.shared.board();
@@ -297,13 +297,13 @@ impl Port {
         }
     }
 
-    /// What becomes readable when a session begins or ends.
+    /// Descriptor that becomes readable when a session begins or ends.
     #[must_use]
     pub(super) fn change(&self) -> BorrowedFd<'_> {
         self.changed.descriptor()
     }
 
-    /// What becomes readable when the device calls, for either ring; without a session, when one
+    /// Descriptors that become readable when the device calls, for either ring; without a session, when one
     /// begins. It is another one after each change, and a change wakes by [`wake_by`](Self::wake_by).
     #[must_use]
     pub(super) fn call(&self) -> BorrowedFd<'_> {
@@ -318,7 +318,7 @@ impl Port {
         self.events().is_some_and(|events| events.call.clear())
     }
 
-    /// How the CPU that drives the queue is woken when a session begins or ends.
+    /// Wake-up of the CPU that drives the queue when a session begins or ends.
     pub(super) fn wake_by(&self, wake: Waker) {
         self.shared.board().seats[self.index].wake = Some(wake);
     }

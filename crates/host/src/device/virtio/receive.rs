@@ -33,13 +33,13 @@ const ETHERNET_BYTES: u32 = 14;
 /// The longest packet: an IP packet of 64 KiB with an Ethernet header and two tags.
 pub(super) const LARGEST_BYTES: u32 = (1 << 16) + 22;
 
-/// How long the rest of a packet may fail to come, if all buffers so far are full (NET10).
+/// Time for which the rest of a packet may fail to come, if all buffers so far are full (NET10).
 const REST_NS: u64 = 100_000_000;
 
 /// Used buffers ahead of the one in hand whose first line is asked for.
 const PREFETCH_AHEAD: u16 = 8;
 
-/// What the driver counts, in this order.
+/// Counters of the driver, in this order.
 pub(super) const COUNTS: [&str; 4] =
     ["rx_length_errors", "rx_bad_ids", "rx_vnet_header", "rx_buffers_short"];
 
@@ -85,7 +85,7 @@ struct Partial {
     since_ns: u64,
 }
 
-/// What there is after a turn.
+/// State after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rest {
     /// More, perhaps.
@@ -440,7 +440,7 @@ impl Receiver {
         is_agreed && offloads.carry_into(packet).is_ok()
     }
 
-    /// What is left when the ring is empty: perhaps a packet that is not there as a whole.
+    /// Rest when the ring is empty: perhaps a packet that is not there as a whole.
     fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> Rest {
         let Some(partial) = &self.partial else { return Rest::Nothing };
         let until_ns = partial.since_ns.saturating_add(REST_NS);
@@ -476,7 +476,7 @@ impl Receiver {
     }
 }
 
-/// How rings are laid out where these features were agreed on.
+/// Layout of rings where these features were agreed on.
 pub(super) fn layout(features: Features) -> Layout {
     if features.has(VIRTIO_F_RING_PACKED) { Layout::Packed } else { Layout::Split }
 }

@@ -16,10 +16,10 @@ use crate::clock::now_since_1970_ns;
 use crate::device::egress::EGRESS_PACKETS;
 use crate::sys::virtio::RingLie;
 
-/// How long the device may take to stop receiving when a run ends.
+/// Time that the device may take to stop receiving when a run ends.
 const STOPPING_NS: u64 = 500_000_000;
 
-/// How long a source that waits for memory, or for the rest of a packet, may sleep.
+/// Time for which a source that waits for memory, or for the rest of a packet, may sleep.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
 
 /// One queue pair.
@@ -116,7 +116,7 @@ impl VirtioSource {
         }
     }
 
-    /// What there is left to do when a run ends: the device stops, and what it has given is taken.
+    /// Work left when a run ends: the device stops, and what it has given is taken.
     fn is_over(&mut self, ask: Ask, rest: Rest, pool: &mut Pool, burst: &mut Burst) -> bool {
         let until_ns = *self.stopping.get_or_insert_with(|| {
             self.port.stop_receiving();

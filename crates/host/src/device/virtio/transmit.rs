@@ -5,7 +5,7 @@
 //! the ring; what needs several is a chain of them. A device that takes nothing back holds up slots
 //! and nothing else: what comes then waits in the lanes of the CPUs that send, which are bounded.
 //!
-//! What is in the ring counts as sent once the device has taken it, and as dropped if the session ends
+//! Packets in the ring count as sent once the device has taken it, and as dropped if the session ends
 //! before. Without a session, packets are dropped at once: the link is down.
 
 use std::iter;
@@ -30,7 +30,7 @@ use crate::device::egress::{Departures, LaneId, Outgoing, Segment, Shape, longes
 use crate::device::sink::{SendDrop, Sent};
 use crate::sys::virtio::{Descriptor, Direction, Virtqueue};
 
-/// What a slot holds: an ordinary packet, or a part of a longer one.
+/// Bytes of a slot: an ordinary packet, or a part of a longer one.
 pub(super) const SLOT_BYTES: u32 = 2048;
 
 /// The most slots of a packet: 64 KiB, with the headers of the link and of the device.
@@ -64,27 +64,27 @@ pub(super) struct Transmit {
     has_more_sent: bool,
 }
 
-/// What is in the ring as one buffer: a packet, or a segment of one.
+/// One buffer in the ring: a packet, or a segment of one.
 struct Chain {
     first_slot: u16,
     slots: u16,
     lane: LaneId,
-    /// What it counts for when it is sent; a packet only with its last segment.
+    /// Count when it is sent; a packet only with its last segment.
     sent: Sent,
 }
 
-/// What a turn comes to.
+/// Outcome of a turn.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Step {
     /// Packets that left their lanes.
     count: usize,
     /// True if the device is to be told.
     kick: bool,
-    /// How it has lied.
+    /// Reason why it is not believed any more.
     lie: Option<Reason>,
 }
 
-/// What the device takes.
+/// Packets that the device takes.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     features: Features,
@@ -121,7 +121,7 @@ impl Transmit {
         self.ring.as_ref()
     }
 
-    /// Where packets come from.
+    /// Lanes that packets come from.
     pub(super) fn departures(&self) -> &Departures {
         self.outgoing.departures()
     }
@@ -320,7 +320,7 @@ impl Drop for Transmit {
 }
 
 impl Limits {
-    /// How a packet can be sent, or why it cannot.
+    /// Way in which a packet can be sent, or the reason why it cannot.
     fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
         let longest = longest_frame_bytes(packet, self.mtu)?;
         let len_bytes = len_bytes(packet);
@@ -357,7 +357,7 @@ impl Limits {
     }
 }
 
-/// How much of a packet goes over the wire, headers counted once.
+/// Bytes of a packet that go over the wire, headers counted once.
 #[inline]
 fn len_bytes(packet: &Packet) -> u32 {
     if !packet.is_chain() {
@@ -370,7 +370,7 @@ fn len_bytes(packet: &Packet) -> u32 {
 /// Shared memory for packets on their way out.
 struct Slots {
     slots: Box<[PageFrag]>,
-    /// Those that the device does not have, the latest that it had last: they are warm.
+    /// Slots that the device does not have, the latest that it had last: they are warm.
     free: Vec<u16>,
     /// By slot: the next one of the same packet.
     next: Box<[u16]>,
