@@ -1,4 +1,4 @@
-//! What can go wrong outside the path: each error says what, where and what to do.
+//! Errors outside the path: each says what, where and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,11 +15,11 @@ pub enum Error {
     /// A file cannot be opened, read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// Attempt.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Reason.
         source: io::Error,
     },
     /// A capture file that cannot be used, or not any further.
@@ -27,11 +27,11 @@ pub enum Error {
     Capture {
         /// The file, or what stands for it.
         name: String,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// What is wrong there.
+        /// Flaw.
         problem: String,
-        /// What to do about it.
+        /// Advice.
         help: String,
     },
     /// A setting that cannot be.
@@ -39,9 +39,9 @@ pub enum Error {
     Setting {
         /// The setting's name.
         what: &'static str,
-        /// What was given.
+        /// Value that was given.
         value: String,
-        /// Why it cannot be.
+        /// Reason why it cannot be.
         why: String,
     },
     /// A directory that the control tree cannot be mounted on.
@@ -49,25 +49,25 @@ pub enum Error {
     Mountpoint {
         /// The directory.
         directory: PathBuf,
-        /// What is wrong with it.
+        /// Flaw.
         problem: String,
-        /// What to do about it.
+        /// Advice.
         help: String,
     },
     /// The system refuses to mount the control tree.
     #[error("cannot mount the control tree on {}: {source}", directory.display())]
     Mount {
-        /// Where.
+        /// Path.
         directory: PathBuf,
-        /// Why not.
+        /// Reason.
         source: io::Error,
     },
     /// The packet memory cannot be had.
     #[error("cannot map {bytes} bytes of packet memory: {source}")]
     Memory {
-        /// How much.
+        /// Bytes.
         bytes: usize,
-        /// Why not.
+        /// Reason.
         source: io::Error,
     },
     /// A config file that says what cannot be.
@@ -75,19 +75,19 @@ pub enum Error {
     Config {
         /// The file.
         path: PathBuf,
-        /// Where in it, from 1 on.
+        /// Line, from 1 on.
         line: usize,
-        /// What is wrong there.
+        /// Flaw.
         problem: String,
     },
     /// A socket that another process listens at.
     #[error("{what} {} is in use{}", path.display(), by(*process))]
     InUse {
-        /// Which one, as in "the control socket".
+        /// Name of it, as in "the control socket".
         what: &'static str,
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Whose it is, if that can be told.
+        /// Owner, if that can be told.
         process: Option<i32>,
     },
     /// A run that cannot be asked.
@@ -95,7 +95,7 @@ pub enum Error {
     NoRun {
         /// Its control socket.
         path: PathBuf,
-        /// Why not.
+        /// Reason.
         source: io::Error,
     },
     /// No run listens where runs do when nobody says where.
@@ -110,7 +110,7 @@ pub enum Error {
         /// Their names.
         names: Vec<String>,
     },
-    /// What a run refused.
+    /// Request that a run refused.
     #[error("{} ({})", .0.why, .0.errno)]
     Refused(Refused),
     /// An interface that our XDP program cannot be put on.
@@ -118,9 +118,9 @@ pub enum Error {
     Xdp {
         /// The interface.
         interface: String,
-        /// What is wrong.
+        /// Flaw.
         problem: String,
-        /// What to do about it.
+        /// Advice.
         help: String,
     },
     /// A thread could not be started.
@@ -128,13 +128,13 @@ pub enum Error {
     Thread {
         /// For which CPU.
         cpu: CpuId,
-        /// Why not.
+        /// Reason.
         source: io::Error,
     },
     /// The thread that watches over a run could not be started.
     #[error("cannot start the thread that watches over the run: {source}")]
     Guard {
-        /// Why not.
+        /// Reason.
         source: io::Error,
     },
     /// No interface has that name, in this network namespace.
@@ -156,21 +156,21 @@ pub enum Error {
     Device {
         /// The device.
         name: String,
-        /// What was tried, as in "bind queue 0".
+        /// Attempt, as in "bind queue 0".
         what: String,
-        /// Why not.
+        /// Reason.
         source: io::Error,
-        /// What to do about it.
+        /// Advice.
         help: String,
     },
     /// The process may not do that.
     #[error("{what} takes {missing}, which this process does not have")]
     Privilege {
-        /// What was tried, as in `AF_XDP on veth0`.
+        /// Attempt, as in `AF_XDP on veth0`.
         what: String,
         /// The capabilities that it does not have, by name.
         missing: String,
-        /// How to have them.
+        /// Way to have them.
         help: String,
     },
     /// The kernel is too old, or was built without it.
@@ -180,7 +180,7 @@ pub enum Error {
         what: String,
         /// The version that brought it, as in 5.18.
         since: &'static str,
-        /// What to do about it.
+        /// Advice.
         help: String,
     },
     /// A default route goes out of the interface: taking its packets may cut the machine off.
@@ -192,24 +192,24 @@ pub enum Error {
     /// A source broke: one that is not of this crate.
     #[error("the source of {queue} failed: {source}")]
     Source {
-        /// Whose source: `rx-0`, or `eth1/rx-0` where there are several devices.
+        /// Queue of the source: `rx-0`, or `eth1/rx-0` where there are several devices.
         queue: String,
-        /// What it said.
+        /// Message.
         source: SourceError,
     },
     /// A thread panicked: a bug in the handler, or in the path. Programs built with unwinding see
     /// it; releases of the `forebay` program abort instead.
     #[error("the thread of CPU {cpu} panicked: {message}")]
     Panicked {
-        /// Whose thread.
+        /// CPU of the thread.
         cpu: CpuId,
-        /// What it said.
+        /// Message.
         message: String,
     },
 }
 
 impl Error {
-    /// What a person can do about it.
+    /// Advice to a person.
     #[must_use]
     pub fn help(&self) -> String {
         match self {
@@ -272,7 +272,7 @@ impl Error {
         }
     }
 
-    /// Whether the system refused, rather than the input or the usage being bad.
+    /// True if the system refused, rather than the input or the usage being bad.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -305,7 +305,7 @@ impl Error {
         }
     }
 
-    /// What a queue's source said, if it is not an error of this crate.
+    /// Error of a queue's source, if it is not one of this crate.
     pub(crate) fn of_source(queue: String, error: SourceError) -> Self {
         match error.downcast::<Self>() {
             Ok(error) => *error,
@@ -323,7 +323,7 @@ impl Error {
     }
 }
 
-/// Where was looked.
+/// Places that were looked at.
 fn places(directories: &[PathBuf]) -> String {
     if directories.is_empty() {
         return "any directory: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set".to_owned();
@@ -332,7 +332,7 @@ fn places(directories: &[PathBuf]) -> String {
     names.join(" or ")
 }
 
-/// Whose it is.
+/// Owner.
 fn by(process: Option<i32>) -> String {
     process.map_or_else(String::new, |process| format!(" by process {process}"))
 }
@@ -344,7 +344,7 @@ fn first_of(names: &[String]) -> String {
     if names.len() > SHOWN_MAX { format!("{shown}, …") } else { shown }
 }
 
-/// Whether that was done to a file of ours, rather than to one that was given to us.
+/// True if that was done to a file of ours, rather than to one that was given to us.
 fn is_output(action: &str) -> bool {
     ["create", "write", "remove"].contains(&action)
 }

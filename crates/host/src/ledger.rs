@@ -57,7 +57,7 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Those of two ledgers together, for the same CPUs.
+    /// Counts of two ledgers together, for the same CPUs.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
         self.per_cpu.resize(self.per_cpu.len().max(other.per_cpu.len()), 0);
@@ -109,7 +109,7 @@ impl Ledger {
         entry.tally.store(u64::from(cpu.0) << CPU_SHIFT | (packets + frames), Ordering::Relaxed);
     }
 
-    /// What has been delivered.
+    /// Counts of what has been delivered.
     #[must_use]
     pub fn flows(&self, cpus: usize) -> Flows {
         let mut flows = Flows {
@@ -145,7 +145,7 @@ impl Ledger {
     }
 }
 
-/// What an entry held before a packet.
+/// Entry as it was before a packet.
 enum Before {
     /// Nothing: it is a flow's first.
     Nothing,

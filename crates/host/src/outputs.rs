@@ -1,4 +1,4 @@
-//! What a run may write over: files of earlier runs, and never what it is to read.
+//! Files that a run may write over: those of earlier runs, and never what it is to read.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -88,7 +88,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     paths.collect::<Result<_, _>>().map_err(Error::file("read", directory))
 }
 
-/// What a file is, by whatever name: its device and inode.
+/// Identity of a file, by whatever name: its device and inode.
 fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
     let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
     path.as_ref().metadata().ok().map(identity)

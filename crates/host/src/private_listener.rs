@@ -40,7 +40,7 @@ impl PrivateListener {
         Ok(Self { listener, path: path.to_owned(), identity })
     }
 
-    /// What listens.
+    /// Listening socket.
     pub(crate) fn socket(&self) -> &UnixListener {
         &self.listener
     }
@@ -68,7 +68,7 @@ pub(crate) fn address_of(path: &Path, what: &'static str) -> Result<SocketAddrUn
     })
 }
 
-/// How long a run waits for another that looks for its socket just now: a second.
+/// Time that a run waits for another that looks for its socket just now: a second.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 

@@ -25,7 +25,7 @@ pub use crate::trace::TracePlan;
 use handler::ReplayHandler;
 pub use report::Report;
 
-/// What is replayed.
+/// Input of the replay.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// Captures.
@@ -34,14 +34,14 @@ pub enum Input {
     Synthetic(SyntheticPlan),
 }
 
-/// How the engine runs.
+/// Mode in which the engine runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// On threads, by the machine's clock.
     Live,
     /// On one thread, in virtual time, in an order that the seed determines.
     Stepped {
-        /// What determines the order.
+        /// Seed that determines the order.
         seed: u64,
     },
 }
@@ -49,21 +49,21 @@ pub enum Mode {
 /// A replay to be made.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What is replayed.
+    /// Input of the replay.
     pub input: Input,
     /// Over how many rx queues it is dealt out.
     pub queues: NonZeroU16,
-    /// What it is replayed through. The trace is added by the plan.
+    /// Configuration of the engine. The trace is added by the plan.
     pub engine: Config,
-    /// How the engine runs.
+    /// Mode in which the engine runs.
     pub mode: Mode,
     /// The application's work on each packet.
     pub work_ns: u64,
-    /// Where delivered packets are written, one capture for each CPU.
+    /// Directory for delivered packets, one capture for each CPU.
     pub write_pcap: Option<PathBuf>,
     /// True if merged packets are written as the frames that they were merged of.
     pub resegment: bool,
-    /// Where the run is traced.
+    /// Directory of the trace.
     pub trace: Option<TracePlan>,
     /// Flows that are watched from the first packet on, for the report to tell of.
     pub explain: Vec<FlowName>,
@@ -109,7 +109,7 @@ impl Replay {
         Ok(Self { engine, plan, ledger, progress, trace, failure })
     }
 
-    /// How far the run has come.
+    /// Progress of the run.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
@@ -121,13 +121,13 @@ impl Replay {
         &self.failure
     }
 
-    /// What asks the run to end early; everything taken in is delivered all the same.
+    /// Handle that asks the run to end early; everything taken in is delivered all the same.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
     }
 
-    /// What changes the run while it lasts.
+    /// Handle that changes the run while it lasts.
     #[must_use]
     pub fn control(&self) -> Control {
         self.engine.control()

@@ -1,4 +1,4 @@
-//! What a run came to, in numbers, whatever it took its frames from.
+//! Numbers of a run, whatever it took its frames from.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::engine::{CpuOutcome, Outcome};
 use crate::ledger::Flows;
 
-/// What the path did with the frames of a run.
+/// Work of the path on the frames of a run.
 #[derive(Debug, Serialize)]
 pub struct PathReport {
     /// Frames that the sources gave.
@@ -24,25 +24,25 @@ pub struct PathReport {
     pub dropped: BTreeMap<&'static str, u64>,
     /// Packets still queued or held at the end.
     pub queued: u64,
-    /// How long it took, from the first poll to the last packet.
+    /// Duration, from the first poll to the last packet.
     pub elapsed_s: f64,
     /// Packets delivered in a second.
     pub pps: f64,
     /// CPU time of the whole process meanwhile.
     pub cpu_s: f64,
-    /// What each CPU did.
+    /// Work of each CPU.
     pub per_cpu: Vec<CpuReport>,
-    /// What steering did.
+    /// Counts of steering.
     pub steer: SteerReport,
-    /// What coalescing did.
+    /// Counts of coalescing.
     pub lro: LroReport,
-    /// What parsing found.
+    /// Counts of parsing.
     pub parse: ParseReport,
     /// Frames that did not come home to their owners.
     pub frames_away: usize,
 }
 
-/// What one CPU did.
+/// Work of one CPU.
 #[derive(Debug, Serialize)]
 pub struct CpuReport {
     /// The CPU.
@@ -53,7 +53,7 @@ pub struct CpuReport {
     pub bytes: u64,
     /// Flows whose last packet it delivered, if that was watched.
     pub flows: Option<u64>,
-    /// How long it was at work.
+    /// Time for which it was at work.
     pub busy_ns: u64,
     /// Number of times it was woken.
     pub wakeups: u64,
@@ -65,7 +65,7 @@ pub struct CpuReport {
     pub dropped: u64,
 }
 
-/// What steering did.
+/// Counts of steering.
 #[derive(Debug, Serialize)]
 pub struct SteerReport {
     /// Times that a flow-table slot changed its CPU.
@@ -80,7 +80,7 @@ pub struct SteerReport {
     pub unsteered: u64,
 }
 
-/// What coalescing did. Where it was off, every frame is a packet.
+/// Counts of coalescing. Where it was off, every frame is a packet.
 #[derive(Debug, Serialize)]
 pub struct LroReport {
     /// Frames that came to it.
@@ -95,7 +95,7 @@ pub struct LroReport {
     pub flushes: BTreeMap<&'static str, u64>,
 }
 
-/// What parsing found.
+/// Counts of parsing.
 #[derive(Debug, Serialize)]
 pub struct ParseReport {
     /// Frames whose headers lie.
@@ -258,7 +258,7 @@ impl CpuReport {
     }
 }
 
-/// What the queues dropped, by the name of the reason, and frames that were lost with a CPU's thread.
+/// Drops of the queues, by the name of the reason, and frames that were lost with a CPU's thread.
 pub(crate) fn dropped(
     queues: &[Arc<IntakeCounters>],
     cpu_lost: u64,

@@ -14,19 +14,19 @@ use path::CpuId;
 
 use crate::control::CpuList;
 
-/// Where sysfs is.
+/// Root of sysfs.
 pub const SYSFS: &str = "/sys";
 
 /// Caches of a CPU that are looked at: `index0` and so on. Machines have up to five.
 const CACHES_MAX: u32 = 16;
 
-/// What is read of a file: enough for a list of every CPU that there can be, each by itself.
+/// Bytes that are read of a file: enough for a list of every CPU that there can be, each by itself.
 const FILE_BYTES_MAX: u64 = 32 << 10;
 
 /// Entries of a CPU's directory that are looked at for its memory node.
 const ENTRIES_MAX: usize = 1024;
 
-/// What sysfs says of some CPUs, as of one reading.
+/// Topology of some CPUs, by one reading of sysfs.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     /// CPUs that are not here do not exist, or nobody asked.
@@ -35,7 +35,7 @@ pub struct Topology {
     possible: Option<CpuList>,
 }
 
-/// Where a CPU is.
+/// Place of a CPU.
 #[derive(Clone, Debug, Default)]
 struct Place {
     /// Its last-level cache.
@@ -53,12 +53,12 @@ struct Cache {
     cpus: CpuList,
 }
 
-/// Which CPUs the packets of a queue should go to.
+/// CPUs that the packets of a queue should go to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Advice {
     /// The CPU that polls the queue.
     pub polling: CpuId,
-    /// What the CPUs have in common with it.
+    /// Sharing of the CPUs with it.
     pub scope: Scope,
     /// The CPUs in order of preference: of those with the same standing, in order of number. The
     /// one that polls comes last, if it is among those that run.
@@ -67,7 +67,7 @@ pub struct Advice {
     pub left_out: CpuList,
 }
 
-/// What CPUs have in common.
+/// Sharing between CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// The last-level cache, of this level.
@@ -78,7 +78,7 @@ pub enum Scope {
     Everything,
 }
 
-/// How a CPU stands to the one that polls, the best first.
+/// Relation of a CPU to the one that polls, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Standing {
     /// On a core of its own.
@@ -113,7 +113,7 @@ impl Topology {
         read_list(&sysfs.join("devices/system/cpu/online")).filter(|online| !online.is_empty())
     }
 
-    /// What `rps_cpus` is when nobody says anything else: those of the running CPUs that share
+    /// Default of `rps_cpus`: those of the running CPUs that share
     /// the last-level cache with the one that polls, see [`advise`](Self::advise).
     #[must_use]
     pub fn default_rps_cpus(&self, polling: CpuId, running: &CpuList) -> CpuList {
@@ -128,7 +128,7 @@ impl Topology {
         CpuList::new(near.flat_map(|near| near.cpus().to_vec()))
     }
 
-    /// Which of the running CPUs the packets of a queue should go to that `polling` polls: those
+    /// Running CPUs that the packets of a queue should go to that `polling` polls: those
     /// that share its last-level cache; if it has that for itself, those of its memory node; if
     /// none is known to be near, all. CPUs that do not exist here are as near as can be: whoever
     /// names them is simulating.
@@ -156,7 +156,7 @@ impl Topology {
         Advice { polling, scope, order: self.order(polling, &cpus), left_out }
     }
 
-    /// How many CPUs the kernel's bitmaps have room for here (`nr_cpu_ids`), at least those of
+    /// Number of CPUs that the kernel's bitmaps have room for here (`nr_cpu_ids`), at least those of
     /// `cpus`.
     #[must_use]
     pub fn mask_width(&self, cpus: &CpuList) -> u16 {

@@ -78,7 +78,7 @@ fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
 pub(crate) struct Devices(Arc<[DeviceQueues]>);
 
 impl Devices {
-    /// These devices, which must have `queues` queues together; one for all queues if none is named.
+    /// Devices of a configuration, which must have `queues` queues together; one for all queues if none is named.
     ///
     /// # Errors
     /// When the numbers do not fit, or a name is none or comes twice.

@@ -61,7 +61,7 @@ pub(super) enum Life {
     Alive,
     /// The thread terminates after it dequeues its next batch (fault injection).
     Doomed,
-    /// That batch was dequeued, and nobody will handle it.
+    /// The batch was dequeued, and nobody will handle it.
     Dead,
     /// The handler has the batch: if the thread panics now, it is the handler's doing.
     Handling,

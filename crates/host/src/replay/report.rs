@@ -1,4 +1,4 @@
-//! What a replay came to, in numbers.
+//! Numbers of a replay.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -16,7 +16,7 @@ use crate::report::PathReport;
 /// The result of a replay; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What the path did.
+    /// Work of the path.
     #[serde(flatten)]
     pub path: PathReport,
     /// Packets delivered after a later one of their flow.
@@ -34,7 +34,7 @@ pub struct Report {
     pub first_damage: Option<String>,
     /// Records that were dropped as `link_type`, by what their link type is called.
     pub unread_link_types: BTreeMap<String, u64>,
-    /// What ended the input early, or could not be written, if anything: the first of it. What
+    /// First failure that ended the input early, or of writing, if any. What
     /// came in before was still delivered.
     pub error: Option<String>,
     /// The flows that were to be [explained](super::Plan::explain).

@@ -20,15 +20,15 @@ pub(super) struct Destinations(Vec<Place>);
 
 struct Place {
     to: To,
-    /// What got there, for each CPU; none where packets are only counted.
+    /// Counters of packets that got there, for each CPU; none where packets are only counted.
     counters: Vec<Arc<SinkCounters>>,
 }
 
-/// How captures are written.
+/// Options of the captures.
 pub(super) struct Captured {
     /// True if merged packets are written as the frames that they were merged of.
     pub(super) resegments: bool,
-    /// Where it is told that one cannot be written.
+    /// Place for the error of one that cannot be written.
     pub(super) failure: FirstFailure,
 }
 
@@ -47,9 +47,9 @@ pub(super) struct OpenWay {
     pub(super) handed: u64,
 }
 
-/// How packets get there.
+/// Way in which packets get there.
 pub(super) enum Way {
-    /// They do not: they are counted.
+    /// None: packets are counted.
     Count,
     /// Into a file.
     Capture(Box<DeliveredCapture>),
@@ -90,12 +90,12 @@ impl Destinations {
         Ok((Self(places), ways))
     }
 
-    /// What is counted of each place, for each CPU.
+    /// Counters of each place, for each CPU.
     pub(super) fn counters(&self) -> Vec<Arc<SinkCounters>> {
         self.0.iter().flat_map(|place| &place.counters).cloned().collect()
     }
 
-    /// What got to each place, of what the handlers say was handed to it.
+    /// Packets that got to each place, of those that the handlers say were handed to it.
     pub(super) fn report<'a>(&self, ways: impl Iterator<Item = &'a Ways>) -> Vec<SentReport> {
         let mut handed = vec![(0, false); self.0.len()];
         for ways in ways {

@@ -13,7 +13,7 @@ use super::report::StoppedBy;
 use crate::engine::Stopper;
 use crate::error::{Error, Result};
 
-/// Where a run hears that it is to end.
+/// Descriptor by which a run hears that it is to end.
 pub(super) struct Ending {
     /// A copy for whoever can fail.
     tells: Sender<Told>,

@@ -1,4 +1,4 @@
-//! What becomes of delivered packets: they are checked, if that is asked for, and go where they are
+//! Handler of delivered packets: they are checked, if that is asked for, and go where they are
 //! to go.
 
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl RunHandler {
         self.ways.flush();
     }
 
-    /// What was handed to each destination.
+    /// Packets handed to each destination.
     pub(super) fn ways(&self) -> &Ways {
         &self.ways
     }

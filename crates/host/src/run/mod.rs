@@ -35,18 +35,18 @@ pub use watch::{CpuSnapshot, Snapshot, Watch};
 pub struct Plan {
     /// The devices whose packets are taken, in the order of their rx queues.
     pub devices: Vec<DeviceConfig>,
-    /// What they go through. The trace is added by the plan; a full backlog always drops, for a
+    /// Configuration of the engine. The trace is added by the plan; a full backlog always drops, for a
     /// device does not wait.
     pub engine: Config,
-    /// Where packets go: one place for all, or one for each device. None: nowhere, they are counted.
+    /// Destinations: one for all, or one for each device. None: packets are counted.
     pub to: Vec<To>,
     /// True if merged packets are written to captures as the frames that they were merged of.
     pub resegment: bool,
-    /// Where the run is traced.
+    /// Directory of the trace.
     pub trace: Option<TracePlan>,
     /// True if it is checked that every flow is delivered in order. A trace checks it too.
     pub check_order: bool,
-    /// How long it lasts, unless it is stopped before.
+    /// Duration, unless it is stopped before.
     pub duration: Option<Duration>,
 }
 
@@ -113,20 +113,20 @@ impl Run {
         Ok(Self { engine, devices, destinations, failure, ledgers, trace, ending, duration })
     }
 
-    /// What changes the run while it lasts.
+    /// Handle that changes the run while it lasts.
     #[must_use]
     pub fn control(&self) -> Control {
         self.engine.control()
     }
 
-    /// What asks the run to end: it takes nothing more from the devices, and what it has taken goes
+    /// Handle that asks the run to end: it takes nothing more from the devices, and what it has taken goes
     /// where it is to go.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
     }
 
-    /// What tells how the run stands, while it lasts.
+    /// Handle that tells the state of the run while it lasts.
     #[must_use]
     pub fn watch(&self) -> Watch {
         let failure = Arc::clone(&self.failure);

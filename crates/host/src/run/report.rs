@@ -1,4 +1,4 @@
-//! What a run came to, in numbers.
+//! Numbers of a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::ledger::Flows;
 use crate::report::PathReport;
 use crate::sys::interface::{Interface, InterfaceCounters};
 
-/// What [`SentReport::dropped`] calls packets that came to a device that was gone.
+/// Name in [`SentReport::dropped`] of packets that came to a device that was gone.
 const GONE: &str = "gone";
 
 /// The result of a run; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What the path did.
+    /// Work of the path.
     #[serde(flatten)]
     pub path: PathReport,
     /// Frames that the kernel dropped before they could be taken. They are not among those that
@@ -28,7 +28,7 @@ pub struct Report {
     pub kernel_dropped: u64,
     /// The devices, in the order of their rx queues.
     pub devices: Vec<DeviceReport>,
-    /// Where packets went, but for those that were only counted.
+    /// Destinations of packets, but for those that were only counted.
     pub sent: Vec<SentReport>,
     /// Packets delivered after a later one of their flow; none of these four if that was not
     /// checked.
@@ -39,20 +39,20 @@ pub struct Report {
     pub flows: Option<u64>,
     /// Packets of the largest flow.
     pub largest_flow: Option<u64>,
-    /// Why it ended.
+    /// Reason why it ended.
     pub stopped_by: StoppedBy,
-    /// What went wrong, if anything: the first of it. What came in before was still delivered.
+    /// First failure, if any. What came in before was still delivered.
     pub error: Option<String>,
     /// All of what went wrong.
     #[serde(skip)]
     pub errors: Vec<Error>,
 }
 
-/// Why a run ended.
+/// Reason why a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoppedBy {
-    /// It was asked to.
+    /// Asked to.
     Request,
     /// Its time was over.
     Duration,
@@ -62,22 +62,22 @@ pub enum StoppedBy {
     Sources,
 }
 
-/// What became of one device.
+/// Outcome for one device.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
     /// Its name, or the path of its socket.
     pub name: String,
-    /// How it was opened.
+    /// Way in which it was opened.
     pub via: &'static str,
     /// Its queues.
     pub queues: Vec<QueueReport>,
-    /// What was found while opening it.
+    /// Facts found while opening it.
     pub facts: BTreeMap<&'static str, String>,
-    /// What the kernel counted on the interface meanwhile, if it is one and still there.
+    /// Counters of the kernel on the interface meanwhile, if it is one and still there.
     pub interface: Option<InterfaceReport>,
 }
 
-/// What came by one queue of a device.
+/// Packets of one queue of a device.
 #[derive(Debug, Serialize)]
 pub struct QueueReport {
     /// Its number at the device.
@@ -87,13 +87,13 @@ pub struct QueueReport {
     /// Frames that the kernel dropped before they could be taken, by its own names. Only the queues
     /// of interfaces have any: they are not among `packets`.
     pub kernel_dropped: BTreeMap<&'static str, u64>,
-    /// What a driver in this process counted of a device that is no interface, by the names of kernel
+    /// Counters of a driver in this process for a device that is no interface, by the names of kernel
     /// drivers. No further drops: the frames that are among them are among `packets`, and among the
     /// path's own drops.
     pub driver: BTreeMap<&'static str, u64>,
 }
 
-/// What the kernel counted on an interface during the run, by its own names.
+/// Counters of the kernel on an interface during the run, by its own names.
 #[derive(Debug, Serialize)]
 #[expect(missing_docs, reason = "they are the kernel's")]
 pub struct InterfaceReport {
@@ -105,7 +105,7 @@ pub struct InterfaceReport {
     pub tx_dropped: u64,
 }
 
-/// What got to one place.
+/// Packets that got to one place.
 #[derive(Debug, Serialize)]
 pub struct SentReport {
     /// The place, as on the command line.
@@ -122,7 +122,7 @@ pub struct SentReport {
     pub dropped: BTreeMap<&'static str, u64>,
 }
 
-/// What is looked at again when a run ends.
+/// State that is looked at again when a run ends.
 pub(super) struct DeviceWatch {
     name: String,
     via: Via,
@@ -175,7 +175,7 @@ impl Report {
 }
 
 impl SentReport {
-    /// What the CPUs' sinks have counted together, of `handed` packets. What came to a device that
+    /// Sum of what the CPUs' sinks counted, of `handed` packets. What came to a device that
     /// was gone nobody has counted.
     pub(super) fn of(
         to: String,

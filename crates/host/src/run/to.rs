@@ -1,10 +1,10 @@
-//! Where packets go, as people write it.
+//! Destinations of packets, as people write them.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where packets go.
+/// Destination of packets.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub enum To {
     /// Nowhere: they are counted.

@@ -1,4 +1,4 @@
-//! How a run stands while it lasts.
+//! State of a run while it lasts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct Watch {
     failure: FirstFailure,
 }
 
-/// What a run has counted so far. Numbers that belong together may be a moment apart.
+/// Counters of a run so far. Numbers that belong together may be a moment apart.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Snapshot {
     /// Frames that came in.
@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub not_sent: u64,
 }
 
-/// What one CPU has counted so far.
+/// Counters of one CPU so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuSnapshot {
     /// The CPU.
@@ -55,7 +55,7 @@ pub struct CpuSnapshot {
     pub packets: u64,
     /// Frames that wait in its backlogs.
     pub queued: u64,
-    /// How long it was at work.
+    /// Time for which it was at work.
     pub busy_ns: u64,
 }
 
@@ -68,14 +68,14 @@ impl Watch {
         Self { control, sinks, failure }
     }
 
-    /// What keeps packets from being written where they are to go, if anything does: the first such
+    /// Failure that keeps packets from being written where they are to go, if any: the first such
     /// thing. The run goes on, and counts them.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// How the run stands now.
+    /// State of the run now.
     #[must_use]
     pub fn look(&self) -> Snapshot {
         let shared = self.control.shared();

@@ -1,4 +1,4 @@
-//! How a trace names flows and their packets: by stamps, TCP connections, or hashes.
+//! Names of flows and their packets in a trace: by stamps, TCP connections, or hashes.
 //!
 //! Each kind has numbers of its own, so that no two flows get the same name:
 //!
@@ -20,13 +20,13 @@ use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 /// Connections that are told apart; further ones go by their hash.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
-/// Where the numbers of flows that go by their hash begin: past all stamps.
+/// First number of flows that go by their hash: past all stamps.
 const HASHES: u64 = 1 << 32;
 
-/// Where those of TCP connections begin: past all hashes.
+/// First number of TCP connections: past all hashes.
 const CONNECTIONS: u64 = 1 << 33;
 
-/// Where those of packets without a hash begin: past all connections.
+/// First number of packets without a hash: past all connections.
 const UNSTEERED: u64 = 1 << 34;
 
 /// A packet's place in its flow.
@@ -34,7 +34,7 @@ const UNSTEERED: u64 = 1 << 34;
 pub(super) struct FlowName {
     /// The flow.
     pub(super) flow: u64,
-    /// Where in it: a sequence number that rises.
+    /// Place in it: a sequence number that rises.
     pub(super) sequence: u64,
 }
 

@@ -42,7 +42,7 @@ pub(super) fn lost(frames: &[u64], reason: &str) -> String {
     line(&Lost { r#in: frames, drop: reason })
 }
 
-/// What TCP or UDP carry; of other protocols, what IP carries.
+/// Payload of TCP or UDP; of other protocols, that of IP.
 fn payload_len(packet: &Packet) -> usize {
     let headers = &packet.headers;
     if let (Transport::Tcp | Transport::Udp, 1..) = (headers.transport, headers.payload_offset) {

@@ -47,7 +47,7 @@ const CONFIG_HEADER: &str = "t_ns,epoch,what,value\n";
 /// Rows are gathered up to this size before they are written.
 const ROWS_BYTES: usize = 64 << 10;
 
-/// Where a trace goes.
+/// Destination of a trace.
 #[derive(Clone, Debug)]
 pub struct TracePlan {
     /// The directory.
@@ -164,7 +164,7 @@ impl Lro {
     }
 }
 
-/// What one CPU writes: `deliver.csv`.
+/// Part of one CPU: `deliver.csv`.
 #[derive(Debug)]
 pub struct DeliverTrace {
     trace: Arc<Trace>,
@@ -241,7 +241,7 @@ impl Drop for DeliverTrace {
     }
 }
 
-/// What one intake writes: `drop.csv` and `parse.csv`.
+/// Part of one intake: `drop.csv` and `parse.csv`.
 #[derive(Debug)]
 pub struct IntakeTrace {
     trace: Arc<Trace>,

@@ -68,7 +68,7 @@ fn field(value: Option<impl Display>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// Whether this is a piece of a datagram, if what was captured tells: IPv4's field does, also of a
+/// Tells if this is a piece of a datagram, if the captured bytes tell: IPv4's field does, also of a
 /// header that is cut short behind it, which the walk makes nothing of.
 fn is_fragment(bytes: &[u8], headers: &Headers) -> Option<bool> {
     match headers.network {
@@ -98,7 +98,7 @@ fn checksum(checksum: Checksum) -> &'static str {
     }
 }
 
-/// What the frame is taken for, in a word.
+/// Kind of the frame, in a word.
 fn verdict(headers: &Headers, is_snapped: bool) -> &'static str {
     match (headers.flaw, headers.fragment, headers.transport) {
         (Some(flaw), ..) => flaw_name(flaw),
