@@ -57,7 +57,7 @@ pub enum Error {
     /// The system refuses to mount the control tree.
     #[error("cannot mount the control tree on {}: {source}", directory.display())]
     Mount {
-        /// Path.
+        /// The directory.
         directory: PathBuf,
         /// Reason.
         source: io::Error,
@@ -65,7 +65,7 @@ pub enum Error {
     /// The packet memory cannot be had.
     #[error("cannot map {bytes} bytes of packet memory: {source}")]
     Memory {
-        /// Bytes.
+        /// Size in bytes.
         bytes: usize,
         /// Reason.
         source: io::Error,
@@ -85,9 +85,9 @@ pub enum Error {
     InUse {
         /// Name of it, as in "the control socket".
         what: &'static str,
-        /// Path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Owner, if that can be told.
+        /// Process that owns it, if that can be told.
         process: Option<i32>,
     },
     /// A run that cannot be asked.
@@ -110,7 +110,7 @@ pub enum Error {
         /// Their names.
         names: Vec<String>,
     },
-    /// Request that a run refused.
+    /// A request that a run refused.
     #[error("{} ({})", .0.why, .0.errno)]
     Refused(Refused),
     /// An interface that our XDP program cannot be put on.
