@@ -20,7 +20,7 @@ usage: ./ci.sh VERB...
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   bench  every stage measured, one JSON line each
-  mutants  changes that no test of mem, path and stack notices: in MUTATED (a glob of files; all,
+  mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
   all    all but bench and mutants; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
@@ -57,7 +57,7 @@ lint() {
 
 # The storeys, lowest first: a crate may use those before it.
 layers() {
-    local order="mem path forebay-stack forebay sim forebay-cli" below="" crate used
+    local order="forebay-buf forebay-rx forebay-stack forebay forebay-sim forebay-cli" below="" crate used
     for crate in $order; do
         for used in $(cargo tree --locked --package "$crate" --depth 1 --edges normal --prefix none |
             tail -n +2 | cut -d ' ' -f 1); do
@@ -82,9 +82,9 @@ cross() {
         skip "lint for $target" "it is not installed: rustup target add $target"
     fi
     if has_target "$narrow"; then
-        said=$(cargo check -p mem --locked --target "$narrow" 2>&1) && said=
+        said=$(cargo check -p forebay-buf --locked --target "$narrow" 2>&1) && said=
         [[ $said == *"Forebay is for 64-bit targets"* ]] ||
-            { echo "mem: it does not say that $narrow is not supported" >&2; return 1; }
+            { echo "forebay-buf: it does not say that $narrow is not supported" >&2; return 1; }
     else
         skip "lint for $narrow" "it is not installed: rustup target add $narrow"
     fi
@@ -112,15 +112,15 @@ test() {
 
 loom() {
     local -x RUSTFLAGS="--cfg loom"
-    cargo test -p mem --release --lib --locked --target-dir target/loom
-    cargo test -p path --release --test drain_rule --locked --target-dir target/loom
+    cargo test -p forebay-buf --release --lib --locked --target-dir target/loom
+    cargo test -p forebay-rx --release --test drain_rule --locked --target-dir target/loom
     cargo test -p forebay-stack --release --lib socket::queue::models --locked --target-dir target/loom
 }
 
 miri() {
     has cargo "+$NIGHTLY" miri --version || { skip miri "$NIGHTLY has no miri"; return; }
     MIRIFLAGS=-Zmiri-disable-isolation \
-        cargo "+$NIGHTLY" miri test -p mem --locked --target-dir target/miri
+        cargo "+$NIGHTLY" miri test -p forebay-buf --locked --target-dir target/miri
 }
 
 fuzz() {
@@ -150,7 +150,7 @@ bench() {
 mutants() {
     has cargo mutants --version || { skip mutants "install it: cargo install cargo-mutants"; return; }
     # 2: some were missed, which the table tells.
-    cargo mutants --package path --package forebay-stack --package mem --file "${MUTATED:-crates/*/src/**/*.rs}" \
+    cargo mutants --package forebay-rx --package forebay-stack --package forebay-buf --file "${MUTATED:-crates/*/src/**/*.rs}" \
         --timeout 120 --output target -- --locked --lib --tests || (($? == 2))
     local file outcome
     echo "| file | caught | missed | timed out | not compiled |"

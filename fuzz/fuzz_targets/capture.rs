@@ -8,8 +8,8 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use forebay::device::pcap::{MAX_BLOCK_BYTES, Reader};
+use forebay_rx::parse::Link;
 use libfuzzer_sys::fuzz_target;
-use path::parse::Link;
 
 /// The least that a record takes in a file: a simple packet block without data.
 const LEAST_RECORD_BYTES: usize = 16;

@@ -6,13 +6,13 @@
 
 use std::collections::BTreeSet;
 
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::coalesce::cut;
+use forebay_rx::coalesce::gso::{GSO_SEGMENTS_MAX, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Checksum, DeviceSum, Headers, Link, Verify, parse, parse_into};
 use libfuzzer_sys::fuzz_target;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::coalesce::cut;
-use path::coalesce::gso::{GSO_SEGMENTS_MAX, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
-use path::packet::{Arrival, Packet};
-use path::parse::{Checksum, DeviceSum, Headers, Link, Verify, parse, parse_into};
 
 /// Some packets have more segments than this: then there is no memory.
 const CHUNKS: [ChunkClass; 2] =

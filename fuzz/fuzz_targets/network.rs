@@ -10,15 +10,15 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse_into};
 use forebay_stack::network::{
     Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
 };
 use libfuzzer_sys::fuzz_target;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::packet::{Arrival, Packet};
-use path::parse::checksum::Sum;
-use path::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse_into};
 
 /// A datagram of 64 KiB fits in one chunk; of those there are few.
 const CHUNKS: [ChunkClass; 3] = [

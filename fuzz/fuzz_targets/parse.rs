@@ -7,10 +7,10 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use forebay_rx::hash::Hasher;
+use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use forebay_rx::parse::{Checksum, Headers, Link, Network, Verify, View, link_layer, parse};
 use libfuzzer_sys::fuzz_target;
-use path::hash::Hasher;
-use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
-use path::parse::{Checksum, Headers, Link, Network, Verify, View, link_layer, parse};
 
 struct Hashers {
     plain: [Hasher; 2],

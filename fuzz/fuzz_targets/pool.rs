@@ -3,9 +3,9 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Frame, Pool, Region};
 use libfuzzer_sys::fuzz_target;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Frame, Pool, Region};
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Operation {

@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 use arbitrary::Arbitrary;
+use forebay_buf::Position;
+use forebay_buf::ring::ring;
 use libfuzzer_sys::fuzz_target;
-use mem::Position;
-use mem::ring::ring;
 
 #[derive(Arbitrary, Debug)]
 struct Run {

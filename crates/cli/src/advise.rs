@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Table};
 use forebay::control::CpuList;
 use forebay::sys;
 use forebay::topology::{Advice, SYSFS, Scope, Standing, Topology};
-use path::CpuId;
+use forebay_rx::CpuId;
 use serde::Serialize;
 
 use crate::args::AdviseArgs;

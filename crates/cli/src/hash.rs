@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
 
-use path::hash::Toeplitz;
-use path::hash::toeplitz::TUPLE_BYTES;
+use forebay_rx::hash::Toeplitz;
+use forebay_rx::hash::toeplitz::TUPLE_BYTES;
 use serde::Deserialize;
 
 use crate::args::HashArgs;

@@ -13,8 +13,8 @@ use forebay::engine::{Config, WhenFull};
 use forebay::random::Random;
 use forebay::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
 use forebay::sys;
+use forebay_rx::hash::RETA_ENTRIES;
 use indicatif::{ProgressBar, ProgressStyle};
-use path::hash::RETA_ENTRIES;
 use serde::Serialize;
 
 use crate::args::{ReplayArgs, WhenFullArg};

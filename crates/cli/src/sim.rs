@@ -5,9 +5,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use forebay_sim::{Overrides, Rules, Situation, Summary, report};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sim::{Overrides, Rules, Situation, Summary, report};
 
 use crate::failure::Failure;
 use crate::output;
@@ -94,7 +94,7 @@ fn run_ours(args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Result<S
         return Ok(run_seeds(Rules::Forebay, args, situation, bar));
     };
     let mut summary = Summary::new(Rules::Forebay, situation);
-    summary.add(&sim::run_recorded(situation, seed, overrides(args), directory)?);
+    summary.add(&forebay_sim::run_recorded(situation, seed, overrides(args), directory)?);
     Ok(summary)
 }
 
@@ -183,8 +183,11 @@ mod tests {
         let Command::Sim(args) = Cli::parse_from(line.split(' ')).command else {
             panic!("{line} is a simulation");
         };
-        let violation =
-            report::Violation { seed: 8, law: sim::Law::Liveness, text: "it stays".to_owned() };
+        let violation = report::Violation {
+            seed: 8,
+            law: forebay_sim::Law::Liveness,
+            text: "it stays".to_owned(),
+        };
         let Failure::Law { law, text, command } =
             broken_law(&args, Situation::Elephant, &violation)
         else {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use forebay::random::Random;
-use path::hash::Hasher;
-use path::{CpuId, RxQueue};
+use forebay_rx::hash::Hasher;
+use forebay_rx::{CpuId, RxQueue};
 
 use crate::cpu_set::CpuSet;
 

@@ -1,6 +1,6 @@
 //! Location of all packets, for the laws to check.
 
-use path::{CpuId, RxQueue};
+use forebay_rx::{CpuId, RxQueue};
 
 /// Snapshot of the number of packets at each location.
 #[derive(Clone, Debug, Default)]

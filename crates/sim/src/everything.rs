@@ -1,7 +1,7 @@
 //! The scenario in which everything is drawn.
 
 use forebay::random::Random;
-use path::steer::{MoveAfter, SpreadPolicy};
+use forebay_rx::steer::{MoveAfter, SpreadPolicy};
 
 use crate::action::{Action, CoalesceAt, Recurring, Span};
 use crate::costs::Costs;

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use path::hash::FlowHash;
-use path::steer::RpsMap;
-use path::{CpuId, RxQueue};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::RpsMap;
+use forebay_rx::{CpuId, RxQueue};
 
 use crate::action::Change;
 use crate::census::{Backlog, Census};

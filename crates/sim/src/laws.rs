@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use path::CpuId;
+use forebay_rx::CpuId;
 use serde::Serialize;
 
 use crate::census::Census;
@@ -286,7 +286,7 @@ impl Laws {
 
 #[cfg(test)]
 mod tests {
-    use path::RxQueue;
+    use forebay_rx::RxQueue;
 
     use super::*;
     use crate::census::Backlog;

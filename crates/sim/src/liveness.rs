@@ -24,9 +24,9 @@
 
 use std::collections::BTreeMap;
 
-use path::hash::FlowHash;
-use path::steer::MoveAfter;
-use path::{CpuId, RxQueue};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::MoveAfter;
+use forebay_rx::{CpuId, RxQueue};
 
 use crate::census::Census;
 use crate::laws::{Law, Laws};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use path::hash::FlowHash;
-use path::{CpuId, RxQueue};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::{CpuId, RxQueue};
 
 use crate::action::Change;
 use crate::census::Census;

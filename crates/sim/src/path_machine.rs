@@ -9,14 +9,14 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use mem::Pool;
-use path::arrive::{Behind, Burst, Refused};
-use path::hash::FlowHash;
-use path::intake::Dropped;
-use path::packet::Arrival;
-use path::parse::Link;
-use path::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
-use path::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
+use forebay_buf::Pool;
+use forebay_rx::arrive::{Behind, Burst, Refused};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::intake::Dropped;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Link;
+use forebay_rx::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
+use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
 
 use crate::action::{Change, CoalesceAt};
 use crate::census::{Backlog, Census};

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay::trace::{DeliverTrace, IntakeTrace, Trace};
-use path::counters::{DeliveryCounters, IntakeCounters};
-use path::delivery::Batch;
-use path::hash::{Hasher, KEYED_KEY_BYTES};
-use path::intake::Dropped;
-use path::parse::Verify;
-use path::{DropReason, RxQueue};
+use forebay_rx::counters::{DeliveryCounters, IntakeCounters};
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::{Hasher, KEYED_KEY_BYTES};
+use forebay_rx::intake::Dropped;
+use forebay_rx::parse::Verify;
+use forebay_rx::{DropReason, RxQueue};
 use serde::Serialize;
 
 use crate::traffic::Traffic;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use forebay::random::Random;
-use path::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
+use forebay_rx::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
 
 use crate::action::{Action, CoalesceAt, Recurring, Span};
 use crate::costs::Costs;

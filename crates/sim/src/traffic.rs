@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use forebay::device::synthetic::{STAMP_BYTES, stamped_udp};
 use forebay::random::Random;
-use path::RxQueue;
-use path::hash::{FlowHash, Hasher, KEYED_KEY_BYTES};
-use path::parse::checksum::Sum;
-use path::parse::{Link, Verify, View, parse};
+use forebay_rx::RxQueue;
+use forebay_rx::hash::{FlowHash, Hasher, KEYED_KEY_BYTES};
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{Link, Verify, View, parse};
 
 use crate::action::Span;
 use crate::costs::SERVICE_NS;
@@ -330,7 +330,7 @@ fn computed_hash(hasher: &Hasher, frame: &[u8; FRAME_BYTES]) -> FlowHash {
 
 #[cfg(test)]
 mod tests {
-    use path::parse::Checksum;
+    use forebay_rx::parse::Checksum;
 
     use super::*;
 

@@ -8,8 +8,8 @@ use std::collections::BinaryHeap;
 use std::path::Path;
 
 use forebay::random::Random;
-use path::hash::FlowHash;
-use path::{CpuId, RxQueue};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::{CpuId, RxQueue};
 
 use crate::census::Census;
 use crate::cpu_set::CpuSet;

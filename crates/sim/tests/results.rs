@@ -1,6 +1,6 @@
 //! Results of the scenarios: a change of behaviour shows as a change of these tables.
 
-use sim::{Overrides, Rules, Situation, Summary, report, run};
+use forebay_sim::{Overrides, Rules, Situation, Summary, report, run};
 
 /// Number of runs of each scenario: enough for the kernel's rules to break order in every situation
 /// in which they can.
@@ -46,7 +46,7 @@ fn promise_3_the_elephant_leaves_within_its_bound_and_under_the_kernels_rules_ne
         let (ours, kernel) = (run(Rules::Forebay), run(Rules::Kernel));
         assert!(ours.elephant_moves > 0 && ours.broken == [0; 5], "{ours:?}");
         assert!(ours.longest.ns <= ours.longest.bound_ns);
-        let liveness = kernel.broken[sim::Law::Liveness as usize];
+        let liveness = kernel.broken[forebay_sim::Law::Liveness as usize];
         assert!(kernel.elephant_moves == 0 && liveness > 0, "{kernel:?}");
     }
 }

@@ -4,11 +4,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use mem::Pool;
-use path::coalesce::cut;
-use path::cpu::CpuId;
-use path::packet::Packet;
-use path::parse::Network;
+use forebay_buf::Pool;
+use forebay_rx::coalesce::cut;
+use forebay_rx::cpu::CpuId;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 
 use crate::network::neighbours::Sighting;
 use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received, Refusal};

@@ -6,6 +6,15 @@
 use std::sync::Arc;
 
 use etherparse::PacketBuilder;
+use forebay_buf::frags::FRAG_TABLE_BYTES;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{PageFragCache, Pool, Region};
+use forebay_rx::arrive::{Behind, HEAD_CHUNK_BYTES};
+use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_rx::{CpuId, Packet};
 use forebay_stack::ingress::{Around, Sockets, Stack};
 use forebay_stack::network::{
     Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
@@ -14,15 +23,6 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::policy::{BufferPolicy, Relief};
 use forebay_stack::socket::queue::{Awake, Hub, Outlet, QueueConfig, open};
 use forebay_stack::socket::table::{Binding, SocketTable};
-use mem::frags::FRAG_TABLE_BYTES;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{PageFragCache, Pool, Region};
-use path::arrive::{Behind, HEAD_CHUNK_BYTES};
-use path::coalesce::{CoalesceConfig, Coalescer};
-use path::hash::FlowHash;
-use path::packet::Arrival;
-use path::parse::{Link, Verify, parse_packet};
-use path::{CpuId, Packet};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESSES: [[u8; 4]; 2] = [[10, 9, 0, 2], [10, 9, 0, 1]];

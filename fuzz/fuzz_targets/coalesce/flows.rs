@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use arbitrary::Arbitrary;
-use path::parse::checksum::Sum;
-use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 
 /// Payloads that add up to even and odd offsets. Eight of the largest, over IPv4, are one byte more
 /// than a packet may have.

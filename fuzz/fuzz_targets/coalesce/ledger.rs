@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use mem::Pool;
-use path::Packet;
-use path::coalesce::{CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, resegment};
-use path::counters::{CoalesceCounters, Counter};
-use path::hash::FlowHash;
-use path::packet::Arrival;
-use path::parse::DeviceSum;
-use path::parse::{Checksum, Fragment, Headers, Network, Transport, Verify, View, parse};
+use forebay_buf::Pool;
+use forebay_rx::Packet;
+use forebay_rx::coalesce::{CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, resegment};
+use forebay_rx::counters::{CoalesceCounters, Counter};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::DeviceSum;
+use forebay_rx::parse::{Checksum, Fragment, Headers, Network, Transport, Verify, View, parse};
 
 const IP_PACKET_BYTES_MAX: usize = 65_535;
 

@@ -10,16 +10,16 @@ mod ledger;
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::Packet;
+use forebay_rx::arrive::Behind;
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason, HELD_NS_MAX};
+use forebay_rx::counters::CoalesceCounters;
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{DeviceSum, Headers, Link, Verify, parse, parse_into};
 use libfuzzer_sys::fuzz_target;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::Packet;
-use path::arrive::Behind;
-use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason, HELD_NS_MAX};
-use path::counters::CoalesceCounters;
-use path::hash::{FlowHash, Hasher};
-use path::packet::Arrival;
-use path::parse::{DeviceSum, Headers, Link, Verify, parse, parse_into};
 
 use flows::{Change, Flows, Received};
 use ledger::Ledger;

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use path::parse::checksum::Sum;
+use forebay_rx::parse::checksum::Sum;
 
 use super::figures::Figures;
 use super::{BenchArgs, solo};

@@ -3,9 +3,9 @@
 use std::hint::black_box;
 
 use forebay::random::Random;
-use path::hash::toeplitz::{STANDARD_KEY, TUPLE_BYTES};
-use path::hash::{Keyed, Toeplitz};
-use path::parse::{self, Verify, View};
+use forebay_rx::hash::toeplitz::{STANDARD_KEY, TUPLE_BYTES};
+use forebay_rx::hash::{Keyed, Toeplitz};
+use forebay_rx::parse::{self, Verify, View};
 
 use super::figures::Figures;
 use super::{BenchArgs, BenchHash, input, solo};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay::device::pcap::Capture;
 use forebay::device::synthetic::stamped_udp;
-use path::parse::Link;
+use forebay_rx::parse::Link;
 
 use crate::failure::Failure;
 

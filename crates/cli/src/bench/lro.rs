@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay::sys;
-use mem::Pool;
-use mem::frame::BEFORE_PACKET_BYTES;
-use mem::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
-use path::Packet;
-use path::arrive::Behind;
-use path::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
-use path::counters::CoalesceCounters;
-use path::hash::{FlowHash, Hasher};
-use path::packet::Arrival;
-use path::parse::{self, Checksum, Verify, View};
+use forebay_buf::Pool;
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
+use forebay_rx::Packet;
+use forebay_rx::arrive::Behind;
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
+use forebay_rx::counters::CoalesceCounters;
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{self, Checksum, Verify, View};
 
 use super::figures::Figures;
 use super::input::{self, Sample};

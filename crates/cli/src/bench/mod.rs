@@ -24,7 +24,7 @@ use std::thread;
 
 use clap::{Args, ValueEnum};
 use forebay::sys;
-use path::CpuId;
+use forebay_rx::CpuId;
 
 use crate::failure::Failure;
 use crate::output;
@@ -56,8 +56,8 @@ pub(crate) struct BenchArgs {
     burst: Option<u32>,
 
     /// lro: flows of which segments can be held at once
-    #[arg(long, value_name = "N", default_value_t = path::coalesce::LRO_DESCRIPTORS,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(path::coalesce::LRO_DESCRIPTORS_MAX)))]
+    #[arg(long, value_name = "N", default_value_t = forebay_rx::coalesce::LRO_DESCRIPTORS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(forebay_rx::coalesce::LRO_DESCRIPTORS_MAX)))]
     descriptors: u32,
 
     /// lro: merge TCP whose acknowledgements, windows and timestamps advance, too

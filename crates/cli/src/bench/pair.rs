@@ -10,7 +10,7 @@ use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use path::CpuId;
+use forebay_rx::CpuId;
 use serde_json::{Value, json};
 
 use super::BenchArgs;

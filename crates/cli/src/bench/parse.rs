@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use path::parse::{self, Verify};
+use forebay_rx::parse::{self, Verify};
 
 use super::figures::Figures;
 use super::{BenchArgs, input, solo};

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::Instant;
 
 use forebay::sys;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::ring::{Consumer, ring};
-use mem::{Frame, Pool, Position};
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::ring::{Consumer, ring};
+use forebay_buf::{Frame, Pool, Position};
 
 use super::BenchArgs;
 use super::figures::Figures;

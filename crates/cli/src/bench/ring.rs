@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Instant;
 
 use forebay::sys;
-use mem::Position;
-use mem::ring::{Consumer, ring};
+use forebay_buf::Position;
+use forebay_buf::ring::{Consumer, ring};
 
 use super::BenchArgs;
 use super::figures::Figures;

@@ -9,22 +9,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::sys;
-use mem::frame::BEFORE_PACKET_BYTES;
-use mem::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
-use mem::{Pool, Position};
-use path::arrive::Burst;
-use path::backlog::NETDEV_MAX_BACKLOG;
-use path::delivery::Batch;
-use path::hash::toeplitz::STANDARD_KEY;
-use path::hash::{FlowHash, Hasher};
-use path::intake::IntakeConfig;
-use path::packet::Arrival;
-use path::parse::{self, Verify, View};
-use path::steer::{
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Position};
+use forebay_rx::arrive::Burst;
+use forebay_rx::backlog::NETDEV_MAX_BACKLOG;
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::toeplitz::STANDARD_KEY;
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::intake::IntakeConfig;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{self, Verify, View};
+use forebay_rx::steer::{
     HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SockFlowTable, SpreadPolicy,
     SteerConfig, Tick,
 };
-use path::{Delivery, Handler, Intake, Packet, RxQueue};
+use forebay_rx::{Delivery, Handler, Intake, Packet, RxQueue};
 
 use super::figures::{Figures, Spread};
 use super::input::{self, Sample};

@@ -12,8 +12,8 @@ mod flood;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use forebay_rx::CpuId;
 use forebay_stack::socket::policy::BufferPolicy;
-use path::CpuId;
 use serde_json::{Value, json};
 
 use self::flood::{Flood, Load, Outcome, Work};

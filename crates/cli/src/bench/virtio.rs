@@ -14,8 +14,8 @@ use clap::Args;
 use forebay::Error;
 use forebay::device::{Device, DeviceConfig, Via};
 use forebay::sys;
-use path::CpuId;
-use path::parse::Verify;
+use forebay_rx::CpuId;
+use forebay_rx::parse::Verify;
 
 use self::driver::{Counted, Driver};
 use self::peer::{Peer, Sent};
@@ -188,7 +188,7 @@ fn nothing_received(name: &str, came: &Counted) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use path::DropReason;
+    use forebay_rx::DropReason;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use forebay::control::coalesce::{MTU_MAX, MTU_MIN};
 use forebay::control::{Coalesce, CoalesceAt};
-use path::coalesce::{CoalesceConfig, CoalesceMode};
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
 
 /// How packets are coalesced at first.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(crate) struct CoalesceOptions {
 
     /// Flows of which segments can be held at once, rounded up to a power of two [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32)
-          .range(1..=i64::from(path::coalesce::LRO_DESCRIPTORS_MAX)))]
+          .range(1..=i64::from(forebay_rx::coalesce::LRO_DESCRIPTORS_MAX)))]
     pub(crate) descriptors: Option<u32>,
 
     /// The longest IP packet that the device receives, for which lro leaves room [default: 1500]

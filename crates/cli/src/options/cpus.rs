@@ -4,7 +4,7 @@ use clap::Args;
 use forebay::control::cpus::MAX_CPUS;
 use forebay::control::{Change, CpuList};
 use forebay::sys;
-use path::CpuId;
+use forebay_rx::CpuId;
 
 use crate::failure::Failure;
 

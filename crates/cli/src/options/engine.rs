@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use forebay::control::{Change, CpuList, Script, ScriptedChange};
 use forebay::engine::Config;
 use forebay::topology::{SYSFS, Topology};
-use path::parse::Verify;
-use path::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
+use forebay_rx::parse::Verify;
+use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 
 use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};

@@ -1,8 +1,8 @@
 //! How flows are hashed.
 
 use clap::{Args, ValueEnum};
-use path::hash::Hasher;
-use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use forebay_rx::hash::Hasher;
+use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 
 use crate::failure::Failure;
 

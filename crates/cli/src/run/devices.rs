@@ -4,7 +4,7 @@ use forebay::Error;
 use forebay::device::virtio::VirtioOptions;
 use forebay::device::{DeviceConfig, Via, XdpOptions};
 use forebay::sys::interface::Interface;
-use path::parse::Verify;
+use forebay_rx::parse::Verify;
 
 use super::args::RunArgs;
 use crate::failure::Failure;

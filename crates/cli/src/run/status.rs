@@ -98,7 +98,7 @@ fn shares(before: &Snapshot, now: &Snapshot) -> String {
 #[cfg(test)]
 mod tests {
     use forebay::run::CpuSnapshot;
-    use path::CpuId;
+    use forebay_rx::CpuId;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use forebay::random::Random;
-use path::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
-use path::hash::{FlowHash, Hasher};
+use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use forebay_rx::hash::{FlowHash, Hasher};
 
 use crate::order::{DESTINATION, PORTS, source};
 

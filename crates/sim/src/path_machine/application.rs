@@ -1,11 +1,11 @@
 //! The handler that the path delivers packets to: it inspects everything.
 
 use forebay::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
-use mem::Position;
-use path::backlog::Note;
-use path::coalesce::Segment;
-use path::delivery::Batch;
-use path::{Because, CpuId, DropReason, Handler, Packet, RxQueue};
+use forebay_buf::Position;
+use forebay_rx::backlog::Note;
+use forebay_rx::coalesce::Segment;
+use forebay_rx::delivery::Batch;
+use forebay_rx::{Because, CpuId, DropReason, Handler, Packet, RxQueue};
 
 use super::reassembly::Reassembly;
 use crate::laws::{Delivered, Law, Laws};

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use mem::pool::{ChunkClass, MIN_CHUNK_BYTES, Pool, carve, region_bytes};
-use mem::{Position, Region};
-use path::arrive::Burst;
-use path::coalesce::CoalesceConfig;
-use path::intake::IntakeConfig;
-use path::parse::Verify;
-use path::steer::{SockFlowTable, SteerConfig};
-use path::{CpuId, Delivery, Intake, RxQueue};
+use forebay_buf::pool::{ChunkClass, MIN_CHUNK_BYTES, Pool, carve, region_bytes};
+use forebay_buf::{Position, Region};
+use forebay_rx::arrive::Burst;
+use forebay_rx::coalesce::CoalesceConfig;
+use forebay_rx::intake::IntakeConfig;
+use forebay_rx::parse::Verify;
+use forebay_rx::steer::{SockFlowTable, SteerConfig};
+use forebay_rx::{CpuId, Delivery, Intake, RxQueue};
 
 use super::application::Seen;
 use super::reassembly::Reassembly;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use path::Intake;
-use path::backlog::FlowLimit;
+use forebay_rx::Intake;
+use forebay_rx::backlog::FlowLimit;
 
 use super::{PathMachine, build};
 use crate::action::{Change, CoalesceAt};

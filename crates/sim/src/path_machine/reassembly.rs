@@ -4,11 +4,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_rx::{CpuId, Packet};
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
 use forebay_stack::network::{Identity, Network, NetworkConfig, Prefix, Received};
-use mem::Region;
-use mem::pool::{ChunkClass, Pool, carve, region_bytes};
-use path::{CpuId, Packet};
 
 use super::application::read;
 use crate::laws::{Law, Laws};

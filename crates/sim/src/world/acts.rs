@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use path::{CpuId, RxQueue};
+use forebay_rx::{CpuId, RxQueue};
 
 use super::{What, World};
 use crate::action::{Action, Change, CoalesceAt, Recurring, Span};

@@ -1,8 +1,8 @@
 //! Turns of CPUs: each ends the current activity and begins the next one.
 
-use path::intake::DEV_WEIGHT;
-use path::steer::RpsMap;
-use path::{CpuId, RxQueue};
+use forebay_rx::intake::DEV_WEIGHT;
+use forebay_rx::steer::RpsMap;
+use forebay_rx::{CpuId, RxQueue};
 
 use super::{What, World};
 use crate::costs::{Costs, INTAKE_NS, SERVICE_NS, WAKE_NS};

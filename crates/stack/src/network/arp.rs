@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use mem::Pool;
-use path::packet::{Arrival, Packet};
-use path::parse::{Headers, Link};
+use forebay_buf::Pool;
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Headers, Link};
 
 use super::neighbours::{Heard, Replaces, Sighting};
 use super::{Identity, NetworkDrop};

@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use mem::Frame;
-use path::parse::checksum::Sum;
-use path::parse::{Checksum, Headers, Link, Network, Transport};
+use forebay_buf::Frame;
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{Checksum, Headers, Link, Network, Transport};
 
 const ETHERNET_BYTES: u32 = 14;
 const IPV4_BYTES: u32 = 20;
@@ -56,7 +56,7 @@ pub enum Uncomposable {
 
 /// Prepends the headers to the payload, which is all that `frame` contains, and returns their
 /// description. All checksums are complete, except that with `gso_size` set the UDP checksum is the
-/// pseudo-header's sum (see [`Packet::is_whole_gso`](path::Packet::is_whole_gso)).
+/// pseudo-header's sum (see [`Packet::is_whole_gso`](forebay_rx::Packet::is_whole_gso)).
 ///
 /// # Errors
 /// If the headers cannot be written; `frame` is then unchanged.
@@ -193,12 +193,12 @@ fn push_link(frame: &mut Frame, network: Network, stations: Option<Stations>) ->
 #[cfg(test)]
 mod tests {
     use etherparse::{NetHeaders, PacketHeaders, TransportHeader};
-    use mem::Region;
-    use mem::pool::{ChunkClass, Pool, carve, region_bytes};
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
     use proptest::prelude::*;
 
     use super::*;
-    use path::parse::{Verify, parse};
+    use forebay_rx::parse::{Verify, parse};
 
     fn pool() -> Pool {
         let share = vec![ChunkClass { chunk_bytes: 68 << 10, chunks: 1 }];

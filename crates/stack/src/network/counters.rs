@@ -1,6 +1,6 @@
 //! Counters of one CPU's network layer, named as in `/proc/net/snmp` and `/proc/net/snmp6`.
 
-use path::counters::Counter;
+use forebay_rx::counters::Counter;
 
 use super::drop::NetworkDrop;
 

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use path::packet::Packet;
-use path::parse::checksum::{Sum, judge};
-use path::parse::{Checksum, Headers, Verify, parse_into};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::checksum::{Sum, judge};
+use forebay_rx::parse::{Checksum, Headers, Verify, parse_into};
 
 use super::counters::IcmpCounters;
 use super::drop::NetworkDrop;
@@ -115,9 +115,9 @@ fn judged(message: &Message<'_>, counters: &IcmpCounters) -> Result<u8, NetworkD
 /// The message begins at `offset`. Returns false if that is not possible.
 pub(super) fn echo(packet: &mut Packet, offset: usize, on: &Identity) -> bool {
     let replied = match packet.headers.network {
-        path::parse::Network::Ipv4 => echo_v4(packet, offset),
-        path::parse::Network::Ipv6 => echo_v6(packet, offset, on),
-        path::parse::Network::Other => None,
+        forebay_rx::parse::Network::Ipv4 => echo_v4(packet, offset),
+        forebay_rx::parse::Network::Ipv6 => echo_v6(packet, offset, on),
+        forebay_rx::parse::Network::Other => None,
     };
     if replied.is_none() {
         return false;

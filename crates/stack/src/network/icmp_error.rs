@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use mem::{Frame, Pool};
-use path::packet::Packet;
-use path::parse::Network;
-use path::parse::checksum::Sum;
+use forebay_buf::{Frame, Pool};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
+use forebay_rx::parse::checksum::Sum;
 
 use super::icmp::{DEST_UNREACH, DEST_UNREACH_V6, HEADER_BYTES, ICMP, ICMPV6, describe};
 use super::identity::Identity;

@@ -1,8 +1,8 @@
 //! From the network header to the transport header, through reassembly.
 
-use mem::Pool;
-use path::packet::Packet;
-use path::parse::checksum::Sum;
+use forebay_buf::Pool;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::checksum::Sum;
 
 use super::extensions::{self, Progress, Walked};
 use super::link::PacketType;
@@ -119,7 +119,7 @@ impl Network {
         now_ns: u64,
         pool: &mut Pool,
     ) -> Result<Packet, Received> {
-        let is_ipv6 = packet.headers.network == path::parse::Network::Ipv6;
+        let is_ipv6 = packet.headers.network == forebay_rx::parse::Network::Ipv6;
         let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.given_up);
         let [_, Failures { fails, .. }] = self.given_up.failures;
         self.count_given_up();

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use path::parse::Checksum;
-use path::parse::checksum::{Sum, judge};
+use forebay_rx::parse::Checksum;
+use forebay_rx::parse::checksum::{Sum, judge};
 
 use super::counters::IpCounters;
 use super::drop::NetworkDrop;

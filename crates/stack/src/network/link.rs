@@ -1,8 +1,8 @@
 //! Link layer addressing: the kernel's `eth_type_trans`, and the handling of priority tags in
 //! `__netif_receive_skb_core`.
 
-use path::packet::Packet;
-use path::parse::{Headers, Link, Network, Verify, parse_into};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::{Headers, Link, Network, Verify, parse_into};
 
 use super::drop::NetworkDrop;
 use super::identity::Identity;

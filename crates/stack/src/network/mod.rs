@@ -39,13 +39,13 @@ use arp::ETHERTYPE_ARP;
 pub use counters::NetworkCounters;
 use counters::{IcmpCounters, IpCounters};
 pub use drop::NetworkDrop;
+use forebay_buf::Pool;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 pub use icmp_error::Refusal;
 pub use identity::{Identity, Prefix};
 use link::PacketType;
-use mem::Pool;
 pub use neighbours::Heard;
-use path::packet::Packet;
-use path::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use rate_limit::{Allowed, RateLimit};
 use reassembly::{Fragments, FragmentsConfig, GivenUp};
 use wire::{Extent, Wire};
@@ -126,7 +126,7 @@ impl Network {
         Self { fragments, given_up, limit, counters }
     }
 
-    /// Validates a packet that [`parse`](path::parse) has walked over, received on a device on which
+    /// Validates a packet that [`parse`](forebay_rx::parse) has walked over, received on a device on which
     /// this host is `on`. Drops are counted already.
     pub fn receive(
         &mut self,
@@ -163,7 +163,7 @@ impl Network {
         now_ns: u64,
         pool: &mut Pool,
     ) -> Received {
-        let is_ipv6 = packet.headers.network == path::parse::Network::Ipv6;
+        let is_ipv6 = packet.headers.network == forebay_rx::parse::Network::Ipv6;
         self.udp_counters(packet.headers.network).no_ports.add(1);
         if let Some(host) = icmp_error::whom_to_tell(&packet, on)
             && self.may_tell(host, now_ns)
@@ -228,13 +228,13 @@ impl Network {
     }
 
     /// Counts datagrams delivered to sockets.
-    pub fn delivered(&self, over: path::parse::Network, datagrams: u64) {
+    pub fn delivered(&self, over: forebay_rx::parse::Network, datagrams: u64) {
         self.udp_counters(over).in_datagrams.add(datagrams);
     }
 
-    fn udp_counters(&self, over: path::parse::Network) -> &counters::UdpCounters {
+    fn udp_counters(&self, over: forebay_rx::parse::Network) -> &counters::UdpCounters {
         match over {
-            path::parse::Network::Ipv6 => &self.counters.udp6,
+            forebay_rx::parse::Network::Ipv6 => &self.counters.udp6,
             _ => &self.counters.udp,
         }
     }
@@ -258,7 +258,7 @@ impl Network {
 
 /// The innermost EtherType; of a frame without link header, derived from the IP version.
 fn ethertype(packet: &Packet) -> Option<u16> {
-    use path::parse::Network as Parsed;
+    use forebay_rx::parse::Network as Parsed;
     match packet.headers.network {
         Parsed::Ipv4 => Some(ETHERTYPE_IPV4),
         Parsed::Ipv6 => Some(ETHERTYPE_IPV6),

@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use mem::{Frame, Pool};
-use path::packet::{Arrival, Packet};
-use path::parse::checksum::Sum;
-use path::parse::{Headers, Link, Verify, parse_into};
+use forebay_buf::{Frame, Pool};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{Headers, Link, Verify, parse_into};
 
 use super::identity::ALL_NODES;
 use super::neighbours::{Heard, Replaces, Sighting};

@@ -21,9 +21,9 @@
 
 use std::net::IpAddr;
 
-use mem::Pool;
-use path::packet::Packet;
-use path::parse::Link;
+use forebay_buf::Pool;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Link;
 use siphasher::sip::SipHasher13;
 
 use super::slots::{List, Place, Slots};

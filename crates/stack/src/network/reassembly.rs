@@ -17,12 +17,12 @@ mod shards;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_buf::Pool;
+use forebay_rx::packet::{Packet, Shape};
+use forebay_rx::parse::Network;
 use fragment::Fragment;
 use held::Added;
 use join::join;
-use mem::Pool;
-use path::packet::{Packet, Shape};
-use path::parse::Network;
 use shards::{Shards, shards_for};
 
 use super::NetworkDrop;
@@ -130,7 +130,7 @@ impl Fragments {
         }
     }
 
-    /// Adds a fragment: a packet whose [`Fragment`](path::parse::Fragment) is `First` or `Later`,
+    /// Adds a fragment: a packet whose [`Fragment`](forebay_rx::parse::Fragment) is `First` or `Later`,
     /// with a valid IP header and, in IPv6, valid extension headers before the fragment header.
     ///
     /// Others may have to be dropped for it. These are put into `given_up`; so every frame ever

@@ -1,9 +1,9 @@
 //! From the transport header on: delivery and answers.
 
-use mem::Pool;
-use path::packet::{Packet, Shape};
-use path::parse::checksum::Sum;
-use path::parse::{Checksum, Fragment, Headers, Transport};
+use forebay_buf::Pool;
+use forebay_rx::packet::{Packet, Shape};
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{Checksum, Fragment, Headers, Transport};
 
 use super::icmp::{self, Asked};
 use super::{Identity, Network, NetworkDrop, Received, icmp_error, ndisc, udp};

@@ -1,8 +1,8 @@
 //! UDP validation as in `__udp4_lib_rcv` and `__udp6_lib_rcv`, up to the socket lookup.
 
-use path::packet::Packet;
-use path::parse::Checksum;
-use path::parse::checksum::{Sum, judge};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Checksum;
+use forebay_rx::parse::checksum::{Sum, judge};
 
 use super::counters::UdpCounters;
 use super::drop::NetworkDrop;

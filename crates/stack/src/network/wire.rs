@@ -1,7 +1,7 @@
 //! A packet from its network header on, and its captured and original length.
 
-use path::packet::Packet;
-use path::parse::Checksum;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Checksum;
 
 use super::drop::NetworkDrop;
 

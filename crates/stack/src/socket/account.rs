@@ -7,10 +7,10 @@
 
 use std::sync::OnceLock;
 
-use mem::cache::OwnLine;
-use mem::sync::{AtomicU32, Ordering};
-use path::counters::Counter;
-use path::packet::Packet;
+use forebay_buf::cache::OwnLine;
+use forebay_buf::sync::{AtomicU32, Ordering};
+use forebay_rx::counters::Counter;
+use forebay_rx::packet::Packet;
 
 /// One socket's account. Every CPU charges it, its reader uncharges it, anyone reads it.
 #[derive(Debug)]

@@ -8,10 +8,10 @@
 use std::fmt;
 use std::mem::replace;
 
-use mem::frame::BEFORE_PACKET_BYTES;
-use mem::{Carousel, Pool, Region};
-use path::packet::Packet;
-use path::parse::Network;
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::{Carousel, Pool, Region};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 
 /// Upper bound, exclusive, on headers and data of a datagram that is copied, from the network header
 /// on (UDP-3).
@@ -155,8 +155,8 @@ fn is_eligible(packet: &Packet) -> bool {
 mod tests {
     use super::*;
     use crate::socket::made_up::{Layout, datagram, pool, pools_of};
-    use path::packet::Arrival;
-    use path::parse::Link;
+    use forebay_rx::packet::Arrival;
+    use forebay_rx::parse::Link;
 
     fn cache(buffers: u32) -> CopyCache {
         CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)
@@ -207,7 +207,7 @@ mod tests {
         let mut packet = datagram(&mut pool, Layout::V4Tagged, b"question");
         packet.timestamp_ns = 1_234_567_890_123;
         packet.arrival = Arrival(77);
-        packet.hash = path::hash::FlowHash(0xfeed);
+        packet.hash = forebay_rx::hash::FlowHash(0xfeed);
         packet.set_gso_size(4);
         let known = |packet: &Packet| {
             let view = packet.view();

@@ -1,9 +1,9 @@
 //! Datagrams for tests of sockets.
 
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::packet::{Arrival, Packet};
-use path::parse::{Link, Verify, parse};
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Link, Verify, parse};
 
 /// Headers before the UDP header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

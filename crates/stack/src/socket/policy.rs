@@ -19,10 +19,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use mem::pool::LOT_FRAMES;
-use mem::{Frame, Pool};
-use path::counters::Counter;
-use path::packet::Packet;
+use forebay_buf::pool::LOT_FRAMES;
+use forebay_buf::{Frame, Pool};
+use forebay_rx::counters::Counter;
+use forebay_rx::packet::Packet;
 
 use super::account::{Account, is_under_pressure, size};
 use super::copy_cache::{Copied, CopyCache};
@@ -296,7 +296,7 @@ impl WayBack {
 mod tests {
     use std::collections::VecDeque;
 
-    use mem::Region;
+    use forebay_buf::Region;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,6 +1,6 @@
 //! The queue from any CPU to a socket's one reader, in order.
 //!
-//! Each CPU has a lane to the reader, and packets are taken out by their [tickets](path::tickets). A
+//! Each CPU has a lane to the reader, and packets are taken out by their [tickets](forebay_rx::tickets). A
 //! run of packets costs one charge, one draw and one publication, however long it is.
 //!
 //! A lane joins when its CPU has the first packet for the socket. The reader adopts it when a ticket
@@ -9,10 +9,10 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use mem::cache::OwnLine;
-use mem::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
-use path::packet::Packet;
-use path::tickets::{Feeder, Lane, Lanes, Tickets, lane};
+use forebay_buf::cache::OwnLine;
+use forebay_buf::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+use forebay_rx::packet::Packet;
+use forebay_rx::tickets::{Feeder, Lane, Lanes, Tickets, lane};
 
 use super::SocketId;
 use super::account::{Account, LaneCounters, size};
@@ -283,7 +283,7 @@ impl Inlet {
     }
 
     /// True if the reader accepts several datagrams in one packet. If not, it splits merged ones
-    /// itself; those [yet to be segmented](path::packet::Shape::Gso) are segmented before they are
+    /// itself; those [yet to be segmented](forebay_rx::packet::Shape::Gso) are segmented before they are
     /// put in.
     #[must_use]
     pub fn takes_merged(&self) -> bool {

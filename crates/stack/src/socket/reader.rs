@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use mem::Pool;
-use mem::pool::LOT_FRAMES;
-use path::Packet;
-use path::coalesce::resegment;
+use forebay_buf::Pool;
+use forebay_buf::pool::LOT_FRAMES;
+use forebay_rx::Packet;
+use forebay_rx::coalesce::resegment;
 
 use super::policy::{BufferPolicy, WayBack};
 use super::queue::Outlet;

@@ -23,9 +23,9 @@ mod trie; //     a map that is a value
 use super::SocketId;
 pub use bindings::Bindings;
 use bindings::{BoundAs, Placed};
-use path::cpu::CpuId;
-use path::hash::FlowHash;
-use path::packet::Packet;
+use forebay_rx::cpu::CpuId;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Packet;
 use trie::Trie;
 
 /// Sharing of an address and port with other sockets.

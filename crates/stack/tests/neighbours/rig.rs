@@ -7,13 +7,13 @@ use etherparse::{
     ArpEthIpv4Packet, ArpOperation, Icmpv6Type, LinkHeader, NetHeaders, PacketBuilder,
     PacketHeaders, TransportHeader,
 };
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::Packet;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Checksum, Link, Verify, parse};
 use forebay_stack::network::neighbours::Heard;
 use forebay_stack::network::{Identity, NetworkDrop, Prefix, arp, ndisc};
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::Packet;
-use path::packet::Arrival;
-use path::parse::{Checksum, Link, Verify, parse};
 
 pub(crate) const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub(crate) const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use forebay_buf::Pool;
 use forebay_stack::network::neighbours::{
     NEIGHBOURS_MAX, NeighbourDrops, Neighbours, Replaces, Resolved, Sighting, WAITING_IN_ALL_MAX,
     WAITING_MAX,
 };
-use mem::Pool;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -93,8 +93,8 @@ impl Rig {
         self.marks(dropped)
     }
 
-    fn marks(&mut self, packets: Vec<path::Packet>) -> Vec<u8> {
-        let mark = |packet: path::Packet| {
+    fn marks(&mut self, packets: Vec<forebay_rx::Packet>) -> Vec<u8> {
+        let mark = |packet: forebay_rx::Packet| {
             let mark = packet.frame.data()[14];
             self.pool.put(packet.frame);
             mark

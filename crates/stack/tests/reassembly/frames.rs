@@ -1,11 +1,11 @@
 //! Datagrams built by etherparse, and fragmented by hand.
 
 use etherparse::PacketBuilder;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::hash::FlowHash;
-use path::packet::{Arrival, Packet};
-use path::parse::{Link, Verify};
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Link, Verify};
 
 const MACS: [[u8; 6]; 2] = [[2; 6], [4; 6]];
 pub(crate) const IP: usize = 14;
@@ -33,7 +33,7 @@ pub(crate) fn packet(pool: &mut Pool, bytes: &[u8]) -> Packet {
     let mut packet = Packet::received(frame, Arrival(7), len_bytes, Link::Ethernet);
     packet.frame.copy_from(bytes);
     packet.hash = FlowHash(9);
-    packet.headers = path::parse::parse(bytes, len_bytes, Link::Ethernet, Verify::Checksums);
+    packet.headers = forebay_rx::parse::parse(bytes, len_bytes, Link::Ethernet, Verify::Checksums);
     packet
 }
 
@@ -134,6 +134,6 @@ impl Datagram {
 pub(crate) fn resum(bytes: &mut [u8]) {
     let header_len = usize::from(bytes[IP] & 15) * 4;
     bytes[IP + 10..IP + 12].fill(0);
-    let sum = !path::parse::checksum::Sum::of(&bytes[IP..IP + header_len]).fold();
+    let sum = !forebay_rx::parse::checksum::Sum::of(&bytes[IP..IP + header_len]).fold();
     bytes[IP + 10..IP + 12].copy_from_slice(&sum.to_be_bytes());
 }

@@ -7,15 +7,15 @@ mod frames;
 mod laws;
 mod moving;
 
+use forebay_buf::Pool;
+use forebay_rx::Packet;
+use forebay_rx::packet::Shape;
+use forebay_rx::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 use forebay_stack::network::NetworkDrop;
 use forebay_stack::network::reassembly::{
     Failures, Fragments, FragmentsConfig, GivenUp, Limits, Reassembly,
 };
 use frames::{Datagram, IP, IPV4_DATA, IPV6_DATA, Version, packet, pool, resum};
-use mem::Pool;
-use path::Packet;
-use path::packet::Shape;
-use path::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 
 const SECOND_NS: u64 = 1_000_000_000;
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
+use forebay_buf::Pool;
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
 use forebay_stack::network::{Identity, Network, NetworkConfig, NetworkCounters, Prefix, Received};
-use mem::Pool;
 use proptest::prelude::*;
 
 use crate::frames::{Datagram, Version, packet, pools};
@@ -35,7 +35,7 @@ impl Cpu {
     }
 
     /// Processes a fragment from any queue; returns the bytes of the datagram that it completes.
-    fn receive(&mut self, packet: path::Packet) -> Option<Vec<u8>> {
+    fn receive(&mut self, packet: forebay_rx::Packet) -> Option<Vec<u8>> {
         match self.network.receive(packet, &self.identity, 1, &mut self.pool) {
             Received::Kept => None,
             Received::Datagram(packet) => {

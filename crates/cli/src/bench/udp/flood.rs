@@ -7,15 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::sys;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{self, Verify};
+use forebay_rx::{CpuId, Packet};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{BUFFERS_MAX, CopyCache};
 use forebay_stack::socket::policy::{BufferPolicy, Relief, ReliefCounters, WayBack};
 use forebay_stack::socket::queue::{Inlet, Outlet, Put, QueueConfig, queue};
-use mem::pool::{ChunkClass, carve, region_bytes};
-use mem::{Pool, Region};
-use path::packet::Arrival;
-use path::parse::{self, Verify};
-use path::{CpuId, Packet};
 
 use super::super::input::Sample;
 use super::super::solo::{as_f64, nanoseconds};

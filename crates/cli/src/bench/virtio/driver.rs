@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use forebay::device::{Device, RxBuffers};
 use forebay::{Error, sys};
-use mem::Pool;
-use mem::frame::BEFORE_PACKET_BYTES;
-use mem::pool::{ChunkClass, carve, region_bytes};
-use path::arrive::{
+use forebay_buf::Pool;
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_rx::arrive::{
     Ask, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
 };
-use path::{DropReason, RxQueue, Source};
+use forebay_rx::{DropReason, RxQueue, Source};
 
 use crate::failure::Failure;
 

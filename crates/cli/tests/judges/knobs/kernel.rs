@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use forebay::control::{Knob, Machine, Place};
+use forebay_rx::RxQueue;
 use libtest_mimic::Failed;
-use path::RxQueue;
 
 use crate::knobs::{Answer, QUEUES};
 use crate::namespace::{Namespace, run};

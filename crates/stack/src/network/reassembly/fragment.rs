@@ -1,7 +1,7 @@
 //! A fragment: its position in the datagram, as given by its headers.
 
-use path::packet::Packet;
-use path::parse::Network;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 
 use crate::network::NetworkDrop;
 
@@ -59,7 +59,7 @@ const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 
 impl Fragment {
-    /// Reads a packet that [`parse`](path::parse) reports as a fragment and whose IP header is
+    /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header is
     /// valid.
     pub(super) fn read(packet: &Packet) -> Result<Self, NetworkDrop> {
         let bytes = packet.frame.data();

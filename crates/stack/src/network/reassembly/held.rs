@@ -22,8 +22,8 @@
 
 use std::sync::Arc;
 
-use path::packet::Packet;
-use path::parse::Network;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 use siphasher::sip::SipHasher13;
 
 use super::fragment::{Fragment, Key};

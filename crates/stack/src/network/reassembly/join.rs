@@ -1,9 +1,9 @@
 //! Turns a complete datagram into one packet (`ip_frag_reasm`, `ip6_frag_reasm`).
 
-use mem::{Frame, Pool};
-use path::packet::Packet;
-use path::parse::checksum::{Sum, judge};
-use path::parse::{Checksum, Headers, Network, Transport, Verify, parse_into};
+use forebay_buf::{Frame, Pool};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::checksum::{Sum, judge};
+use forebay_rx::parse::{Checksum, Headers, Network, Transport, Verify, parse_into};
 
 use super::fragment::fragment_header;
 use super::pieces::Pieces;

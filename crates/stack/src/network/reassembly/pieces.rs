@@ -2,9 +2,9 @@
 //! fragments that invalidate the datagram (`ip_frag_queue`, `ip6_frag_queue`,
 //! `inet_frag_queue_insert`).
 
-use mem::Frame;
-use path::packet::Packet;
-use path::parse::Network;
+use forebay_buf::Frame;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 
 use super::fragment::Fragment;
 use crate::network::NetworkDrop;

@@ -15,8 +15,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use path::packet::Packet;
-use path::parse::Network;
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 use siphasher::sip::SipHasher13;
 
 use super::fragment::Fragment;

@@ -1,11 +1,11 @@
 //! Loom models of the queue, in every interleaving of its threads: `./ci.sh loom`.
 
+use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Link;
 use loom::sync::atomic::AtomicU32 as LoomU32;
 use loom::thread;
-use mem::Region;
-use mem::pool::{ChunkClass, Pool, carve, region_bytes};
-use path::packet::Arrival;
-use path::parse::Link;
 
 use super::*;
 

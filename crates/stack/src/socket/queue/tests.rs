@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
-use mem::Region;
-use mem::pool::{ChunkClass, Pool, carve, region_bytes};
-use path::packet::Arrival;
-use path::parse::Link;
+use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Link;
 use proptest::prelude::*;
 
 use super::*;

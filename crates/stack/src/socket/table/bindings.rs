@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use path::cpu::CpuId;
+use forebay_rx::cpu::CpuId;
 
 use super::{Binding, Connection, Few, Group, Listener, Member, Members, SocketTable, unspecified};
 use crate::socket::SocketId;

@@ -1,0 +1,361 @@
+//! Live changes: one knob, and what it becomes.
+
+use std::str::FromStr;
+
+use forebay_rx::backlog::FlowLimit;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::{RPS_FLOW_CNT_MAX, RPS_SOCK_FLOW_ENTRIES_MAX};
+use forebay_rx::{CpuId, RxQueue};
+
+use super::coalesce::CoalesceChange;
+use super::cpus::CpuList;
+use crate::error::Error;
+
+/// A live change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// The CPUs that packets may go to.
+    RpsCpus(Queues, CpuList),
+    /// The CPUs that packets of queues that are made later may go to.
+    RpsDefaultMask(CpuList),
+    /// Slots of a queue's flow table; 0 turns RFS off for the queue.
+    RpsFlowCnt(Queues, u32),
+    /// Entries of the socket-flow table; 0 turns RFS off.
+    RpsSockFlowEntries(u32),
+    /// The CPU where the application of a flow runs.
+    RfsDesired {
+        /// The flow.
+        flow: FlowHash,
+        /// Its CPU.
+        cpu: CpuId,
+    },
+    /// The key that flows are hashed with.
+    HashKey(Vec<u8>),
+    /// The CPUs that run from now on.
+    Cpus(CpuList),
+    /// State of one CPU: running or not.
+    Online(CpuId, bool),
+    /// Packets that a backlog takes.
+    NetdevMaxBacklog(u32),
+    /// Frames and packets that a CPU takes in one turn, over all its queues and backlogs.
+    NetdevBudget(u32),
+    /// Longest duration of such a turn, in microseconds.
+    NetdevBudgetUsecs(u32),
+    /// Frames that a CPU takes from one queue before it looks elsewhere.
+    DevWeight(u32),
+    /// Packets that it takes from its backlogs, as a multiple of that.
+    DevWeightRxBias(u32),
+    /// Frames that wait at most to be sent home together.
+    SkbDeferMax(u32),
+    /// The CPUs that limit flows when they poll.
+    FlowLimitCpuBitmap(CpuList),
+    /// Buckets of a flow limit that is turned on after this.
+    FlowLimitTableLen(u32),
+    /// Coalescing.
+    Coalesce(CoalesceChange),
+    /// The CPU stops taking packets from its backlogs.
+    Pause(CpuId),
+    /// The CPU goes on.
+    Resume(CpuId),
+    /// The CPU's thread ends with the next batch that it takes in hand, and is replaced.
+    Kill(CpuId),
+}
+
+/// The queues that a change is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queues {
+    /// All of the device's.
+    All,
+    /// One queue.
+    One(RxQueue),
+}
+
+impl Queues {
+    /// True if `queue` is one of them.
+    #[must_use]
+    pub fn contain(self, queue: RxQueue) -> bool {
+        self == Self::All || self == Self::One(queue)
+    }
+}
+
+impl Change {
+    /// The knob's name.
+    #[must_use]
+    pub fn knob(&self) -> &'static str {
+        match self {
+            Self::RpsCpus(..) => "rps_cpus",
+            Self::RpsDefaultMask(_) => "rps_default_mask",
+            Self::RpsFlowCnt(..) => "rps_flow_cnt",
+            Self::RpsSockFlowEntries(_) => "rps_sock_flow_entries",
+            Self::RfsDesired { .. } => "rfs_desired",
+            Self::HashKey(_) => "hash_key",
+            Self::Cpus(_) => "cpus",
+            Self::Online(..) => "online",
+            Self::NetdevMaxBacklog(_) => "netdev_max_backlog",
+            Self::NetdevBudget(_) => "netdev_budget",
+            Self::NetdevBudgetUsecs(_) => "netdev_budget_usecs",
+            Self::DevWeight(_) => "dev_weight",
+            Self::DevWeightRxBias(_) => "dev_weight_rx_bias",
+            Self::SkbDeferMax(_) => "skb_defer_max",
+            Self::FlowLimitCpuBitmap(_) => "flow_limit_cpu_bitmap",
+            Self::FlowLimitTableLen(_) => "flow_limit_table_len",
+            Self::Coalesce(change) => change.knob(),
+            Self::Pause(_) => "pause",
+            Self::Resume(_) => "resume",
+            Self::Kill(_) => "kill",
+        }
+    }
+
+    /// The knob's name and, where it is about one queue, which.
+    #[must_use]
+    pub fn what(&self) -> String {
+        match self {
+            Self::RpsCpus(Queues::One(queue), _) | Self::RpsFlowCnt(Queues::One(queue), _) => {
+                format!("{queue}/{}", self.knob())
+            }
+            _ => self.knob().to_owned(),
+        }
+    }
+
+    /// The value as it is read back, on a machine of `cpus` CPUs.
+    #[must_use]
+    pub fn value(&self, cpus: u16) -> String {
+        match self {
+            Self::RpsCpus(_, list)
+            | Self::RpsDefaultMask(list)
+            | Self::FlowLimitCpuBitmap(list) => list.to_mask(cpus),
+            Self::RfsDesired { flow, cpu } => format!("{:08x}:{cpu}", flow.0),
+            Self::HashKey(key) => hex::encode(key),
+            Self::Cpus(list) => list.to_string(),
+            Self::Online(cpu, runs) => format!("{cpu}:{}", u8::from(*runs)),
+            Self::RpsFlowCnt(_, number)
+            | Self::RpsSockFlowEntries(number)
+            | Self::NetdevMaxBacklog(number)
+            | Self::NetdevBudget(number)
+            | Self::NetdevBudgetUsecs(number)
+            | Self::DevWeight(number)
+            | Self::DevWeightRxBias(number)
+            | Self::SkbDeferMax(number)
+            | Self::FlowLimitTableLen(number) => number.to_string(),
+            Self::Coalesce(change) => change.value(),
+            Self::Pause(cpu) | Self::Resume(cpu) | Self::Kill(cpu) => cpu.to_string(),
+        }
+    }
+
+    /// The CPUs that it names, if it is about CPUs.
+    #[must_use]
+    pub fn cpus(&self) -> Option<CpuList> {
+        match self {
+            Self::RpsCpus(_, list)
+            | Self::RpsDefaultMask(list)
+            | Self::FlowLimitCpuBitmap(list)
+            | Self::Cpus(list) => Some(list.clone()),
+            Self::RfsDesired { cpu, .. }
+            | Self::Online(cpu, _)
+            | Self::Pause(cpu)
+            | Self::Resume(cpu)
+            | Self::Kill(cpu) => Some(CpuList::new([*cpu])),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Change {
+    type Err = Error;
+
+    /// Reads `knob=value`, or `rx-N/knob=value` where it is about one queue.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let Some((knob, value)) = text.split_once('=') else {
+            return Err(refused("a change", text, "it has the form KNOB=VALUE"));
+        };
+        let (queues, knob) = match knob.trim().split_once('/') {
+            Some((queue, knob)) => (Queues::One(parse_queue(queue)?), knob),
+            None => (Queues::All, knob.trim()),
+        };
+        let known = Self::KNOBS.into_iter().find(|known| *known == knob);
+        if let Some(change) = CoalesceChange::parse(knob, value) {
+            return change.map(Self::Coalesce);
+        }
+        match known {
+            Some(knob) => Self::parse(knob, queues, value),
+            None => Err(refused(
+                "a knob",
+                knob,
+                &format!("those that change during a run are {}", Self::known()),
+            )),
+        }
+    }
+}
+
+impl Change {
+    /// The knobs that change during a run, besides [those of coalescing](CoalesceChange::KNOBS).
+    pub const KNOBS: [&'static str; 19] = [
+        "rps_cpus",
+        "rps_default_mask",
+        "rps_flow_cnt",
+        "rps_sock_flow_entries",
+        "rfs_desired",
+        "hash_key",
+        "cpus",
+        "online",
+        "netdev_max_backlog",
+        "netdev_budget",
+        "netdev_budget_usecs",
+        "dev_weight",
+        "dev_weight_rx_bias",
+        "skb_defer_max",
+        "flow_limit_cpu_bitmap",
+        "flow_limit_table_len",
+        "pause",
+        "resume",
+        "kill",
+    ];
+
+    fn known() -> String {
+        let mut known = Self::KNOBS.to_vec();
+        known.extend(CoalesceChange::KNOBS);
+        known.join(", ")
+    }
+
+    fn parse(knob: &'static str, queues: Queues, value: &str) -> Result<Self, Error> {
+        let refused = |why: &str| refused(knob, value, why);
+        let mask =
+            || CpuList::parse_mask_or_list(value).map_err(|error| refused(&error.to_string()));
+        let list = || CpuList::parse_list(value).map_err(|error| refused(&error.to_string()));
+        let between = |least: u32, most: u32| {
+            let number = value.trim().parse().ok();
+            number
+                .filter(|number| (least..=most).contains(number))
+                .ok_or_else(|| refused(&format!("it is a number from {least} to {most}")))
+        };
+        let cpu = |text: &str| {
+            let number = text.trim().parse().map(CpuId);
+            number.map_err(|_| refused("it is the number of a CPU"))
+        };
+        let int_max = i32::MAX.unsigned_abs();
+        Ok(match knob {
+            "rps_cpus" => Self::RpsCpus(queues, mask()?),
+            "rps_flow_cnt" => Self::RpsFlowCnt(queues, between(0, RPS_FLOW_CNT_MAX)?),
+            _ if queues != Queues::All => return Err(refused("it is not about one queue")),
+            "rps_default_mask" => Self::RpsDefaultMask(mask()?),
+            "rps_sock_flow_entries" => {
+                Self::RpsSockFlowEntries(between(0, RPS_SOCK_FLOW_ENTRIES_MAX)?)
+            }
+            "rfs_desired" => {
+                let (flow, at) = value.split_once(':').unwrap_or((value, ""));
+                let flow = u32::from_str_radix(flow.trim(), 16).ok().filter(|hash| *hash != 0);
+                let flow =
+                    flow.ok_or_else(|| refused("it is HASH:CPU, the hash in hexadecimal"))?;
+                Self::RfsDesired { flow: FlowHash(flow), cpu: cpu(at)? }
+            }
+            "hash_key" => Self::HashKey(
+                hex::decode(value.trim())
+                    .map_err(|_| refused("it is pairs of hexadecimal digits"))?,
+            ),
+            "cpus" => Self::Cpus(list()?),
+            "online" => match value.trim().split_once(':') {
+                Some((at, "0")) => Self::Online(cpu(at)?, false),
+                Some((at, "1")) => Self::Online(cpu(at)?, true),
+                _ => return Err(refused("it is CPU:0 or CPU:1")),
+            },
+            "netdev_max_backlog" => Self::NetdevMaxBacklog(between(0, u32::MAX)?),
+            "netdev_budget" => Self::NetdevBudget(between(1, int_max)?),
+            "netdev_budget_usecs" => Self::NetdevBudgetUsecs(between(1, int_max)?),
+            "dev_weight" => Self::DevWeight(between(1, int_max)?),
+            "dev_weight_rx_bias" => Self::DevWeightRxBias(between(1, int_max)?),
+            "skb_defer_max" => Self::SkbDeferMax(between(0, int_max)?),
+            "flow_limit_cpu_bitmap" => Self::FlowLimitCpuBitmap(mask()?),
+            "flow_limit_table_len" => {
+                let len = between(1, u32::MAX)?;
+                if FlowLimit::new(len).is_none() {
+                    return Err(refused("it is a power of two"));
+                }
+                Self::FlowLimitTableLen(len)
+            }
+            "pause" => Self::Pause(cpu(value)?),
+            "resume" => Self::Resume(cpu(value)?),
+            _ => Self::Kill(cpu(value)?),
+        })
+    }
+}
+
+fn parse_queue(text: &str) -> Result<RxQueue, Error> {
+    let number = text.trim().strip_prefix("rx-").and_then(|number| number.parse().ok());
+    number.map(RxQueue).ok_or_else(|| refused("a queue", text, "it has the form rx-N"))
+}
+
+pub(super) fn refused(what: &'static str, value: &str, why: &str) -> Error {
+    Error::Setting { what, value: value.to_owned(), why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(text: &str) -> Result<Change, String> {
+        text.parse().map_err(|error: Error| error.to_string())
+    }
+
+    #[test]
+    fn every_knob_is_read_and_written_back() {
+        for text in [
+            "rps_cpus=3",
+            "rx-1/rps_cpus=2",
+            "rps_default_mask=1",
+            "rps_flow_cnt=4096",
+            "rx-0/rps_flow_cnt=0",
+            "rps_sock_flow_entries=32768",
+            "rfs_desired=0badcafe:1",
+            "hash_key=00112233445566778899aabbccddeeff",
+            "cpus=0-1",
+            "online=1:0",
+            "netdev_max_backlog=50",
+            "netdev_budget=300",
+            "netdev_budget_usecs=2000",
+            "dev_weight=64",
+            "dev_weight_rx_bias=2",
+            "skb_defer_max=0",
+            "flow_limit_cpu_bitmap=1",
+            "flow_limit_table_len=8192",
+            "coalesce=gro",
+            "pause=1",
+            "resume=1",
+            "kill=1",
+        ] {
+            let change = changed(text).unwrap();
+            assert_eq!(format!("{}={}", change.what(), change.value(2)), text);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_refused_with_a_reason() {
+        for text in [
+            "rps_cpus",
+            "rps_cpus=0x3",
+            "rps_cpu=3",
+            "rx-/rps_cpus=3",
+            "rx-0/netdev_budget=300",
+            "rps_flow_cnt=1073741825",
+            "rps_sock_flow_entries=536870913",
+            "rfs_desired=0:1",
+            "rfs_desired=5",
+            "rfs_desired=xyz:1",
+            "hash_key=0",
+            "cpus=0-",
+            "online=1",
+            "netdev_max_backlog=-1",
+            "netdev_budget=0",
+            "dev_weight=0",
+            "flow_limit_table_len=1000",
+            "coalesce=on",
+            "coalesce_at=x",
+            "lro_descriptors=0",
+            "gro_flush_timeout=1ms",
+            "mtu=67",
+            "pause=x",
+            "kill=",
+        ] {
+            assert!(changed(text).unwrap_err().contains("cannot be"), "{text}");
+        }
+    }
+}

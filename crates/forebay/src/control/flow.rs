@@ -1,0 +1,302 @@
+//! Flows as people write them down, and the hash by which the path knows them.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use forebay_rx::hash::{FlowHash, Hasher};
+
+use crate::error::Error;
+
+/// A flow's name.
+///
+/// A flow is read in many forms: `udp 10.0.0.1:5000 > 10.0.0.2:53`, `10.0.0.1:5000,10.0.0.2:53`,
+/// `[2001:db8::1]:5000 [2001:db8::2]:53 tcp`, tcpdump's `IP 10.0.0.1.5000 > 10.0.0.2.53: UDP`,
+/// ports apart as in `10.0.0.1 5000 10.0.0.2 53` or `10.0.0.1,10.0.0.2,5000,53`, addresses
+/// without ports, and a hash in hexadecimal as in `deliver.csv`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlowName {
+    /// By its hash.
+    Hash(FlowHash),
+    /// By where its packets come from and go to; both addresses are of one family.
+    Endpoints {
+        /// The protocol, if it was named: it does not count for the hash.
+        protocol: Option<Protocol>,
+        /// Whence.
+        source: IpAddr,
+        /// Whither.
+        destination: IpAddr,
+        /// The source's and the destination's. Without them it is what fragments, and packets of
+        /// protocols other than TCP and UDP, are hashed as.
+        ports: Option<[u16; 2]>,
+    },
+}
+
+/// A protocol with ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protocol {
+    /// RFC 9293.
+    Tcp,
+    /// RFC 768.
+    Udp,
+}
+
+impl FlowName {
+    /// The hash that the flow has under `hasher`.
+    #[must_use]
+    pub fn hash(&self, hasher: &Hasher) -> FlowHash {
+        let Self::Endpoints { source, destination, ports, .. } = self else {
+            let Self::Hash(hash) = *self else { return FlowHash::NONE };
+            return hash;
+        };
+        let ports = ports.map(|[from, to]| {
+            let ([a, b], [c, d]) = (from.to_be_bytes(), to.to_be_bytes());
+            [a, b, c, d]
+        });
+        match (source, destination) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                hasher.hash_tuple([from.octets(), to.octets()].as_flattened(), ports.as_ref())
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                hasher.hash_tuple([from.octets(), to.octets()].as_flattened(), ports.as_ref())
+            }
+            _ => FlowHash::NONE, // is not read from any text
+        }
+    }
+}
+
+impl fmt::Display for FlowName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Hash(FlowHash(hash)) => write!(f, "{hash:08x}"),
+            Self::Endpoints { protocol, source, destination, ports } => {
+                match protocol {
+                    Some(Protocol::Tcp) => f.write_str("tcp ")?,
+                    Some(Protocol::Udp) => f.write_str("udp ")?,
+                    None => {}
+                }
+                match ports {
+                    Some([from, to]) => {
+                        let from = SocketAddr::new(source, from);
+                        write!(f, "{from} > {}", SocketAddr::new(destination, to))
+                    }
+                    None => write!(f, "{source} > {destination}"),
+                }
+            }
+        }
+    }
+}
+
+impl FromStr for FlowName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse(text).map_err(|why| Error::Setting {
+            what: "a flow",
+            value: text.to_owned(),
+            why: format!(
+                "{why}; give addresses and ports as in \"udp 10.0.0.1:5000 > 10.0.0.2:53\" or \
+                 \"[2001:db8::1]:5000 > [2001:db8::2]:53\", or a hash such as 0badcafe"
+            ),
+        })
+    }
+}
+
+/// Parts that have been read so far.
+#[derive(Default)]
+struct Words {
+    protocol: Option<Protocol>,
+    /// True if it is of a protocol that has no ports here.
+    is_portless: bool,
+    endpoints: Vec<(IpAddr, Option<u16>)>,
+}
+
+fn parse(text: &str) -> Result<FlowName, String> {
+    let text = text.replace("->", " ").replace([',', '>', '<'], " ");
+    let words: Vec<_> = text.split_whitespace().collect();
+    if let [word] = words[..]
+        && let Some(hash) = parse_hash(word)
+    {
+        return if hash == 0 { Err("0 is no flow's hash".to_owned()) } else { Ok(named(hash)) };
+    }
+    let mut seen = Words::default();
+    for word in words {
+        if let Some(endpoint) = parse_endpoint(word) {
+            seen.endpoints.push(endpoint);
+        } else if let Some(endpoint) = word.strip_suffix(':').and_then(parse_endpoint) {
+            seen.endpoints.push(endpoint);
+            break; // tcpdump tells about the packet from here on
+        } else {
+            seen.read(word)?;
+        }
+    }
+    seen.into_name()
+}
+
+fn named(hash: u32) -> FlowName {
+    FlowName::Hash(FlowHash(hash))
+}
+
+impl Words {
+    /// Reads what is no endpoint: a port that stands apart, or a protocol.
+    fn read(&mut self, word: &str) -> Result<(), String> {
+        if let Ok(port) = word.parse() {
+            let bare = self.endpoints.iter_mut().find(|(_, port)| port.is_none());
+            let (_, place) = bare.ok_or_else(|| format!("{word} is a port of no address"))?;
+            *place = Some(port);
+            return Ok(());
+        }
+        match word.to_ascii_lowercase().as_str() {
+            "tcp" => self.protocol = Some(Protocol::Tcp),
+            "udp" => self.protocol = Some(Protocol::Udp),
+            "ip" | "ip6" => {}
+            "icmp" | "icmp6" | "sctp" | "gre" | "esp" => self.is_portless = true,
+            _ => return Err(format!("{word:?} is neither an address nor a port nor a protocol")),
+        }
+        Ok(())
+    }
+
+    fn into_name(self) -> Result<FlowName, String> {
+        let [(source, from), (destination, to)] = self.endpoints[..] else {
+            return Err(format!("it has {} addresses, not two", self.endpoints.len()));
+        };
+        if source.is_ipv4() != destination.is_ipv4() {
+            return Err("one address is of IPv4 and the other of IPv6".to_owned());
+        }
+        let ports = match (from, to) {
+            (Some(from), Some(to)) => Some([from, to]),
+            (None, None) => None,
+            _ => return Err("one address has a port and the other has none".to_owned()),
+        };
+        if self.is_portless && ports.is_some() {
+            return Err("only TCP and UDP are hashed with ports".to_owned());
+        }
+        Ok(FlowName::Endpoints { protocol: self.protocol, source, destination, ports })
+    }
+}
+
+fn parse_hash(word: &str) -> Option<u32> {
+    let digits = word.strip_prefix("0x").unwrap_or(word);
+    let is_hash = digits.len() <= 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u32::from_str_radix(digits, 16).ok().filter(|_| is_hash)
+}
+
+/// Reads an address, with a port behind a colon or, as tcpdump writes it, behind a point.
+fn parse_endpoint(word: &str) -> Option<(IpAddr, Option<u16>)> {
+    if let Ok(address) = word.parse::<SocketAddr>() {
+        return Some((address.ip(), Some(address.port())));
+    }
+    let bare = word.strip_prefix('[').and_then(|word| word.strip_suffix(']')).unwrap_or(word);
+    if let Ok(address) = bare.parse() {
+        return Some((address, None));
+    }
+    let (address, port) = word.rsplit_once('.')?;
+    Some((address.parse().ok()?, Some(port.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_rx::hash::toeplitz::STANDARD_KEY;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<String, String> {
+        text.parse::<FlowName>().map(|name| name.to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_flow_is_read_in_all_the_forms_that_people_have_it_in() {
+        const V4: &str = "10.0.0.1:5000 > 10.0.0.2:53";
+        const V6: &str = "[2001:db8::1]:5000 > [2001:db8::2]:53";
+        for (text, name) in [
+            (V4, V4),
+            (V6, V6),
+            ("udp 10.0.0.1:5000 > 10.0.0.2:53", "udp 10.0.0.1:5000 > 10.0.0.2:53"),
+            ("10.0.0.1:5000,10.0.0.2:53", V4),
+            ("10.0.0.1:5000->10.0.0.2:53", V4),
+            ("10.0.0.1:5000<>10.0.0.2:53", V4),
+            ("10.0.0.1.5000 > 10.0.0.2.53", V4),
+            ("IP 10.0.0.1.5000 > 10.0.0.2.53: UDP, length 12", V4),
+            ("IP6 2001:db8::1.5000 > 2001:db8::2.53: Flags [S], seq 1", V6),
+            ("10.0.0.1 5000 10.0.0.2 53", V4),
+            ("10.0.0.1,10.0.0.2,5000,53", V4),
+            ("TCP,10.0.0.1,5000,10.0.0.2,53", "tcp 10.0.0.1:5000 > 10.0.0.2:53"),
+            (
+                "[2001:db8::1]:5000 [2001:db8::2]:53 tcp",
+                "tcp [2001:db8::1]:5000 > [2001:db8::2]:53",
+            ),
+            ("10.0.0.1 10.0.0.2", "10.0.0.1 > 10.0.0.2"),
+            ("icmp6 [fe80::1] > [ff02::]:", "fe80::1 > ff02::"),
+            ("::ffff:1.2.3.4 > ::1", "::ffff:1.2.3.4 > ::1"),
+            ("0badcafe", "0badcafe"),
+            (" 0xBADCAFE ", "0badcafe"),
+            ("7", "00000007"),
+        ] {
+            assert_eq!(read(text).as_deref(), Ok(name), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_flow_is_refused_with_a_reason() {
+        for (text, why) in [
+            ("", "it has 0 addresses"),
+            ("0", "0 is no flow's hash"),
+            ("123456789", "\"123456789\" is neither"),
+            ("10.0.0.1", "it has 1 addresses"),
+            ("10.0.0.1 10.0.0.2 10.0.0.3", "it has 3 addresses"),
+            ("10.0.0.1 > ::1", "one address is of IPv4"),
+            ("10.0.0.1:5 > 10.0.0.2", "one address has a port"),
+            ("icmp 10.0.0.1:5 > 10.0.0.2:6", "only TCP and UDP"),
+            ("10.0.0.1:5 10.0.0.2:6 7", "7 is a port of no address"),
+            ("10.0.0.1.domain > 10.0.0.2.53", "\"10.0.0.1.domain\" is neither"),
+            ("10.0.0.1 -5 10.0.0.2 6", "\"-5\" is neither"),
+            ("10.0.0.1:65536 10.0.0.2:6", "is neither"),
+        ] {
+            let refused = read(text).unwrap_err();
+            assert!(refused.contains(why) && refused.contains("cannot be"), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn rps_4_a_name_has_the_hash_that_its_packets_have() {
+        let hasher = Hasher::toeplitz(&STANDARD_KEY).unwrap();
+        let hash = |text: &str| text.parse::<FlowName>().unwrap().hash(&hasher).0;
+        // Microsoft's verification suite.
+        assert_eq!(hash("66.9.149.187:2794 > 161.142.100.80:1766"), 0x51cc_c178);
+        assert_eq!(hash("66.9.149.187 > 161.142.100.80"), 0x323e_8fc2);
+        let v6 = "[3ffe:2501:200:1fff::7]:2794 > [3ffe:2501:200:3::1]:1766";
+        assert_eq!(hash(v6), 0x4020_7d3d);
+        assert_eq!(hash("40207d3d"), 0x4020_7d3d);
+    }
+
+    fn name() -> impl Strategy<Value = FlowName> {
+        let protocol =
+            prop_oneof![Just(None), Just(Some(Protocol::Tcp)), Just(Some(Protocol::Udp))];
+        let addresses = prop_oneof![
+            any::<[[u8; 4]; 2]>().prop_map(|pair| pair.map(IpAddr::from)),
+            any::<[[u8; 16]; 2]>().prop_map(|pair| pair.map(IpAddr::from)),
+        ];
+        let endpoints = (protocol, addresses, any::<Option<[u16; 2]>>()).prop_map(
+            |(protocol, [source, destination], ports)| FlowName::Endpoints {
+                protocol,
+                source,
+                destination,
+                ports,
+            },
+        );
+        prop_oneof![(1..u32::MAX).prop_map(named), endpoints]
+    }
+
+    proptest! {
+        #[test]
+        fn a_name_that_is_printed_is_read_back(name in name()) {
+            prop_assert_eq!(name.to_string().parse::<FlowName>().unwrap(), name);
+        }
+
+        #[test]
+        fn promise_5_no_text_panics(text in "[ 0-9a-f.:,>\\[\\]xudp%-]{0,40}|\\PC{0,40}") {
+            let _ = text.parse::<FlowName>();
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Facts about a machine that the answers of knobs depend on.
+
+use std::{fs, thread};
+
+use forebay_rx::CpuId;
+use rustix::time::{self, ClockId};
+
+use super::cpus::CpuList;
+
+/// Ticks that a turn of all queues has at least.
+const BUDGET_JIFFIES_MIN: u32 = 2;
+
+/// Facts that a knob's answer needs of a machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Machine {
+    /// CPUs that a mask may name: 0 to `cpus` - 1 (`nr_cpu_ids`).
+    pub cpus: u16,
+    /// Microseconds of a tick of the kernel's clock.
+    pub jiffy_us: u32,
+}
+
+impl Machine {
+    /// Facts of this machine.
+    #[must_use]
+    pub fn here() -> Self {
+        // What is read in ticks is as exact as one tick.
+        let tick = time::clock_getres(ClockId::MonotonicCoarse);
+        let jiffy_us = u32::try_from(tick.tv_nsec / 1000).unwrap_or(0);
+        Self { cpus: possible_cpus(), jiffy_us }
+    }
+
+    /// The least `netdev_budget_usecs`, which is its default as well.
+    #[must_use]
+    pub fn netdev_budget_usecs_min(&self) -> u32 {
+        self.jiffy_us.saturating_mul(BUDGET_JIFFIES_MIN)
+    }
+}
+
+/// One more than the highest number that a CPU can have here.
+fn possible_cpus() -> u16 {
+    let possible = fs::read_to_string("/sys/devices/system/cpu/possible").ok();
+    let possible = possible.and_then(|text| CpuList::parse_list(&text).ok());
+    let highest = possible.and_then(|cpus| cpus.cpus().last().copied());
+    highest.map_or_else(running_cpus, |CpuId(highest)| highest + 1)
+}
+
+/// Without sysfs.
+fn running_cpus() -> u16 {
+    thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys;
+
+    #[test]
+    fn this_machine_has_the_cpus_that_this_process_may_use_and_a_kernel_tick() {
+        let here = Machine::here();
+        assert!(sys::allowed_cpus().iter().all(|cpu| cpu.0 < here.cpus), "{here:?}");
+        // HZ can be 100, 250, 300 or 1000.
+        assert!([10_000, 4_000, 3_333, 1_000].contains(&here.jiffy_us), "{here:?}");
+    }
+}

@@ -1,0 +1,338 @@
+//! One client of the control socket: its lines, and what they are answered with.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_rx::CpuId;
+
+use super::errno::Errno;
+use super::explain::explain;
+use super::list::list;
+use super::live::Control;
+use super::names::{self, Names};
+use super::refused::{Refused, Written};
+use super::request::{LINE_BYTES_MAX, Request};
+use super::seats::Seat;
+
+/// Time for which a client may leave an answer unread, once the kernel holds no more of it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time between two looks of a watch.
+const WATCH_PERIOD: Duration = Duration::from_millis(20);
+
+/// State that clients are answered from.
+#[derive(Debug)]
+pub(super) struct Desk {
+    pub(super) control: Control,
+    /// The config file that the run was started with.
+    pub(super) config: Option<PathBuf>,
+}
+
+/// A client at the desk.
+#[derive(Debug)]
+pub(super) struct Session<'a> {
+    desk: &'a Desk,
+    seat: Seat,
+    lines: Lines,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(desk: &'a Desk, seat: Seat, stream: UnixStream) -> Self {
+        Self { desk, seat, lines: Lines { stream, read: Vec::new(), has_ended: false } }
+    }
+
+    /// Answers one line after another until the client goes, or is sent away.
+    ///
+    /// # Errors
+    /// When the client went in the middle of something.
+    pub(super) fn serve(mut self) -> io::Result<()> {
+        self.lines.stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        loop {
+            while !self.lines.wait(None)? {}
+            self.seat.heard();
+            let answered = match self.lines.take() {
+                Heard::Line(line) => match Request::parse(&line) {
+                    Ok(Request::Watch(knob)) => self.watch(knob.as_deref())?,
+                    Ok(request) => self.desk.answer(&request),
+                    Err(refused) => Err(refused),
+                },
+                Heard::Noise => Err(invalid("a request is text in UTF-8".to_owned())),
+                Heard::TooLong => {
+                    let why = format!("a request has at most {LINE_BYTES_MAX} bytes");
+                    return self.lines.send(Err(invalid(why)));
+                }
+                Heard::Gone => return Ok(()),
+            };
+            self.lines.send(answered)?;
+            self.seat.heard();
+        }
+    }
+
+    /// Sends what the knobs read, and what they read anew, until a line comes or the client goes.
+    fn watch(&mut self, knob: Option<&str>) -> io::Result<Answer> {
+        let paths = match self.desk.watched(knob) {
+            Ok(paths) => paths,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let Some(_watching) = self.seat.watch() else {
+            let why = "as many clients watch as may; end one of them, then try again";
+            return Ok(Err(Refused::new(Errno::Busy, why)));
+        };
+        let names = Names::in_run(&self.desk.control);
+        let mut known = vec![None; paths.len()];
+        let mut settings = None;
+        loop {
+            let mut text = String::new();
+            // One look at all settings is much less than one at each of the knobs.
+            let now = knob.is_none().then(|| self.desk.control.settings());
+            if now.is_none() || now != settings {
+                for (path, known) in paths.iter().zip(&mut known) {
+                    let value = self.desk.value(path).ok();
+                    if let Some(value) = &value
+                        && known.as_ref() != Some(value)
+                    {
+                        text += &format!("{} {value}\n", names.short(path));
+                    }
+                    *known = value;
+                }
+                settings = now;
+            }
+            self.lines.stream.write_all(text.as_bytes())?;
+            if self.lines.wait(Some(WATCH_PERIOD))? {
+                return Ok(Ok(Vec::new()));
+            }
+        }
+    }
+}
+
+/// The lines before `ok`, or what stands in its place.
+type Answer = Result<Vec<String>, Refused>;
+
+impl Desk {
+    fn answer(&self, request: &Request) -> Answer {
+        match request {
+            Request::Get(knob) => self.get(knob),
+            Request::Set { knob, value } => self.set(knob, value),
+            Request::List => Ok(list(&self.control).iter().map(ToString::to_string).collect()),
+            Request::Explain { flow, json } => {
+                let explanation = explain(&self.control, flow);
+                let text = if *json {
+                    explanation.document().to_string()
+                } else {
+                    explanation.to_string()
+                };
+                Ok(text.lines().map(str::to_owned).collect())
+            }
+            Request::RfsDesired(flow, cpu) => {
+                self.control.rfs_desired(*flow, *cpu).map(|written| told(&self.control, &written))
+            }
+            Request::Pause(cpu) => self.tell(*cpu, Control::pause),
+            Request::Resume(cpu) => self.tell(*cpu, Control::resume),
+            Request::Kill(cpu) => self.tell(*cpu, Control::kill),
+            Request::Config => match &self.config {
+                Some(path) => Ok(vec![path.display().to_string()]),
+                None => Err(Refused::new(Errno::NoEnt, "the run was started without --config")),
+            },
+            Request::Watch(_) => Ok(Vec::new()), // is the session's
+        }
+    }
+
+    fn get(&self, knob: &str) -> Answer {
+        let paths = names::find(&self.control, knob)?;
+        if let [path] = &paths[..] {
+            return Ok(self.read(path)?.lines().map(str::to_owned).collect());
+        }
+        let names = Names::in_run(&self.control);
+        let named = |path: &String| Ok(format!("{} {}", names.short(path), self.value(path)?));
+        paths.iter().map(named).collect()
+    }
+
+    fn set(&self, knob: &str, value: &str) -> Answer {
+        let mut lines = Vec::new();
+        let names = Names::in_run(&self.control);
+        for path in names::find_for_writing(&self.control, knob)? {
+            let name = names.short(&path);
+            let written = self.control.echo(&path, value);
+            let written = written.map_err(|Refused { errno, why }| {
+                Refused::new(errno, format!("{name} cannot be {value:?}: {why}"))
+            })?;
+            if let Ok(value) = self.value(&path) {
+                lines.push(format!("now {name} {value}"));
+            }
+            let told = told(&self.control, &written);
+            let further = told.into_iter().filter(|line| !lines.contains(line));
+            let further: Vec<_> = further.collect();
+            lines.extend(further);
+        }
+        Ok(lines)
+    }
+
+    fn tell(&self, cpu: CpuId, tell: impl Fn(&Control, CpuId) -> Result<(), Refused>) -> Answer {
+        tell(&self.control, cpu).map(|()| Vec::new())
+    }
+
+    fn watched(&self, knob: Option<&str>) -> Result<Vec<String>, Refused> {
+        match knob {
+            Some(knob) => names::find(&self.control, knob),
+            None => Ok(names::knobs(&self.control)),
+        }
+    }
+
+    fn read(&self, path: &str) -> Result<String, Refused> {
+        let read = self.control.read(path);
+        read.map_err(|errno| Refused::new(errno, format!("{path} cannot be read")))
+    }
+
+    /// Text of a file, on one line.
+    fn value(&self, path: &str) -> Result<String, Refused> {
+        Ok(self.read(path)?.trim_end().replace('\n', " "))
+    }
+}
+
+/// Part of a write that is not as was asked for, in words.
+pub(super) fn told(control: &Control, written: &Written) -> Vec<String> {
+    let Written { in_effect, ignored, .. } = written;
+    let in_effect = (!in_effect.is_empty()).then(|| format!("in effect: {in_effect}"));
+    let ignored = (!ignored.is_empty()).then(|| {
+        let running = control.settings().cpus;
+        format!("ignored {ignored}: not among the CPUs that run ({running})")
+    });
+    in_effect.into_iter().chain(ignored).collect()
+}
+
+fn invalid(why: String) -> Refused {
+    Refused::new(Errno::Inval, why)
+}
+
+/// Lines of a client.
+#[derive(Debug)]
+struct Lines {
+    stream: UnixStream,
+    /// Bytes read and not taken: at most a line and what came with its end.
+    read: Vec<u8>,
+    has_ended: bool,
+}
+
+/// Bytes that have come.
+#[derive(PartialEq, Eq, Debug)]
+enum Heard {
+    /// A line, without its end.
+    Line(String),
+    /// A line that is no text.
+    Noise,
+    /// More than a line may have.
+    TooLong,
+    /// Nothing, and nothing will: what stood on an unfinished line is not a request.
+    Gone,
+}
+
+impl Lines {
+    /// Waits, not longer than `timeout`, and says whether there is something to take.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
+        if self.is_ready() {
+            return Ok(true);
+        }
+        self.stream.set_read_timeout(timeout)?;
+        let mut bytes = [0; LINE_BYTES_MAX];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => self.has_ended = true,
+            Ok(count) => self.read.extend(&bytes[..count]),
+            Err(error) if is_patience(error.kind()) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.is_ready())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.has_ended || self.read.len() >= LINE_BYTES_MAX || self.read.contains(&b'\n')
+    }
+
+    fn take(&mut self) -> Heard {
+        match self.read.iter().position(|byte| *byte == b'\n') {
+            Some(end) if end < LINE_BYTES_MAX => {
+                let rest = self.read.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.read, rest);
+                line.truncate(end);
+                String::from_utf8(line).map_or(Heard::Noise, Heard::Line)
+            }
+            None if self.read.len() < LINE_BYTES_MAX => Heard::Gone,
+            _ => Heard::TooLong,
+        }
+    }
+
+    fn send(&mut self, answer: Answer) -> io::Result<()> {
+        let mut text = String::new();
+        match answer {
+            Ok(lines) => {
+                lines.iter().for_each(|line| text += &format!("{line}\n"));
+                text += "ok\n";
+            }
+            Err(refused) => text = format!("error {refused}\n"),
+        }
+        self.stream.write_all(text.as_bytes())
+    }
+}
+
+fn is_patience(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines() -> (UnixStream, Lines) {
+        let (client, stream) = UnixStream::pair().unwrap();
+        (client, Lines { stream, read: Vec::new(), has_ended: false })
+    }
+
+    /// All that is heard of what a client writes before it goes.
+    fn heard(written: &[u8]) -> Vec<Heard> {
+        let (mut client, mut lines) = lines();
+        let writer = std::thread::spawn({
+            let written = written.to_vec();
+            move || {
+                // In small pieces, and not to the end where the session has heard enough.
+                let _ = written.chunks(7).try_for_each(|piece| client.write_all(piece));
+            }
+        });
+        let mut heard = Vec::new();
+        while !matches!(heard.last(), Some(Heard::Gone | Heard::TooLong)) {
+            while !lines.wait(None).unwrap() {}
+            heard.push(lines.take());
+        }
+        drop(lines);
+        writer.join().unwrap();
+        heard
+    }
+
+    #[test]
+    fn promise_5_lines_are_told_from_noise_and_half_a_line_is_none() {
+        let line = |text: &str| Heard::Line(text.to_owned());
+        assert_eq!(heard(b""), [Heard::Gone]);
+        assert_eq!(heard(b"get a\n\r\nset b 1"), [line("get a"), line("\r"), Heard::Gone]);
+        assert_eq!(heard(b"\xff\xfe\nlist\n"), [Heard::Noise, line("list"), Heard::Gone]);
+    }
+
+    #[test]
+    fn promise_3_a_line_is_no_longer_than_it_may_be() {
+        let of_len = |len_bytes: usize| [vec![b'x'; len_bytes - 1], vec![b'\n']].concat();
+        let longest = "x".repeat(LINE_BYTES_MAX - 1);
+        assert_eq!(heard(&of_len(LINE_BYTES_MAX)), [Heard::Line(longest), Heard::Gone]);
+        assert_eq!(heard(&of_len(LINE_BYTES_MAX + 1)), [Heard::TooLong]);
+        assert_eq!(heard(&vec![b'x'; 10 * LINE_BYTES_MAX]), [Heard::TooLong]);
+    }
+
+    #[test]
+    fn silence_is_no_line() {
+        let (mut client, mut lines) = lines();
+        assert!(!lines.wait(Some(Duration::from_millis(1))).unwrap());
+        client.write_all(b"ge").unwrap();
+        assert!(!lines.wait(Some(Duration::from_millis(1))).unwrap());
+        client.write_all(b"t a\n").unwrap();
+        assert!(lines.wait(None).unwrap());
+        assert_eq!(lines.take(), Heard::Line("get a".to_owned()));
+    }
+}

@@ -1,0 +1,287 @@
+//! From any CPU to a device queue that one CPU drives, in order.
+//!
+//! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](forebay_rx::tickets).
+
+mod outgoing; // what goes next, cut where it must be
+mod sink; //     a CPU's way out
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use forebay_rx::Packet;
+use forebay_rx::arrive::Waker;
+use forebay_rx::tickets::{Feeder, Lane, Lanes, Tickets, lane};
+
+use super::sink::{SendDrop, SinkCounters};
+
+pub(crate) use outgoing::{Outgoing, Segment, Shape, longest_frame_bytes};
+pub use sink::EgressSink;
+
+/// Packets that wait between one CPU and one queue, at most.
+pub(crate) const EGRESS_PACKETS: u32 = 1024;
+
+/// State that the ends of one queue's lanes share.
+struct Hub {
+    tickets: Tickets,
+    /// Wakes the CPU that drives the queue, once there is one.
+    wake: OnceLock<Waker>,
+    /// Lanes that the driving CPU has not taken over yet, and who counts what comes by them.
+    joined: Mutex<Vec<(Lane, Arc<SinkCounters>)>>,
+    /// Number of lanes that have joined in all. Written under the lock (Release), read by the driving CPU
+    /// (Acquire).
+    joins: AtomicUsize,
+    /// Nobody drives the queue any more.
+    is_gone: AtomicBool,
+}
+
+impl Hub {
+    fn joined(&self) -> MutexGuard<'_, Vec<(Lane, Arc<SinkCounters>)>> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Place where CPUs join a queue.
+#[derive(Clone)]
+pub(crate) struct Egress(Arc<Hub>);
+
+impl Egress {
+    /// A queue, and the end of it that the driving CPU holds.
+    pub(crate) fn new() -> (Self, Departures) {
+        Self::starting_at(0)
+    }
+
+    fn starting_at(ticket: u32) -> (Self, Departures) {
+        let hub = Arc::new(Hub {
+            tickets: Tickets::starting_at(ticket),
+            wake: OnceLock::new(),
+            joined: Mutex::new(Vec::new()),
+            joins: AtomicUsize::new(0),
+            is_gone: AtomicBool::new(false),
+        });
+        let departures = Departures {
+            hub: Arc::clone(&hub),
+            lanes: Lanes::new(ticket, Vec::new()),
+            counters: Vec::new(),
+        };
+        (Self(hub), departures)
+    }
+
+    /// A lane for one more CPU, which counts there.
+    pub(crate) fn join(&self, counters: Arc<SinkCounters>) -> Way {
+        self.join_with(EGRESS_PACKETS, counters)
+    }
+
+    fn join_with(&self, capacity: u32, counters: Arc<SinkCounters>) -> Way {
+        let (feeder, lane) = lane(capacity);
+        let mut joined = self.0.joined();
+        joined.push((lane, counters));
+        self.0.joins.fetch_add(1, Ordering::Release);
+        Way { hub: Arc::clone(&self.0), feeder }
+    }
+}
+
+/// The end that a CPU puts packets into.
+pub(crate) struct Way {
+    hub: Arc<Hub>,
+    feeder: Feeder,
+}
+
+impl Way {
+    /// Takes the oldest of `packets`, as many as there is room for, and returns how many. Those that
+    /// are left are the caller's.
+    pub(crate) fn put(&mut self, packets: &mut Vec<Packet>) -> usize {
+        let room = self.feeder.room_for(packets.len());
+        let rest = packets.split_off(room.min(packets.len()));
+        let count = packets.len();
+        if count > 0 {
+            let drawn = self.hub.tickets.draw(packets);
+            self.feeder.send(drawn, packets);
+        }
+        *packets = rest;
+        count
+    }
+
+    /// Wakes the CPU that drives the queue.
+    pub(crate) fn wake(&self) {
+        if let Some(wake) = self.hub.wake.get() {
+            wake();
+        }
+    }
+
+    /// True if nobody drives the queue any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.hub.is_gone.load(Ordering::Relaxed)
+    }
+}
+
+/// Index of the sending CPU that a packet is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LaneId(pub(crate) u16);
+
+/// The end that the CPU which drives the queue takes packets out of.
+pub(crate) struct Departures {
+    hub: Arc<Hub>,
+    lanes: Lanes,
+    /// By lane.
+    counters: Vec<Arc<SinkCounters>>,
+}
+
+impl Departures {
+    /// Says how the driving CPU is woken. Once.
+    pub(crate) fn wake_by(&self, wake: Waker) {
+        // A second time it would be the same CPU's.
+        let _ = self.hub.wake.set(wake);
+    }
+
+    /// The packet that goes next, if it is here, and whose it is.
+    pub(crate) fn next(&mut self) -> Option<(LaneId, Packet)> {
+        if self.hub.joins.load(Ordering::Acquire) != self.counters.len() {
+            self.take_over();
+        }
+        let (lane, packet) = self.lanes.take_one()?;
+        Some((LaneId(u16::try_from(lane).unwrap_or(u16::MAX)), packet))
+    }
+
+    /// Takes over the lanes that have joined.
+    fn take_over(&mut self) {
+        for (lane, counters) in self.hub.joined().drain(..) {
+            self.lanes.join(lane);
+            self.counters.push(counters);
+        }
+    }
+
+    /// True if packets have been handed in that have not gone.
+    pub(crate) fn has_some(&self) -> bool {
+        self.lanes.has_some(&self.hub.tickets)
+    }
+
+    /// True if any CPU can send.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.hub.joins.load(Ordering::Relaxed) > 0
+    }
+
+    /// Counters of a CPU that sends.
+    pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
+        self.counters.get(usize::from(of.0)).map(|counters| &**counters)
+    }
+}
+
+impl Drop for Departures {
+    fn drop(&mut self) {
+        self.hub.is_gone.store(true, Ordering::Relaxed);
+        self.take_over();
+        for (count, counters) in self.lanes.clear().into_iter().zip(&self.counters) {
+            counters.add_dropped(SendDrop::Down, count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+    use forebay_rx::packet::Arrival;
+    use forebay_rx::parse::Link;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pool(chunks: u32) -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 512, chunks }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    fn packet(pool: &mut Pool, mark: u32) -> Packet {
+        let mut frame = pool.allocate(8).unwrap();
+        frame.copy_from(&mark.to_ne_bytes());
+        Packet::received(frame, Arrival(0), 4, Link::Ethernet)
+    }
+
+    fn mark(packet: &Packet) -> u32 {
+        u32::from_ne_bytes(packet.frame.data().try_into().unwrap())
+    }
+
+    proptest! {
+        /// Whatever CPUs hand in, in whatever lots, and whenever the queue is looked at: packets
+        /// leave in the order in which they were handed in, and what found no room is left.
+        #[test]
+        fn promise_1_packets_leave_in_the_order_in_which_cpus_handed_them_in(
+            start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
+            capacity in prop_oneof![Just(4u32), Just(64)],
+            steps in proptest::collection::vec((0usize..3, 0u32..9, 0usize..9), 1..80),
+        ) {
+            let mut memory = pool(1000);
+            let (egress, mut departures) = Egress::starting_at(start);
+            let counters = Arc::<SinkCounters>::default();
+            let mut ways: Vec<_> =
+                (0..3).map(|_| egress.join_with(capacity, Arc::clone(&counters))).collect();
+            let mut expected = VecDeque::new();
+            let mut next = 0;
+            for (cpu, count, take) in steps {
+                let mut packets: Vec<_> =
+                    (next..next + count).map(|number| packet(&mut memory, number)).collect();
+                let taken = ways[cpu].put(&mut packets);
+                prop_assert_eq!(taken + packets.len(), count as usize);
+                expected.extend((next..).take(taken).map(|number| (cpu, number)));
+                next += count;
+                for _ in 0..take {
+                    let left = departures.next();
+                    let left = left.map(|(lane, packet)| (usize::from(lane.0), mark(&packet)));
+                    prop_assert_eq!(left, expected.pop_front());
+                }
+                prop_assert_eq!(departures.has_some(), !expected.is_empty());
+            }
+            drop(departures);
+            prop_assert_eq!(counters.dropped(SendDrop::Down), expected.len() as u64);
+            prop_assert!(ways[0].is_gone());
+            prop_assert_eq!(memory.away(), 0);
+        }
+    }
+
+    #[test]
+    fn promise_1_a_flow_that_moves_between_cpus_leaves_in_order() {
+        const PACKETS: u32 = 4000;
+        let mut memory = pool(4096);
+        let (egress, mut departures) = Egress::new();
+        let turn = Arc::new(AtomicU32::new(0));
+        let packets: Vec<_> = (0..PACKETS).map(|number| packet(&mut memory, number)).collect();
+        let mut shares = [Vec::new(), Vec::new()];
+        for (number, packet) in packets.into_iter().enumerate() {
+            shares[number / 3 % 2].push(packet);
+        }
+        let senders: Vec<_> = shares
+            .into_iter()
+            .map(|share| {
+                let (mut way, turn) = (egress.join(Arc::default()), Arc::clone(&turn));
+                thread::spawn(move || {
+                    for packet in share {
+                        // The flow is on this CPU when its number has come.
+                        while turn.load(Ordering::Acquire) != mark(&packet) {
+                            thread::yield_now();
+                        }
+                        let next = mark(&packet) + 1;
+                        let mut one = vec![packet];
+                        while way.put(&mut one) == 0 {
+                            thread::yield_now();
+                        }
+                        turn.store(next, Ordering::Release);
+                    }
+                })
+            })
+            .collect();
+        for expected in 0..PACKETS {
+            let left = loop {
+                match departures.next() {
+                    Some((_, packet)) => break packet,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(mark(&left), expected);
+        }
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+    }
+}

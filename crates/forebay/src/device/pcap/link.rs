@@ -1,0 +1,271 @@
+//! Link types (tcpdump.org/linktypes.html): what stands before a packet in a capture, and what of it
+//! goes on.
+//!
+//! An IP packet behind a cooked header (`LINUX_SLL`, `LINUX_SLL2`: what `tcpdump -i any` writes) or an
+//! address family (`NULL`, `LOOP`) goes on without it. What else has an `EtherType` behind a cooked
+//! header goes on as an Ethernet frame, whose header is made anew of what the cooked one knows: so ARP
+//! and VLAN tags are parsed as on the wire, and none of it is lost. The destination is not known, and
+//! zero, unless it was broadcast.
+
+use std::fmt;
+
+use forebay_rx::parse::Link;
+
+/// The link types that are read, for messages.
+pub(super) const READ: &str = "Ethernet (1), raw IP (12, 14, 101, 228, 229), NULL (0), LOOP (108), \
+                               LINUX_SLL (113) and LINUX_SLL2 (276)";
+
+/// The link type of an interface.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct LinkType(u32);
+
+/// Link header that a packet of a capture begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Begin {
+    /// Behind so many bytes, with this.
+    At(usize, Link),
+    /// Behind so many bytes, with what stands behind this Ethernet header.
+    Rebuilt(usize, EthernetHeader),
+    /// Nothing that can be read.
+    Unread,
+}
+
+pub(super) type EthernetHeader = [u8; 14];
+
+const FAMILY_BYTES: usize = 4;
+const SLL_BYTES: usize = 16;
+const SLL2_BYTES: usize = 20;
+
+impl LinkType {
+    const NULL: Self = Self(0);
+    const ETHERNET: Self = Self(1);
+    const LOOP: Self = Self(108);
+    const SLL: Self = Self(113);
+    const SLL2: Self = Self(276);
+    /// RAW, under its numbers on various systems; IPV4; IPV6.
+    const RAW: [Self; 5] = [Self(12), Self(14), Self(101), Self(228), Self(229)];
+
+    /// The link type of an interface whose description cannot be read.
+    pub(super) const DAMAGED: Self = Self(u32::MAX);
+
+    pub(super) fn of(number: i32) -> Self {
+        Self(number.cast_unsigned())
+    }
+
+    /// True if packets of it are read, if what they hold is.
+    pub(super) fn is_read(self) -> bool {
+        let with_a_header = [Self::NULL, Self::ETHERNET, Self::LOOP, Self::SLL, Self::SLL2];
+        with_a_header.contains(&self) || Self::RAW.contains(&self)
+    }
+
+    /// Tells what a packet begins with, of `wire_len` bytes in all.
+    #[inline]
+    pub(super) fn begin(self, bytes: &[u8], wire_len: u32) -> Begin {
+        if self == Self::ETHERNET {
+            return Begin::At(0, Link::Ethernet);
+        }
+        let begin = match self {
+            Self::NULL | Self::LOOP => behind_family(bytes),
+            Self::SLL => Cooked::of_sll(bytes).map(|cooked| cooked.begin(SLL_BYTES, wire_len)),
+            Self::SLL2 => Cooked::of_sll2(bytes).map(|cooked| cooked.begin(SLL2_BYTES, wire_len)),
+            _ => Self::RAW.contains(&self).then_some(Begin::At(0, Link::Ip)),
+        };
+        begin.unwrap_or(Begin::Unread)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        let name = match self.0 {
+            0 => "NULL",
+            6 => "IEEE802_5",
+            8 => "SLIP",
+            9 => "PPP",
+            104 => "C_HDLC",
+            105 => "IEEE802_11",
+            107 => "FRELAY",
+            108 => "LOOP",
+            113 => "LINUX_SLL",
+            127 => "IEEE802_11_RADIOTAP",
+            187 | 201 => "BLUETOOTH_HCI_H4",
+            189 | 220 => "USB_LINUX",
+            195 | 230 => "IEEE802_15_4",
+            227 => "CAN_SOCKETCAN",
+            239 => "NFLOG",
+            253 => "NETLINK",
+            276 => "LINUX_SLL2",
+            _ => return None,
+        };
+        Some(name)
+    }
+}
+
+impl fmt::Display for LinkType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, self.name()) {
+            (&Self::DAMAGED, _) => f.write_str("unknown (of a damaged interface description)"),
+            (Self(number), Some(name)) if self.is_read() => {
+                write!(f, "{number} ({name}), of a protocol that is not read")
+            }
+            (Self(number), Some(name)) => write!(f, "{number} ({name})"),
+            (Self(number), None) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// Looks behind an address family, as whatever system numbers it.
+fn behind_family(bytes: &[u8]) -> Option<Begin> {
+    let family = u32::from_le_bytes(*bytes.first_chunk::<FAMILY_BYTES>()?);
+    // In the byte order of whoever wrote it, who may not have written the file; LOOP's is fixed.
+    let family = if family > u32::from(u16::MAX) { family.swap_bytes() } else { family };
+    // IPv4 everywhere; IPv6 on Linux, Windows, NetBSD and OpenBSD, FreeBSD, macOS.
+    let is_ip = [2, 10, 23, 24, 28, 30].contains(&family);
+    is_ip.then_some(Begin::At(FAMILY_BYTES, Link::Ip))
+}
+
+/// Fields of a cooked header.
+struct Cooked {
+    /// To whom the packet was sent.
+    packet_type: u16,
+    /// The kind of the device: `ARPHRD_…`.
+    device: u16,
+    /// The sender's address.
+    address: [u8; 6],
+    protocol: u16,
+}
+
+/// Sent to all.
+const PACKET_BROADCAST: u16 = 1;
+
+/// Frame relay, 802.11 with a radiotap header, and Netlink: devices of which the protocol field says
+/// nothing, or something else.
+const DEVICES_WITHOUT_ETHERTYPE: [u16; 3] = [770, 803, 824];
+
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+/// `EtherType`s begin here; smaller numbers are Linux's own, or lengths.
+const ETHERTYPE_MIN: u16 = 0x0600;
+/// Frames of 802.3: with nothing behind the length, and with an LLC header.
+const IEEE_802_3: [u16; 2] = [1, 4];
+/// The largest length that is one.
+const LENGTH_MAX: u16 = 1500;
+
+impl Cooked {
+    fn of_sll(bytes: &[u8]) -> Option<Self> {
+        let header = bytes.first_chunk::<SLL_BYTES>()?;
+        Some(Self {
+            packet_type: u16_at(header, 0),
+            device: u16_at(header, 2),
+            address: address(u16_at(header, 4), header, 6),
+            protocol: u16_at(header, 14),
+        })
+    }
+
+    fn of_sll2(bytes: &[u8]) -> Option<Self> {
+        let header = bytes.first_chunk::<SLL2_BYTES>()?;
+        Some(Self {
+            packet_type: header[10].into(),
+            device: u16_at(header, 8),
+            address: address(header[11].into(), header, 12),
+            protocol: u16_at(header, 0),
+        })
+    }
+
+    fn begin(&self, header_bytes: usize, wire_len: u32) -> Begin {
+        if DEVICES_WITHOUT_ETHERTYPE.contains(&self.device) {
+            return Begin::Unread;
+        }
+        match self.protocol {
+            IPV4 | IPV6 => Begin::At(header_bytes, Link::Ip),
+            ETHERTYPE_MIN.. => Begin::Rebuilt(header_bytes, self.ethernet(self.protocol)),
+            protocol if IEEE_802_3.contains(&protocol) => {
+                let payload = (wire_len as usize).saturating_sub(header_bytes);
+                match u16::try_from(payload) {
+                    Ok(length) if length <= LENGTH_MAX => {
+                        Begin::Rebuilt(header_bytes, self.ethernet(length))
+                    }
+                    _ => Begin::Unread,
+                }
+            }
+            _ => Begin::Unread,
+        }
+    }
+
+    fn ethernet(&self, ethertype: u16) -> EthernetHeader {
+        let destination = if self.packet_type == PACKET_BROADCAST { [0xff; 6] } else { [0; 6] };
+        let mut header = EthernetHeader::default();
+        header[..6].copy_from_slice(&destination);
+        header[6..12].copy_from_slice(&self.address);
+        header[12..].copy_from_slice(&ethertype.to_be_bytes());
+        header
+    }
+}
+
+/// The sender's address, if it is one of Ethernet's.
+fn address<const N: usize>(len_bytes: u16, header: &[u8; N], at: usize) -> [u8; 6] {
+    let address = header.get(at..).and_then(<[u8]>::first_chunk).copied();
+    address.filter(|_| len_bytes == 6).unwrap_or_default()
+}
+
+fn u16_at<const N: usize>(header: &[u8; N], at: usize) -> u16 {
+    let field = header.get(at..).and_then(<[u8]>::first_chunk).copied();
+    u16::from_be_bytes(field.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_families_of_all_systems_are_read_in_both_orders() {
+        for family in [2u32, 10, 23, 24, 28, 30] {
+            for bytes in [family.to_le_bytes(), family.to_be_bytes()] {
+                for link_type in [LinkType::NULL, LinkType::LOOP] {
+                    assert_eq!(link_type.begin(&bytes, 4), Begin::At(4, Link::Ip), "{family}");
+                }
+            }
+        }
+        for other in [[0; 4], [7, 0, 0, 0], [2, 0, 0, 2], [0xff; 4]] {
+            assert_eq!(LinkType::NULL.begin(&other, 4), Begin::Unread, "{other:?}");
+        }
+        assert_eq!(LinkType::NULL.begin(&[2, 0, 0], 60), Begin::Unread, "cut off");
+    }
+
+    /// The same packet under both cooked headers.
+    fn cooked(device: u16, packet_type: u8, protocol: u16) -> [Vec<u8>; 2] {
+        let ([d0, d1], [p0, p1]) = (device.to_be_bytes(), protocol.to_be_bytes());
+        let address = [2, 3, 4, 5, 6, 7, 0, 0];
+        let sll = [&[0, packet_type, d0, d1, 0, 6][..], &address, &[p0, p1]].concat();
+        let sll2 = [&[p0, p1, 0, 0, 0, 0, 0, 9, d0, d1, packet_type, 6][..], &address].concat();
+        [sll, sll2]
+    }
+
+    fn begins(device: u16, packet_type: u8, protocol: u16, payload: u32) -> [Begin; 2] {
+        let [sll, sll2] = cooked(device, packet_type, protocol);
+        [LinkType::SLL.begin(&sll, 16 + payload), LinkType::SLL2.begin(&sll2, 20 + payload)]
+    }
+
+    #[test]
+    fn cooked_headers_of_ip_are_left_out_and_others_made_anew() {
+        for protocol in [IPV4, IPV6] {
+            let at = [16, 20].map(|bytes| Begin::At(bytes, Link::Ip));
+            assert_eq!(begins(1, 0, protocol, 40), at);
+        }
+        let header = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 3, 4, 5, 6, 7, 8, 6];
+        assert_eq!(begins(1, 1, 0x0806, 28), [16, 20].map(|at| Begin::Rebuilt(at, header)));
+        let header = [0, 0, 0, 0, 0, 0, 2, 3, 4, 5, 6, 7, 0, 38];
+        assert_eq!(begins(1, 2, 4, 38), [16, 20].map(|at| Begin::Rebuilt(at, header)));
+        for (device, protocol, payload) in
+            [(824, IPV4, 40), (803, IPV4, 40), (770, IPV6, 40), (1, 4, 1501), (280, 0xc, 16)]
+        {
+            assert_eq!(begins(device, 0, protocol, payload), [Begin::Unread; 2]);
+        }
+    }
+
+    #[test]
+    fn cooked_headers_that_are_cut_off_are_not_read() {
+        let whole = cooked(1, 0, IPV4);
+        for (link_type, whole) in [LinkType::SLL, LinkType::SLL2].into_iter().zip(&whole) {
+            let cut = &whole[..whole.len() - 1];
+            assert_eq!(link_type.begin(cut, 60), Begin::Unread);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Captures as a source: pcap and pcapng files, one after another, once or many times.
+
+mod block;
+mod capture;
+mod delivered;
+mod interface;
+mod link;
+mod reader;
+mod tally;
+mod window;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use forebay_buf::Pool;
+use forebay_rx::arrive::{Ask, Burst, Polled, Refused, SourceError};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Verify;
+use forebay_rx::{DropReason, Packet, Source};
+
+use super::pace::{Pace, Rate};
+use super::{Progress, QueueShare};
+use crate::error::{Error, Result};
+pub use capture::Capture;
+use capture::Inlet;
+pub use delivered::{DeliveredCapture, FirstFailure};
+pub use reader::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
+pub use tally::Damage;
+
+/// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
+pub const KEPT_BYTES_MAX: u64 = 256 << 20;
+
+/// Options of a replay of captures.
+#[derive(Clone, Debug)]
+pub struct ReplayPlan {
+    /// The captures, in order.
+    pub captures: Vec<Capture>,
+    /// Number of loops over all of them.
+    pub loops: u64,
+    /// Rate.
+    pub rate: Rate,
+}
+
+/// A replay of captures.
+pub struct PcapSource {
+    plan: ReplayPlan,
+    share: Option<QueueShare>,
+    verify: Verify,
+    /// Index of the next capture, over all loops.
+    next_capture: u64,
+    reader: Option<Reader>,
+    /// Capture that it reads, if that has no more at times.
+    inlet: Option<Inlet>,
+    /// True if nothing waits for what is to be read.
+    never_waits: bool,
+    /// Of the next frame.
+    number: u64,
+    pace: Pace,
+    progress: Arc<Progress>,
+    /// Bytes of the captures before the one being read.
+    bytes_before: u64,
+    /// Damaged records of the captures before the one being read.
+    damaged_before: u64,
+    /// Records of link types that are not read, of the same.
+    unread_before: BTreeMap<String, u64>,
+    /// Records of other link types that were told of.
+    unread_told: u64,
+}
+
+/// Records looked at for each frame that may be taken, so that a poll ends although all records
+/// belong to other queues.
+const LOOKS_PER_FRAME: usize = 8;
+
+impl PcapSource {
+    /// Opens the first capture. With a `share`, only frames of that queue are given. `verify` says
+    /// whether frames are summed up while they are copied.
+    ///
+    /// # Errors
+    /// When the first capture cannot be read or is none.
+    pub fn open(plan: ReplayPlan, share: Option<QueueShare>, verify: Verify) -> Result<Self> {
+        let total = plan.captures.iter().map(Capture::len_bytes).sum::<Option<u64>>();
+        let progress = Progress {
+            total: total.map(|bytes| bytes.saturating_mul(plan.loops)),
+            ..Progress::default()
+        };
+        let mut source = Self {
+            pace: Pace::new(plan.rate),
+            plan,
+            share,
+            verify,
+            next_capture: 0,
+            reader: None,
+            inlet: None,
+            never_waits: false,
+            number: 0,
+            progress: Arc::new(progress),
+            bytes_before: 0,
+            damaged_before: 0,
+            unread_before: BTreeMap::new(),
+            unread_told: 0,
+        };
+        source.open_next()?;
+        if let Some(reader) = &mut source.reader {
+            reader.begin_now()?;
+        }
+        Ok(source)
+    }
+
+    /// Has polls return while a pipe, or standard input, has nothing to be read, so that what came
+    /// before goes on meanwhile, and the run can be ended.
+    #[must_use]
+    pub fn never_waiting(mut self) -> Self {
+        self.never_waits = true;
+        self.inlet.iter().for_each(Inlet::never_wait);
+        self
+    }
+
+    /// Progress of the source: bytes of the captures, of all loops.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Opens the capture after this one; there is none after the last loop.
+    fn open_next(&mut self) -> Result<()> {
+        self.report();
+        self.inlet = None;
+        if let Some(done) = self.reader.take() {
+            self.bytes_before += done.offset();
+            self.damaged_before += done.damage().records;
+            add(&mut self.unread_before, &done);
+            done.verdict()?;
+        }
+        let captures = self.plan.captures.len() as u64;
+        if captures == 0 || self.next_capture / captures >= self.plan.loops {
+            return Ok(());
+        }
+        let index = usize::try_from(self.next_capture % captures).unwrap_or(0);
+        self.next_capture += 1;
+        self.pace.begin_pass();
+        let capture = &self.plan.captures[index];
+        self.reader = Some(match capture.open_inlet()? {
+            Some((reader, inlet)) => {
+                if self.never_waits {
+                    inlet.never_wait();
+                }
+                self.inlet = Some(inlet);
+                reader
+            }
+            None => capture.open()?,
+        });
+        Ok(())
+    }
+
+    /// Publishes how far the reader has come.
+    fn report(&mut self) {
+        let Some(reader) = &self.reader else { return };
+        self.progress.done.store(self.bytes_before + reader.offset(), Ordering::Relaxed);
+        let Damage { records, first } = reader.damage();
+        if let Some(first) = first {
+            self.progress.damaged.store(self.damaged_before + records, Ordering::Relaxed);
+            // Only the first of all is kept.
+            let _ = self.progress.first_damage.set(first.clone());
+        }
+        let unread = reader.unread_records() + self.unread_before.values().sum::<u64>();
+        if unread > self.unread_told {
+            self.unread_told = unread;
+            let mut told = self.unread_before.clone();
+            add(&mut told, reader);
+            *self.progress.unread.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        }
+    }
+
+    fn poll_records(
+        &mut self,
+        Ask { now_ns, max, may_wait, is_last }: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled> {
+        if is_last {
+            return Ok(Polled::Exhausted);
+        }
+        for _ in 0..max * LOOKS_PER_FRAME {
+            if burst.len() >= max {
+                return Ok(Polled::Ready);
+            }
+            let Some(reader) = &mut self.reader else { return Ok(Polled::Exhausted) };
+            let record = match reader.record() {
+                Ok(Some(record)) => record,
+                Ok(None) => {
+                    self.open_next()?;
+                    continue;
+                }
+                Err(Error::File { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
+                    return Ok(Polled::Idle);
+                }
+                Err(error) => return Err(error),
+            };
+            let due_ns = self.pace.due_ns(now_ns, self.number, record.timestamp_ns);
+            if due_ns > now_ns {
+                return Ok(Polled::IdleUntil { now_ns: due_ns });
+            }
+            let arrival = Arrival::of_frame(self.number);
+            let (share, packets) = (self.share.as_ref(), &mut burst.packets);
+            match take(&record, arrival, share, self.verify, pool, packets) {
+                Ok(()) => {}
+                Err(DropReason::NoBuffer) if may_wait => return Ok(Polled::Ready),
+                Err(reason) => {
+                    burst.refused.push(Refused { arrival, wire_len: record.wire_len, reason });
+                }
+            }
+            self.number += 1;
+            reader.prefetch();
+            reader.advance();
+        }
+        Ok(Polled::Ready)
+    }
+}
+
+impl Source for PcapSource {
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        let polled = self.poll_records(ask, pool, burst);
+        self.report();
+        if polled.is_err() {
+            self.reader = None;
+        }
+        Ok(polled?)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inlet.as_ref().map(Inlet::descriptor)
+    }
+}
+
+/// Adds the records of link types that are not read.
+fn add(unread: &mut BTreeMap<String, u64>, reader: &Reader) {
+    for (link_type, count) in reader.unread() {
+        *unread.entry(link_type).or_default() += count;
+    }
+}
+
+/// Brings a record into packet memory, if it is this queue's.
+fn take(
+    record: &Record<'_>,
+    arrival: Arrival,
+    share: Option<&QueueShare>,
+    verify: Verify,
+    pool: &mut Pool,
+    packets: &mut Vec<Packet>,
+) -> Result<(), DropReason> {
+    let hash = match share {
+        Some(share) => match share.claim(record.bytes, record.wire_len, record.link) {
+            Some(hash) => hash,
+            None => return Ok(()),
+        },
+        None => FlowHash::NONE,
+    };
+    let link = record.link.ok_or(DropReason::LinkType)?;
+    let (wire_len, timestamp_ns) = (record.wire_len, record.timestamp_ns);
+    let len_bytes = u32::try_from(record.bytes.len()).unwrap_or(u32::MAX);
+    let Some(frame) = pool.allocate(len_bytes) else {
+        let oversize = len_bytes > pool.largest_frame_bytes();
+        return Err(if oversize { DropReason::Oversize } else { DropReason::NoBuffer });
+    };
+    let packet = Packet::received(frame, arrival, wire_len, link);
+    packets.push(Packet { timestamp_ns, hash, ..packet });
+    // The bytes last: the frame's first line comes from the CPU that read it last, and nothing
+    // here waits for it.
+    if let Some(packet) = packets.last_mut() {
+        packet.fill(record.bytes, verify);
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! The same choice as a filter of a packet socket: classic BPF, which the kernel runs on each packet
+//! before the socket gets it. A read beyond the packet ends the filter, and the packet is not taken.
+
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
+
+use super::{Destinations, MAX_EXTENSION_HEADERS, Protocol, Take, wire};
+use crate::sys::socket_filter::FilterInstruction;
+
+/// The filter for a socket whose packets begin with `link`.
+///
+/// The kernel may have taken the outer VLAN tag out of a frame and put it beside; it counts.
+#[must_use]
+pub fn filter(take: &Take, link: Link) -> Vec<FilterInstruction> {
+    let Take::Only(destinations) = take else { return vec![WHOLE] };
+    let mut filter = Assembler::default();
+    link_header(&mut filter, link);
+    filter.place(Label::Ipv4);
+    ipv4(&mut filter);
+    filter.place(Label::Ipv6);
+    ipv6(&mut filter);
+    filter.place(Label::Segment);
+    ports(&mut filter, destinations);
+    filter.place(Label::Ours);
+    filter.push(WHOLE);
+    filter.place(Label::Pass);
+    filter.push(NONE);
+    filter.finish()
+}
+
+/// The filter that takes nothing: what came before it is still there to be read.
+#[must_use]
+pub fn nothing() -> Vec<FilterInstruction> {
+    vec![NONE]
+}
+
+/// A place in the filter that is jumped to, always forwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Label {
+    /// The VLAN tag with this number, from 0.
+    Tag(usize),
+    /// Behind the tags.
+    Network,
+    Ipv4,
+    Ipv6,
+    /// The extension header with this number, from 0.
+    Extension(usize),
+    Segment,
+    /// The ports of one protocol.
+    Ports(u8),
+    Ours,
+    Pass,
+}
+
+/// A filter that is being written. A is what is computed with, X where the program reads in the
+/// packet, `PROTOCOL` a word of memory.
+#[derive(Default)]
+struct Assembler {
+    instructions: Vec<FilterInstruction>,
+    places: Vec<(Label, usize)>,
+    jumps: Vec<(usize, Branch, Label)>,
+}
+
+/// Branch of an instruction that jumps.
+#[derive(Clone, Copy)]
+enum Branch {
+    IfSo,
+    IfNot,
+    Always,
+}
+
+// linux/bpf_common.h
+const LOAD_BYTE_AT_X: u16 = 0x50;
+const LOAD_HALF_AT_X: u16 = 0x48;
+const LOAD_BYTE: u16 = 0x30;
+const LOAD_HALF: u16 = 0x28;
+const LOAD_WORD: u16 = 0x20;
+const LOAD_MEMORY: u16 = 0x60;
+const STORE_MEMORY: u16 = 0x02;
+const SET_X: u16 = 0x01;
+const A_TO_X: u16 = 0x07;
+const X_TO_A: u16 = 0x87;
+const ADD: u16 = 0x04;
+const ADD_X: u16 = 0x0c;
+const AND: u16 = 0x54;
+const SHIFT_LEFT: u16 = 0x64;
+const SHIFT_RIGHT: u16 = 0x74;
+const JUMP: u16 = 0x05;
+const IF_EQUAL: u16 = 0x15;
+const IF_ABOVE: u16 = 0x25;
+const IF_NOT_BELOW: u16 = 0x35;
+const IF_ANY_BIT: u16 = 0x45;
+const RETURN: u16 = 0x06;
+
+/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`, linux/filter.h: 1 if the tag is beside the packet.
+const TAG_IS_BESIDE: u32 = 0xffff_f000 + 48;
+/// The word of memory that says which transport header follows.
+const PROTOCOL: u32 = 0;
+const WHOLE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
+const NONE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: 0 };
+
+/// Leaves X where the network header begins.
+fn link_header(filter: &mut Assembler, link: Link) {
+    if link == Link::Ip {
+        filter.run(SET_X, 0);
+        filter.run(LOAD_BYTE, 0);
+        filter.run(SHIFT_RIGHT, 4);
+        filter.jump_if(IF_EQUAL, 4, Label::Ipv4);
+        filter.jump_if(IF_EQUAL, 6, Label::Ipv6);
+        return filter.jump(Label::Pass);
+    }
+    filter.run(SET_X, 14);
+    filter.run(LOAD_HALF, 12);
+    for (number, (at, behind)) in [(16, 18), (20, 22)].into_iter().enumerate() {
+        for kind in wire::VLAN_TAGS {
+            filter.jump_if(IF_EQUAL, kind.into(), Label::Tag(number));
+        }
+        filter.jump(Label::Network);
+        filter.place(Label::Tag(number));
+        if number + 1 == forebay_rx::parse::MAX_VLAN_TAGS {
+            filter.run(LOAD_WORD, TAG_IS_BESIDE);
+            filter.jump_unless(IF_EQUAL, 0, Label::Pass); // that would be one too many
+        }
+        filter.run(SET_X, behind);
+        filter.run(LOAD_HALF, at);
+    }
+    filter.place(Label::Network);
+    filter.jump_if(IF_EQUAL, ETHERTYPE_IPV4.into(), Label::Ipv4);
+    filter.jump_if(IF_EQUAL, ETHERTYPE_IPV6.into(), Label::Ipv6);
+    filter.jump(Label::Pass);
+}
+
+fn ipv4(filter: &mut Assembler) {
+    filter.run(LOAD_BYTE_AT_X, 0); // version, and words of header
+    filter.run(SHIFT_RIGHT, 4);
+    filter.jump_unless(IF_EQUAL, 4, Label::Pass);
+    filter.run(LOAD_HALF_AT_X, 6);
+    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), Label::Pass);
+    filter.run(LOAD_BYTE_AT_X, 9);
+    filter.run(STORE_MEMORY, PROTOCOL);
+    filter.run(LOAD_BYTE_AT_X, 0);
+    filter.run(AND, 0x0f);
+    filter.jump_unless(IF_NOT_BELOW, 5, Label::Pass);
+    filter.run(SHIFT_LEFT, 2);
+    filter.run(ADD_X, 0);
+    filter.run(A_TO_X, 0);
+    filter.jump(Label::Segment);
+}
+
+fn ipv6(filter: &mut Assembler) {
+    filter.run(LOAD_BYTE_AT_X, 0); // version, and traffic class
+    filter.run(SHIFT_RIGHT, 4);
+    filter.jump_unless(IF_EQUAL, 6, Label::Pass);
+    filter.run(LOAD_BYTE_AT_X, 6);
+    filter.run(STORE_MEMORY, PROTOCOL);
+    filter.run(X_TO_A, 0);
+    filter.run(ADD, 40);
+    filter.run(A_TO_X, 0);
+    for number in 0..MAX_EXTENSION_HEADERS {
+        filter.run(LOAD_MEMORY, PROTOCOL);
+        for kind in wire::EXTENSION_HEADERS {
+            filter.jump_if(IF_EQUAL, kind.into(), Label::Extension(number));
+        }
+        filter.jump(Label::Segment);
+        filter.place(Label::Extension(number));
+        filter.run(LOAD_BYTE_AT_X, 0);
+        filter.run(STORE_MEMORY, PROTOCOL);
+        filter.run(LOAD_BYTE_AT_X, 1); // its length, in eights of bytes beyond the first
+        filter.run(ADD, 1);
+        filter.run(SHIFT_LEFT, 3);
+        filter.run(ADD_X, 0);
+        filter.run(A_TO_X, 0);
+    }
+}
+
+/// Compares the destination port with each range, in rising order.
+fn ports(filter: &mut Assembler, destinations: &Destinations) {
+    filter.run(LOAD_MEMORY, PROTOCOL);
+    for protocol in Protocol::ALL {
+        filter.jump_if(IF_EQUAL, protocol.number().into(), Label::Ports(protocol.number()));
+    }
+    filter.jump(Label::Pass);
+    for protocol in Protocol::ALL {
+        filter.place(Label::Ports(protocol.number()));
+        filter.run(LOAD_HALF_AT_X, 2);
+        for range in destinations.ports(protocol) {
+            filter.jump_unless(IF_NOT_BELOW, (*range.start()).into(), Label::Pass);
+            filter.jump_unless(IF_ABOVE, (*range.end()).into(), Label::Ours);
+        }
+        filter.jump(Label::Pass);
+    }
+}
+
+impl Assembler {
+    fn run(&mut self, code: u16, k: u32) {
+        self.push(FilterInstruction { code, jt: 0, jf: 0, k });
+    }
+
+    fn jump_if(&mut self, code: u16, k: u32, to: Label) {
+        self.jumps.push((self.instructions.len(), Branch::IfSo, to));
+        self.run(code, k);
+    }
+
+    fn jump_unless(&mut self, code: u16, k: u32, to: Label) {
+        self.jumps.push((self.instructions.len(), Branch::IfNot, to));
+        self.run(code, k);
+    }
+
+    fn jump(&mut self, to: Label) {
+        self.jumps.push((self.instructions.len(), Branch::Always, to));
+        self.run(JUMP, 0);
+    }
+
+    fn place(&mut self, label: Label) {
+        self.places.push((label, self.instructions.len()));
+    }
+
+    fn push(&mut self, instruction: FilterInstruction) {
+        self.instructions.push(instruction);
+    }
+
+    /// The filter, every jump as far as it goes: at most `u8::MAX`, which is why
+    /// [`super::MAX_RANGES`] is what it is.
+    fn finish(mut self) -> Vec<FilterInstruction> {
+        for (at, branch, label) in self.jumps {
+            let place = self.places.iter().find(|&&(placed, _)| placed == label);
+            let distance = place.map_or(0, |&(_, place)| place - at - 1);
+            let Some(jump) = self.instructions.get_mut(at) else { continue };
+            let short = u8::try_from(distance).unwrap_or(u8::MAX);
+            debug_assert_eq!(usize::from(short), distance, "{label:?} is too far from {at}");
+            match branch {
+                Branch::IfSo => jump.jt = short,
+                Branch::IfNot => jump.jf = short,
+                Branch::Always => jump.k = u32::from(short),
+            }
+        }
+        self.instructions
+    }
+}

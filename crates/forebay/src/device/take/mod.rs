@@ -1,0 +1,334 @@
+//! Choice of the packets of an interface that are taken; the kernel keeps the rest.
+
+mod filter; // the same as a filter of a packet socket
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
+
+use crate::error::{Error, Result};
+
+pub use filter::{filter, nothing};
+
+/// Most ranges of ports that a list comes to: the kernel's filters must be able to jump over them.
+pub const MAX_RANGES: usize = 64;
+
+/// IPv6 extension headers that are walked over: as many as RFC 8200 has in front of a segment, and
+/// no fragment header. A packet with more stays with the kernel.
+pub const MAX_EXTENSION_HEADERS: usize = 4;
+
+/// Header fields, as far as choosing needs them.
+pub(crate) mod wire {
+    /// IEEE 802.1Q, 802.1ad, and what stood for the latter before.
+    pub(crate) const VLAN_TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+    /// "More fragments", and the offset (RFC 791).
+    pub(crate) const IPV4_FRAGMENT: u16 = 0x3fff;
+    /// Hop-by-hop options, routing, destination options (RFC 8200).
+    pub(crate) const EXTENSION_HEADERS: [u8; 3] = [0, 43, 60];
+}
+
+/// Packets that are taken.
+///
+/// `all`: every frame, ARP too. A list, as in `udp:53,tcp:443,udp:1000-2000,tcp`: whole datagrams to
+/// these ports, over IPv4 or IPv6, behind up to two VLAN tags. Fragments stay with the kernel, for
+/// later ones have no ports.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Take {
+    /// Every frame.
+    #[default]
+    All,
+    /// Packets sent to these ports.
+    Only(Destinations),
+}
+
+/// Destination ports, by protocol: ranges that neither overlap nor touch, in rising order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Destinations {
+    tcp: Vec<RangeInclusive<u16>>,
+    udp: Vec<RangeInclusive<u16>>,
+}
+
+impl Destinations {
+    /// The ports that are taken of a protocol.
+    #[must_use]
+    pub fn ports(&self, protocol: Protocol) -> &[RangeInclusive<u16>] {
+        match protocol {
+            Protocol::Tcp => &self.tcp,
+            Protocol::Udp => &self.udp,
+        }
+    }
+}
+
+/// A protocol with ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Protocol {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// Its number in an IP header.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+impl Take {
+    /// True if a frame that begins with `link` is taken: what the kernel's programs do, slowly.
+    #[must_use]
+    pub fn takes(&self, frame: &[u8], link: Link) -> bool {
+        let Self::Only(destinations) = self else { return true };
+        destination_of(frame, link).is_some_and(|(protocol, port)| {
+            destinations.ports(protocol).iter().any(|range| range.contains(&port))
+        })
+    }
+}
+
+/// Destination of a frame; none when it has no ports, or is not the whole of a datagram.
+fn destination_of(frame: &[u8], link: Link) -> Option<(Protocol, u16)> {
+    let (ethertype, packet) = match link {
+        Link::Ethernet => network(frame)?,
+        Link::Ip if frame.first()? >> 4 == 4 => (ETHERTYPE_IPV4, frame),
+        Link::Ip => (ETHERTYPE_IPV6, frame),
+    };
+    let (number, segment) = match ethertype {
+        ETHERTYPE_IPV4 => ipv4(packet)?,
+        ETHERTYPE_IPV6 => ipv6(packet)?,
+        _ => return None,
+    };
+    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
+    let &[_, _, high, low] = segment.first_chunk()?;
+    Some((protocol, u16::from_be_bytes([high, low])))
+}
+
+fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
+    let mut behind = frame.get(12..)?;
+    for _ in 0..=MAX_VLAN_TAGS {
+        let (&[high, low], rest) = behind.split_first_chunk()?;
+        let ethertype = u16::from_be_bytes([high, low]);
+        if !wire::VLAN_TAGS.contains(&ethertype) {
+            return Some((ethertype, rest));
+        }
+        behind = rest.get(2..)?;
+    }
+    None
+}
+
+/// The protocol's number, and what follows the header.
+fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let header: &[u8; 20] = packet.first_chunk()?;
+    let (version, header_bytes) = (header[0] >> 4, usize::from(header[0] & 0x0f) * 4);
+    let is_fragment = u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_FRAGMENT != 0;
+    if version != 4 || header_bytes < header.len() || is_fragment {
+        return None;
+    }
+    Some((header[9], packet.get(header_bytes..)?))
+}
+
+/// The protocol's number, and what follows the extension headers.
+fn ipv6(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let (header, mut behind) = packet.split_first_chunk::<40>()?;
+    if header[0] >> 4 != 6 {
+        return None;
+    }
+    let mut number = header[6];
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        if !wire::EXTENSION_HEADERS.contains(&number) {
+            break;
+        }
+        let &[next, eights] = behind.first_chunk()?;
+        behind = behind.get((usize::from(eights) + 1) * 8..)?;
+        number = next;
+    }
+    Some((number, behind))
+}
+
+impl FromStr for Take {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text.trim() == "all" {
+            return Ok(Self::All);
+        }
+        let refused = |why| Error::Setting { what: "what is taken", value: text.to_owned(), why };
+        let mut found = Destinations::default();
+        for entry in text.split(',') {
+            let (protocol, ports) = destination(entry.trim()).map_err(refused)?;
+            match protocol {
+                Protocol::Tcp => found.tcp.push(ports),
+                Protocol::Udp => found.udp.push(ports),
+            }
+        }
+        found.tcp = joined(found.tcp);
+        found.udp = joined(found.udp);
+        let ranges = found.tcp.len() + found.udp.len();
+        if ranges > MAX_RANGES {
+            let why = format!("it has {ranges} ranges of ports and {MAX_RANGES} are the most");
+            return Err(refused(why));
+        }
+        Ok(Self::Only(found))
+    }
+}
+
+/// One entry of a list: a protocol, and its ports if not all.
+fn destination(entry: &str) -> Result<(Protocol, RangeInclusive<u16>), String> {
+    let (name, ports) = entry.split_once(':').map_or((entry, None), |(p, r)| (p, Some(r)));
+    let protocol = match name {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "" => return Err("an entry is empty; each is udp or tcp, and perhaps :PORT".to_owned()),
+        "all" => return Err("\"all\" stands alone: it takes every frame".to_owned()),
+        _ => {
+            return Err(format!(
+                "{name:?} is not a protocol with ports that is known here; each entry is udp or \
+                 tcp, and perhaps :PORT or :PORT-PORT, or the whole is `all`"
+            ));
+        }
+    };
+    let Some(ports) = ports else { return Ok((protocol, 0..=u16::MAX)) };
+    let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+    let (first, last) = (port(entry, first)?, port(entry, last)?);
+    if first > last {
+        return Err(format!(
+            "the ports of {entry:?} go from {first} down to {last}; turn them round"
+        ));
+    }
+    Ok((protocol, first..=last))
+}
+
+fn port(entry: &str, text: &str) -> Result<u16, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(port) if is_number => Ok(port),
+        _ => Err(format!("{text:?} in {entry:?} is not a port: a number from 0 to 65535")),
+    }
+}
+
+/// The same ports, in rising order, in as few ranges as can be.
+fn joined(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
+    ranges.sort_by_key(|range| *range.start());
+    let mut joined: Vec<RangeInclusive<u16>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if *range.start() <= last.end().saturating_add(1) => {
+                *last = *last.start()..=*last.end().max(range.end());
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+impl fmt::Display for Take {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Only(destinations) = self else { return f.write_str("all") };
+        let mut separator = "";
+        for protocol in Protocol::ALL {
+            for ports in destinations.ports(protocol) {
+                write!(f, "{separator}{}", protocol.name())?;
+                match (*ports.start(), *ports.end()) {
+                    (0, u16::MAX) => {}
+                    (first, last) if first == last => write!(f, ":{first}")?,
+                    (first, last) => write!(f, ":{first}-{last}")?,
+                }
+                separator = ",";
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn told(list: &str) -> String {
+        list.parse::<Take>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_list_says_the_same_in_fewest_words() {
+        for (list, same) in [
+            ("all", "all"),
+            ("udp", "udp"),
+            ("udp:53", "udp:53"),
+            (" udp:53, tcp:443 ", "tcp:443,udp:53"),
+            ("udp:1000-2000,tcp,udp:53", "tcp,udp:53,udp:1000-2000"),
+            ("udp:1-5,udp:6,udp:4-7", "udp:1-7"),
+            ("udp:7,udp", "udp"),
+            ("tcp:0-65535", "tcp"),
+            ("tcp:65535,tcp:0", "tcp:0,tcp:65535"),
+        ] {
+            assert_eq!(list.parse::<Take>().unwrap().to_string(), same, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_is_refused_with_what_is_wrong_and_where() {
+        for (list, why) in [
+            ("", "an entry is empty"),
+            ("udp:53,", "an entry is empty"),
+            ("sctp:53", "\"sctp\" is not a protocol"),
+            ("UDP:53", "\"UDP\" is not a protocol"),
+            ("53", "\"53\" is not a protocol"),
+            ("udp:", "\"\" in \"udp:\" is not a port"),
+            ("tcp:1,udp:65536", "\"65536\" in \"udp:65536\" is not a port"),
+            ("udp:+5", "\"+5\" in \"udp:+5\" is not a port"),
+            ("udp:5-", "\"\" in \"udp:5-\" is not a port"),
+            ("udp:1-2-3", "\"2-3\" in \"udp:1-2-3\" is not a port"),
+            ("udp:9-5", "\"udp:9-5\" go from 9 down to 5"),
+            ("udp,all", "\"all\" stands alone"),
+        ] {
+            assert!(told(list).contains(why), "{list}: {}", told(list));
+        }
+        let odd_ports = |count| (0..count).map(|n| format!("udp:{}", 2 * n)).collect::<Vec<_>>();
+        assert!(odd_ports(MAX_RANGES).join(",").parse::<Take>().is_ok());
+        assert!(told(&odd_ports(MAX_RANGES + 1).join(",")).contains("65 ranges of ports and 64"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_list_takes_the_ports_that_are_in_it(
+            entries in prop::collection::vec((any::<bool>(), 0..40_u16, 0..4_u16), 1..20),
+            port in 0..45_u16,
+        ) {
+            let list = entries.iter().map(|&(is_tcp, first, more)| {
+                format!("{}:{first}-{}", if is_tcp { "tcp" } else { "udp" }, first + more)
+            });
+            let take: Take = list.collect::<Vec<_>>().join(",").parse().unwrap();
+            let again: Take = take.to_string().parse().unwrap();
+            prop_assert_eq!(&take, &again);
+
+            let mut frame = [0; 42];
+            frame[12] = 0x08;
+            frame[14] = 0x45;
+            frame[36..38].copy_from_slice(&port.to_be_bytes());
+            for (number, tcp) in [(6, true), (17, false), (1, true)] {
+                frame[23] = number;
+                let is_listed = number != 1 && entries.iter().any(|&(is_tcp, first, more)| {
+                    is_tcp == tcp && (first..=first + more).contains(&port)
+                });
+                prop_assert_eq!(take.takes(&frame, Link::Ethernet), is_listed);
+            }
+        }
+    }
+}

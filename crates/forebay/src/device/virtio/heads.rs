@@ -1,0 +1,132 @@
+//! Length that is copied of a packet: its headers, or all of it.
+
+use forebay_buf::{Frame, PageFrag, Pool};
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+
+/// A cache line of a packet.
+const SHORT_HEAD_BYTES: u32 = 64;
+/// Two of them.
+const LONG_HEAD_BYTES: u32 = 2 * 64;
+
+/// So many packets in a row whose headers end in their first line, and the second is left alone.
+const SHORT_RUN: u8 = 64;
+
+const UDP: u8 = 17;
+
+/// Headers seen of late. They are a guess of what [parsing](forebay_rx::parse) will look at: where
+/// it was too short, that pulls the rest in.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Heads {
+    /// Packets in a row with short headers, as far as that is counted.
+    short_run: u8,
+}
+
+impl Heads {
+    /// Length that is copied of the next packet.
+    #[inline]
+    pub(super) fn len_bytes(self) -> u32 {
+        if self.short_run < SHORT_RUN { LONG_HEAD_BYTES } else { SHORT_HEAD_BYTES }
+    }
+
+    /// Adds a packet that begins so.
+    #[inline]
+    pub(super) fn add(&mut self, head: &[u8]) {
+        self.short_run = if is_short(head) { (self.short_run + 1).min(SHORT_RUN) } else { 0 };
+    }
+}
+
+/// Copies in the beginning of a packet, from `at` on. Lengths that are known are copied faster: those of
+/// all packets that are longer.
+#[inline(always)] // a part of what is done for every packet that is not copied as a whole
+pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {
+    if let Ok(head) = <&mut [u8; SHORT_HEAD_BYTES as usize]>::try_from(&mut *to) {
+        frag.copy_in(at, head);
+    } else if let Ok(head) = <&mut [u8; LONG_HEAD_BYTES as usize]>::try_from(&mut *to) {
+        frag.copy_in(at, head);
+    } else {
+        frag.copy_in(at, to);
+    }
+}
+
+/// A private frame with all of a small packet.
+#[inline(always)] // a frame that is passed on in memory is waited for
+pub(super) fn copied(
+    frag: &PageFrag,
+    header_bytes: u32,
+    len_bytes: u32,
+    pool: &mut Pool,
+) -> Option<Frame> {
+    let mut frame = pool.allocate(len_bytes)?;
+    frame.set_len(len_bytes);
+    match frame.room_mut().first_chunk_mut::<{ SHORT_HEAD_BYTES as usize }>() {
+        // Of packets shorter than a line a few bytes too many: a length that is known is copied faster.
+        Some(line) if len_bytes <= SHORT_HEAD_BYTES => frag.copy_in(header_bytes, line),
+        _ => frag.copy_in(header_bytes, frame.data_mut()),
+    }
+    Some(frame)
+}
+
+/// True if all headers end in the first line: those of UDP over IP, without a tag or options, do.
+#[inline]
+fn is_short(head: &[u8]) -> bool {
+    let Some(head) = head.first_chunk::<{ SHORT_HEAD_BYTES as usize }>() else { return false };
+    match u16::from_be_bytes([head[12], head[13]]) {
+        ETHERTYPE_IPV4 => head[14] == 0x45 && head[23] == UDP,
+        ETHERTYPE_IPV6 => head[20] == UDP,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter::repeat_n;
+
+    use etherparse::{PacketBuilder, PacketBuilderStep, VlanId};
+
+    use super::*;
+
+    fn of(packets: impl IntoIterator<Item = Vec<u8>>) -> u32 {
+        let mut heads = Heads::default();
+        packets.into_iter().for_each(|packet| heads.add(&packet));
+        heads.len_bytes()
+    }
+
+    fn link() -> PacketBuilderStep<etherparse::Ethernet2Header> {
+        PacketBuilder::ethernet2([1; 6], [2; 6])
+    }
+
+    fn built(step: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut packet = Vec::new();
+        step(&mut packet);
+        packet
+    }
+
+    fn udp() -> Vec<u8> {
+        built(|to| link().ipv4([1; 4], [2; 4], 9).udp(1, 2).write(to, &[0; 300]).unwrap())
+    }
+
+    fn udp_6() -> Vec<u8> {
+        built(|to| link().ipv6([1; 16], [2; 16], 9).udp(1, 2).write(to, &[0; 300]).unwrap())
+    }
+
+    fn tcp() -> Vec<u8> {
+        built(|to| link().ipv4([1; 4], [2; 4], 9).tcp(1, 2, 3, 4).write(to, &[0; 300]).unwrap())
+    }
+
+    fn tagged() -> Vec<u8> {
+        let step = || link().single_vlan(VlanId::try_new(7).unwrap()).ipv4([1; 4], [2; 4], 9);
+        built(|to| step().udp(1, 2).write(to, &[0; 300]).unwrap())
+    }
+
+    #[test]
+    fn the_second_line_is_left_alone_while_all_headers_end_in_the_first() {
+        let short = || repeat_n(udp(), 64).chain(repeat_n(udp_6(), 200));
+        assert_eq!(of([]), 128);
+        assert_eq!(of(short().take(63)), 128);
+        assert_eq!(of(short().take(64)), 64);
+        assert_eq!(of(short()), 64);
+        for long in [tcp(), tagged(), vec![0; 14], udp()[..63].to_vec()] {
+            assert_eq!(of(short().chain([long])), 128);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Waking a CPU: one wake-up per target and burst, and none for a CPU that is awake.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use forebay_buf::wake::{Sleep, SleepState};
+
+use crate::sys::Event;
+
+/// Sleeping on descriptors without an event to be woken by, a CPU looks around this often.
+const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
+
+/// Wake-up of one CPU's thread.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
+    state: SleepState,
+    /// The thread of the CPU; another one once it is lost.
+    sleeper: Mutex<Option<Thread>>,
+    /// Made when the CPU first sleeps on descriptors; none if the system has none left.
+    event: OnceLock<Option<Event>>,
+    rung: AtomicU64,
+    /// Number of these for packets of another CPU.
+    rung_for_packets: AtomicU64,
+}
+
+/// Descriptors that a CPU sleeps on, besides its bell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SleepOn {
+    /// Nothing.
+    Bell,
+    /// The descriptors of its queues.
+    Descriptors,
+}
+
+impl Bell {
+    /// Makes the calling thread the one that this bell wakes.
+    pub(super) fn belongs_to_this_thread(&self) {
+        *self.sleeper() = Some(thread::current());
+    }
+
+    /// Wakes the CPU if it sleeps. Call it after publishing what it is to find.
+    pub(super) fn ring(&self) {
+        self.wake();
+    }
+
+    /// The same for packets that another CPU has put on this one's backlog.
+    pub(super) fn ring_for_packets(&self) {
+        if self.wake() {
+            self.rung_for_packets.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the CPU slept.
+    fn wake(&self) -> bool {
+        let Some(slept) = self.state.wake() else { return false };
+        match slept {
+            Sleep::Parked => {
+                if let Some(sleeper) = &*self.sleeper() {
+                    sleeper.unpark();
+                }
+            }
+            Sleep::Polling => {
+                if let Some(event) = self.event() {
+                    event.signal();
+                }
+            }
+        }
+        self.rung.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn sleeper(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.sleeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn event(&self) -> Option<&Event> {
+        self.event.get_or_init(|| Event::new().ok()).as_ref()
+    }
+
+    /// Says that the CPU is about to sleep. It then looks for work a last time, and if there is none
+    /// [waits](Self::wait); in the end it [rises](Self::rise).
+    pub(super) fn lie_down(&self, on: SleepOn) {
+        self.state.lie_down(match on {
+            SleepOn::Bell => Sleep::Parked,
+            SleepOn::Descriptors => Sleep::Polling,
+        });
+    }
+
+    /// Sleeps until the bell rings, a descriptor is readable, or for `at_most`.
+    pub(super) fn wait(&self, at_most: Option<Duration>, descriptors: &[BorrowedFd<'_>]) {
+        if !descriptors.is_empty() {
+            match self.event() {
+                Some(event) => event.wait(descriptors, at_most),
+                None => thread::sleep(at_most.unwrap_or(UNWAKEABLE_SLEEP).min(UNWAKEABLE_SLEEP)),
+            }
+            return;
+        }
+        match at_most {
+            Some(at_most) => thread::park_timeout(at_most),
+            None => thread::park(),
+        }
+    }
+
+    /// Sleeps in virtual time: the next ring is counted and ends it.
+    pub(super) fn doze(&self) {
+        self.state.lie_down(Sleep::Parked);
+    }
+
+    /// Ends a sleep.
+    pub(super) fn rise(&self) {
+        self.state.rise();
+    }
+
+    /// True if nobody has rung since [`doze`](Self::doze).
+    pub(super) fn is_dozing(&self) -> bool {
+        self.state.is_asleep()
+    }
+
+    /// Number of times the CPU was woken.
+    pub(crate) fn rung(&self) -> u64 {
+        self.rung.load(Ordering::Relaxed)
+    }
+
+    /// Number of times it was woken for packets of another CPU.
+    pub(crate) fn rung_for_packets(&self) -> u64 {
+        self.rung_for_packets.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A sleeper and a ringer, who rings for each piece of work.
+    fn never_left_asleep(on: SleepOn) {
+        let bell = Arc::new(Bell::default());
+        let work = Arc::new(AtomicU64::new(0));
+        let (bell_of_worker, work_to_do) = (Arc::clone(&bell), Arc::clone(&work));
+        let rounds = 20_000;
+        let worker = thread::spawn(move || {
+            bell_of_worker.belongs_to_this_thread();
+            let silent = Event::new().unwrap();
+            let descriptors = match on {
+                SleepOn::Bell => vec![],
+                SleepOn::Descriptors => vec![silent.descriptor()],
+            };
+            for done in 0..rounds {
+                while work_to_do.load(Ordering::Acquire) == done {
+                    bell_of_worker.lie_down(on);
+                    if work_to_do.load(Ordering::Acquire) == done {
+                        bell_of_worker.wait(None, &descriptors);
+                    }
+                    bell_of_worker.rise();
+                }
+            }
+        });
+        for _ in 0..rounds {
+            work.fetch_add(1, Ordering::Release);
+            bell.ring();
+            if work.load(Ordering::Relaxed).is_multiple_of(64) {
+                thread::yield_now();
+            }
+        }
+        worker.join().unwrap();
+        assert!(bell.rung() <= rounds);
+    }
+
+    #[test]
+    fn a_sleeper_is_never_left_asleep_with_work() {
+        never_left_asleep(SleepOn::Bell);
+    }
+
+    #[test]
+    fn a_sleeper_on_descriptors_is_never_left_asleep_with_work() {
+        never_left_asleep(SleepOn::Descriptors);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_readable_ends_a_sleep() {
+        let (bell, other) = (Bell::default(), Event::new().unwrap());
+        other.signal();
+        bell.lie_down(SleepOn::Descriptors);
+        bell.wait(None, &[other.descriptor()]);
+        bell.rise();
+        assert_eq!(bell.rung(), 0);
+    }
+}

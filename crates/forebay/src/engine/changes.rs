@@ -1,0 +1,443 @@
+//! Live changes on their way to the threads: checked, made ready and numbered, in one order for all.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwapOption;
+use forebay_rx::backlog::{BACKLOG_CAPACITY_MAX, capacity_for};
+use forebay_rx::hash::Hasher;
+use forebay_rx::steer::{FlowTables, RPS_FLOW_CNT, SockFlowTable};
+use forebay_rx::{CpuId, RxQueue};
+
+use super::config::Config;
+use super::limits::{BURST_MAX, DEFER_MAX};
+use super::log::{Cursor, Writer};
+use super::question::Question;
+use super::reclaim::{Reclaimer, Retired};
+use super::settings::Settings;
+use crate::control::{Change, CoalesceChange, CpuList, Errno, Queues, Refused, Script, Written};
+use crate::error::Error;
+use crate::sys;
+use crate::trace::Trace;
+
+/// Entries that may wait for a thread to come to them, before more are refused.
+pub const CHANGES_MAX: usize = 4096;
+
+/// Entries that may wait for a thread before questions are no longer asked.
+const QUESTIONS_MAX: usize = 256;
+
+/// Memory of a place in a backlog: a packet, and its note in a trace.
+const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
+
+/// Entry of the log.
+#[derive(Clone, Debug)]
+pub(super) enum Entry {
+    /// Something changes.
+    Change(Arc<Made>),
+    /// Somebody asks.
+    Ask(Arc<Question>),
+}
+
+/// A change that was made: it only has to be applied.
+#[derive(Debug)]
+pub(super) struct Made {
+    /// The epoch that begins with it.
+    pub(super) epoch: u32,
+    /// Change; `None` if the script's cannot be made.
+    pub(super) change: Option<Change>,
+    /// Tables made for it.
+    pub(super) parts: Parts,
+    /// Note of it in a trace: each knob whose value in force is another now, and that value as it
+    /// is read back.
+    pub(super) rows: Vec<(String, String)>,
+    /// True if the script made it, rather than somebody who watches.
+    pub(super) is_scripted: bool,
+}
+
+/// Tables made for a change, where it was asked for.
+#[derive(Debug)]
+pub(super) enum Parts {
+    /// Nothing.
+    None,
+    /// The table that applications record in already.
+    SockFlows(Option<Arc<SockFlowTable>>),
+    /// An empty flow table for each queue that is to have one.
+    FlowTables(ByQueue),
+    /// The hash under its new key, and an empty flow table for each queue.
+    Hasher(Arc<Hasher>, ByQueue),
+}
+
+/// Flow tables, made where they were asked for, each for one queue to take.
+#[derive(Debug)]
+pub(super) struct ByQueue(Vec<Mutex<Option<FlowTables>>>);
+
+impl ByQueue {
+    /// A table of so many slots for each queue; none for those of which `None` is said.
+    fn new(rps_flow_cnts: impl Iterator<Item = Option<u32>>) -> Self {
+        Self(rps_flow_cnts.map(|count| Mutex::new(count.map(FlowTables::new))).collect())
+    }
+
+    /// Takes that of a queue. Nobody else asks for it, so nobody is waited for.
+    pub(super) fn take(&self, queue: RxQueue) -> Option<FlowTables> {
+        let table = self.0.get(usize::from(queue.0))?;
+        table.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// A thread's place in the log.
+pub(super) type Follower = Cursor<Entry>;
+
+/// The writing end: behind a lock, for whoever changes something.
+#[derive(Debug)]
+pub(super) struct Changes {
+    log: Writer<Entry>,
+    /// The number of changes so far.
+    epoch: u32,
+    /// Number of them that the script made.
+    scripted: usize,
+    settings: Settings,
+    hasher: Arc<Hasher>,
+    sock_flows: Arc<ArcSwapOption<SockFlowTable>>,
+    /// The CPUs that the engine has, and one more than the highest.
+    cpus: CpuList,
+    cpu_count: u16,
+    devices: usize,
+    trace: Option<Arc<Trace>>,
+    /// Packets of a backlog that memory was made for, and changes of the script that could not be.
+    backlog_made: u32,
+    refused: Vec<Error>,
+    reclaimer: Arc<Reclaimer>,
+}
+
+impl Changes {
+    pub(super) fn new(config: &Config, queues: usize, reclaimer: Arc<Reclaimer>) -> Self {
+        let cpu_count = config.cpu_count();
+        let entries = config.rps_sock_flow_entries;
+        let sock_flows = (entries > 0).then(|| Arc::new(SockFlowTable::new(entries, cpu_count)));
+        Self {
+            log: Writer::default(),
+            epoch: 0,
+            scripted: 0,
+            settings: Settings::of(config, queues),
+            hasher: Arc::clone(&config.hasher),
+            sock_flows: Arc::new(ArcSwapOption::new(sock_flows)),
+            cpus: config.cpus.clone(),
+            cpu_count: u16::try_from(cpu_count).unwrap_or(u16::MAX),
+            devices: config.devices.len(),
+            trace: config.trace.clone(),
+            backlog_made: config.backlog_capacity(),
+            refused: Vec::new(),
+            reclaimer,
+        }
+    }
+
+    /// Takes what is to be told of changes that the script asked for and that could not be.
+    pub(super) fn take_refused(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// A follower of all changes from now on.
+    pub(super) fn follower(&self) -> Follower {
+        self.log.cursor()
+    }
+
+    /// Settings now.
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Hash function of flows.
+    pub(super) fn hasher(&self) -> &Arc<Hasher> {
+        &self.hasher
+    }
+
+    /// Table in which applications record the CPU that they run on.
+    pub(super) fn sock_flows(&self) -> &Arc<ArcSwapOption<SockFlowTable>> {
+        &self.sock_flows
+    }
+
+    /// The CPUs of a list that packets can go to now.
+    pub(super) fn in_force(&self, cpus: &CpuList) -> CpuList {
+        cpus.split_by(&self.settings.cpus).0
+    }
+
+    /// Makes the next changes of the script until `count` of them are made. Returns whether there
+    /// were any to make.
+    pub(super) fn make_scripted(&mut self, script: &Script, count: usize) -> bool {
+        let due = script.changes().iter().take(count).skip(self.scripted);
+        let due: Vec<_> = due.map(|scripted| scripted.change.clone()).collect();
+        self.scripted += due.len();
+        for change in &due {
+            let made = self.make(change).map_err(|refused| {
+                let (what, value) = (change.knob(), change.value(self.cpu_count));
+                self.refused.push(Error::Setting { what, value, why: refused.to_string() });
+            });
+            self.append(made.ok(), true);
+        }
+        !due.is_empty()
+    }
+
+    /// Makes a change, for all threads to follow, and says what of it is in force.
+    pub(super) fn change(&mut self, change: &Change) -> Result<Written, Refused> {
+        if self.log.pending() >= CHANGES_MAX {
+            return Err(Refused::new(
+                Errno::Busy,
+                format!("the engine has not come to the last {CHANGES_MAX} changes yet"),
+            ));
+        }
+        let made = self.make(change)?;
+        self.append(Some(made), false);
+        Ok(self.written(change))
+    }
+
+    /// Asks all queues, unless they have not come to what was asked before.
+    pub(super) fn ask(&mut self, question: Question) {
+        if self.log.pending() < QUESTIONS_MAX {
+            self.log.append(Entry::Ask(Arc::new(question)));
+        }
+    }
+
+    /// Objection to a change as things stand, if any.
+    pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
+        let invalid = |why: String| Err(Refused::new(Errno::Inval, why));
+        match change {
+            Change::RpsCpus(queues, _) | Change::RpsFlowCnt(queues, _)
+                if !self.settings.has(*queues) =>
+            {
+                let count = self.settings.queues.len();
+                return Err(Refused::new(Errno::NoEnt, format!("there are {count} queues")));
+            }
+            Change::RfsDesired { cpu, .. }
+            | Change::Online(cpu, _)
+            | Change::Pause(cpu)
+            | Change::Resume(cpu)
+            | Change::Kill(cpu)
+                if !self.cpus.contains(*cpu) =>
+            {
+                return invalid(format!(
+                    "CPU {cpu} is not among those of the engine, {}",
+                    self.cpus
+                ));
+            }
+            Change::HashKey(key) => {
+                if let Err(wrong) = self.hasher.rekeyed(key) {
+                    return invalid(wrong.to_string());
+                }
+            }
+            _ => {}
+        }
+        match self.running_after(change) {
+            Some(cpus) if cpus.is_empty() => {
+                let why = "no CPU would be left to run: the last one stays";
+                Err(Refused::new(Errno::Busy, why))
+            }
+            _ => self.check_memory(change),
+        }
+    }
+
+    /// The CPUs that run after a change of them.
+    fn running_after(&self, change: &Change) -> Option<CpuList> {
+        match change {
+            Change::Cpus(cpus) => Some(cpus.split_by(&self.cpus).0),
+            Change::Online(cpu, runs) => Some(self.settings.cpus.with(*cpu, *runs)),
+            _ => None,
+        }
+    }
+
+    /// Tables are made for good or not at all.
+    fn check_memory(&self, change: &Change) -> Result<(), Refused> {
+        let slots = |slots: u32| u64::from(slots).next_power_of_two();
+        let need_bytes = match change {
+            Change::RpsFlowCnt(queues, count) => {
+                let queues = if *queues == Queues::All { self.settings.queues.len() } else { 1 };
+                let count = if *count > 0 { *count } else { RPS_FLOW_CNT };
+                slots(count) * FlowTables::SLOT_BYTES as u64 * queues as u64
+            }
+            Change::HashKey(_) => {
+                let all = self.settings.queues.iter();
+                all.map(|queue| slots(queue.rps_flow_cnt)).sum::<u64>()
+                    * FlowTables::SLOT_BYTES as u64
+            }
+            Change::RpsSockFlowEntries(entries) => {
+                slots(*entries) * SockFlowTable::ENTRY_BYTES as u64
+            }
+            Change::NetdevMaxBacklog(packets) => {
+                let rings = self.settings.queues.len() * self.cpus.cpus().len();
+                u64::from(capacity_for(*packets)) * BACKLOG_PLACE_BYTES * rings as u64
+            }
+            Change::FlowLimitTableLen(len) => u64::from(*len) * self.settings.queues.len() as u64,
+            _ => return Ok(()),
+        };
+        let probe = usize::try_from(need_bytes).ok();
+        let is_given = probe.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+        match sys::available_memory_bytes() {
+            Some(have_bytes) if need_bytes > have_bytes => {
+                let why = format!("that takes {need_bytes} bytes, and {have_bytes} can be had");
+                Err(Refused::new(Errno::NoMem, why))
+            }
+            _ if is_given => Ok(()),
+            _ => Err(Refused::new(Errno::NoMem, format!("that takes {need_bytes} bytes"))),
+        }
+    }
+
+    /// Makes what a change takes. What it says of a CPU that runs becomes what it says of all.
+    fn make(&mut self, change: &Change) -> Result<(Change, Parts), Refused> {
+        self.check(change)?;
+        let change = self.running_after(change).map_or_else(|| change.clone(), Change::Cpus);
+        let parts = match &change {
+            Change::RpsSockFlowEntries(entries) => Parts::SockFlows(self.replace_table(*entries)),
+            Change::RfsDesired { flow, cpu } => {
+                if let Some(table) = &*self.sock_flows.load() {
+                    table.record(*flow, *cpu);
+                }
+                Parts::None
+            }
+            Change::HashKey(key) => {
+                if let Ok(hasher) = self.hasher.rekeyed(key) {
+                    self.hasher = Arc::new(hasher);
+                }
+                let settings = self.settings.queues.iter();
+                let alike = ByQueue::new(settings.map(|queue| Some(queue.rps_flow_cnt)));
+                self.reclaimer.start();
+                Parts::Hasher(Arc::clone(&self.hasher), alike)
+            }
+            Change::RpsFlowCnt(queues, count) => {
+                let all = (0..).map(RxQueue).take(self.settings.queues.len());
+                self.reclaimer.start();
+                Parts::FlowTables(ByQueue::new(
+                    all.map(|queue| queues.contain(queue).then_some(*count)),
+                ))
+            }
+            _ => Parts::None,
+        };
+        Ok((change, parts))
+    }
+
+    /// Applications record in the new table first, so that nothing newer is carried over.
+    fn replace_table(&self, entries: u32) -> Option<Arc<SockFlowTable>> {
+        let table = || Arc::new(SockFlowTable::new(entries, self.cpu_count.into()));
+        let table = (entries > 0).then(table);
+        let old = self.sock_flows.swap(table.clone());
+        if let (Some(table), Some(old)) = (&table, &old) {
+            table.carry_over(old);
+        }
+        if let Some(old) = old {
+            self.reclaimer.start();
+            self.reclaimer.take(Retired::SockFlows(old));
+        }
+        table
+    }
+
+    fn append(&mut self, made: Option<(Change, Parts)>, is_scripted: bool) {
+        self.epoch += 1;
+        let (change, parts) = made.unzip();
+        if let Some(change) = &change {
+            self.settings.apply(change);
+        }
+        let rows = change.as_ref().map(|change| self.rows(change)).unwrap_or_default();
+        let parts = parts.unwrap_or(Parts::None);
+        let made = Made { epoch: self.epoch, change, parts, rows, is_scripted };
+        self.log.append(Entry::Change(Arc::new(made)));
+    }
+
+    /// Names and values that a change is written down as. Masks change with the CPUs that run.
+    fn rows(&self, change: &Change) -> Vec<(String, String)> {
+        let mut rows = vec![(change.what(), self.value_of(change))];
+        if let Change::Cpus(_) = change {
+            let queues = &self.settings.queues;
+            let masks = queues.iter().map(|queue| &queue.rps_cpus);
+            let is_one = masks.clone().all(|mask| Some(mask) == masks.clone().next());
+            let masks = (0..).zip(masks).map(|(queue, mask)| {
+                let queues = if is_one { Queues::All } else { Queues::One(RxQueue(queue)) };
+                Change::RpsCpus(queues, mask.clone())
+            });
+            let masks = masks.take(if is_one { 1 } else { queues.len() });
+            rows.extend(masks.map(|mask| (mask.what(), self.value_of(&mask))));
+        }
+        rows
+    }
+
+    /// A change's value as it is in force. No mask is no limit: packets go where the queue is polled
+    /// or an application runs.
+    fn value_of(&self, change: &Change) -> String {
+        match change {
+            Change::RpsCpus(_, cpus) => {
+                let in_force = self.in_force(cpus);
+                let cpus = if in_force.is_empty() { &self.cpus } else { &in_force };
+                cpus.to_mask(self.cpu_count)
+            }
+            Change::FlowLimitCpuBitmap(cpus) => self.in_force(cpus).to_mask(self.cpu_count),
+            Change::RfsDesired { flow, cpu } => match &self.trace {
+                Some(trace) => format!("{}:{cpu}", trace.flow_number(*flow)),
+                None => change.value(self.cpu_count),
+            },
+            _ => change.value(self.cpu_count),
+        }
+    }
+
+    /// True if some queue follows applications to a CPU.
+    fn is_followed(&self, cpu: CpuId) -> bool {
+        self.settings.cpus.contains(cpu)
+            && self.settings.queues.iter().any(|queue| {
+                let mask = self.in_force(&queue.rps_cpus);
+                queue.rps_flow_cnt > 0 && (mask.is_empty() || mask.contains(cpu))
+            })
+    }
+
+    /// Part of a change that is in force, where that is not all of it.
+    fn written(&self, change: &Change) -> Written {
+        let ignored = change.cpus().map_or_else(CpuList::default, |cpus| match change {
+            Change::RpsCpus(..) => cpus.split_by(&self.settings.cpus).1,
+            _ => cpus.split_by(&self.cpus).1,
+        });
+        let at_most = |asked: u32, most: u32, why: &str| {
+            if asked > most { format!("{most}: {why}") } else { String::new() }
+        };
+        let in_effect = match change {
+            Change::RpsCpus(_, cpus) if self.in_force(cpus).is_empty() => {
+                "RPS is off: no CPU of the mask runs".to_owned()
+            }
+            Change::NetdevMaxBacklog(packets) if *packets >= BACKLOG_CAPACITY_MAX => {
+                at_most(*packets, BACKLOG_CAPACITY_MAX - 1, "no ring is larger")
+            }
+            Change::NetdevMaxBacklog(packets) if *packets >= self.backlog_made => format!(
+                "{packets}, as far as there is packet memory, which was made for {}: what finds none \
+                 is dropped as no_buffer; begin the run with a larger one",
+                self.backlog_made
+            ),
+            Change::DevWeight(frames) => {
+                at_most(*frames, BURST_MAX, "no more frames are taken from a queue at once")
+            }
+            Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in lots"),
+            Change::RfsDesired { .. } | Change::RpsFlowCnt(_, 1..)
+                if self.settings.rps_sock_flow_entries == 0 =>
+            {
+                "RFS is off: rps_sock_flow_entries is 0".to_owned()
+            }
+            Change::RfsDesired { cpu, .. } if !self.is_followed(*cpu) => {
+                format!("no queue follows to CPU {cpu}: it is not in rps_cpus, or does not run")
+            }
+            Change::RpsDefaultMask(_) => "for queues that are made later, of which there are none \
+                                          in this run"
+                .to_owned(),
+            Change::Coalesce(CoalesceChange::NapiDeferHardIrqs(1..))
+                if self.settings.coalesce.config.gro_flush_timeout_ns == 0 =>
+            {
+                "once gro_flush_timeout is not 0".to_owned()
+            }
+            Change::Coalesce(change)
+                if !self.settings.coalesce.is_on
+                    && !matches!(change, CoalesceChange::Mode(_))
+                    && !self.settings.coalesce.is_deferral(*change) =>
+            {
+                "once coalesce is gro or lro".to_owned()
+            }
+            Change::Coalesce(
+                CoalesceChange::Mtu(_)
+                | CoalesceChange::GroFlushTimeout(_)
+                | CoalesceChange::NapiDeferHardIrqs(_),
+            ) if self.devices > 1 => "for all devices of the run, which share it".to_owned(),
+            _ => String::new(),
+        };
+        Written { in_effect, ignored, len_bytes: 0 }
+    }
+}

@@ -1,0 +1,188 @@
+//! Configuration of an engine.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_rx::CpuId;
+use forebay_rx::backlog::{NETDEV_MAX_BACKLOG, capacity_for};
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::intake::DEV_WEIGHT;
+use forebay_rx::parse::Verify;
+use forebay_rx::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy};
+
+use super::devices::DeviceQueues;
+use super::idle::SPIN_MAX_NS;
+use super::limits::Limits;
+use crate::control::{Change, Coalesce, CpuList, Machine, Script};
+use crate::sys;
+use crate::topology::{SYSFS, Topology};
+use crate::trace::{IntakeTrace, Trace};
+
+/// Frames that a CPU has for packets that its handler makes, behind live devices.
+pub const SPARE_FRAMES: u32 = 256;
+
+/// Configuration of an engine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The CPUs it runs on, one thread each. The first ones poll the queues.
+    pub cpus: CpuList,
+    /// The devices whose queues the sources are, in the order of the sources. None named: all are of
+    /// one, which is called `replay` in the tree of knobs.
+    pub devices: Vec<DeviceQueues>,
+    /// The CPUs that packets go to: `rps_cpus` of every queue.
+    pub rps_cpus: CpuList,
+    /// Hash function of flows.
+    pub hasher: Arc<Hasher>,
+    /// Checksum verification.
+    pub verify: Verify,
+    /// Coalescing at first; `None`: off.
+    pub coalesce: Coalesce,
+    /// Slots of each queue's flow table; 0 turns RFS off.
+    pub rps_flow_cnt: u32,
+    /// Entries of the table in which applications record where they run; 0 turns RFS off.
+    pub rps_sock_flow_entries: u32,
+    /// Budgets of a CPU's turn.
+    pub limits: Limits,
+    /// When a held move begins.
+    pub move_after: MoveAfter,
+    /// Packets of a queue that may be held at once.
+    pub hold_max: u32,
+    /// When packets leave the polling CPU.
+    pub spread: SpreadPolicy,
+    /// Packets that a backlog takes.
+    pub netdev_max_backlog: u32,
+    /// Packets that a CPU takes in hand at once.
+    pub batch_max: u32,
+    /// First value of all head and tail counters.
+    pub start_counters: u32,
+    /// Scripted changes during the run.
+    pub script: Script,
+    /// Flows that the [outcome](super::Outcome::explained) tells of.
+    pub explain: Vec<FlowHash>,
+    /// Effect of a full backlog on the source.
+    pub when_full: WhenFull,
+    /// Longest time for which a CPU looks for work before it sleeps.
+    pub spin_max_ns: u64,
+    /// Frames of each CPU's own, for packets that its handler makes.
+    pub spare_frames: u32,
+    /// Frames of each queue that applications may keep, besides those that are under way.
+    pub kept_frames: u32,
+    /// Threads beside the engine's that make packets: each gets as many spare frames.
+    pub senders: u16,
+    /// Frames of the smallest kind for each CPU, that datagrams of slow readers are moved to.
+    pub small_frames: u32,
+    /// Recorder of the run's trace.
+    pub trace: Option<Arc<Trace>>,
+}
+
+/// Effect of a full backlog.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WhenFull {
+    /// The source waits: a capture has time. Not while a CPU is paused.
+    #[default]
+    Wait,
+    /// Packets are dropped: a device does not wait.
+    Drop,
+}
+
+impl Config {
+    /// The defaults, on these CPUs.
+    #[must_use]
+    pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
+        Self {
+            devices: Vec::new(),
+            rps_cpus: cpus.clone(),
+            cpus,
+            hasher,
+            verify: Verify::Checksums,
+            coalesce: Coalesce::default(),
+            rps_flow_cnt: RPS_FLOW_CNT,
+            rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
+            limits: Limits {
+                netdev_budget_usecs: Machine::here().netdev_budget_usecs_min(),
+                ..Limits::default()
+            },
+            move_after: MoveAfter::default(),
+            hold_max: HOLD_MAX,
+            spread: SpreadPolicy::default(),
+            netdev_max_backlog: NETDEV_MAX_BACKLOG,
+            batch_max: u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX),
+            start_counters: 0,
+            script: Script::default(),
+            explain: Vec::new(),
+            when_full: WhenFull::default(),
+            spin_max_ns: SPIN_MAX_NS,
+            spare_frames: 0,
+            kept_frames: 0,
+            senders: 0,
+            small_frames: 0,
+            trace: None,
+        }
+    }
+
+    /// For live devices: on all CPUs that this process may use, packets to those near the ones that
+    /// poll, flows hashed under a key that is drawn, and a full backlog drops.
+    #[must_use]
+    pub fn live() -> Self {
+        let cpus = CpuList::new(sys::allowed_cpus());
+        let hasher = Arc::new(Hasher::keyed(&sys::random_key(), false));
+        let topology = Topology::read(Path::new(SYSFS), &cpus);
+        let rps_cpus = topology.near_polling(1, &cpus);
+        Self {
+            rps_cpus,
+            when_full: WhenFull::Drop,
+            spare_frames: SPARE_FRAMES,
+            ..Self::new(cpus, hasher)
+        }
+    }
+
+    /// True if packets are ever coalesced like that during the run.
+    #[must_use]
+    pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
+        let mut coalesce = self.coalesce;
+        let changes = self.script.changes().iter();
+        let after = changes.filter_map(|scripted| match scripted.change {
+            Change::Coalesce(change) => Some(change),
+            _ => None,
+        });
+        like(&coalesce)
+            || after.into_iter().any(|change| {
+                coalesce = coalesce.after(change);
+                like(&coalesce)
+            })
+    }
+
+    /// The same with a secret that nobody outside can guess.
+    pub(super) fn keyed(&self) -> Self {
+        let mut keyed = self.clone();
+        let seed = sys::random_key().first_chunk().copied().map_or(0, u64::from_ne_bytes);
+        keyed.coalesce.config.seed = seed;
+        keyed
+    }
+
+    /// The CPU that polls a queue at first: they take turns.
+    pub(super) fn polls(&self, queue: usize) -> CpuId {
+        let cpus = self.cpus.cpus();
+        cpus[queue % cpus.len()]
+    }
+
+    /// Recorder of one queue's or CPU's part of the trace.
+    pub(super) fn intake_trace(&self) -> Option<IntakeTrace> {
+        let trace = Arc::clone(self.trace.as_ref()?);
+        Some(IntakeTrace::new(trace, Arc::clone(&self.hasher), self.verify))
+    }
+
+    /// One more than the highest CPU.
+    pub(super) fn cpu_count(&self) -> usize {
+        self.cpus.cpus().last().map_or(0, |cpu| cpu.index() + 1)
+    }
+
+    /// Slots of each backlog ring: room for the largest limit of the run.
+    pub(super) fn backlog_capacity(&self) -> u32 {
+        let limits = self.script.changes().iter().map(|change| match change.change {
+            Change::NetdevMaxBacklog(limit) => limit,
+            _ => 0,
+        });
+        capacity_for(limits.fold(self.netdev_max_backlog, u32::max))
+    }
+}

@@ -1,0 +1,181 @@
+//! One CPU's loop: turns while there is work, sleeps while there is none.
+//!
+//! By default a thread of the engine's goes round in it until the run ends. An application can do
+//! that itself: its thread, which reads what comes to its CPU, turns that CPU's delivery whenever it
+//! has nothing to read, as `sk_busy_loop` does in the kernel. So a packet is taken in, delivered and
+//! answered without another thread being woken.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_rx::arrive::Waker;
+use forebay_rx::{CpuId, Handler};
+
+use super::bell::SleepOn;
+use super::idle::{Deferral, Idle};
+use super::queue::Activity;
+use super::shared::Shared;
+use super::worker::{Life, Worker};
+use crate::sys;
+
+/// Longest sleep of a CPU while its queues wait for other CPUs, which do not wake it.
+const BLOCKED_SLEEP_NS: u64 = 50_000;
+
+/// A CPU of a running engine, in the hands of the thread that turns it.
+///
+/// The CPU delivers nothing while its thread does something else.
+pub struct CpuThread<H: Handler> {
+    pub(super) worker: Worker<H>,
+    shared: Arc<Shared>,
+    idle: Idle,
+    deferral: Deferral,
+    /// When the next turn begins, or the last pause began.
+    turn_ns: u64,
+    /// Nothing will ever come again, or this thread is to end.
+    is_over: bool,
+}
+
+thread_local! {
+    static IS_CPU: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True if the calling thread turns a CPU of an engine: then what it waits for would not come.
+pub(crate) fn is_cpu() -> bool {
+    IS_CPU.get()
+}
+
+impl<H: Handler> CpuThread<H> {
+    pub(super) fn new(worker: Worker<H>) -> Self {
+        let shared = Arc::clone(&worker.shared);
+        let idle = Idle::new(shared.spin_max_ns);
+        let deferral = Deferral::default();
+        Self { worker, shared, idle, deferral, turn_ns: 0, is_over: false }
+    }
+
+    /// Makes the calling thread this CPU's, and waits until all CPUs are ready.
+    pub(super) fn begin(&mut self) {
+        // A CPU that does not exist here, or may not be used, is a thread that goes where it is put.
+        let _ = sys::pin_to(self.worker.cpu);
+        sys::make_timers_precise();
+        sys::ask_to_be_woken_promptly();
+        IS_CPU.set(true);
+        self.shared.bell(self.worker.index).belongs_to_this_thread();
+        self.shared.ready_to_start();
+        self.turn_ns = self.shared.clock.now_ns();
+    }
+
+    /// The CPU of this thread.
+    #[must_use]
+    pub fn cpu(&self) -> CpuId {
+        self.worker.cpu
+    }
+
+    /// Handler of this CPU.
+    #[must_use]
+    pub fn handler(&mut self) -> &mut H {
+        &mut self.worker.handler
+    }
+
+    /// Handle that wakes it when it sleeps in [`turn_until`](Self::turn_until): from any thread, cheap
+    /// while it is awake.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        let (shared, index) = (Arc::clone(&self.shared), self.worker.index);
+        Arc::new(move || shared.bell(index).ring())
+    }
+
+    /// Turns it until `is_ready` says so, and then returns true; false once nothing will ever come
+    /// again. Sleeps while there is nothing to do: `is_ready` is asked right before, and whatever
+    /// makes it true calls the [waker](Self::waker) then, unless this CPU's own turns do.
+    pub fn turn_until(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
+        while !self.is_over {
+            let activity = self.turn();
+            if is_ready() {
+                return true;
+            }
+            if !self.is_over && !matches!(activity, Activity::Worked(_)) {
+                self.pause(activity, &mut is_ready);
+            }
+        }
+        false
+    }
+
+    /// Turns it once, and returns false once nothing will ever come again. Never sleeps.
+    pub fn turn_once(&mut self) -> bool {
+        if !self.is_over {
+            self.turn();
+        }
+        !self.is_over
+    }
+
+    /// Turns it until the run ends.
+    pub fn turn_to_the_end(&mut self) {
+        self.turn_until(|| false);
+    }
+
+    fn turn(&mut self) -> Activity {
+        if self.shared.is_aborted() {
+            self.is_over = true;
+            return Activity::Ended;
+        }
+        let activity = self.worker.turn(self.turn_ns);
+        if self.worker.life == Life::Dead {
+            self.is_over = true;
+            return activity;
+        }
+        let now_ns = self.shared.clock.now_ns();
+        if let Activity::Worked(_) = activity {
+            self.shared.add_busy(self.worker.index, now_ns - self.turn_ns);
+            self.idle.worked(self.turn_ns);
+            self.deferral.worked();
+        } else {
+            self.is_over = self.worker.has_ended();
+        }
+        self.turn_ns = now_ns;
+        activity
+    }
+
+    /// Nothing was found: looks on, or sleeps.
+    fn pause(&mut self, activity: Activity, is_ready: &mut impl FnMut() -> bool) {
+        let now_ns = self.turn_ns;
+        self.idle.look(now_ns, sys::preemptions);
+        if self.idle.should_sleep(now_ns, activity == Activity::Blocked) {
+            self.sleep(activity, is_ready);
+        } else {
+            std::hint::spin_loop();
+        }
+        self.turn_ns = self.shared.clock.now_ns();
+    }
+
+    fn sleep(&mut self, activity: Activity, is_ready: &mut impl FnMut() -> bool) {
+        let until_ns = match activity {
+            Activity::Worked(_) => return,
+            Activity::Blocked => Some(self.turn_ns.saturating_add(BLOCKED_SLEEP_NS)),
+            Activity::IdleUntil(due_ns) => due_ns,
+            Activity::Ended => None,
+        };
+        let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
+        let is_polling = !self.worker.descriptors().is_empty();
+        let deferred = match activity {
+            Activity::IdleUntil(_) if is_polling => self.deferral.next_ns(&self.worker.coalesce),
+            _ => None,
+        };
+        let on_descriptors = is_polling && deferred.is_none();
+        let at_most = due.into_iter().chain(deferred).min().map(Duration::from_nanos);
+        let bell = self.shared.bell(self.worker.index);
+        bell.lie_down(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
+        if !self.worker.has_business() && !is_ready() {
+            let descriptors = if on_descriptors { self.worker.descriptors() } else { Vec::new() };
+            bell.wait(at_most, &descriptors);
+        }
+        bell.rise();
+    }
+}
+
+impl<H: Handler> fmt::Debug for CpuThread<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuThread(CPU {})", self.worker.cpu)
+    }
+}

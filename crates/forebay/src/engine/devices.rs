@@ -1,0 +1,226 @@
+//! Devices of an engine's queues. Outside, queues are counted for each device; inside, through
+//! all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_rx::RxQueue;
+
+use crate::device::{Device, RxBuffers};
+use crate::error::{Error, Result};
+use crate::sys::interface::{NAME_BYTES_MAX, is_interface_name};
+
+/// Name of a device that nobody has named.
+const UNNAMED: &str = "replay";
+
+/// A device, as far as its name and its queues go.
+#[derive(Clone, Debug)]
+pub struct DeviceQueues {
+    /// The interface's name, or one that an interface can have.
+    pub name: String,
+    /// Number of its rx queues that are polled, at least one.
+    pub queues: u16,
+    /// Receive buffers of each of them; none of a device that is not virtio.
+    pub rx_buffers: Vec<Arc<RxBuffers>>,
+}
+
+impl DeviceQueues {
+    /// A device whose buffers nobody asks about.
+    #[must_use]
+    pub fn new(name: impl Into<String>, queues: u16) -> Self {
+        Self { name: name.into(), queues, rx_buffers: Vec::new() }
+    }
+
+    /// Queues of open devices whose sources nobody has taken. A device that is no interface is called
+    /// by the last part of its path, with a number behind it if another one is called so.
+    #[must_use]
+    pub fn of<'a>(devices: &'a [Device]) -> Vec<Self> {
+        let interfaces = devices.iter().filter(|device| device.via.is_interface());
+        let mut taken: BTreeSet<_> = interfaces.map(|device| device.name.clone()).collect();
+        let mut of_paths = BTreeMap::new();
+        let of = |device: &'a Device| {
+            let name = &*device.name;
+            let name = if device.via.is_interface() {
+                name.to_owned()
+            } else {
+                // One that is opened twice has one name, and is found out by that.
+                of_paths.entry(name).or_insert_with(|| name_of_path(name, &mut taken)).clone()
+            };
+            let queues = u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
+            Self { name, queues, rx_buffers: device.rx_buffers.clone() }
+        };
+        devices.iter().map(of).collect()
+    }
+}
+
+/// A name that an interface can have, and that nobody has taken before.
+fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
+    let last = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or("vhost-user");
+    let plain = |letter: char| {
+        let is_plain = letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        if is_plain { letter } else { '_' }
+    };
+    let last: String = last.chars().map(plain).collect();
+    let numbered = (0u32..).map(|number| {
+        let ending = if number == 0 { String::new() } else { format!("-{number}") };
+        let kept = last.len().min(NAME_BYTES_MAX.saturating_sub(ending.len()));
+        format!("{}{ending}", &last[..kept])
+    });
+    // There are more numbers than devices.
+    let name = numbered.into_iter().find(|name| !taken.contains(name)).unwrap_or(last);
+    taken.insert(name.clone());
+    name
+}
+
+/// The devices of an engine, in the order of their queues.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices(Arc<[DeviceQueues]>);
+
+impl Devices {
+    /// Devices of a configuration, which must have `queues` queues together; one for all queues if none is named.
+    ///
+    /// # Errors
+    /// When the numbers do not fit, or a name is none or comes twice.
+    pub(crate) fn of(named: &[DeviceQueues], queues: usize) -> Result<Self> {
+        let refused = |what: &str, why: String| Error::Setting {
+            what: "devices",
+            value: what.to_owned(),
+            why,
+        };
+        let Ok(all) = u16::try_from(queues) else {
+            let why = format!("an engine has at most {} queues", u16::MAX);
+            return Err(refused(&queues.to_string(), why));
+        };
+        if named.is_empty() {
+            return Ok(Self([DeviceQueues::new(UNNAMED, all)].into()));
+        }
+        let mut names = BTreeSet::new();
+        for DeviceQueues { name, queues, .. } in named {
+            let why = if !is_interface_name(name) {
+                "no interface can have that name"
+            } else if !names.insert(name) {
+                "a device is opened once in a run"
+            } else if *queues == 0 {
+                "a device has at least one queue"
+            } else {
+                continue;
+            };
+            return Err(refused(name, why.to_owned()));
+        }
+        let sum: usize = named.iter().map(|device| usize::from(device.queues)).sum();
+        if sum != queues {
+            let why = format!("they have {sum} queues, and there are {queues} sources");
+            let names: Vec<_> = names.into_iter().map(String::as_str).collect();
+            return Err(refused(&names.join(", "), why));
+        }
+        Ok(Self(named.into()))
+    }
+
+    /// Number of devices.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The names, each with the numbers of its queues in the engine.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, std::ops::Range<u16>)> {
+        let mut first = 0;
+        self.0.iter().map(move |DeviceQueues { name, queues, .. }| {
+            let own = first..first + queues;
+            first = own.end;
+            (name.as_str(), own)
+        })
+    }
+
+    /// Receive buffers of a queue, if its device is virtio.
+    pub(crate) fn rx_buffers(&self, queue: RxQueue) -> Option<&RxBuffers> {
+        let of_device = self.0.iter().zip(self.iter());
+        let (device, own) = of_device
+            .map(|(device, (_, own))| (device, own))
+            .find(|(_, own)| own.contains(&queue.0))?;
+        device.rx_buffers.get(usize::from(queue.0 - own.start)).map(Arc::as_ref)
+    }
+
+    /// Name of a queue: with its device where there are several.
+    pub(crate) fn name_of(&self, queue: RxQueue) -> String {
+        let device = self.iter().find(|(_, own)| own.contains(&queue.0));
+        match device.filter(|_| self.count() > 1) {
+            Some((name, own)) => format!("{name}/{}", RxQueue(queue.0 - own.start)),
+            None => queue.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Via;
+
+    fn devices(named: &[(&str, u16)], queues: usize) -> Result<Devices, String> {
+        let named = named.iter().map(|(name, queues)| DeviceQueues::new(*name, *queues));
+        let named: Vec<_> = named.collect();
+        Devices::of(&named, queues).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn queues_are_counted_within_their_device_and_named_with_it_where_there_are_several() {
+        let two = devices(&[("eth0", 2), ("eth1", 1)], 3).unwrap();
+        let names: Vec<_> = (0..4).map(|queue| two.name_of(RxQueue(queue))).collect();
+        assert_eq!(names, ["eth0/rx-0", "eth0/rx-1", "eth1/rx-0", "rx-3"]);
+        let one = devices(&[], 2).unwrap();
+        assert_eq!(one.iter().collect::<Vec<_>>(), [("replay", 0..2)]);
+        assert_eq!(one.name_of(RxQueue(1)), "rx-1");
+    }
+
+    #[test]
+    fn a_device_that_is_no_interface_has_a_name_that_an_interface_can_have_and_no_other_device_has()
+    {
+        let device = |name: &str, via| Device::of_sources(name, via, Vec::new());
+        let paths = [
+            "/run/a/vhost.sock",
+            "/run/b/vhost.sock",
+            "/run/a/vhost.sock",
+            "eth0",
+            "/run/a name:that is no interface's",
+            "/run/a_name_that_is_too",
+            "/",
+        ];
+        let eth0 = device("eth0", Via::AfPacket);
+        let others = paths.into_iter().map(|path| device(path, Via::VhostUser));
+        let devices: Vec<_> = others.chain([eth0]).collect();
+        let named = DeviceQueues::of(&devices);
+        let names: Vec<_> = named.iter().map(|device| &*device.name).collect();
+        assert_eq!(
+            names,
+            [
+                "vhost.sock",
+                "vhost.sock-1",
+                "vhost.sock",
+                "eth0-1",
+                "a_name_that_is_",
+                "a_name_that_i-1",
+                "vhost-user",
+                "eth0"
+            ]
+        );
+        assert!(names.iter().all(|name| is_interface_name(name)));
+    }
+
+    #[test]
+    fn devices_that_cannot_be_are_refused() {
+        for name in ["", ".", "..", "a/b", "a b", "a:b", "a\0b", "sixteen_and_more"] {
+            let refused = devices(&[(name, 1)], 1).unwrap_err();
+            assert!(refused.contains("no interface can have that name"), "{name}: {refused}");
+        }
+        for (named, queues, why) in [
+            (&[("a", 1), ("a", 1)][..], 2, "opened once"),
+            (&[("a", 1), ("b", 0)][..], 1, "at least one queue"),
+            (&[("a", 1), ("b", 2)][..], 2, "they have 3 queues, and there are 2 sources"),
+            (&[("a", u16::MAX), ("b", 2)][..], 1, "they have 65537 queues"),
+            (&[], 65536, "at most 65535 queues"),
+        ] {
+            let refused = devices(named, queues).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The engine on real threads.
+//!
+//! A thread may die: its handler panics, or somebody kills it. Then a new one carries the CPU on,
+//! with the same handler, and only what the thread had in hand is lost.
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+
+use forebay_rx::{CpuId, Handler};
+
+use super::cpu_thread::CpuThread;
+use super::outcome::Outcome;
+use super::shared::Shared;
+use super::worker::{Life, Worker};
+use crate::error::{Error, Result};
+
+/// A CPU whose handler panics this often, without handling one batch between, ends the run.
+pub const PANICS_IN_A_ROW: u32 = 8;
+
+/// Work of each thread with its CPU.
+pub(super) type Application<H> = Arc<dyn Fn(&mut CpuThread<H>) + Send + Sync>;
+
+/// Runs each worker on a thread of its own, in the hands of the application, until all of them end.
+pub(super) fn run<H: Handler + 'static>(
+    workers: Vec<Worker<H>>,
+    shared: &Arc<Shared>,
+    application: Application<H>,
+) -> Result<Outcome<H>> {
+    let mut crew = Crew::new(application);
+    for worker in workers {
+        if !crew.start(worker, shared) {
+            break;
+        }
+    }
+    let started_ns = shared.start_when_ready(crew.running);
+    let ended = crew.supervise(shared)?;
+    Ok(Outcome::of(ended, shared, shared.clock.now_ns() - started_ns))
+}
+
+/// The threads, and whoever waits for them to end.
+struct Crew<H: Handler> {
+    application: Application<H>,
+    threads: Vec<JoinHandle<()>>,
+    /// CPUs whose thread has not ended for good.
+    running: usize,
+    /// A copy for each thread.
+    tells: Sender<End<H>>,
+    told: Receiver<End<H>>,
+    failed: Option<Error>,
+}
+
+/// End of a thread.
+enum End<H> {
+    /// Its work is done.
+    Done(Box<Worker<H>>),
+    /// Lost, and its CPU is to go on; with the message of its panic, if it panicked.
+    Died(Box<Worker<H>>, Option<String>),
+    /// Lost, and the run with it.
+    Failed(CpuId, String),
+}
+
+impl<H: Handler + 'static> Crew<H> {
+    fn new(application: Application<H>) -> Self {
+        let (tells, told) = mpsc::channel();
+        Self { application, threads: Vec::new(), running: 0, tells, told, failed: None }
+    }
+
+    /// Starts a CPU's thread. Says whether that went well; if not, the run ends.
+    fn start(&mut self, worker: Worker<H>, shared: &Shared) -> bool {
+        let (cpu, tells) = (worker.cpu, self.tells.clone());
+        let application = Arc::clone(&self.application);
+        let name = format!("forebay-cpu{cpu}");
+        let spawned = thread::Builder::new().name(name).spawn(move || {
+            // Nobody listens any more only if the run is over.
+            let _ = tells.send(live(worker, &application));
+        });
+        match spawned {
+            Ok(thread) => {
+                self.threads.push(thread);
+                self.running += 1;
+                true
+            }
+            Err(source) => {
+                self.failed = Some(Error::Thread { cpu, source });
+                shared.abort();
+                false
+            }
+        }
+    }
+
+    /// Replaces threads that die until all have ended, and returns what they leave.
+    fn supervise(mut self, shared: &Shared) -> Result<Vec<Worker<H>>> {
+        let mut ended = Vec::new();
+        while self.running > 0 {
+            let Ok(end) = self.told.recv() else { break };
+            self.running -= 1;
+            match end {
+                End::Done(worker) => ended.push(*worker),
+                End::Died(worker, _) if shared.is_aborted() => ended.push(*worker),
+                End::Died(worker, panic) => self.replace(*worker, panic, shared),
+                End::Failed(cpu, message) => self.fail(cpu, message, shared),
+            }
+            self.threads.retain(|thread| !thread.is_finished());
+        }
+        for thread in self.threads {
+            // What it had to say it has said.
+            let _ = thread.join();
+        }
+        self.failed.map_or(Ok(ended), Err)
+    }
+
+    fn replace(&mut self, mut worker: Worker<H>, panic: Option<String>, shared: &Shared) {
+        worker.recover(panic);
+        if worker.deaths.in_a_row >= PANICS_IN_A_ROW {
+            let message = worker.deaths.last_panic.take().unwrap_or_default();
+            self.fail(worker.cpu, message, shared);
+        } else {
+            self.start(worker, shared);
+        }
+    }
+
+    fn fail(&mut self, cpu: CpuId, message: String, shared: &Shared) {
+        self.failed = Some(Error::Panicked { cpu, message });
+        shared.abort();
+    }
+}
+
+/// A thread's life. Panics are caught in programs built with unwinding, as tests are; where a panic
+/// aborts, as in releases of the `forebay` program, nothing comes back here. A panic outside of the
+/// handler is fatal: a source or an intake that is half way through a burst cannot be carried on, and
+/// an application is not begun again.
+fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> End<H> {
+    let mut thread = CpuThread::new(worker);
+    let lived = panic::catch_unwind(AssertUnwindSafe(|| {
+        thread.begin();
+        application(&mut thread);
+        // What it left is delivered all the same.
+        thread.turn_to_the_end();
+    }));
+    let worker = thread.worker;
+    match lived {
+        Ok(()) if worker.life == Life::Dead => End::Died(Box::new(worker), None),
+        Ok(()) => End::Done(Box::new(worker)),
+        Err(payload) if worker.life == Life::Handling => {
+            End::Died(Box::new(worker), Some(words(&*payload)))
+        }
+        Err(payload) => {
+            // What it was to drain never will be, so the others end at once.
+            worker.shared.abort();
+            End::Failed(worker.cpu, words(&*payload))
+        }
+    }
+}
+
+/// Message of a panic.
+fn words(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+}

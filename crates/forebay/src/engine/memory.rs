@@ -1,0 +1,220 @@
+//! Packet memory: how much of it, and in what pieces.
+
+use forebay_buf::Pool;
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::pool::{ChunkClass, LOT_FRAMES, MIN_CHUNK_BYTES, carve, region_bytes};
+use forebay_rx::Source;
+use forebay_rx::arrive::{FrameNeeds, HEAD_CHUNK_BYTES};
+use forebay_rx::intake::DEV_WEIGHT;
+
+use super::config::Config;
+use crate::device::pcap::MAX_RECORD_BYTES;
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// Owners of an engine's packet memory.
+pub(super) struct Pools {
+    /// One for each queue.
+    pub(super) queues: Vec<Pool>,
+    /// One for each CPU.
+    pub(super) cpus: Vec<Pool>,
+    /// One for each thread beside those that makes packets.
+    pub(super) senders: Vec<Pool>,
+    /// The smallest chunks, a share for each CPU.
+    pub(super) small: Vec<Pool>,
+}
+
+/// For each queue, chunks enough for all that can be under way from it and for what
+/// its device holds, fewer of the large ones. The CPUs own a few at most, and send home what they
+/// deliver.
+pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pools> {
+    let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
+    let cpus = config.cpus.cpus().len();
+    let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
+    let per_queue = per_queue.saturating_add(config.kept_frames);
+    let needs: Vec<_> = sources.iter().map(|source| source.needs()).collect();
+    let small_bytes = small_chunk_bytes(&needs);
+    let classes = |needs: &FrameNeeds| chunk_classes(per_queue, small_bytes, *needs);
+    let mut shares: Vec<_> = needs.iter().map(classes).collect();
+    let spare = ChunkClass { chunk_bytes: small_bytes, chunks: config.spare_frames };
+    let spare = if config.spare_frames > 0 { vec![spare] } else { Vec::new() };
+    let copies = copy_classes(small_bytes, config.kept_frames, &needs);
+    shares.resize(needs.len() + cpus, [spare.clone(), copies].concat());
+    shares.resize(shares.len() + usize::from(config.senders), spare);
+    // Behind all others, whose chunks are aligned to their size.
+    if config.small_frames > 0 {
+        let small = ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks: config.small_frames };
+        shares.resize(shares.len() + cpus, vec![small]);
+    }
+    let region = sys::map_packet_memory(region_bytes(&shares))?;
+    let mut queues = carve(region, &shares).map_err(|error| Error::Memory {
+        bytes: error.need_bytes,
+        source: std::io::Error::other(error),
+    })?;
+    let mut cpu_pools = queues.split_off(needs.len());
+    let mut senders = cpu_pools.split_off(cpus);
+    let small = senders.split_off(config.senders.into());
+    Ok(Pools { queues, cpus: cpu_pools, senders, small })
+}
+
+/// A frame of an ordinary network.
+const SMALL_BYTES: u32 = 2 << 10;
+/// A page: what a device that writes into packet memory can take at most.
+const PAGE_BYTES: u32 = 4 << 10;
+/// A jumbo frame.
+const JUMBO_BYTES: u32 = 16 << 10;
+
+/// An IP packet of 64 KiB behind its link header.
+const LARGEST_IP_CHUNK_BYTES: u32 = 68 << 10;
+
+/// So many heads are a multiple of a page, and what lies behind them is aligned as if there were none.
+const HEADS_STEP: u32 = 64;
+const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES));
+
+/// Of the packets of a source that gives them in pieces, this is how few are in one frame all the same.
+const COPIED_ONE_IN: u32 = 8;
+
+/// Two kilobytes hold a frame of an ordinary network; where a device gives frames that are a little
+/// larger and no more, a page.
+fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
+    let room = |chunk_bytes: u32| chunk_bytes - BEFORE_PACKET_BYTES;
+    let needs_page = |need: &FrameNeeds| {
+        (room(SMALL_BYTES) + 1..=room(PAGE_BYTES)).contains(&need.largest_bytes)
+    };
+    if needs.iter().any(needs_page) { PAGE_BYTES } else { SMALL_BYTES }
+}
+
+/// Chunks for so many packets under way: most of them small, and fewer of those that only a jumbo
+/// frame takes, or the largest that the source gives. All sizes are multiples of the small one's, but
+/// for the heads', of which there is a multiple of a page: so small chunks are aligned to their size.
+fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<ChunkClass> {
+    let FrameNeeds { device_frames, head_frames, .. } = needs;
+    let (largest_bytes, largest_chunk) = largest(needs);
+    let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
+    let mut classes = Vec::new();
+    let mut add = |chunk_bytes, chunks| classes.push(ChunkClass { chunk_bytes, chunks });
+    let mut packets = packets;
+    if head_frames > 0 {
+        let heads = packets.saturating_add(burst).saturating_add(head_frames);
+        add(HEAD_CHUNK_BYTES, heads.div_ceil(HEADS_STEP).saturating_mul(HEADS_STEP));
+        packets /= COPIED_ONE_IN;
+    }
+    add(small_bytes, packets.saturating_add(burst).saturating_add(device_frames));
+    if largest_bytes + BEFORE_PACKET_BYTES > small_bytes {
+        add(largest_chunk.min(JUMBO_BYTES), packets / 2 + burst);
+    }
+    if largest_bytes + BEFORE_PACKET_BYTES > JUMBO_BYTES {
+        add(largest_chunk, packets / 16 + burst);
+    }
+    classes
+}
+
+/// A packet in pieces is copied together where it is delivered to sockets: what a CPU takes for that,
+/// if there are sockets, and a source gives any. As many are kept as applications may keep.
+fn copy_classes(small_bytes: u32, kept_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
+    let mut in_pieces = needs.iter().filter(|needs| needs.head_frames > 0).peekable();
+    if kept_frames == 0 || in_pieces.peek().is_none() {
+        return Vec::new();
+    }
+    vec![
+        ChunkClass { chunk_bytes: small_bytes, chunks: kept_frames / 4 },
+        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: kept_frames / 32 },
+        ChunkClass { chunk_bytes: LARGEST_IP_CHUNK_BYTES, chunks: kept_frames / 128 },
+    ]
+}
+
+/// The largest frame that a source gives, and a chunk for it.
+fn largest(needs: FrameNeeds) -> (u32, u32) {
+    let largest_bytes = needs.largest_bytes.min(MAX_RECORD_BYTES);
+    (largest_bytes, (largest_bytes + BEFORE_PACKET_BYTES).next_multiple_of(PAGE_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn classes(largest_bytes: u32) -> Vec<(u32, u32)> {
+        let needs = FrameNeeds { device_frames: 1000, largest_bytes, ..FrameNeeds::default() };
+        let classes = chunk_classes(3200, small_chunk_bytes(&[needs]), needs);
+        classes.into_iter().map(|class| (class.chunk_bytes, class.chunks)).collect()
+    }
+
+    #[test]
+    fn chunks_are_as_large_as_the_frames_and_the_small_ones_are_aligned() {
+        assert_eq!(classes(1514), [(2048, 4328)]);
+        assert_eq!(classes(1792), [(2048, 4328)]);
+        assert_eq!(classes(1793), [(4096, 4328)]);
+        assert_eq!(classes(3840), [(4096, 4328)]);
+        assert_eq!(classes(9018), [(2048, 4328), (12 << 10, 1728)]);
+        assert_eq!(classes(65_549), [(2048, 4328), (16 << 10, 1728), (68 << 10, 328)]);
+        for largest_bytes in [1514, 3000, 9018, 65_549, u32::MAX] {
+            let classes = classes(largest_bytes);
+            assert!(classes.iter().all(|(bytes, _)| bytes.is_multiple_of(classes[0].0)));
+        }
+    }
+
+    #[test]
+    fn heads_are_of_a_class_of_their_own_and_leave_others_aligned() {
+        for (head_frames, largest_bytes) in [(1, 1514), (63, 9018), (256, 65_549), (1000, 3000)] {
+            let needs = FrameNeeds { head_frames, largest_bytes, ..FrameNeeds::default() };
+            let small_bytes = small_chunk_bytes(&[needs]);
+            let classes = chunk_classes(3200, small_bytes, needs);
+            let &[heads, ref others @ ..] = classes.as_slice() else { panic!("{classes:?}") };
+            assert_eq!(heads.chunk_bytes, HEAD_CHUNK_BYTES);
+            assert!(heads.chunks >= 3200 + 128 + head_frames);
+            // As they are carved: by size, from a page's boundary.
+            let mut at = 0;
+            for class in [heads].iter().chain(others) {
+                let is_aligned = at % small_bytes as usize == 0;
+                assert!(is_aligned && class.chunk_bytes >= heads.chunk_bytes, "{classes:?}");
+                at += class.chunk_bytes as usize * class.chunks as usize;
+            }
+            assert!(at.is_multiple_of(small_bytes as usize), "the next share is aligned, too");
+        }
+    }
+
+    /// AF_XDP's rules (`xdp_umem_reg`): the memory begins and ends with a page, a chunk is a power of
+    /// two from 2048 bytes to a page, and begins at a multiple of itself.
+    #[test]
+    fn af_xdp_takes_the_layout_whatever_a_page_is() {
+        for (largest_bytes, head_frames) in
+            [(1514, 0), (1514, 63), (3000, 64), (9018, 1), (65_549, 256)]
+        {
+            let needs = FrameNeeds { largest_bytes, head_frames, ..FrameNeeds::default() };
+            let small_bytes = small_chunk_bytes(&[needs]) as usize;
+            let shares = [
+                chunk_classes(3200, small_chunk_bytes(&[needs]), needs),
+                chunk_classes(100, small_chunk_bytes(&[needs]), needs),
+                copy_classes(small_chunk_bytes(&[needs]), 8192, &[needs]),
+            ];
+            let bytes = region_bytes(&shares);
+            let mapped_bytes = sys::map_packet_memory(bytes).unwrap().len_bytes();
+            // As they are carved: share by share, from the boundary of a page.
+            let mut at = 0usize;
+            for class in shares.iter().flatten() {
+                let chunk_bytes = class.chunk_bytes as usize;
+                assert!(chunk_bytes != small_bytes || at.is_multiple_of(chunk_bytes));
+                at += chunk_bytes * class.chunks as usize;
+            }
+            assert!(at <= bytes && bytes <= mapped_bytes);
+            for page_bytes in [4 << 10, 16 << 10, 64 << 10] {
+                assert!(
+                    small_bytes.is_power_of_two() && (2048..=page_bytes).contains(&small_bytes)
+                );
+                assert!(mapped_bytes.is_multiple_of(page_bytes), "{page_bytes}");
+                assert!(page_bytes.is_multiple_of(small_bytes), "a page's boundary is a chunk's");
+            }
+        }
+    }
+
+    #[test]
+    fn cpus_have_room_for_copies_where_packets_come_in_pieces_and_go_to_sockets() {
+        let of = |head_frames| FrameNeeds { head_frames, ..FrameNeeds::default() };
+        assert!(copy_classes(2048, 8192, &[of(0)]).is_empty());
+        assert!(copy_classes(2048, 0, &[of(1)]).is_empty());
+        let classes = copy_classes(2048, 8192, &[of(0), of(1)]);
+        assert!(classes.iter().all(|class| class.chunks > 0 && class.chunk_bytes % 2048 == 0));
+        assert!(classes.iter().any(|class| class.chunk_bytes > 65_549 + BEFORE_PACKET_BYTES));
+    }
+}

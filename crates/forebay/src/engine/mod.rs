@@ -1,0 +1,316 @@
+//! The engine: one pinned thread for each CPU, or one seeded scheduler in place of them all.
+//!
+//! A CPU turns the intakes of the queues it polls, then its delivery, sixty-four packets each,
+//! and sleeps when there is nothing to do. [`live`] runs that on threads; [`stepped`] runs the
+//! same turns on one thread, in an order that a seed determines.
+
+mod bell;
+mod changes;
+mod config;
+mod cpu_thread;
+mod devices;
+mod flows;
+mod idle;
+mod limits;
+mod live;
+pub mod log;
+pub(crate) mod mailbox;
+mod memory;
+mod outcome;
+mod question;
+mod queue;
+mod reclaim;
+mod settings;
+mod shared;
+mod stepped;
+mod worker;
+
+use std::sync::Arc;
+
+use forebay_buf::{Pool, Position};
+use forebay_rx::arrive::{Attachment, Numbering};
+use forebay_rx::backlog::Lane;
+use forebay_rx::intake::IntakeConfig;
+use forebay_rx::steer::{RPS_FLOW_CNT, SteerConfig};
+use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
+
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::control::cpus::MAX_CPUS;
+use crate::device::Device;
+use crate::error::{Error, Result};
+pub use changes::CHANGES_MAX;
+pub use config::{Config, SPARE_FRAMES, WhenFull};
+pub use cpu_thread::CpuThread;
+pub(crate) use cpu_thread::is_cpu;
+pub use devices::DeviceQueues;
+pub(crate) use devices::Devices;
+pub use flows::Flows;
+pub use idle::SPIN_MAX_NS;
+pub use limits::{BURST_MAX, DEFER_MAX, Limits};
+pub use live::PANICS_IN_A_ROW;
+use mailbox::Mailbox;
+pub use outcome::{CpuOutcome, Outcome};
+pub use question::Explained;
+pub(crate) use question::Question;
+use queue::Queue;
+pub use settings::{QueueSettings, Settings};
+use shared::Counters;
+pub(crate) use shared::Shared;
+pub use stepped::VirtualCosts;
+use worker::{Deaths, Life, Mailboxes, Worker};
+
+/// An engine, ready to run.
+pub struct Engine<H> {
+    workers: Vec<Worker<H>>,
+    senders: Vec<Pool>,
+    small: Vec<Pool>,
+    shared: Arc<Shared>,
+}
+
+impl<H: Handler + 'static> Engine<H> {
+    /// Builds an engine: one rx queue for each source, in the order of the devices, polled by the CPUs in turn, and one handler
+    /// for each CPU. A handler outlives the threads of its CPU: if it panics, the batch that it had is
+    /// lost, and the next thread hands it the next one.
+    ///
+    /// # Errors
+    /// When there are no CPUs, other devices than sources, no memory for the packets, or the script says what cannot be.
+    pub fn build(
+        config: &Config,
+        sources: Vec<Box<dyn Source>>,
+        clock: Clock,
+        mut handler: impl FnMut(CpuId) -> H,
+    ) -> Result<Self> {
+        let cpus = config.cpus.cpus();
+        if cpus.is_empty() {
+            return Err(Error::Setting {
+                what: "cpus",
+                value: String::new(),
+                why: "an engine runs on at least one CPU".to_owned(),
+            });
+        }
+        let config = &config.keyed();
+        let devices = Devices::of(&config.devices, sources.len())?;
+        let shared = Arc::new(Shared::new(config, clock, devices));
+        for scripted in config.script.changes() {
+            shared.check(&scripted.change).map_err(|refused| {
+                let (what, why) = (scripted.change.knob(), refused.to_string());
+                Error::Setting { what, value: scripted.change.value(MAX_CPUS), why }
+            })?;
+        }
+        let mut pools = memory::pools(config, &sources)?;
+        let mut queues: Vec<Vec<Queue>> = cpus.iter().map(|_| Vec::new()).collect();
+        let mut lanes: Vec<Vec<Lane>> = cpus.iter().map(|_| Vec::new()).collect();
+        for (index, (source, pool)) in sources.into_iter().zip(pools.queues.drain(..)).enumerate() {
+            let polling = index % cpus.len();
+            let (queue, queue_lanes) = open_queue(config, index, (source, pool), &shared)?;
+            queues[polling].push(queue);
+            for (lane, lanes) in queue_lanes.into_iter().zip(&mut lanes) {
+                lanes.push(lane);
+            }
+        }
+        let mut counters: Vec<_> = queues.iter().flatten().map(Queue::counted).collect();
+        counters.sort_by_key(|(queue, _)| *queue);
+        let mailboxes: Mailboxes = cpus.iter().map(|_| Mailbox::default()).collect();
+        let workers = cpus.iter().zip(queues).zip(lanes).zip(pools.cpus).enumerate().map(
+            |(index, (((&cpu, queues), lanes), returns))| {
+                let own = (queues, lanes, returns);
+                open_worker(config, (cpu, index), own, handler(cpu), (&mailboxes, &shared))
+            },
+        );
+        let workers: Vec<_> = workers.collect();
+        shared.set_counters(Counters {
+            queues: counters.into_iter().map(|(_, counters)| counters).collect(),
+            cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
+        });
+        Ok(Self { workers, senders: pools.senders, small: pools.small, shared })
+    }
+
+    /// Builds an engine over open devices: what [`build`](Self::build) does, by the machine's clock,
+    /// with the sources that it takes out of them. What remains of each gives
+    /// [sinks](Device::sink) and tells what was found out about it.
+    ///
+    /// # Errors
+    /// As `build`; and when a device cannot use the memory.
+    pub fn over(
+        config: &Config,
+        devices: &mut [Device],
+        handler: impl FnMut(CpuId) -> H,
+    ) -> Result<Self> {
+        let sources = devices.iter_mut().flat_map(|device| device.sources.drain(..)).collect();
+        Self::build(config, sources, Clock::machine(), handler)
+    }
+
+    /// The handler of a CPU, by its place.
+    ///
+    /// # Panics
+    /// When there are fewer CPUs.
+    pub(crate) fn handler_mut(&mut self, index: usize) -> &mut H {
+        &mut self.workers[index].handler
+    }
+
+    /// Takes the packet memory of the [threads beside](Config::senders) the engine's. What of it is
+    /// away when the run ends comes home when its pool is dropped.
+    #[must_use]
+    pub fn take_senders(&mut self) -> Vec<Pool> {
+        std::mem::take(&mut self.senders)
+    }
+
+    /// Takes the [smallest frames](Config::small_frames), in the order of the CPUs.
+    #[must_use]
+    pub fn take_small(&mut self) -> Vec<Pool> {
+        std::mem::take(&mut self.small)
+    }
+
+    /// Handle that changes the engine while it runs, and tells its state.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::new(Arc::clone(&self.shared))
+    }
+
+    /// Table in which applications record the CPU that they run on, for RFS.
+    #[must_use]
+    pub fn flows(&self) -> Flows {
+        self.shared.flows()
+    }
+
+    /// Handle that asks a running engine to stop: it takes no more frames, delivers those it has, and
+    /// ends.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.shared))
+    }
+
+    /// Runs on one thread for each CPU until every source is exhausted and every packet handled.
+    ///
+    /// # Errors
+    /// When a thread cannot be started, one panics outside of its handler, or a handler panics
+    /// [`PANICS_IN_A_ROW`] times without handling a batch between. What goes wrong with a source, and
+    /// which threads were replaced, is part of the outcome.
+    pub fn run(self) -> Result<Outcome<H>> {
+        self.run_with(CpuThread::turn_to_the_end)
+    }
+
+    /// The same, with every CPU's thread in the hands of `application`: it turns its CPU itself
+    /// whenever it has nothing else to do. Once it returns, its CPU is turned until the run ends. It
+    /// is called again if the thread is lost and another one carries the CPU on.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); and when the application panics.
+    pub fn run_with(
+        self,
+        application: impl Fn(&mut CpuThread<H>) + Send + Sync + 'static,
+    ) -> Result<Outcome<H>> {
+        live::run(self.workers, &self.shared, Arc::new(application))
+    }
+
+    /// Runs on the calling thread, in virtual time, in an order that `seed` determines.
+    ///
+    /// # Panics
+    /// When the engine was built with the machine's clock.
+    pub fn run_stepped(self, seed: u64, costs: VirtualCosts) -> Outcome<H> {
+        stepped::run(self.workers, &self.shared, seed, costs)
+    }
+}
+
+/// Asks a running engine to stop.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<Shared>);
+
+impl Stopper {
+    /// Asks it now.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
+
+    /// True if it has been asked.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.0.is_stopping()
+    }
+}
+
+/// Makes a queue, and the other ends of its backlogs in the order of the CPUs. CPUs poll the queues
+/// in turn.
+fn open_queue(
+    config: &Config,
+    index: usize,
+    (mut source, mut pool): (Box<dyn Source>, Pool),
+    shared: &Arc<Shared>,
+) -> Result<(Queue, Vec<Lane>)> {
+    let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
+    let numbering = Numbering::of_queue(queue, shared.queues());
+    let wake = shared.waker(queue);
+    let attachment = Attachment { pool: &mut pool, numbering, wake };
+    source
+        .attach(attachment)
+        .map_err(|error| Error::of_source(shared.devices().name_of(queue), error))?;
+    let cpus = config.cpus.cpus();
+    let polling_cpu = config.polls(index);
+    let has_rfs = config.rps_flow_cnt > 0;
+    let mut intake = Intake::new(IntakeConfig {
+        queue,
+        cpus: config.cpu_count(),
+        verify: config.verify,
+        completes_checksums: source.needs().may_be_partial,
+        hasher: Arc::clone(&config.hasher),
+        coalesce: config.coalesce.on_arrival(),
+        steer: SteerConfig {
+            polling_cpu,
+            rps_flow_cnt: if has_rfs { config.rps_flow_cnt } else { RPS_FLOW_CNT },
+            move_after: config.move_after,
+            hold_max: config.hold_max,
+            spread: config.spread,
+            batch_max: config.batch_max,
+        },
+        netdev_max_backlog: config.netdev_max_backlog,
+    });
+    let (capacity, start) = (config.backlog_capacity(), Position(config.start_counters));
+    let noted = config.trace.is_some();
+    let lanes = cpus.iter().map(|&cpu| intake.connect(cpu, capacity, start, noted)).collect();
+    intake.set_rps_cpus(config.rps_cpus.cpus().iter().copied(), 0);
+    intake.set_sock_flows(shared.flows().table(), 0);
+    if !has_rfs {
+        intake.set_rps_flow_cnt(0, 0);
+    }
+    let name = shared.devices().name_of(queue);
+    let mut queue =
+        Queue::new(name, intake, (source, pool), polling_cpu, config, shared.follower());
+    config.explain.iter().for_each(|&flow| queue.watch(flow));
+    Ok((queue, lanes))
+}
+
+/// Makes what belongs to one CPU, from its queues, its ends of all backlogs, and its way to send
+/// frames home.
+fn open_worker<H: Handler>(
+    config: &Config,
+    (cpu, index): (CpuId, usize),
+    (queues, lanes, returns): (Vec<Queue>, Vec<Lane>, Pool),
+    handler: H,
+    (mailboxes, shared): (&Mailboxes, &Arc<Shared>),
+) -> Worker<H> {
+    let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
+    delivery.set_coalesce(config.coalesce.on_delivery());
+    Worker {
+        cpu,
+        index,
+        queues,
+        returns,
+        delivery,
+        handler,
+        changes: shared.follower(),
+        coalesce: config.coalesce,
+        mailboxes: Arc::clone(mailboxes),
+        limits: config.limits,
+        heir: None,
+        budget: config.limits.budget(0),
+        now_ns: 0,
+        first_queue: 0,
+        backlogs_first: false,
+        life: Life::default(),
+        delivered: false,
+        deaths: Deaths::default(),
+        trace: config.intake_trace(),
+        shared: Arc::clone(shared),
+    }
+}

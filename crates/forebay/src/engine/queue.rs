@@ -1,0 +1,428 @@
+//! One rx queue at work: its source, its memory, its intake, and the changes on their way to it.
+
+mod apply;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use forebay_buf::Pool;
+use forebay_rx::arrive::{Ask, Behind, Burst, Polled, SourceError};
+use forebay_rx::counters::IntakeCounters;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::Tick;
+use forebay_rx::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
+
+use super::changes::{Entry, Follower};
+use super::config::{Config, WhenFull};
+use super::question::Explained;
+use super::reclaim::Retired;
+use super::settings::FLOW_LIMIT_TABLE_LEN;
+use super::shared::Shared;
+use crate::control::{Coalesce, CpuList, ScriptedChange};
+use crate::error::Error;
+use crate::trace::IntakeTrace;
+
+/// Time that a source may take to give its last frames once a run is to end.
+const LAST_FRAMES_NS: u64 = 2_000_000_000;
+
+/// Time that a source may take to send what it has when the run is over.
+const LINGER_NS: u64 = 100_000_000;
+
+/// Greatest age of the engine's load when the path looks at it.
+const LOAD_AGE_NS: u64 = 1_000_000;
+
+/// A queue and what it takes to poll it.
+pub(super) struct Queue {
+    /// Name outside: with its device where there are several.
+    name: String,
+    intake: Intake,
+    /// None once the run is over.
+    source: Option<Box<dyn Source>>,
+    /// The memory that frames are received in.
+    pub(super) pool: Pool,
+    polling_cpu: CpuId,
+    burst: Burst,
+    /// No frame below this number is still to come.
+    next_frame: u64,
+    changes: Follower,
+    /// Changes of the script that this queue has come to.
+    scripted: usize,
+    /// The latest change that this queue has come to.
+    epoch: u32,
+    coalesce: Coalesce,
+    flow_limit_cpus: CpuList,
+    flow_limit_table_len: u32,
+    when_full: WhenFull,
+    trace: Option<IntakeTrace>,
+    /// The time of the last turn.
+    now_ns: u64,
+    load: Tick,
+    /// True if the last poll found frames.
+    was_busy: bool,
+    /// When the source was first asked for its last frames.
+    last_since_ns: Option<u64>,
+    source_ended: bool,
+    ended: bool,
+    failed: Option<SourceError>,
+}
+
+/// Outcome of a queue's turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Activity {
+    /// There was work, this many frames of it.
+    Worked(usize),
+    /// There is none before this time, if ever.
+    IdleUntil(Option<u64>),
+    /// There is, but it waits for other CPUs.
+    Blocked,
+    /// There will be none.
+    Ended,
+}
+
+impl Activity {
+    /// The same, where packets were sent before.
+    fn after(self, sent: usize) -> Self {
+        match self {
+            Self::Worked(frames) => Self::Worked(frames + sent),
+            _ if sent > 0 => Self::Worked(sent),
+            other => other,
+        }
+    }
+}
+
+impl Queue {
+    pub(super) fn new(
+        name: String,
+        intake: Intake,
+        (source, pool): (Box<dyn Source>, Pool),
+        polling_cpu: CpuId,
+        config: &Config,
+        changes: Follower,
+    ) -> Self {
+        Self {
+            name,
+            intake,
+            source: Some(source),
+            pool,
+            polling_cpu,
+            burst: Burst::default(),
+            next_frame: 0,
+            changes,
+            scripted: 0,
+            epoch: 0,
+            flow_limit_cpus: CpuList::default(),
+            coalesce: config.coalesce,
+            flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
+            when_full: config.when_full,
+            trace: config.intake_trace(),
+            now_ns: 0,
+            load: Tick::default(),
+            was_busy: false,
+            last_since_ns: None,
+            source_ended: false,
+            ended: false,
+            failed: None,
+        }
+    }
+
+    /// Polls the source once, for `frames_max` frames at most, and takes what comes through the
+    /// intake.
+    pub(super) fn turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
+        self.follow_changes(shared);
+        let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
+        if self.ended {
+            return Activity::Ended.after(sent);
+        }
+        let activity = self.take_turn(frames_max, shared).after(sent);
+        while let Some(tables) = self.intake.take_retired() {
+            shared.reclaimer.take(Retired::FlowTables(tables));
+        }
+        activity
+    }
+
+    fn take_turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
+        self.pool.collect();
+        let polled = self.poll(frames_max, shared);
+        let frames = self.burst.len();
+        self.was_busy = frames > 0;
+        self.take_in(shared);
+        match polled {
+            Activity::Ended if self.intake.held() == 0 => {
+                self.ended = true;
+                shared.queue_ended();
+                Activity::Worked(frames)
+            }
+            _ if frames > 0 => Activity::Worked(frames),
+            Activity::Ended => Activity::Blocked,
+            _ if self.intake.held() > 0 => Activity::Blocked,
+            Activity::IdleUntil(due_ns) => {
+                Activity::IdleUntil(due_ns.into_iter().chain(self.intake.next_timeout_ns()).min())
+            }
+            blocked => blocked,
+        }
+    }
+
+    /// Fills the burst, unless there would be no room for it, and says what is behind it.
+    fn poll(&mut self, frames_max: usize, shared: &Shared) -> Activity {
+        self.burst.behind = Behind::More;
+        let Some(source) = self.source.as_mut().filter(|_| !self.source_ended) else {
+            self.burst.behind = Behind::End;
+            return Activity::Ended;
+        };
+        let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
+        let mut burst = u32::try_from(frames_max).unwrap_or(u32::MAX);
+        if waits {
+            burst = self.intake.room_for(burst);
+            if burst == 0 {
+                if self.intake.queued() == 0 {
+                    // No CPU will make room: what is missing is what is held here.
+                    self.burst.behind = Behind::End;
+                }
+                return Activity::Blocked;
+            }
+        }
+        let now_ns = shared.clock.now_ns();
+        let is_last = shared.is_stopping();
+        if is_last {
+            let since_ns = *self.last_since_ns.get_or_insert(now_ns);
+            if now_ns.saturating_sub(since_ns) > LAST_FRAMES_NS {
+                // It goes on as if it had not been asked, and a run must end.
+                self.end_source(shared);
+                return Activity::Ended;
+            }
+        }
+        let ask = Ask { now_ns, max: burst as usize, may_wait: waits, is_last };
+        let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
+            Ok(Polled::Ready) if self.burst.is_empty() => {
+                self.burst.behind = Behind::End; // no memory was free, as below
+                Activity::Blocked
+            }
+            Ok(Polled::Ready) => Activity::Worked(0),
+            Ok(Polled::IdleUntil { now_ns }) => {
+                self.burst.behind = Behind::Nothing;
+                Activity::IdleUntil(Some(now_ns))
+            }
+            Ok(Polled::Idle) => {
+                self.burst.behind = Behind::Nothing;
+                Activity::IdleUntil(None)
+            }
+            Ok(Polled::Exhausted) => {
+                self.end_source(shared);
+                Activity::Ended
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                self.end_source(shared);
+                Activity::Ended
+            }
+        };
+        let mut refused = self.burst.refused.iter();
+        if refused.any(|refused| refused.reason == DropReason::NoBuffer) {
+            // What is held here may be the memory that is missing.
+            self.burst.behind = Behind::End;
+        }
+        activity
+    }
+
+    fn end_source(&mut self, shared: &Shared) {
+        self.burst.behind = Behind::End;
+        if !std::mem::replace(&mut self.source_ended, true) {
+            shared.source_ended();
+        }
+    }
+
+    /// Takes the burst through the intake, in parts where a change takes effect inside it.
+    fn take_in(&mut self, shared: &Shared) {
+        if let Some(trace) = &mut self.trace {
+            self.burst.packets.iter().for_each(|packet| trace.received(packet));
+            self.burst.refused.iter().for_each(|refused| trace.refused(refused));
+        }
+        let behind = self.burst.behind;
+        while let Some(at) = self.next_change(shared) {
+            let rest = self.burst.packets.split_off(at);
+            self.burst.behind = Behind::More;
+            self.intake_turn(shared);
+            self.reach_scripted(shared);
+            self.burst.packets = rest;
+        }
+        self.burst.behind = behind;
+        if let Some(last) = self.burst.packets.last() {
+            self.next_frame = last.arrival.unwrap_near(self.next_frame) + 1;
+        }
+        self.intake_turn(shared);
+    }
+
+    /// Applies what has changed, and what the script changes before the next frame, whichever that
+    /// is: it counts for the poll.
+    fn follow_changes(&mut self, shared: &Shared) {
+        while let Some(entry) = self.changes.next() {
+            self.come_to(&entry, shared);
+        }
+        let next_frame = self.next_frame;
+        let is_due = |change: &ScriptedChange| change.frame <= next_frame;
+        while self.scripted_next(shared).is_some_and(is_due) {
+            self.reach_scripted(shared);
+        }
+    }
+
+    /// The first change of the script that this queue has not come to.
+    fn scripted_next<'a>(&self, shared: &'a Shared) -> Option<&'a ScriptedChange> {
+        shared.script.changes().get(self.scripted)
+    }
+
+    /// Comes to the next change of the script, and to all that was changed before it.
+    fn reach_scripted(&mut self, shared: &Shared) {
+        let count = self.scripted + 1;
+        shared.make_scripted(count);
+        while self.scripted < count
+            && let Some(entry) = self.changes.next()
+        {
+            self.come_to(&entry, shared);
+        }
+    }
+
+    fn come_to(&mut self, entry: &Entry, shared: &Shared) {
+        match entry {
+            Entry::Change(made) => self.apply(made, shared),
+            Entry::Ask(question) => {
+                let explained = self.explain(question.flow, shared.clock.now_ns());
+                // Whoever asked may have had enough.
+                let _ = question.answers.send(explained);
+                // What shares the flow's slot is noted for the next time.
+                self.watch(question.flow);
+            }
+        }
+    }
+
+    /// Begins to note which flows share the slot of this one, unless that is done.
+    pub(super) fn watch(&mut self, flow: FlowHash) {
+        self.intake.watch(flow);
+    }
+
+    /// Explains a flow: where it is, why, and its drops.
+    pub(super) fn explain(&mut self, flow: FlowHash, at_ns: u64) -> Explained {
+        Explained {
+            queue: self.number(),
+            name: self.name.clone(),
+            polling_cpu: self.polling_cpu,
+            at_ns,
+            state: self.intake.state_of(flow),
+            drops: self.intake.drops_of(flow).collect(),
+        }
+    }
+
+    /// Is polled by `cpu` from now on.
+    pub(super) fn move_to(&mut self, cpu: CpuId, shared: &Shared) {
+        shared.set_polls(self.number(), cpu);
+        self.polling_cpu = cpu;
+        self.intake.set_polling_cpu(cpu, self.epoch);
+        self.update_flow_limit();
+    }
+
+    /// Place in the burst at which the next change takes effect.
+    fn next_change(&self, shared: &Shared) -> Option<usize> {
+        let change = self.scripted_next(shared)?;
+        let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
+        self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
+    }
+
+    fn intake_turn(&mut self, shared: &Shared) {
+        self.intake.observe();
+        let tick = self.tick(shared);
+        let merges_later = self.coalesce.on_delivery().is_some();
+        let trace = self.trace.as_mut().filter(|_| !merges_later);
+        let show = |packets: &[Packet]| {
+            if let Some(trace) = trace {
+                packets.iter().for_each(|packet| trace.left(packet));
+            }
+        };
+        for cpu in self.intake.turn_showing(tick, &mut self.burst, &mut self.pool, show) {
+            if cpu != self.polling_cpu {
+                shared.wake(cpu);
+            }
+        }
+        let queue = self.intake.queue();
+        for dropped in self.intake.drain_dropped() {
+            if let Some(trace) = &self.trace {
+                trace.dropped(&dropped, queue);
+            }
+            if let Some(packet) = dropped.packet {
+                self.pool.put(packet.frame);
+            }
+        }
+    }
+
+    /// The time now, and a load that is recent enough: reading it touches every CPU's line.
+    fn tick(&mut self, shared: &Shared) -> Tick {
+        let now_ns = shared.clock.now_ns();
+        self.now_ns = now_ns;
+        if now_ns.saturating_sub(self.load.now_ns) >= LOAD_AGE_NS {
+            self.load = Tick { now_ns, busy_ns: shared.total_busy_ns() };
+        }
+        Tick { now_ns, busy_ns: self.load.busy_ns }
+    }
+
+    /// Its number, and what it counts.
+    pub(super) fn counted(&self) -> (RxQueue, Arc<IntakeCounters>) {
+        (self.number(), Arc::clone(self.counters()))
+    }
+
+    pub(super) fn counters(&self) -> &Arc<IntakeCounters> {
+        self.intake.counters()
+    }
+
+    /// Packets that have not been delivered.
+    pub(super) fn queued(&mut self) -> u64 {
+        let held = self.intake.held() + self.intake.coalescing();
+        u64::from(self.intake.queued()) + held as u64
+    }
+
+    pub(super) fn number(&self) -> RxQueue {
+        self.intake.queue()
+    }
+
+    /// The time of the last turn.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// True if the last poll found frames.
+    pub(super) fn was_busy(&self) -> bool {
+        self.was_busy
+    }
+
+    /// Ends the source once no CPU will hand packets to it any more: what it has to send is sent, if
+    /// that can be done in a moment, and its frames come home.
+    pub(super) fn close(&mut self, shared: &Shared) {
+        let Some(mut source) = self.source.take() else { return };
+        let late_ns = shared.clock.now_ns().saturating_add(LINGER_NS);
+        while source.has_work() && shared.clock.now_ns() < late_ns {
+            source.transmit(&mut self.pool);
+        }
+    }
+
+    /// Descriptor that is readable while the source has frames.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
+    }
+
+    /// True if the source has packets to send.
+    pub(super) fn has_to_send(&mut self) -> bool {
+        self.source.as_mut().is_some_and(|source| source.has_work())
+    }
+
+    /// Failure of the source.
+    pub(super) fn take_error(&mut self) -> Option<Error> {
+        let failed = self.failed.take()?;
+        Some(Error::of_source(self.name.clone(), failed))
+    }
+
+    /// True if there is a change that this queue has not come to.
+    pub(super) fn must_follow(&self) -> bool {
+        self.changes.has_next()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+}

@@ -1,0 +1,84 @@
+//! Effect of a change on a queue.
+
+use std::sync::Arc;
+
+use forebay_rx::backlog::FlowLimit;
+
+use super::Queue;
+use crate::control::Change;
+use crate::engine::changes::{Made, Parts};
+use crate::engine::shared::Shared;
+
+impl Queue {
+    /// Has a change take effect from the next packet on, and writes down when it first did.
+    pub(super) fn apply(&mut self, made: &Made, shared: &Shared) {
+        self.scripted += usize::from(made.is_scripted);
+        self.epoch = made.epoch;
+        let Some(change) = &made.change else { return self.intake.set_epoch(made.epoch) };
+        if !self.apply_to_intake(change, &made.parts) {
+            self.intake.set_epoch(made.epoch);
+        }
+        match change {
+            Change::Pause(cpu) => shared.set_paused(*cpu, true, made.epoch),
+            Change::Resume(cpu) => shared.set_paused(*cpu, false, made.epoch),
+            _ => {}
+        }
+        if shared.announces(made.epoch)
+            && let Some(trace) = &self.trace
+        {
+            let now_ns = shared.clock.now_ns();
+            for (what, value) in &made.rows {
+                trace.trace().changed(now_ns, made.epoch, what, value);
+            }
+        }
+    }
+
+    /// Says whether the intake was told, and of the epoch with it.
+    fn apply_to_intake(&mut self, change: &Change, parts: &Parts) -> bool {
+        let (epoch, number) = (self.epoch, self.number());
+        match (change, parts) {
+            (Change::RpsCpus(queues, cpus), _) if queues.contain(number) => {
+                self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
+            }
+            (_, Parts::FlowTables(made)) => {
+                let Some(tables) = made.take(number) else { return false };
+                self.intake.set_flow_tables(tables, epoch);
+            }
+            (_, Parts::SockFlows(table)) => self.intake.set_sock_flows(table.clone(), epoch),
+            (_, Parts::Hasher(hasher, made)) => {
+                let Some(tables) = made.take(number) else { return false };
+                if let Some(trace) = &mut self.trace {
+                    trace.set_hasher(Arc::clone(hasher));
+                }
+                self.intake.set_hasher_with(Arc::clone(hasher), tables, epoch);
+            }
+            (Change::Cpus(cpus), _) => {
+                self.intake.set_running(cpus.cpus().iter().copied(), epoch);
+            }
+            (Change::NetdevMaxBacklog(packets), _) => {
+                self.intake.set_netdev_max_backlog(*packets, epoch);
+            }
+            (Change::FlowLimitCpuBitmap(cpus), _) => {
+                self.flow_limit_cpus.clone_from(cpus);
+                self.update_flow_limit();
+            }
+            (Change::FlowLimitTableLen(len), _) => {
+                self.flow_limit_table_len = *len;
+                return false;
+            }
+            (Change::Coalesce(change), _) => {
+                self.coalesce = self.coalesce.after(*change);
+                self.intake.set_coalesce(self.coalesce.on_arrival(), epoch);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Limits flows if the CPU that polls is one that does.
+    pub(super) fn update_flow_limit(&mut self) {
+        let limits = self.flow_limit_cpus.contains(self.polling_cpu);
+        let limit = limits.then(|| FlowLimit::new(self.flow_limit_table_len)).flatten();
+        self.intake.set_flow_limit(limit, self.epoch);
+    }
+}

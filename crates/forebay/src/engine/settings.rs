@@ -1,0 +1,151 @@
+//! Settings: of every knob what was asked for, whether it is in force or not.
+
+use forebay_rx::RxQueue;
+
+use super::config::Config;
+use super::limits::Limits;
+use crate::control::change::{Change, Queues};
+use crate::control::coalesce::Coalesce;
+use crate::control::cpus::CpuList;
+
+/// Buckets of a flow limit when nobody says otherwise: the kernel's default.
+pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
+
+/// The knobs of an engine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Settings of each queue.
+    pub queues: Vec<QueueSettings>,
+    /// Entries of the socket-flow table; 0: there is none.
+    pub rps_sock_flow_entries: u32,
+    /// The CPUs that packets of a new device's queues go to.
+    pub rps_default_mask: CpuList,
+    /// The CPUs that run.
+    pub cpus: CpuList,
+    /// The CPUs that are paused.
+    pub paused: CpuList,
+    /// Packets that a backlog takes.
+    pub netdev_max_backlog: u32,
+    /// Budgets of a CPU's turn.
+    pub limits: Limits,
+    /// The CPUs that limit flows when they poll.
+    pub flow_limit_cpu_bitmap: CpuList,
+    /// Buckets of a flow limit that is turned on next.
+    pub flow_limit_table_len: u32,
+    /// Coalescing.
+    pub coalesce: Coalesce,
+}
+
+/// The knobs of one queue.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct QueueSettings {
+    /// The CPUs that its packets may go to.
+    pub rps_cpus: CpuList,
+    /// Slots of its flow table; 0: there is none, and no RFS.
+    pub rps_flow_cnt: u32,
+}
+
+impl Settings {
+    /// Settings that an engine of `queues` queues begins with.
+    #[must_use]
+    pub fn of(config: &Config, queues: usize) -> Self {
+        let queue = QueueSettings {
+            rps_cpus: config.rps_cpus.clone(),
+            rps_flow_cnt: rounded(config.rps_flow_cnt),
+        };
+        Self {
+            queues: vec![queue; queues],
+            rps_sock_flow_entries: rounded(config.rps_sock_flow_entries),
+            rps_default_mask: CpuList::default(),
+            cpus: config.cpus.clone(),
+            paused: CpuList::default(),
+            netdev_max_backlog: config.netdev_max_backlog,
+            limits: config.limits,
+            flow_limit_cpu_bitmap: CpuList::default(),
+            flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
+            coalesce: config.coalesce,
+        }
+    }
+
+    /// Settings of a queue, if there is such a queue.
+    #[must_use]
+    pub fn queue(&self, queue: RxQueue) -> Option<&QueueSettings> {
+        self.queues.get(usize::from(queue.0))
+    }
+
+    /// True if there is such a queue.
+    #[must_use]
+    pub fn has(&self, queues: Queues) -> bool {
+        match queues {
+            Queues::All => true,
+            Queues::One(queue) => self.queue(queue).is_some(),
+        }
+    }
+
+    /// Notes a change.
+    pub(crate) fn apply(&mut self, change: &Change) {
+        match change {
+            Change::RpsCpus(queues, cpus) => {
+                self.each(*queues, |queue| queue.rps_cpus.clone_from(cpus));
+            }
+            Change::RpsFlowCnt(queues, count) => {
+                self.each(*queues, |queue| queue.rps_flow_cnt = rounded(*count));
+            }
+            Change::RpsSockFlowEntries(entries) => self.rps_sock_flow_entries = rounded(*entries),
+            Change::RpsDefaultMask(cpus) => self.rps_default_mask.clone_from(cpus),
+            Change::Cpus(cpus) => self.cpus.clone_from(cpus),
+            Change::Online(cpu, runs) => self.cpus = self.cpus.with(*cpu, *runs),
+            Change::Pause(cpu) => self.paused = self.paused.with(*cpu, true),
+            Change::Resume(cpu) => self.paused = self.paused.with(*cpu, false),
+            Change::NetdevMaxBacklog(packets) => self.netdev_max_backlog = *packets,
+            Change::FlowLimitCpuBitmap(cpus) => self.flow_limit_cpu_bitmap.clone_from(cpus),
+            Change::FlowLimitTableLen(len) => self.flow_limit_table_len = *len,
+            Change::Coalesce(change) => self.coalesce = self.coalesce.after(*change),
+            Change::NetdevBudget(_)
+            | Change::NetdevBudgetUsecs(_)
+            | Change::DevWeight(_)
+            | Change::DevWeightRxBias(_)
+            | Change::SkbDeferMax(_) => self.limits = self.limits.after(change),
+            Change::RfsDesired { .. } | Change::HashKey(_) | Change::Kill(_) => {}
+        }
+    }
+
+    fn each(&mut self, queues: Queues, change: impl Fn(&mut QueueSettings)) {
+        for (number, queue) in (0..).zip(&mut self.queues) {
+            if queues.contain(RxQueue(number)) {
+                change(queue);
+            }
+        }
+    }
+}
+
+/// Tables have a power of two of entries, or none (RFS-9).
+fn rounded(entries: u32) -> u32 {
+    if entries == 0 { 0 } else { entries.checked_next_power_of_two().unwrap_or(1 << 31) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_rx::CpuId;
+    use forebay_rx::hash::Hasher;
+
+    use super::*;
+
+    #[test]
+    fn a_change_of_one_queue_leaves_the_others_and_a_change_of_all_does_not() {
+        let cpus = CpuList::new([0, 1].map(CpuId));
+        let config = Config::new(cpus, Arc::new(Hasher::keyed(&[0; 16], false)));
+        let mut settings = Settings::of(&config, 2);
+        for text in ["rps_flow_cnt=100", "rx-1/rps_flow_cnt=0", "rx-0/rps_cpus=2", "online=1:0"] {
+            settings.apply(&text.parse().unwrap());
+        }
+        let counts: Vec<_> = settings.queues.iter().map(|queue| queue.rps_flow_cnt).collect();
+        assert_eq!(counts, [128, 0]);
+        let masks: Vec<_> = settings.queues.iter().map(|queue| queue.rps_cpus.to_mask(2)).collect();
+        assert_eq!(masks, ["2", "3"]);
+        assert_eq!(settings.cpus.to_string(), "0");
+        assert!(settings.has(Queues::One(RxQueue(1))) && !settings.has(Queues::One(RxQueue(2))));
+    }
+}

@@ -1,0 +1,196 @@
+//! The engine on one thread: the same turns, in an order and at times that a seed determines.
+//!
+//! Each CPU does one thing at a time, and that takes virtual time: taking in a burst, or working
+//! on a batch of packets. The CPU that is done first goes next. How long things take varies by
+//! the seed, sometimes wildly, so that seeds explore interleavings that real threads show once in
+//! a million runs; and a seed that finds one shows it again.
+
+use forebay_rx::Handler;
+
+use super::outcome::Outcome;
+use super::queue::Activity;
+use super::shared::Shared;
+use super::worker::{Life, Worker};
+use crate::random::Random;
+
+/// Costs in virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VirtualCosts {
+    /// Taking in one frame.
+    pub intake_ns: u64,
+    /// Delivering one packet, before the application's work.
+    pub delivery_ns: u64,
+    /// The application's work on one packet.
+    pub work_ns: u64,
+}
+
+impl Default for VirtualCosts {
+    fn default() -> Self {
+        Self { intake_ns: 100, delivery_ns: 50, work_ns: 0 }
+    }
+}
+
+/// Longest time to replace a thread that died.
+const REPLACE_NS: u64 = 200_000;
+
+/// Time to wake up, or to look again for what another CPU is to do.
+const IDLE_NS: u64 = 1_000;
+
+/// One turn in this many takes [`STALL_FACTOR`] times as long: an interrupt, or a neighbour.
+const STALL_ONE_IN: u64 = 64;
+const STALL_FACTOR: u64 = 20;
+
+/// Runs workers, all built on one virtual clock, until all of them end.
+pub(super) fn run<H: Handler>(
+    workers: Vec<Worker<H>>,
+    shared: &Shared,
+    seed: u64,
+    costs: VirtualCosts,
+) -> Outcome<H> {
+    let mut random = Random::new(seed);
+    let mut steppers: Vec<_> = workers.into_iter().map(Stepper::new).collect();
+    let mut now_ns = 0;
+    while let Some(stepper) = next(&mut steppers, &mut random) {
+        now_ns = stepper.free_at_ns.max(now_ns);
+        shared.clock.advance_to(now_ns);
+        stepper.step(now_ns, &mut random, costs);
+        for stepper in &mut steppers {
+            stepper.wake_if_rung(now_ns, &mut random);
+        }
+    }
+    let workers = steppers.into_iter().map(|stepper| stepper.worker).collect();
+    Outcome::of(workers, shared, now_ns)
+}
+
+/// The CPU that is done first, of those that have not ended; one at random of several.
+fn next<'a, H: Handler>(
+    steppers: &'a mut [Stepper<H>],
+    random: &mut Random,
+) -> Option<&'a mut Stepper<H>> {
+    let running = || steppers.iter().filter(|stepper| !stepper.ended);
+    let first_ns = running().map(|stepper| stepper.free_at_ns).min()?;
+    let ties = running().filter(|stepper| stepper.free_at_ns == first_ns).count();
+    let pick = usize::try_from(random.below(ties as u64)).unwrap_or(0);
+    steppers.iter_mut().filter(|stepper| !stepper.ended && stepper.free_at_ns == first_ns).nth(pick)
+}
+
+/// A worker in virtual time.
+struct Stepper<H> {
+    worker: Worker<H>,
+    /// When it is done with what it is doing.
+    free_at_ns: u64,
+    /// True if it is doing a batch.
+    in_hand: bool,
+    /// True if it took frames in last; then it is the backlogs' turn.
+    took_in: bool,
+    /// True if it sleeps until `free_at_ns` or until its bell rings.
+    asleep: bool,
+    ended: bool,
+}
+
+impl<H: Handler> Stepper<H> {
+    fn new(worker: Worker<H>) -> Self {
+        Self { worker, free_at_ns: 0, in_hand: false, took_in: false, asleep: false, ended: false }
+    }
+
+    /// Ends what the CPU was doing, and begins the next thing.
+    fn step(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) {
+        if std::mem::take(&mut self.asleep) {
+            self.worker.shared.bell(self.worker.index).rise();
+        }
+        if self.worker.life == Life::Dead {
+            self.worker.recover(None);
+            self.in_hand = false;
+            self.free_at_ns = now_ns.saturating_add(random.between(1, REPLACE_NS));
+            return;
+        }
+        if std::mem::take(&mut self.in_hand) {
+            let Worker { delivery, returns, handler, .. } = &mut self.worker;
+            delivery.handle(returns, handler);
+            self.worker.delivery.complete(&mut self.worker.returns);
+            self.worker.flush();
+        }
+        let cost_ns = self.begin(now_ns, random, costs);
+        self.free_at_ns = now_ns.saturating_add(cost_ns);
+    }
+
+    /// Begins an intake or a batch, in turn as far as there is work, and returns what it costs.
+    fn begin(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) -> u64 {
+        if std::mem::take(&mut self.took_in)
+            && let Some(cost_ns) = self.begin_batch(random, costs)
+        {
+            return self.busy(cost_ns);
+        }
+        self.worker.end_turn();
+        self.worker.begin_turn(now_ns);
+        if std::mem::take(&mut self.worker.backlogs_first)
+            && let Some(cost_ns) = self.begin_batch(random, costs)
+        {
+            return self.busy(cost_ns);
+        }
+        match self.worker.intake_turn() {
+            Activity::Worked(frames) => {
+                self.took_in = true;
+                let cost_ns = varied(random, costs.intake_ns * frames as u64);
+                self.busy(cost_ns)
+            }
+            activity => match self.begin_batch(random, costs) {
+                Some(cost_ns) => self.busy(cost_ns),
+                None => self.idle(activity, now_ns, random),
+            },
+        }
+    }
+
+    fn begin_batch(&mut self, random: &mut Random, costs: VirtualCosts) -> Option<u64> {
+        let worker = &mut self.worker;
+        let granted = worker.grant_delivery();
+        if granted == 0 {
+            return None;
+        }
+        let taken = match worker.life {
+            Life::Doomed => worker.take_last_batch(granted),
+            _ => worker.delivery.take(granted),
+        };
+        worker.budget.spend(taken);
+        let taken = taken as u64;
+        worker.delivery.coalesce();
+        let packets = worker.delivery.in_hand() as u64;
+        self.in_hand = taken > 0;
+        self.in_hand.then(|| varied(random, costs.delivery_ns * taken + costs.work_ns * packets))
+    }
+
+    fn busy(&self, cost_ns: u64) -> u64 {
+        self.worker.shared.add_busy(self.worker.index, cost_ns);
+        cost_ns
+    }
+
+    fn idle(&mut self, activity: Activity, now_ns: u64, random: &mut Random) -> u64 {
+        self.ended = self.worker.has_ended();
+        let due_ns = match activity {
+            _ if self.worker.must_follow() => now_ns,
+            Activity::Worked(_) | Activity::Blocked => {
+                now_ns.saturating_add(random.between(1, 2 * IDLE_NS))
+            }
+            Activity::IdleUntil(due_ns) => due_ns.unwrap_or(u64::MAX),
+            Activity::Ended => u64::MAX,
+        };
+        self.asleep = !self.ended;
+        self.worker.shared.bell(self.worker.index).doze();
+        due_ns.saturating_sub(now_ns).max(1)
+    }
+
+    /// Wakes the CPU, a little later, if somebody rang for it.
+    fn wake_if_rung(&mut self, now_ns: u64, random: &mut Random) {
+        if self.asleep && !self.worker.shared.bell(self.worker.index).is_dozing() {
+            self.asleep = false;
+            let awake_ns = now_ns.saturating_add(random.between(1, 2 * IDLE_NS));
+            self.free_at_ns = self.free_at_ns.min(awake_ns);
+        }
+    }
+}
+
+/// Half to one and a half times as long, and now and then much longer.
+fn varied(random: &mut Random, cost_ns: u64) -> u64 {
+    let cost_ns = random.between(cost_ns / 2, cost_ns + cost_ns / 2).max(1);
+    if random.below(STALL_ONE_IN) == 0 { cost_ns * STALL_FACTOR } else { cost_ns }
+}

@@ -1,0 +1,323 @@
+//! One CPU at work: the queues it polls, its delivery, its handler.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use forebay_buf::Pool;
+use forebay_rx::{CpuId, Delivery, Handler};
+
+use super::changes::{Entry, Follower};
+use super::limits::{Budget, DEFER_MAX, Limits};
+use super::mailbox::Mailbox;
+use super::queue::{Activity, Queue};
+use super::shared::Shared;
+use crate::control::{Change, Coalesce, CpuList};
+use crate::trace::IntakeTrace;
+
+/// Queues that were handed to each CPU, by its place in the engine.
+pub(super) type Mailboxes = Arc<[Mailbox<Queue>]>;
+
+/// All that belongs to one CPU. It outlives the CPU's threads.
+pub(super) struct Worker<H> {
+    pub(super) cpu: CpuId,
+    /// Its place in the engine.
+    pub(super) index: usize,
+    /// The queues that it polls.
+    pub(super) queues: Vec<Queue>,
+    /// Has no frames of its own: a way home for those of others, for a CPU without a queue.
+    pub(super) returns: Pool,
+    pub(super) delivery: Delivery,
+    pub(super) handler: H,
+    /// The changes that the delivery follows.
+    pub(super) changes: Follower,
+    /// Coalescing on delivery.
+    pub(super) coalesce: Coalesce,
+    /// Queues on their way to each CPU.
+    pub(super) mailboxes: Mailboxes,
+    /// Budgets of a turn.
+    pub(super) limits: Limits,
+    /// The CPU that polls this one's queues, once this one does not run.
+    pub(super) heir: Option<CpuId>,
+    /// Budget left of the turn.
+    pub(super) budget: Budget,
+    /// The time, as of the last look.
+    pub(super) now_ns: u64,
+    /// Queue to start with next turn; the last turn ran out of budget there.
+    pub(super) first_queue: usize,
+    pub(super) backlogs_first: bool,
+    pub(super) life: Life,
+    /// True if it has told the others that it has delivered all there will be.
+    pub(super) delivered: bool,
+    pub(super) deaths: Deaths,
+    pub(super) trace: Option<IntakeTrace>,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// State of the CPU's thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Life {
+    /// Alive.
+    #[default]
+    Alive,
+    /// The thread terminates after it dequeues its next batch (fault injection).
+    Doomed,
+    /// The batch was dequeued, and nobody will handle it.
+    Dead,
+    /// The handler has the batch: if the thread panics now, it is the handler's doing.
+    Handling,
+}
+
+/// The threads that a CPU has lost.
+#[derive(Debug, Default)]
+pub(super) struct Deaths {
+    pub(super) count: u64,
+    /// Threads that panicked without a batch handled between.
+    pub(super) in_a_row: u32,
+    /// Batches handled when the last of them died.
+    batches: u64,
+    pub(super) last_panic: Option<String>,
+}
+
+impl<H: Handler> Worker<H> {
+    /// One turn, which begins at `now_ns`: each queue once, then the backlogs, then frames home.
+    pub(super) fn turn(&mut self, now_ns: u64) -> Activity {
+        self.begin_turn(now_ns);
+        let (activity, delivered) = if self.backlogs_first {
+            self.backlogs_first = false;
+            let delivered = self.delivery_turn();
+            self.now_ns = self.shared.clock.now_ns();
+            (self.intake_turn(), delivered)
+        } else {
+            let activity = self.intake_turn();
+            (activity, self.delivery_turn())
+        };
+        self.end_turn();
+        if delivered > 0 { activity.and(Activity::Worked(delivered)) } else { activity }
+    }
+
+    /// Follows what has changed, and gets what may be taken this time.
+    pub(super) fn begin_turn(&mut self, now_ns: u64) {
+        self.follow_changes();
+        self.adopt_queues();
+        self.now_ns = now_ns;
+        self.budget = self.limits.budget(now_ns);
+    }
+
+    /// Sends frames home, and counts a turn that was too short.
+    pub(super) fn end_turn(&mut self) {
+        self.flush();
+        if self.budget.is_squeezed() {
+            self.shared.add_squeezed(self.index);
+        }
+    }
+
+    /// Polls each queue once, as far as the budget goes.
+    pub(super) fn intake_turn(&mut self) -> Activity {
+        let count = self.queues.len();
+        let first = std::mem::take(&mut self.first_queue);
+        let mut activity = Activity::Ended;
+        for at in (0..count).map(|step| (first + step) % count) {
+            let queue = &mut self.queues[at];
+            let wanted = self.limits.burst();
+            let granted = self.budget.grant(wanted, self.now_ns);
+            if granted == 0 {
+                // What was left out goes first the next time.
+                self.first_queue = at;
+                self.budget.squeeze_if(queue.was_busy());
+                return activity.and(Activity::Worked(0));
+            }
+            let turned = queue.turn(granted, &self.shared);
+            self.now_ns = queue.now_ns().max(self.now_ns);
+            if let Activity::Worked(frames) = turned {
+                self.budget.spend(frames);
+                self.budget.squeeze_if(granted < wanted && frames == granted);
+            }
+            activity = activity.and(turned);
+        }
+        activity
+    }
+
+    /// Number of packets that may be taken from the backlogs now.
+    pub(super) fn grant_delivery(&mut self) -> usize {
+        if self.shared.is_paused(self.index) {
+            return 0;
+        }
+        let granted = self.budget.grant(self.limits.packets(), self.now_ns);
+        if granted == 0 && self.delivery.has_work() {
+            self.backlogs_first = true;
+            self.budget.squeeze_if(true);
+        }
+        granted
+    }
+
+    /// Delivers as many packets as may be.
+    fn delivery_turn(&mut self) -> usize {
+        let granted = self.grant_delivery();
+        if granted == 0 {
+            return 0;
+        }
+        if self.life == Life::Doomed {
+            return self.take_last_batch(granted);
+        }
+        self.life = Life::Handling;
+        let delivered = self.deliver(granted);
+        self.life = Life::Alive;
+        self.budget.spend(delivered);
+        let is_short = delivered == granted && granted < self.limits.packets();
+        self.budget.squeeze_if(is_short && self.delivery.has_work());
+        delivered
+    }
+
+    /// Delivers `granted` packets, and sends frames home on the way if they are not to wait.
+    fn deliver(&mut self, granted: usize) -> usize {
+        let pool = self.queues.first_mut().map_or(&mut self.returns, |queue| &mut queue.pool);
+        let deferred = self.limits.deferred();
+        if deferred == DEFER_MAX as usize {
+            return self.delivery.turn(granted, pool, &mut self.handler);
+        }
+        let mut delivered = 0;
+        while delivered < granted {
+            let portion = deferred.max(1).min(granted - delivered);
+            let done = self.delivery.turn(portion, pool, &mut self.handler);
+            pool.flush();
+            delivered += done;
+            if done == 0 {
+                break;
+            }
+        }
+        delivered
+    }
+
+    /// Takes the batch that dies with the thread, if there is one.
+    pub(super) fn take_last_batch(&mut self, packets_max: usize) -> usize {
+        let taken = self.delivery.take(packets_max);
+        if taken > 0 {
+            self.life = Life::Dead;
+        }
+        taken
+    }
+
+    /// Carries on after a thread that died: what it had in hand is lost, and nothing else.
+    pub(super) fn recover(&mut self, panic: Option<String>) {
+        let batches = self.delivery.counters().batches.get();
+        self.deaths.count += 1;
+        if panic.is_some() {
+            let is_in_a_row = batches == self.deaths.batches;
+            self.deaths.in_a_row = if is_in_a_row { self.deaths.in_a_row + 1 } else { 1 };
+            self.deaths.batches = batches;
+            self.deaths.last_panic = panic;
+        }
+        self.life = Life::Alive;
+        let Some((queue, lost)) = self.delivery.lose() else { return };
+        for dropped in lost {
+            if let Some(trace) = &self.trace {
+                trace.dropped(&dropped, queue);
+            }
+            if let Some(packet) = dropped.packet {
+                self.returns.put(packet.frame);
+            }
+        }
+        self.flush();
+    }
+
+    /// Works as the latest changes say. Nothing is in hand.
+    fn follow_changes(&mut self) {
+        for entry in self.changes.by_ref() {
+            let Entry::Change(made) = entry else { continue };
+            let Some(change) = &made.change else { continue };
+            match change {
+                Change::Coalesce(change) => {
+                    let before = self.coalesce.on_delivery();
+                    self.coalesce = self.coalesce.after(*change);
+                    if self.coalesce.on_delivery() != before {
+                        self.delivery.set_coalesce(self.coalesce.on_delivery());
+                    }
+                }
+                Change::Kill(cpu) if *cpu == self.cpu => self.life = Life::Doomed,
+                Change::Cpus(cpus) => self.heir = heir(self.cpu, cpus, &self.shared),
+                _ => self.limits = self.limits.after(change),
+            }
+        }
+    }
+
+    /// Takes over queues that were handed to this CPU, and hands on those that others must poll.
+    fn adopt_queues(&mut self) {
+        if self.mailboxes[self.index].has_mail() {
+            for mut queue in self.mailboxes[self.index].take() {
+                queue.move_to(self.cpu, &self.shared);
+                self.queues.push(queue);
+            }
+        }
+        let Some(heir) = self.heir.and_then(|cpu| self.shared.index_of(cpu)) else { return };
+        if self.queues.iter().all(Queue::has_ended) {
+            return;
+        }
+        self.flush(); // frames in the bins of their pools belong to others
+        let queues = std::mem::take(&mut self.queues);
+        let (ended, live) = queues.into_iter().partition(Queue::has_ended);
+        self.queues = ended;
+        live.into_iter().for_each(|queue| self.mailboxes[heir].put(queue));
+        self.shared.bell(heir).ring();
+    }
+
+    /// Sends every frame that waits home.
+    pub(super) fn flush(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.pool.flush());
+        self.returns.flush();
+    }
+
+    /// True if there is a reason not to sleep, other than what a source may have.
+    pub(super) fn has_business(&mut self) -> bool {
+        let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
+        let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
+        may_deliver
+            || self.queues.iter_mut().any(Queue::has_to_send)
+            || must_stop
+            || self.must_follow()
+            || self.has_ended()
+            || self.shared.is_aborted()
+    }
+
+    /// True if something has changed that this CPU or a queue of its has not come to.
+    pub(super) fn must_follow(&self) -> bool {
+        self.changes.has_next()
+            || self.queues.iter().any(Queue::must_follow)
+            || self.mailboxes[self.index].has_mail()
+    }
+
+    /// True if nothing will ever come again, neither to this CPU nor, to be sent, from the others.
+    pub(super) fn has_ended(&mut self) -> bool {
+        // The order matters: what the last queue published is seen once it is seen to have ended.
+        if !self.delivered && !self.shared.has_live_queues() && !self.delivery.has_work() {
+            self.delivered = true;
+            self.shared.cpu_delivered();
+        }
+        self.delivered && self.shared.all_delivered()
+    }
+
+    /// Descriptors that are readable while there are frames for this CPU to take in.
+    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.queues.iter().filter_map(Queue::descriptor).collect()
+    }
+}
+
+/// CPU that polls the queues of `cpu` while only `running` run: the first of those, unless it is one.
+fn heir(cpu: CpuId, running: &CpuList, shared: &Shared) -> Option<CpuId> {
+    let (running, _) = running.split_by(shared.cpus());
+    if running.contains(cpu) { None } else { running.cpus().first().copied() }
+}
+
+impl Activity {
+    /// Progress of two parts of a turn together.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Worked(some), Self::Worked(more)) => Self::Worked(some + more),
+            (Self::Worked(some), _) | (_, Self::Worked(some)) => Self::Worked(some),
+            (Self::Blocked, _) | (_, Self::Blocked) => Self::Blocked,
+            (Self::IdleUntil(one), Self::IdleUntil(other)) => {
+                Self::IdleUntil(one.into_iter().chain(other).min())
+            }
+            (Self::Ended, other) | (other, Self::Ended) => other,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The order check: was every flow delivered in the order of arrival?
+//!
+//! One entry for each flow hash, shared by all CPUs: the arrival number of the flow's last packet.
+//! Whoever delivers a packet exchanges that number for its own, and finds either an older one or a
+//! violation. The exchanges on one entry have a total order, which is the order of delivery.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Arrival;
+use forebay_rx::{CpuId, Packet, RxQueue};
+
+/// Flows that are told apart; a power of two.
+pub const LEDGER_FLOWS: usize = 1 << 17;
+
+/// Entries that are looked at before a flow goes unchecked.
+const PROBES: usize = 32;
+
+/// The order in which flows were delivered, and how much of each.
+#[derive(Debug)]
+pub struct Ledger {
+    entries: Box<[Entry]>,
+    /// Packets without a hash, by rx queue: all of a queue's are one flow here.
+    unsteered: Box<[Entry]>,
+    reordered: AtomicU64,
+    unchecked: AtomicU64,
+}
+
+/// One flow, on a line of its own: neighbours are written on other CPUs.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Entry {
+    /// Hash in the upper half, arrival number of the last packet in the lower; 0 if free.
+    last: AtomicU64,
+    /// The CPU of the last packet in the upper sixteen bits, the number of packets below.
+    tally: AtomicU64,
+}
+
+const CPU_SHIFT: u32 = 48;
+
+/// The key of packets without a hash, in entries of their own.
+const UNSTEERED_KEY: u32 = 1;
+
+/// Number of flows, and how they spread.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Flows {
+    /// Flows seen.
+    pub flows: u64,
+    /// Flows whose last packet each CPU delivered, by [`CpuId::index`].
+    pub per_cpu: Vec<u64>,
+    /// Packets of the largest flow.
+    pub largest: u64,
+    /// Packets delivered after a later one of their flow.
+    pub reordered: u64,
+    /// Packets of flows beyond what the ledger tells apart: not checked.
+    pub unchecked: u64,
+}
+
+impl Flows {
+    /// Counts of two ledgers together, for the same CPUs.
+    #[must_use]
+    pub fn plus(mut self, other: &Self) -> Self {
+        self.per_cpu.resize(self.per_cpu.len().max(other.per_cpu.len()), 0);
+        for (sum, flows) in self.per_cpu.iter_mut().zip(&other.per_cpu) {
+            *sum += flows;
+        }
+        Self {
+            flows: self.flows + other.flows,
+            largest: self.largest.max(other.largest),
+            reordered: self.reordered + other.reordered,
+            unchecked: self.unchecked + other.unchecked,
+            per_cpu: self.per_cpu,
+        }
+    }
+}
+
+impl Ledger {
+    /// An empty ledger for `queues` rx queues.
+    #[must_use]
+    pub fn new(queues: u16) -> Self {
+        let entries = |count| (0..count).map(|_| Entry::default()).collect();
+        Self {
+            entries: entries(LEDGER_FLOWS),
+            unsteered: entries(queues.into()),
+            reordered: AtomicU64::new(0),
+            unchecked: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes that `cpu` delivers a packet of `queue` now.
+    pub fn deliver(&self, packet: &Packet, queue: RxQueue, cpu: CpuId) {
+        let key = if packet.hash.is_some() { packet.hash.0 } else { UNSTEERED_KEY };
+        let (last, frames) = (packet.last_arrival(), u64::from(packet.segment_count()));
+        let candidates = self.candidates(packet.hash, queue).into_iter();
+        let found =
+            candidates.into_iter().find_map(|entry| Some((entry, entry.exchange(key, last)?)));
+        let Some((entry, before)) = found else {
+            self.unchecked.fetch_add(frames, Ordering::Relaxed);
+            return;
+        };
+        if let Before::Packet(before) = before
+            && !packet.arrival.is_after(before)
+        {
+            self.reordered.fetch_add(1, Ordering::Relaxed);
+        }
+        // Only a violation of order could make two CPUs meet here; the count is a figure for
+        // people then.
+        let packets = entry.tally.load(Ordering::Relaxed) & ((1 << CPU_SHIFT) - 1);
+        entry.tally.store(u64::from(cpu.0) << CPU_SHIFT | (packets + frames), Ordering::Relaxed);
+    }
+
+    /// Counts of what has been delivered.
+    #[must_use]
+    pub fn flows(&self, cpus: usize) -> Flows {
+        let mut flows = Flows {
+            per_cpu: vec![0; cpus],
+            reordered: self.reordered.load(Ordering::Relaxed),
+            unchecked: self.unchecked.load(Ordering::Relaxed),
+            ..Flows::default()
+        };
+        for entry in &self.entries {
+            let tally = entry.tally.load(Ordering::Relaxed);
+            if tally == 0 {
+                continue;
+            }
+            flows.flows += 1;
+            flows.largest = flows.largest.max(tally & ((1 << CPU_SHIFT) - 1));
+            let cpu = usize::try_from(tally >> CPU_SHIFT).unwrap_or(usize::MAX);
+            if let Some(count) = flows.per_cpu.get_mut(cpu) {
+                *count += 1;
+            }
+        }
+        flows
+    }
+
+    /// The entries that a flow may have.
+    fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &Entry> {
+        // By the upper bits, as the RPS map deals hashes out: neighbours are mostly those of one
+        // CPU, so a probe seldom reads a line that another CPU writes.
+        let start = (hash.0 >> (u32::BITS - LEDGER_FLOWS.trailing_zeros())) as usize;
+        let (entries, count) =
+            if hash.is_some() { (&self.entries, PROBES) } else { (&self.unsteered, 1) };
+        let start = if hash.is_some() { start } else { queue.0.into() };
+        (start..start + count).filter_map(move |at| entries.get(at % entries.len().max(1)))
+    }
+}
+
+/// Entry as it was before a packet.
+enum Before {
+    /// Nothing: it is a flow's first.
+    Nothing,
+    /// The flow's last packet.
+    Packet(Arrival),
+}
+
+impl Entry {
+    /// Puts a packet in the place of its flow's last one, in one step. `None` if the entry is
+    /// another flow's.
+    fn exchange(&self, key: u32, arrival: Arrival) -> Option<Before> {
+        let ours = u64::from(key) << 32 | u64::from(arrival.0);
+        let mut seen = self.last.load(Ordering::Relaxed);
+        if seen == 0 {
+            match self.last.compare_exchange(0, ours, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(Before::Nothing),
+                Err(now) => seen = now,
+            }
+        }
+        if seen >> 32 != u64::from(key) {
+            return None;
+        }
+        let before = self.last.swap(ours, Ordering::Relaxed);
+        Some(Before::Packet(Arrival::of_frame(before)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+    use forebay_buf::{Pool, Region};
+    use forebay_rx::parse::Link;
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: 1 }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    /// Delivers packets given as (hash, frame number, cpu).
+    fn delivered(packets: &[(u32, u64, u16)]) -> Flows {
+        let (ledger, mut pool) = (Ledger::new(1), pool());
+        for &(hash, number, cpu) in packets {
+            let (frame, arrival) = (pool.allocate(1).unwrap(), Arrival::of_frame(number));
+            let received = Packet::received(frame, arrival, 60, Link::Ethernet);
+            let packet = Packet { hash: FlowHash(hash), ..received };
+            ledger.deliver(&packet, RxQueue(0), CpuId(cpu));
+        }
+        ledger.flows(2)
+    }
+
+    #[test]
+    fn promise_1_a_packet_after_a_later_one_of_its_flow_is_counted() {
+        let flows = delivered(&[(9, 0, 0), (9, 2, 0), (7, 1, 1), (9, 1, 1), (9, 3, 1)]);
+        assert_eq!((flows.reordered, flows.flows, flows.largest), (1, 2, 4));
+        assert_eq!(flows.per_cpu, [0, 2]);
+    }
+
+    #[test]
+    fn packets_without_a_hash_are_checked_as_one_flow_of_their_queue() {
+        let flows = delivered(&[(0, 0, 0), (0, 5, 0), (0, 4, 0)]);
+        assert_eq!((flows.reordered, flows.flows, flows.unchecked), (1, 0, 0));
+    }
+
+    #[test]
+    fn arrival_numbers_may_wrap() {
+        let near = (1u64 << 32) - 2;
+        let flows =
+            delivered(&[(9, near, 0), (9, near + 1, 0), (9, near + 2, 0), (9, near + 3, 0)]);
+        assert_eq!(flows.reordered, 0);
+    }
+
+    #[test]
+    fn flows_beyond_the_ledgers_size_are_counted_as_unchecked() {
+        let hashes = 1..u32::try_from(LEDGER_FLOWS * 2).unwrap();
+        let packets: Vec<_> = hashes.map(|hash| (hash, u64::from(hash), 0)).collect();
+        let flows = delivered(&packets);
+        assert!(flows.unchecked > 0);
+        assert_eq!(flows.flows + flows.unchecked, packets.len() as u64);
+    }
+}

@@ -1,0 +1,95 @@
+//! Forebay: a modern kernel's receive path, in user space.
+//!
+//! Packets come from one receive queue and are delivered on every core, in order. The path itself
+//! is in `forebay-rx`, its memory in `forebay-buf`; this crate is where they meet Linux.
+//!
+//! A program opens a device, says what is to be done with batches of packets, and runs an engine
+//! over it: one thread for each CPU, packets of one flow always in order, wherever they go.
+//!
+//! ```no_run
+//! use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
+//!
+//! /// Counts what one CPU gets.
+//! #[derive(Default)]
+//! struct Count {
+//!     packets: u64,
+//! }
+//!
+//! impl Handler for Count {
+//!     fn handle(&mut self, batch: &mut Batch<'_>) {
+//!         self.packets += batch.packets.len() as u64;
+//!     }
+//! }
+//!
+//! # fn main() -> forebay::Result<()> {
+//! let device = Device::open(&DeviceConfig::new("veth0", Via::AfPacket))?;
+//! let engine = Engine::over(&Config::live(), &mut [device], |_cpu| Count::default())?;
+//! let (control, stopper) = (engine.control(), engine.stopper());
+//! std::thread::spawn(move || {
+//!     std::thread::sleep(std::time::Duration::from_secs(5));
+//!     control.set("rps_cpus", "0").ok(); // from now on, all on the CPU that polls
+//!     std::thread::sleep(std::time::Duration::from_secs(5));
+//!     stopper.stop();
+//! });
+//! let outcome = engine.run()?;
+//! for (cpu, count) in outcome.cpus.iter().zip(&outcome.handlers) {
+//!     println!("CPU {}: {} packets", cpu.cpu, count.packets);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The same over made-up traffic runs anywhere:
+//!
+//! ```
+//! # use forebay::{Batch, Config, Engine, Handler};
+//! use forebay::clock::Clock;
+//! use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
+//!
+//! # #[derive(Default)]
+//! # struct Count { packets: u64 }
+//! # impl Handler for Count {
+//! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.packets += batch.packets.len() as u64; }
+//! # }
+//! # fn main() -> forebay::Result<()> {
+//! let config = Config { when_full: forebay::engine::WhenFull::Wait, ..Config::live() };
+//! let traffic = SyntheticSource::new(SyntheticPlan { frames: 10_000, ..Default::default() }, None);
+//! let engine =
+//!     Engine::build(&config, vec![Box::new(traffic)], Clock::machine(), |_| Count::default())?;
+//! assert_eq!(engine.control().knob("netdev_max_backlog").as_deref(), Ok("1000"));
+//! engine.control().set("netdev_max_backlog", "300").unwrap();
+//! let outcome = engine.run()?;
+//! assert_eq!(outcome.handlers.iter().map(|count| count.packets).sum::<u64>(), 10_000);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/` has a counter of packets per flow, a bridge between two interfaces, and a coalescer
+//! before a TUN.
+
+pub mod device; //  where frames come from
+pub mod engine; //  one pinned thread for each CPU, or one seeded scheduler
+pub mod control; // what can be set, in the kernel's words
+pub mod net; //     UDP sockets
+pub mod run; //     live devices through it, and on to where packets go
+pub mod replay; //  a capture through the whole path, every packet checked
+
+pub mod report; //   what a run came to
+mod outputs; //     what it may write over
+mod private_listener; // sockets that others of this user connect to
+pub mod topology; // which CPUs are near each other, and the masks that follow
+pub mod ledger; //  was every flow delivered in order?
+pub mod trace; //   plain files from which outsiders can judge a run
+pub mod clock; //   engine time: the machine's, or a scheduler's
+pub mod random; //  numbers that a seed determines
+pub mod sys; //     what the engine asks of Linux
+pub mod error; //   what can go wrong, where, and what to do
+
+pub use error::{Error, Result};
+
+pub use control::Control;
+pub use device::sink::Sink;
+pub use device::{Device, DeviceConfig, Via};
+pub use engine::{Config, Engine, Outcome, Stopper};
+pub use forebay_rx::delivery::Batch;
+pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};

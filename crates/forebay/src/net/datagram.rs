@@ -1,0 +1,278 @@
+//! Datagrams as a reader gets them: where they lie in packet memory, many at once.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use forebay_rx::Packet;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Shape;
+use forebay_rx::parse::{Link, Network};
+use forebay_stack::network::compose::Stations;
+
+use super::endpoint::Inner;
+use super::transmit::Between;
+
+/// One datagram, or several of one sender that were merged (see [`gso_size`](Self::gso_size)).
+pub struct Datagram {
+    pub(super) packet: Packet,
+    pub(super) answer: Option<Answer>,
+    /// The payload, where it does not lie in one stretch.
+    together: Option<Box<[u8]>>,
+    /// `truesize` of frames that have gone home and that the socket is charged with still.
+    pub(super) freed_bytes: u32,
+}
+
+/// Destination of an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub(super) between: Between,
+    pub(super) back: Option<Stations>,
+}
+
+/// A payload that has no room in the datagram's frame: its length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoRoom(pub usize);
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes do not fit where the datagram lies: send them as another one", self.0)
+    }
+}
+
+impl std::error::Error for NoRoom {}
+
+impl Datagram {
+    pub(super) fn of(packet: Packet) -> Self {
+        let is_apart = packet.shape() == Shape::FragList;
+        let together = is_apart.then(|| joined(&packet));
+        Self { packet, answer: None, together, freed_bytes: 0 }
+    }
+
+    /// Payload that was sent; of merged datagrams the first one's. Once answered: the answer.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        if self.answer.is_some() {
+            return self.packet.frame.data();
+        }
+        let payload = self.packet.view().payload();
+        match (self.packet.shape(), &self.together) {
+            (Shape::Gso(size), _) => payload.get(..size.get().into()).unwrap_or(payload),
+            (Shape::FragList, Some(together)) => together,
+            _ => payload,
+        }
+    }
+
+    /// The payloads of all datagrams that were merged, in order: one of each, or of a datagram that
+    /// came alone, its own.
+    pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        let (alone, cut, merged) = match self.packet.shape() {
+            Shape::Single | Shape::FragList => (Some(self.payload()), None, None),
+            Shape::Gso(size) => {
+                let chunks = self.packet.view().payload().chunks(size.get().into());
+                (None, Some(chunks), None)
+            }
+            Shape::Merged(_) => (None, None, Some(self.packet.segments())),
+        };
+        let merged = merged.into_iter().flatten().map(|segment| segment.payload);
+        alone.into_iter().chain(cut.into_iter().flatten()).chain(merged)
+    }
+
+    /// The payload length of each datagram but the last, if several were merged (`UDP_GRO`); else 0.
+    #[must_use]
+    pub fn gso_size(&self) -> u16 {
+        self.packet.gso_size()
+    }
+
+    /// Sender.
+    #[must_use]
+    pub fn source(&self) -> SocketAddr {
+        let Between { destination: sender, .. } = self.way_back();
+        sender
+    }
+
+    /// To which of our addresses.
+    #[must_use]
+    pub fn destination(&self) -> SocketAddr {
+        let Between { source: receiver, .. } = self.way_back();
+        receiver
+    }
+
+    /// When it arrived, in nanoseconds since 1970; 0 if the device does not say.
+    #[must_use]
+    pub fn timestamp_ns(&self) -> u64 {
+        self.packet.timestamp_ns
+    }
+
+    /// Its traffic class: DSCP, and the two bits of ECN below.
+    #[must_use]
+    pub fn traffic_class(&self) -> u8 {
+        if self.answer.is_some() {
+            return 0;
+        }
+        let bytes = self.packet.frame.data();
+        let network = bytes.get(usize::from(self.packet.headers.network_offset)..);
+        match (self.packet.headers.network, network) {
+            (Network::Ipv4, Some(&[_, class, ..])) => class,
+            (Network::Ipv6, Some(&[high, low, ..])) => high << 4 | low >> 4,
+            _ => 0,
+        }
+    }
+
+    /// The bits of explicit congestion notification (RFC 3168).
+    #[must_use]
+    pub fn ecn(&self) -> u8 {
+        self.traffic_class() & 3
+    }
+
+    /// The flow's hash, by which it is steered.
+    #[must_use]
+    pub fn hash(&self) -> FlowHash {
+        self.packet.hash
+    }
+
+    /// Makes `payload` the answer: it is written where the datagram lay, and goes back to its sender
+    /// with [`send_replies`](super::UdpSocket::send_replies).
+    ///
+    /// # Errors
+    /// When there is no room for it there; then nothing has changed.
+    pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
+        let answer = self
+            .answer
+            .unwrap_or_else(|| Answer { between: self.way_back(), back: self.stations_back() });
+        let frame = &mut self.packet.frame;
+        if self.answer.is_none() {
+            // The headers are written anew.
+            let headers_bytes = u32::from(self.packet.headers.payload_offset);
+            frame.pull(headers_bytes.min(frame.len_bytes()));
+        }
+        if payload.len() > frame.room_mut().len() {
+            if self.answer.is_none() {
+                frame.push(self.packet.headers.payload_offset.into());
+            }
+            return Err(NoRoom(payload.len()));
+        }
+        if frame.follower_count() > 0 {
+            let before = frame.truesize();
+            drop(frame.take_followers());
+            self.freed_bytes += before - frame.truesize();
+        }
+        frame.copy_from(payload);
+        self.packet.set_gso_size(0);
+        self.answer = Some(answer);
+        Ok(())
+    }
+
+    /// From us, to whoever sent it.
+    fn way_back(&self) -> Between {
+        if let Some(answer) = self.answer {
+            return answer.between;
+        }
+        let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let view = self.packet.view();
+        let (from, to) = view.ports().unwrap_or_default();
+        Between {
+            source: SocketAddr::new(view.destination().unwrap_or(nobody), to),
+            destination: SocketAddr::new(view.source().unwrap_or(nobody), from),
+        }
+    }
+
+    fn stations_back(&self) -> Option<Stations> {
+        let is_ethernet = self.packet.headers.link == Link::Ethernet;
+        let stations = self.packet.frame.data().first_chunk::<12>().filter(|_| is_ethernet)?;
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *stations;
+        Some(Stations { from: [a, b, c, d, e, f], to: [g, h, i, j, k, l] })
+    }
+}
+
+impl fmt::Debug for Datagram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Datagram({} bytes from {})", self.payload().len(), self.source())
+    }
+}
+
+/// The payload of a datagram in several frames.
+fn joined(packet: &Packet) -> Box<[u8]> {
+    let mut payload = vec![0; packet.headers.payload_len.into()];
+    let len = packet.copy_payload(&mut payload);
+    payload.truncate(len);
+    payload.into()
+}
+
+/// Datagrams that were read at once. Their memory is the socket's until they are answered, read over
+/// by the next ones, or dropped.
+#[derive(Default)]
+pub struct Datagrams {
+    pub(super) datagrams: Vec<Datagram>,
+    /// Socket that they were read from.
+    pub(super) of: Option<Arc<Inner>>,
+    /// `truesize` of those that were sent back.
+    pub(super) gone_bytes: u32,
+}
+
+impl Datagrams {
+    /// Room for datagrams.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of datagrams.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.datagrams.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.datagrams.is_empty()
+    }
+
+    /// Datagrams, in the order in which each sender's came.
+    pub fn iter(&self) -> std::slice::Iter<'_, Datagram> {
+        self.datagrams.iter()
+    }
+
+    /// The same, to be answered.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Datagram> {
+        self.datagrams.iter_mut()
+    }
+
+    /// Gives their memory back.
+    pub fn clear(&mut self) {
+        if let Some(of) = self.of.take() {
+            of.give_back(self);
+        }
+    }
+}
+
+impl<'a> IntoIterator for &'a Datagrams {
+    type Item = &'a Datagram;
+    type IntoIter = std::slice::Iter<'a, Datagram>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Datagrams {
+    type Item = &'a mut Datagram;
+    type IntoIter = std::slice::IterMut<'a, Datagram>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
+impl Drop for Datagrams {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl fmt::Debug for Datagrams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.datagrams).finish()
+    }
+}

@@ -1,0 +1,267 @@
+//! The next station on the way of a datagram.
+//!
+//! On an interface that the kernel has too, its routes and neighbours are ours, asked for over
+//! netlink and remembered for a second. Where this host is ours alone, stations are learned from ARP
+//! and neighbour discovery. Where all is taken from the kernel, its routes are ours, and what it does not
+//! know it cannot learn any more: we do.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_rx::Packet;
+use forebay_stack::network::Identity;
+use forebay_stack::network::compose::Stations;
+use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
+
+use forebay_buf::Pool;
+
+use crate::sys::interface::InterfaceIndex;
+use crate::sys::neighbour;
+
+/// Time for which the kernel's answer is remembered.
+const REMEMBER_NS: u64 = 1_000_000_000;
+
+/// The kernel is asked at most this often for the sake of answers: those can go back to where their
+/// questions came from.
+const ASK_NS: u64 = 1_000_000;
+
+/// Next hops that are remembered.
+const REMEMBERED: usize = 256;
+
+/// The next stations of one device, as one CPU knows them.
+pub(super) enum Neighbours {
+    /// There is no link layer.
+    None,
+    /// The kernel's.
+    Kernels(KernelsNeighbours),
+    /// Our own, which all CPUs share. A lock that is taken for each datagram, for the time of a
+    /// look-up.
+    Own(Arc<Mutex<Learned>>),
+}
+
+/// Next hop of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Hop {
+    /// There; None where there is no link layer.
+    Known(Option<Stations>),
+    /// Station of this neighbour asked for: the packet is to be held until it is known.
+    Sought(IpAddr),
+    /// Nobody here knows, or asks: the kernel does.
+    Unknown,
+}
+
+impl Neighbours {
+    /// The kernel's, of an interface; and those learned where it hears nothing.
+    pub(super) fn of_kernel(
+        interface: InterfaceIndex,
+        learned: Option<Arc<Mutex<Learned>>>,
+    ) -> Self {
+        let remembered = vec![None; REMEMBERED].into_boxed_slice();
+        Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0, learned })
+    }
+
+    /// Finds the next hop of a datagram that no packet asked for. Packets that ask for its station go to
+    /// `asks`.
+    pub(super) fn hop_to(
+        &mut self,
+        destination: IpAddr,
+        on: &Identity,
+        now_ns: u64,
+        (pool, asks): (&mut Pool, &mut Vec<Packet>),
+    ) -> Hop {
+        if let Some(group) = group_station(destination, on) {
+            return Hop::Known(self.stations(group, on));
+        }
+        match self {
+            Self::None => Hop::Known(None),
+            Self::Kernels(kernels) => {
+                if let Some(station) = kernels.recall(destination, now_ns) {
+                    return Hop::Known(stations(station, on));
+                }
+                match kernels.ask(destination, now_ns) {
+                    Asked::Station(station) => Hop::Known(stations(station, on)),
+                    Asked::Neighbour(neighbour) => {
+                        let Some(learned) = &kernels.learned else { return Hop::Unknown };
+                        let hop = resolve(learned, neighbour, on, now_ns, (pool, asks));
+                        if let Hop::Known(Some(stations)) = hop {
+                            kernels.remember(destination, stations.to, now_ns);
+                        }
+                        hop
+                    }
+                    Asked::Nothing => Hop::Unknown,
+                }
+            }
+            Self::Own(learned) => resolve(learned, destination, on, now_ns, (pool, asks)),
+        }
+    }
+
+    /// Holds a packet whose station is sought. What it takes the place of goes to `dropped`.
+    pub(super) fn hold(
+        &mut self,
+        neighbour: IpAddr,
+        packet: Packet,
+        now_ns: u64,
+        dropped: &mut Vec<Packet>,
+    ) {
+        match self {
+            Self::Own(learned)
+            | Self::Kernels(KernelsNeighbours { learned: Some(learned), .. }) => {
+                let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+                learned.hold(neighbour, packet, now_ns, dropped);
+            }
+            Self::None | Self::Kernels(_) => dropped.push(packet),
+        }
+    }
+
+    /// Finds the next station of an answer to a packet from station `back`.
+    pub(super) fn hop_back(
+        &mut self,
+        destination: IpAddr,
+        on: &Identity,
+        now_ns: u64,
+        back: Option<Stations>,
+    ) -> Option<Stations> {
+        let Self::Kernels(kernels) = self else { return back };
+        let known = kernels.recall(destination, now_ns).or_else(|| {
+            let may_ask = now_ns.saturating_sub(kernels.asked_ns) >= ASK_NS;
+            match may_ask.then(|| kernels.ask(destination, now_ns)) {
+                Some(Asked::Station(station)) => Some(station),
+                _ => None,
+            }
+        });
+        known.and_then(|station| stations(station, on)).or(back)
+    }
+
+    fn stations(&self, to: [u8; 6], on: &Identity) -> Option<Stations> {
+        match self {
+            Self::None => None,
+            Self::Kernels(_) | Self::Own(_) => stations(to, on),
+        }
+    }
+}
+
+/// Asks those that were learned for a neighbour's station.
+fn resolve(
+    learned: &Mutex<Learned>,
+    neighbour: IpAddr,
+    on: &Identity,
+    now_ns: u64,
+    (pool, asks): (&mut Pool, &mut Vec<Packet>),
+) -> Hop {
+    let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+    match learned.resolve(neighbour, on, now_ns, pool) {
+        Resolved::Mac(station) => Hop::Known(stations(station, on)),
+        Resolved::Probe(station, packet) => {
+            asks.push(packet);
+            Hop::Known(stations(station, on))
+        }
+        Resolved::Ask(packet) => {
+            asks.push(packet);
+            Hop::Sought(neighbour)
+        }
+        Resolved::Wait => Hop::Sought(neighbour),
+    }
+}
+
+fn stations(to: [u8; 6], on: &Identity) -> Option<Stations> {
+    on.mac.map(|from| Stations { to, from })
+}
+
+/// The station that stands for a group, or for all (RFC 1112, section 6.4; RFC 2464, section 7).
+fn group_station(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
+    match destination {
+        IpAddr::V4(address) if address.is_multicast() => {
+            let [_, b, c, d] = address.octets();
+            Some([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+        }
+        IpAddr::V4(address) if on.is_broadcast(address) => Some([0xff; 6]),
+        IpAddr::V6(address) if address.is_multicast() => {
+            let [.., a, b, c, d] = address.octets();
+            Some([0x33, 0x33, a, b, c, d])
+        }
+        _ => None,
+    }
+}
+
+/// Answers of the kernel on one interface's neighbours.
+pub(super) struct KernelsNeighbours {
+    interface: InterfaceIndex,
+    /// By destination; a newer one takes its place.
+    remembered: Box<[Option<Remembered>]>,
+    asked_ns: u64,
+    /// Neighbours that the kernel cannot learn, for it hears nothing.
+    learned: Option<Arc<Mutex<Learned>>>,
+}
+
+/// The kernel's answer.
+enum Asked {
+    Station([u8; 6]),
+    /// A neighbour whose station it does not know.
+    Neighbour(IpAddr),
+    /// No way there.
+    Nothing,
+}
+
+#[derive(Clone, Copy)]
+struct Remembered {
+    destination: IpAddr,
+    station: [u8; 6],
+    until_ns: u64,
+}
+
+impl KernelsNeighbours {
+    fn recall(&self, destination: IpAddr, now_ns: u64) -> Option<[u8; 6]> {
+        let remembered = self.remembered[place(destination)].as_ref()?;
+        let is_good = remembered.destination == destination && now_ns < remembered.until_ns;
+        is_good.then_some(remembered.station)
+    }
+
+    /// Asks the kernel, which then seeks a neighbour that it does not know, if it can.
+    fn ask(&mut self, destination: IpAddr, now_ns: u64) -> Asked {
+        self.asked_ns = now_ns;
+        // What cannot be asked is not known.
+        let Ok(Some(hop)) = neighbour::next_hop(destination, self.interface) else {
+            return Asked::Nothing;
+        };
+        let Ok(Some(station)) = neighbour::station_of(hop, self.interface) else {
+            if self.learned.is_none() {
+                // Without the right to, the datagram that goes by the kernel has the same effect.
+                let _ = neighbour::seek(hop, self.interface);
+            }
+            return Asked::Neighbour(hop);
+        };
+        self.remember(destination, station.0, now_ns);
+        Asked::Station(station.0)
+    }
+
+    fn remember(&mut self, destination: IpAddr, station: [u8; 6], now_ns: u64) {
+        let until_ns = now_ns.saturating_add(REMEMBER_NS);
+        self.remembered[place(destination)] = Some(Remembered { destination, station, until_ns });
+    }
+}
+
+/// Neighbours of one network mostly differ in their last bytes.
+fn place(destination: IpAddr) -> usize {
+    let (high, low) = match destination {
+        IpAddr::V4(address) => {
+            let [_, _, c, d] = address.octets();
+            (c, d)
+        }
+        IpAddr::V6(address) => {
+            let [.., c, d] = address.octets();
+            (c, d)
+        }
+    };
+    usize::from(high.wrapping_mul(31) ^ low) % REMEMBERED
+}
+
+impl fmt::Debug for Neighbours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "Neighbours(none)",
+            Self::Kernels(_) => "Neighbours(the kernel's)",
+            Self::Own(_) => "Neighbours(our own)",
+        })
+    }
+}

@@ -1,0 +1,350 @@
+//! State that sockets, and the stacks of all CPUs, share.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use arc_swap::{ArcSwap, Guard};
+use forebay_buf::Pool;
+use forebay_rx::{CpuId, RxQueue};
+use forebay_stack::network::neighbours::Neighbours as Learned;
+use forebay_stack::network::{Identity, NetworkCounters, Prefix};
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::policy::{ReliefCounters, SharedPolicy};
+use forebay_stack::socket::queue::{Outlet, QueueConfig, WakeReader, open};
+use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
+use rustix::io::Errno;
+
+use super::directory::Directory;
+use super::transmit::Transmitter;
+use super::unsent::Unsent;
+use super::waiting::Blocked;
+use crate::engine::Flows;
+use crate::sys;
+use crate::sys::interface::InterfaceIndex;
+
+/// The most sockets that there are at once.
+pub const SOCKETS_MAX: usize = 1 << 17;
+
+/// Slots that each CPU's ring to a socket begins with.
+const SLOTS: u32 = 32;
+
+/// One device, as the stack sees it.
+pub(super) struct NetDevice {
+    pub(super) name: String,
+    /// Addresses of this host on it.
+    pub(super) identity: ArcSwap<Identity>,
+    /// None where the kernel does not have it too.
+    pub(super) kernels: Option<InterfaceIndex>,
+    /// Stations that were learned, where the kernel does not know them.
+    pub(super) learned: Arc<Mutex<Learned>>,
+}
+
+impl NetDevice {
+    /// Stations that were learned. Locked for a look, or for what was said of one.
+    pub(super) fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All that is shared.
+pub(super) struct Shared {
+    cpus: Box<[CpuId]>,
+    pub(super) directory: Arc<Directory>,
+    pub(super) table: Arc<ArcSwap<SocketTable>>,
+    sockets: Mutex<Sockets>,
+    pub(super) devices: Box<[NetDevice]>,
+    /// By rx queue: its device.
+    queues: Box<[usize]>,
+    late: OnceLock<Late>,
+    pub(super) blocked: Blocked,
+    pub(super) policy: SharedPolicy,
+    /// Reason why there are no copy caches, if there are none.
+    pub(super) no_copy_cache: Option<String>,
+    pub(super) rmem_default: u32,
+    pub(super) rmem_max: u32,
+    has_ended: AtomicBool,
+    pub(super) counters: Box<[Arc<NetworkCounters>]>,
+    pub(super) unsent: Unsent,
+    pub(super) relief: Box<[Arc<ReliefCounters>]>,
+}
+
+/// Parts that come with the engine, before any packet.
+pub(super) struct Late {
+    /// By CPU, in their order.
+    transmitters: Box<[Mutex<Transmitter>]>,
+    flows: Flows,
+    /// For readers: what [`Pool::way_home`] is asked of.
+    home: Mutex<Pool>,
+}
+
+/// The sockets that there are.
+struct Sockets {
+    bindings: Bindings,
+    /// By slot: how many sockets have had it and are closed.
+    generations: Vec<u32>,
+    /// Slots of sockets that are closed.
+    free: Vec<u32>,
+    next_port: u16,
+}
+
+/// Addresses on each device at one moment, and so the device that leads to a destination.
+pub(super) struct Routes(Vec<Guard<Arc<Identity>>>);
+
+impl Routes {
+    /// By which device a datagram leaves, and from which address unless the socket has one.
+    pub(super) fn find(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
+        let mut by_default = None;
+        for (index, identity) in self.0.iter().enumerate() {
+            let same_family = |own: &&Prefix| own.address.is_ipv4() == destination.is_ipv4();
+            let mut own = identity.addresses.iter().filter(same_family);
+            if let Some(near) = own.clone().find(|own| own.contains(destination)) {
+                return Some((index, Some(near.address)));
+            }
+            // Of IPv6, the address for far destinations is not the link's own.
+            let is_far = |own: &&Prefix| match own.address {
+                IpAddr::V6(own) => !own.is_unicast_link_local(),
+                IpAddr::V4(_) => false,
+            };
+            let far = own.clone().find(is_far).or_else(|| own.next());
+            if by_default.is_none() && far.is_some() {
+                by_default = Some((index, far.map(|own| own.address)));
+            }
+        }
+        by_default
+    }
+
+    /// Addresses of this host on a device.
+    pub(super) fn identity(&self, device: usize) -> &Identity {
+        &self.0[device]
+    }
+}
+
+/// Parts of a `Shared`.
+pub(super) struct Parts {
+    pub(super) cpus: Vec<CpuId>,
+    pub(super) devices: Vec<NetDevice>,
+    pub(super) queues: Vec<usize>,
+    pub(super) policy: SharedPolicy,
+    pub(super) no_copy_cache: Option<String>,
+    pub(super) rmem_default: u32,
+    pub(super) rmem_max: u32,
+    pub(super) seed: u64,
+    pub(super) counters: Vec<Arc<NetworkCounters>>,
+}
+
+/// A socket's place.
+pub(super) struct Bound {
+    pub(super) id: SocketId,
+    pub(super) local: SocketAddr,
+    pub(super) outlet: Outlet,
+    pub(super) home: Pool,
+    /// True if flows are to come to where they are read. What is read where it was delivered says
+    /// nothing, and would keep flows from being spread.
+    pub(super) is_followed: bool,
+}
+
+impl Shared {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self {
+            relief: parts.cpus.iter().map(|_| Arc::default()).collect(),
+            directory: Arc::default(),
+            cpus: parts.cpus.into(),
+            table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
+            sockets: Mutex::new(Sockets::new(parts.seed)),
+            devices: parts.devices.into(),
+            queues: parts.queues.into(),
+            late: OnceLock::new(),
+            blocked: Blocked::default(),
+            policy: parts.policy,
+            no_copy_cache: parts.no_copy_cache,
+            rmem_default: parts.rmem_default,
+            rmem_max: parts.rmem_max,
+            has_ended: AtomicBool::new(false),
+            counters: parts.counters.into(),
+            unsent: Unsent::default(),
+        }
+    }
+
+    /// Completes it, once.
+    pub(super) fn complete(&self, transmitters: Vec<Transmitter>, flows: Flows, home: Pool) {
+        let transmitters = transmitters.into_iter().map(Mutex::new).collect();
+        let set = self.late.set(Late { transmitters, flows, home: Mutex::new(home) });
+        debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    fn late(&self) -> &Late {
+        self.late.get().unwrap_or_else(|| unreachable!("a Net is handed out when it is complete"))
+    }
+
+    /// Table in which readers record the CPU that they run on.
+    pub(super) fn flows(&self) -> &Flows {
+        &self.late().flows
+    }
+
+    /// The device of a queue.
+    pub(super) fn device_of(&self, queue: RxQueue) -> usize {
+        self.queues.get(usize::from(queue.0)).copied().unwrap_or(0)
+    }
+
+    /// Binds a socket. A port of 0 is an ephemeral one.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL` as of the kernel; `EMFILE` when there are as many as may be.
+    pub(super) fn bind(
+        &self,
+        mut binding: Binding,
+        rcvbuf: u32,
+        reader: Arc<dyn WakeReader>,
+    ) -> io::Result<Bound> {
+        let ip = binding.local.ip();
+        if !ip.is_unspecified() && !self.is_receivable(ip) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        let mut sockets = self.sockets();
+        if binding.local.port() == 0 {
+            sockets.choose_port(&mut binding)?;
+        } else if sockets.bindings.conflict(&binding).is_some() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        binding.id = sockets.free_id()?;
+        let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
+        let is_followed = binding.reuse != Reuse::ThisCpu;
+        let (hub, outlet) = open(QueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
+        // Whatever is in a table is in the directory before.
+        self.directory.enter(hub);
+        sockets.bindings.insert(binding);
+        self.publish(&sockets);
+        let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).way_home();
+        Ok(Bound { id, local, outlet, home, is_followed })
+    }
+
+    /// Changes a socket's binding. It is the one bound last from now on: of sockets that are connected
+    /// alike, the kernel takes the last.
+    pub(super) fn rebind(&self, id: SocketId, change: impl FnOnce(&mut Binding)) {
+        let mut sockets = self.sockets();
+        sockets.bindings.rebind(id, change);
+        self.publish(&sockets);
+    }
+
+    /// Forgets a socket, which has no reader any more.
+    pub(super) fn close(&self, id: SocketId) {
+        let mut sockets = self.sockets();
+        sockets.bindings.remove(id);
+        self.publish(&sockets);
+        self.directory.remove(id);
+        sockets.give_back(id);
+    }
+
+    fn publish(&self, sockets: &Sockets) {
+        self.table.store(Arc::new(sockets.bindings.table().clone()));
+    }
+
+    pub(super) fn cpus(&self) -> &[CpuId] {
+        &self.cpus
+    }
+
+    /// The ways out of the calling thread's CPU, or of some CPU.
+    pub(super) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
+        let cpu = sys::current_cpu();
+        let index = self.cpus.iter().position(|&own| own == cpu);
+        self.transmitter_of(index.unwrap_or(cpu.index() % self.cpus.len()))
+    }
+
+    /// True if some CPU's ways out have packet memory for a datagram, however long.
+    pub(super) fn has_send_room(&self) -> bool {
+        (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
+    }
+
+    /// Counters of a CPU, by its place.
+    pub(super) fn transmitter_of(&self, index: usize) -> MutexGuard<'_, Transmitter> {
+        self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Routes as of now.
+    pub(super) fn routes(&self) -> Routes {
+        Routes(self.devices.iter().map(|device| device.identity.load()).collect())
+    }
+
+    /// Frames for what is sent that have not come home.
+    pub(super) fn send_frames_away(&self) -> usize {
+        (0..self.cpus.len()).map(|index| self.transmitter_of(index).frames_away()).sum()
+    }
+
+    fn is_receivable(&self, address: IpAddr) -> bool {
+        address.is_multicast()
+            || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
+    }
+
+    /// Says that no packets will come any more, and wakes all readers. What waits for a neighbour's
+    /// answer goes home.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        self.directory.hubs().for_each(|hub| hub.end());
+        let mut dropped = Vec::new();
+        self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
+        drop(dropped);
+        for index in 0..self.cpus.len() {
+            // A device that is gone has said so to who sent.
+            let _ = self.transmitter_of(index).flush_all();
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, Sockets> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sockets {
+    fn new(seed: u64) -> Self {
+        let (generations, free) = (Vec::new(), Vec::new());
+        Self { bindings: Bindings::new(seed), generations, free, next_port: 0 }
+    }
+
+    fn free_id(&mut self) -> io::Result<SocketId> {
+        let next = u32::try_from(self.generations.len()).unwrap_or(u32::MAX);
+        let slot = self.free.pop().unwrap_or(next);
+        if slot as usize >= SOCKETS_MAX {
+            return Err(Errno::MFILE.into());
+        }
+        if slot == next {
+            self.generations.push(0);
+        }
+        Ok(SocketId::new(slot, self.generations[slot as usize]))
+    }
+
+    /// The slot of a socket that is closed is another one's.
+    fn give_back(&mut self, id: SocketId) {
+        let generation = &mut self.generations[id.index()];
+        *generation = generation.wrapping_add(1);
+        self.free.extend(u32::try_from(id.index()));
+    }
+
+    /// `ip_local_port_range`.
+    fn choose_port(&mut self, binding: &mut Binding) -> io::Result<()> {
+        const PORTS: std::ops::Range<u16> = 32_768..61_000;
+        for _ in PORTS {
+            self.next_port =
+                if PORTS.contains(&self.next_port) { self.next_port } else { PORTS.start };
+            binding.local.set_port(self.next_port);
+            self.next_port += 1;
+            if self.bindings.conflict(binding).is_none() {
+                return Ok(());
+            }
+        }
+        Err(Errno::ADDRINUSE.into())
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices: Vec<_> = self.devices.iter().map(|device| &device.name).collect();
+        write!(f, "Net({devices:?}, {} CPUs)", self.cpus.len())
+    }
+}

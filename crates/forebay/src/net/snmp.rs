@@ -1,0 +1,137 @@
+//! Counters of the network layer, as `/proc/net/snmp` and `/proc/net/snmp6` write it.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use forebay_rx::counters::Counter;
+use forebay_stack::network::NetworkCounters;
+
+use super::unsent::Unsent;
+
+/// A counter's name, and where it stands.
+type Named = (&'static str, fn(&NetworkCounters) -> &Counter);
+
+const IP: &[Named] = &[
+    ("InReceives", |of| &of.ip.in_receives),
+    ("InHdrErrors", |of| &of.ip.in_hdr_errors),
+    ("InAddrErrors", |of| &of.ip.in_addr_errors),
+    ("InUnknownProtos", |of| &of.ip.in_unknown_protos),
+    ("InDiscards", |of| &of.ip.in_discards),
+    ("InDelivers", |of| &of.ip.in_delivers),
+    ("ReasmTimeout", |of| &of.ip.reasm_timeout),
+    ("ReasmReqds", |of| &of.ip.reasm_reqds),
+    ("ReasmOKs", |of| &of.ip.reasm_oks),
+    ("ReasmFails", |of| &of.ip.reasm_fails),
+];
+
+const ICMP: &[Named] = &[
+    ("InMsgs", |of| &of.icmp.in_msgs),
+    ("InErrors", |of| &of.icmp.in_errors),
+    ("InCsumErrors", |of| &of.icmp.in_csum_errors),
+    ("InDestUnreachs", |of| &of.icmp.in_dest_unreachs),
+    ("InTimeExcds", |of| &of.icmp.in_time_excds),
+    ("InParmProbs", |of| &of.icmp.in_parm_probs),
+    ("InEchos", |of| &of.icmp.in_echos),
+    ("InEchoReps", |of| &of.icmp.in_echo_reps),
+    ("OutMsgs", |of| &of.icmp.out_msgs),
+    ("OutRateLimitGlobal", |of| &of.icmp.out_rate_limit_global),
+    ("OutRateLimitHost", |of| &of.icmp.out_rate_limit_host),
+    ("OutDestUnreachs", |of| &of.icmp.out_dest_unreachs),
+    ("OutEchoReps", |of| &of.icmp.out_echo_reps),
+];
+
+const UDP: &[Named] = &[
+    ("InDatagrams", |of| &of.udp.in_datagrams),
+    ("NoPorts", |of| &of.udp.no_ports),
+    ("InErrors", |of| &of.udp.in_errors),
+    ("RcvbufErrors", |of| &of.udp.rcvbuf_errors),
+    ("InCsumErrors", |of| &of.udp.in_csum_errors),
+    ("IgnoredMulti", |of| &of.udp.ignored_multi),
+];
+
+const V6: &[Named] = &[
+    ("Ip6InReceives", |of| &of.ip6.in_receives),
+    ("Ip6InHdrErrors", |of| &of.ip6.in_hdr_errors),
+    ("Ip6InAddrErrors", |of| &of.ip6.in_addr_errors),
+    ("Ip6InUnknownProtos", |of| &of.ip6.in_unknown_protos),
+    ("Ip6InTruncatedPkts", |of| &of.ip6.in_truncated_pkts),
+    ("Ip6InDiscards", |of| &of.ip6.in_discards),
+    ("Ip6InDelivers", |of| &of.ip6.in_delivers),
+    ("Ip6ReasmTimeout", |of| &of.ip6.reasm_timeout),
+    ("Ip6ReasmReqds", |of| &of.ip6.reasm_reqds),
+    ("Ip6ReasmOKs", |of| &of.ip6.reasm_oks),
+    ("Ip6ReasmFails", |of| &of.ip6.reasm_fails),
+    ("Icmp6InMsgs", |of| &of.icmp6.in_msgs),
+    ("Icmp6InErrors", |of| &of.icmp6.in_errors),
+    ("Icmp6OutMsgs", |of| &of.icmp6.out_msgs),
+    ("Icmp6InCsumErrors", |of| &of.icmp6.in_csum_errors),
+    ("Udp6InDatagrams", |of| &of.udp6.in_datagrams),
+    ("Udp6NoPorts", |of| &of.udp6.no_ports),
+    ("Udp6InErrors", |of| &of.udp6.in_errors),
+    ("Udp6RcvbufErrors", |of| &of.udp6.rcvbuf_errors),
+    ("Udp6InCsumErrors", |of| &of.udp6.in_csum_errors),
+    ("Udp6IgnoredMulti", |of| &of.udp6.ignored_multi),
+];
+
+/// The counters of all CPUs together, those that there are here, in the lines of `/proc/net/snmp`.
+pub(super) fn snmp(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
+    let unsent = [("OutDiscards", unsent.v4.discards()), ("OutNoRoutes", unsent.v4.no_routes())];
+    let mut text = String::new();
+    for (protocol, named, more) in [("Ip", IP, &unsent[..]), ("Icmp", ICMP, &[]), ("Udp", UDP, &[])]
+    {
+        let named = named.iter().map(|(name, of)| (*name, sum(counters, *of)));
+        let (names, values): (Vec<_>, Vec<_>) =
+            named.chain(more.iter().copied()).map(|(name, of)| (name, of.to_string())).unzip();
+        let (names, values) = (names.join(" "), values.join(" "));
+        // Writing to a string does not fail.
+        let _ = write!(text, "{protocol}: {names}\n{protocol}: {values}\n");
+    }
+    text
+}
+
+/// The same of IPv6, in the lines of `/proc/net/snmp6`.
+pub(super) fn snmp6(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
+    let unsent =
+        [("Ip6OutDiscards", unsent.v6.discards()), ("Ip6OutNoRoutes", unsent.v6.no_routes())];
+    let mut text = String::new();
+    for (name, of) in V6.iter().map(|(name, of)| (*name, sum(counters, *of))).chain(unsent) {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name:<32}\t{of}");
+    }
+    text
+}
+
+fn sum(counters: &[Arc<NetworkCounters>], of: fn(&NetworkCounters) -> &Counter) -> u64 {
+    counters.iter().map(|counters| of(counters).get()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names in a text of the kernel's, each with its protocol.
+    fn names(text: &str) -> Vec<String> {
+        let heads = text.lines().step_by(2).filter_map(|line| line.split_once(": "));
+        let all = heads.flat_map(|(protocol, names)| {
+            names.split(' ').map(move |name| format!("{protocol}{name}"))
+        });
+        all.collect()
+    }
+
+    #[test]
+    fn promise_8_counters_have_the_kernels_names() {
+        let (v4, v6) = ("/proc/net/snmp", "/proc/net/snmp6");
+        let kernels = std::fs::read_to_string(v4).unwrap();
+        let theirs = names(&kernels);
+        for ours in names(&snmp(&[], &Unsent::default())) {
+            assert!(theirs.contains(&ours), "{ours} is not in {v4}");
+        }
+        let Ok(kernels) = std::fs::read_to_string(v6) else { return };
+        let theirs: Vec<_> =
+            kernels.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        for line in snmp6(&[], &Unsent::default()).lines() {
+            let ours = line.split_whitespace().next().unwrap();
+            assert!(theirs.contains(&ours), "{ours} is not in {v6}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The way out of sockets: headers, the next station, the device.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use forebay_buf::Pool;
+use forebay_rx::Packet;
+use forebay_rx::packet::Arrival;
+use forebay_stack::network::Identity;
+use forebay_stack::network::compose::{
+    DEFAULT_TTL, HEADERS_BYTES_MAX, Stations, UdpHeaders, Uncomposable, compose_udp,
+};
+use rustix::io::Errno;
+
+use super::neighbours::{Hop, Neighbours};
+use crate::clock::Clock;
+use crate::device::sink::Sink;
+use crate::error::Result;
+
+/// Datagrams that are gathered before the device is told.
+const GATHER_MAX: usize = 64;
+
+/// Fields of a datagram that is sent, besides its addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Marks {
+    pub(super) ttl: u8,
+    pub(super) tos: u8,
+    pub(super) gso_size: u16,
+}
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
+    }
+}
+
+/// From where, and to where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Between {
+    pub(super) source: SocketAddr,
+    pub(super) destination: SocketAddr,
+}
+
+/// Outcome of gathering a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Gathered {
+    /// The datagram goes with the next flush.
+    Yes,
+    /// Nobody knows its next station yet.
+    NextUnknown,
+}
+
+/// One CPU's ways out.
+pub(super) struct Transmitter {
+    clock: Clock,
+    /// The time, as of the last flush.
+    now_ns: u64,
+    /// Frames of its own for what sockets send, and the way home for those of others.
+    pool: Pool,
+    /// By device.
+    ways: Vec<Way>,
+}
+
+struct Way {
+    sink: Box<dyn Sink>,
+    neighbours: Neighbours,
+    gathered: Vec<Packet>,
+}
+
+impl Transmitter {
+    pub(super) fn new(pool: Pool, ways: Vec<(Box<dyn Sink>, Neighbours)>) -> Self {
+        let clock = Clock::machine();
+        let now_ns = clock.now_ns();
+        let gathered = || Vec::with_capacity(GATHER_MAX);
+        let ways = ways.into_iter();
+        let ways = ways.map(|(sink, neighbours)| Way { sink, neighbours, gathered: gathered() });
+        Self { clock, now_ns, pool, ways: ways.collect() }
+    }
+
+    /// Sends packets as they are, all of them.
+    pub(super) fn send_as_is(&mut self, device: usize, packets: &mut Vec<Packet>) -> Result<()> {
+        self.ways[device].gathered.append(packets);
+        self.flush(device)
+    }
+
+    /// Gathers a datagram with this payload; it goes with the next [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// `EMSGSIZE` when it does not fit in the device's MTU; would block when no memory is free.
+    pub(super) fn gather(
+        &mut self,
+        device: usize,
+        on: &Identity,
+        between: Between,
+        (payload, marks): (&[u8], Marks),
+    ) -> io::Result<Gathered> {
+        let gso_size = if payload.len() > marks.gso_size.into() { marks.gso_size } else { 0 };
+        let whole = usize::from(gso_size);
+        check_len(if whole > 0 { whole } else { payload.len() }, between, on)?;
+        let Self { now_ns, pool, ways, .. } = self;
+        let Way { neighbours, gathered, .. } = &mut ways[device];
+        let destination = between.destination.ip();
+        let hop = neighbours.hop_to(destination, on, *now_ns, (pool, gathered));
+        let stations = match hop {
+            Hop::Known(stations) => stations,
+            Hop::Sought(_) => on.mac.map(|from| Stations { to: [0; 6], from }),
+            Hop::Unknown => return Ok(Gathered::NextUnknown),
+        };
+        let len_bytes = u32::try_from(payload.len()).map_err(|_| too_long())?;
+        let Some(mut frame) = pool.allocate(len_bytes) else {
+            // What has gone makes room for the next.
+            let _ = self.flush_all();
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        frame.copy_from(payload);
+        let mut packet = Packet::received(frame, Arrival(0), 0, forebay_rx::parse::Link::Ip);
+        packet.set_gso_size(gso_size);
+        let packet = self.compose(packet, stations, (between, marks))?;
+        match hop {
+            Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
+            Hop::Known(_) | Hop::Unknown => self.add(device, packet),
+        }
+        Ok(Gathered::Yes)
+    }
+
+    fn hold(&mut self, device: usize, neighbour: IpAddr, packet: Packet) {
+        let mut dropped = Vec::new();
+        let neighbours = &mut self.ways[device].neighbours;
+        neighbours.hold(neighbour, packet, self.now_ns, &mut dropped);
+        dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
+    }
+
+    /// Gathers the answer to a datagram that came from station `back`. Its payload is all that is in
+    /// the packet's frame.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` when it does not fit in the device's MTU.
+    pub(super) fn gather_answer(
+        &mut self,
+        device: usize,
+        on: &Identity,
+        (packet, back): (Packet, Option<Stations>),
+        (between, marks): (Between, Marks),
+    ) -> io::Result<()> {
+        if let Err(error) = check_len(packet.frame.len_bytes() as usize, between, on) {
+            self.pool.put(packet.frame);
+            return Err(error);
+        }
+        let neighbours = &mut self.ways[device].neighbours;
+        let stations = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
+        let packet = self.compose(packet, stations, (between, marks))?;
+        self.add(device, packet);
+        Ok(())
+    }
+
+    fn compose(
+        &mut self,
+        mut packet: Packet,
+        stations: Option<Stations>,
+        (between, marks): (Between, Marks),
+    ) -> io::Result<Packet> {
+        let Between { source, destination } = between;
+        let (Marks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());
+        let to = UdpHeaders { stations, source, destination, ttl, tos, gso_size };
+        match compose_udp(&mut packet.frame, &to) {
+            Ok(headers) => packet.headers = headers,
+            Err(refused) => {
+                self.pool.put(packet.frame);
+                return Err(match refused {
+                    Uncomposable::TooLong => too_long(),
+                    Uncomposable::Families => Errno::AFNOSUPPORT.into(),
+                });
+            }
+        }
+        packet.wire_len = packet.frame.len_bytes();
+        packet.device_sum = None;
+        Ok(packet)
+    }
+
+    fn add(&mut self, device: usize, packet: Packet) {
+        let gathered = &mut self.ways[device].gathered;
+        gathered.push(packet);
+        if gathered.len() >= GATHER_MAX {
+            // A device that is gone says so to whoever flushes next, too.
+            let _ = self.flush(device);
+        }
+    }
+
+    /// True if there is packet memory for a datagram, however long.
+    pub(super) fn has_room(&mut self) -> bool {
+        let frame = self.pool.allocate(self.pool.largest_frame_bytes());
+        let has_room = frame.is_some();
+        frame.into_iter().for_each(|frame| self.pool.put(frame));
+        has_room
+    }
+
+    /// Frames of its own that have not come home.
+    pub(super) fn frames_away(&mut self) -> usize {
+        self.pool.away()
+    }
+
+    /// Takes back a frame that is not sent.
+    pub(super) fn put(&mut self, packet: Packet) {
+        self.pool.put(packet.frame);
+    }
+
+    /// Sends what was gathered for a device.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub(super) fn flush(&mut self, device: usize) -> Result<()> {
+        self.now_ns = self.clock.now_ns();
+        let Self { pool, ways, .. } = self;
+        let way = &mut ways[device];
+        let sent = if way.gathered.is_empty() { Ok(()) } else { way.sink.send(&mut way.gathered) };
+        way.gathered.drain(..).for_each(|packet| pool.put(packet.frame));
+        pool.flush();
+        sent
+    }
+
+    /// The same for all devices.
+    ///
+    /// # Errors
+    /// When one of them is gone.
+    pub(super) fn flush_all(&mut self) -> Result<()> {
+        (0..self.ways.len()).map(|device| self.flush(device)).fold(Ok(()), Result::and)
+    }
+
+    /// Bytes of a payload of several datagrams that go as one: as many datagrams as a frame holds.
+    pub(super) fn whole_len(&self, gso_size: u16) -> usize {
+        let most = self.pool.largest_frame_bytes().min(u16::MAX.into()) as usize;
+        let size = usize::from(gso_size.max(1));
+        (most.saturating_sub(HEADERS_BYTES_MAX as usize) / size).clamp(1, 64) * size
+    }
+}
+
+/// A datagram is not cut into fragments on the way out, as with `IP_PMTUDISC_DO`: one that does not
+/// fit is refused.
+fn check_len(payload_len: usize, between: Between, on: &Identity) -> io::Result<()> {
+    let headers_len = if between.destination.is_ipv4() { 28 } else { 48 };
+    if payload_len + headers_len > on.mtu as usize { Err(too_long()) } else { Ok(()) }
+}
+
+fn too_long() -> io::Error {
+    Errno::MSGSIZE.into()
+}
+
+impl fmt::Debug for Transmitter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Transmitter({:?}, {} devices)", self.pool, self.ways.len())
+    }
+}

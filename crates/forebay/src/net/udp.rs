@@ -1,0 +1,321 @@
+//! UDP sockets as those of `std`, and what those cannot: many datagrams at once where they lie, and a
+//! reader that turns its CPU itself.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_rx::Handler;
+use forebay_stack::socket::reader::Reader;
+use rustix::io::Errno;
+
+use super::datagram::Datagrams;
+use super::endpoint::{Flush, Inner};
+use crate::engine::CpuThread;
+
+/// A UDP socket of a [`Net`](super::Net).
+///
+/// Any number of threads may read from it and send: each datagram is read by one of them.
+#[derive(Clone)]
+pub struct UdpSocket(pub(super) Arc<Inner>);
+
+/// Counters of a socket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SocketCounts {
+    /// Datagrams that were queued for its reader.
+    pub queued: u64,
+    /// The same by the CPU that they were delivered on, in the order of the engine's.
+    pub by_cpu: Vec<u64>,
+    /// Datagrams that it had no room for: `RcvbufErrors`.
+    pub rcvbuf_errors: u64,
+    /// Bytes of packet memory that it holds now.
+    pub rmem: u32,
+    /// The most that it may hold.
+    pub rcvbuf: u32,
+}
+
+impl UdpSocket {
+    /// The address that it is bound to; once connected, the one that was chosen for it.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.local()
+    }
+
+    /// The address that it is connected to, if it is.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.0.remote()
+    }
+
+    /// Connects it: only what comes from there is received from now on, and [`send`](Self::send) goes
+    /// there.
+    ///
+    /// # Errors
+    /// When the address cannot be resolved, or is of another family; `ENETUNREACH` when there is no way.
+    pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
+        self.0.connect(first(to)?)
+    }
+
+    /// Sends to whom it is connected to.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to); and `ENOTCONN`.
+    pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        let to = self.peer_addr().ok_or(Errno::NOTCONN)?;
+        self.0.send(payload, to, 0, Flush::Now)
+    }
+
+    /// Sends a datagram. It is not cut into fragments.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` when it does not fit in the MTU, `ENETUNREACH` when there is no way,
+    /// `ECONNREFUSED` when it is connected and its peer said that nobody listens there; when the device
+    /// is gone. While no packet memory is free it waits; it would block where that is not allowed, and
+    /// on the thread of an engine's CPU, which may be the one to bring the memory home.
+    pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
+        self.0.send(payload, first(to)?, 0, Flush::Now)
+    }
+
+    /// Sends a payload as datagrams of `gso_size` bytes each, the last one perhaps shorter
+    /// (`UDP_SEGMENT`).
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to).
+    pub fn send_gso(&self, payload: &[u8], gso_size: u16, to: SocketAddr) -> io::Result<usize> {
+        self.0.send(payload, to, gso_size, Flush::Now)
+    }
+
+    /// Sends many datagrams, and tells the device once.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to) of the first that cannot be sent, if that is the first at all;
+    /// else the number of those before it.
+    pub fn send_batch<'a>(
+        &self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        let mut sent = 0;
+        let mut failed = None;
+        for (payload, to) in datagrams {
+            if let Err(error) = self.0.send(payload, to, 0, Flush::Later) {
+                failed = Some(error);
+                break;
+            }
+            sent += 1;
+        }
+        let flushed = self.0.shared.transmitter().flush_all().map_err(io::Error::other);
+        match failed {
+            Some(error) if sent == 0 => Err(error),
+            _ => flushed.map(|()| sent),
+        }
+    }
+
+    /// Receives one datagram, and says how much of it there is in `buffer` and who sent it. What does
+    /// not fit is cut off.
+    ///
+    /// # Errors
+    /// Would block, at once or in time, as it was set; `ECONNREFUSED` as of
+    /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all is read.
+    pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let packet = self.0.wait_for(Reader::next)?;
+        let read = self.0.read(&packet, buffer);
+        self.0.reader().give_back(packet, self.0.shared.policy.load());
+        Ok(read)
+    }
+
+    /// Receives from whom it is connected to, or anyone.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.recv_from(buffer).map(|(len, _)| len)
+    }
+
+    /// Reads the next datagram without taking it.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.0.wait_for(|reader| reader.peek().map(|packet| self.0.read(packet, buffer)))
+    }
+
+    /// Receives up to `max` datagrams where they lie, as many as are there, at least one. What
+    /// `batch` had is given back first.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn recv_batch(&self, batch: &mut Datagrams, max: usize) -> io::Result<usize> {
+        self.begin(batch);
+        self.0.wait_for(|reader| self.0.take_batch(reader, batch, max))
+    }
+
+    /// The same, and returns 0 if none is there.
+    pub fn try_recv_batch(&self, batch: &mut Datagrams, max: usize) -> usize {
+        self.begin(batch);
+        self.try_take(batch, max)
+    }
+
+    /// The same on the thread of a CPU, which takes packets in and delivers them itself while there
+    /// is nothing to read: nobody else is woken. Returns 0 once nothing will come any more.
+    pub fn recv_batch_on<H: Handler>(
+        &self,
+        cpu: &mut CpuThread<H>,
+        batch: &mut Datagrams,
+        max: usize,
+    ) -> usize {
+        self.begin(batch);
+        self.0.wake.add_inline(cpu.cpu(), || cpu.waker());
+        let is_ready = || self.0.is_ready_or_armed(false);
+        loop {
+            let goes_on = cpu.turn_until(is_ready);
+            let count = self.try_take(batch, max);
+            // Where another CPU delivers, the datagram may be a moment away.
+            if count > 0 || !(goes_on || is_ready()) {
+                return count;
+            }
+        }
+    }
+
+    fn try_take(&self, batch: &mut Datagrams, max: usize) -> usize {
+        self.0.try_take(|reader| self.0.take_batch(reader, batch, max)).unwrap_or(0)
+    }
+
+    fn begin(&self, batch: &mut Datagrams) {
+        batch.clear();
+        batch.of = Some(Arc::clone(&self.0));
+    }
+
+    /// Sends the answers of a batch back to where its datagrams came from, in their order. Returns how many
+    /// were: one that no device leads to, or that is longer than a device sends, is dropped and counted
+    /// (`OutNoRoutes`, `OutDiscards` of [`Net::snmp`](super::Net::snmp)).
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
+        self.0.send_replies(batch)
+    }
+
+    /// True if calls return at once if nothing is there (`O_NONBLOCK`).
+    pub fn set_nonblocking(&self, is_nonblocking: bool) {
+        self.0.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+    }
+
+    /// Time for which a call waits for a datagram; `None`: for ever (`SO_RCVTIMEO`).
+    ///
+    /// # Errors
+    /// When it is zero, as of `std`.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_timeout(&self.0.read_timeout_ns, timeout)
+    }
+
+    /// Time for which a call waits for packet memory to send from; `None`: for ever (`SO_SNDTIMEO`).
+    ///
+    /// # Errors
+    /// When it is zero, as of `std`.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_timeout(&self.0.write_timeout_ns, timeout)
+    }
+
+    /// True if datagrams of one sender that were merged are read as one (`UDP_GRO`).
+    pub fn set_gro(&self, is_on: bool) {
+        self.0.reader().set_takes_merged(is_on);
+    }
+
+    /// True if flows are to come to the CPU that they are read on (RFS): they are, but for sockets that
+    /// are [one for each CPU](super::SocketOptions::reuse_port_on).
+    pub fn set_followed(&self, is_followed: bool) {
+        self.0.is_followed.store(is_followed, Ordering::Relaxed);
+    }
+
+    /// Time to live, or hop limit, of what it sends.
+    pub fn set_ttl(&self, ttl: u8) {
+        self.0.ttl.store(ttl, Ordering::Relaxed);
+    }
+
+    /// DSCP and ECN of what it sends.
+    pub fn set_traffic_class(&self, class: u8) {
+        self.0.tos.store(class, Ordering::Relaxed);
+    }
+
+    /// The most bytes of packet memory that it may hold (`SO_RCVBUF`), within `rmem_max`.
+    pub fn set_recv_buffer_size(&self, bytes: u32) {
+        self.0.reader().outlet.account().set_rcvbuf(bytes.min(self.0.shared.rmem_max));
+    }
+
+    /// Receives what is sent to a group, too. On a device that the kernel has as well, the kernel
+    /// joins it, which is what tells the network.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is no group; what the kernel says.
+    pub fn join_multicast(&self, group: IpAddr) -> io::Result<()> {
+        self.0.join(group)
+    }
+
+    /// Counters of the socket.
+    #[must_use]
+    pub fn counts(&self) -> SocketCounts {
+        let reader = self.0.reader();
+        let account = reader.outlet.account();
+        SocketCounts {
+            queued: account.queued(),
+            by_cpu: account.lanes().map(|lane| lane.map_or(0, |lane| lane.queued.get())).collect(),
+            rcvbuf_errors: account.dropped(),
+            rmem: account.rmem(),
+            rcvbuf: account.rcvbuf(),
+        }
+    }
+}
+
+impl UdpSocket {
+    /// The descriptor of [`AsFd`], unless none is left.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.descriptor()
+    }
+}
+
+impl AsFd for UdpSocket {
+    /// Readable while there is something to read, and writable unless what is sent would block: what
+    /// `poll(2)`, `epoll` and tokio's `AsyncFd` wait for. It is made when it is first asked for. Nothing
+    /// else can be done with it.
+    ///
+    /// # Panics
+    /// When the process has no descriptors left: [`descriptor`](Self::descriptor) says so instead.
+    #[expect(clippy::expect_used, reason = "the trait has no errors")]
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor().expect("no descriptors are left for a socket")
+    }
+}
+
+impl AsRawFd for UdpSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+fn set_timeout(of: &AtomicU64, timeout: Option<Duration>) -> io::Result<()> {
+    if timeout.is_some_and(|timeout| timeout.is_zero()) {
+        let why =
+            "a time-out of zero would never wait: use set_nonblocking, or None to wait for ever";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let ns = timeout.map_or(0, |timeout| timeout.as_nanos());
+    of.store(u64::try_from(ns).unwrap_or(u64::MAX), Ordering::Relaxed);
+    Ok(())
+}
+
+impl fmt::Debug for UdpSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UdpSocket({} {})", self.0.id, self.0.local())
+    }
+}
+
+fn first(of: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+    of.to_socket_addrs()?.next().ok_or_else(|| Errno::DESTADDRREQ.into())
+}

@@ -1,0 +1,226 @@
+//! The places that packets go to, opened, and what got there.
+
+use std::sync::Arc;
+
+use forebay_rx::{CpuId, RxQueue};
+
+use super::report::SentReport;
+use super::to::To;
+use crate::device::Device;
+use crate::device::af_packet::PacketSink;
+use crate::device::pcap::{DeliveredCapture, FirstFailure};
+use crate::device::sink::{Sink, SinkCounters};
+use crate::device::tun::TunDevice;
+use crate::error::{Error, Result};
+use crate::sys::interface::Interface;
+use crate::sys::privilege;
+
+/// Every place, once.
+pub(super) struct Destinations(Vec<Place>);
+
+struct Place {
+    to: To,
+    /// Counters of packets that got there, for each CPU; none where packets are only counted.
+    counters: Vec<Arc<SinkCounters>>,
+}
+
+/// Options of the captures.
+pub(super) struct Captured {
+    /// True if merged packets are written as the frames that they were merged of.
+    pub(super) resegments: bool,
+    /// Place for the error of one that cannot be written.
+    pub(super) failure: FirstFailure,
+}
+
+/// One CPU's ways to all places.
+#[derive(Default)]
+pub(super) struct Ways {
+    ways: Vec<OpenWay>,
+    /// The place of what comes from each queue.
+    by_queue: Arc<[usize]>,
+}
+
+/// One CPU's way to one place.
+pub(super) struct OpenWay {
+    pub(super) way: Way,
+    /// Packets that were handed to it.
+    pub(super) handed: u64,
+}
+
+/// Way in which packets get there.
+pub(super) enum Way {
+    /// None: packets are counted.
+    Count,
+    /// Into a file.
+    Capture(Box<DeliveredCapture>),
+    /// Out of a device.
+    Sink(Box<dyn Sink>),
+    /// Not any more: the device is gone.
+    Gone,
+}
+
+impl Destinations {
+    /// Opens every place that packets of `devices` go to, and the ways of each CPU there. `to` has
+    /// one place for all devices, or one for each; none is to count.
+    ///
+    /// # Errors
+    /// When there are as many as neither, or a device cannot be opened.
+    pub(super) fn open(
+        to: &[To],
+        devices: &[Device],
+        cpus: &[CpuId],
+        captured: &Captured,
+    ) -> Result<(Self, Vec<Ways>)> {
+        let (places, by_device) = places(to, devices.len())?;
+        let queues = devices.iter().zip(&by_device);
+        let by_queue =
+            queues.flat_map(|(device, &place)| vec![place; device.sources.len()]).collect();
+        let by_queue: Arc<[usize]> = by_queue;
+        let ways = || Ways { ways: Vec::new(), by_queue: Arc::clone(&by_queue) };
+        let mut ways: Vec<_> = cpus.iter().map(|_| ways()).collect();
+        let places = places.into_iter().map(|to| {
+            let mut counters = Vec::new();
+            for (ways, way) in ways.iter_mut().zip(open_ways(&to, devices, cpus, captured)?) {
+                counters.extend(way.counters().cloned());
+                ways.ways.push(OpenWay { way, handed: 0 });
+            }
+            Ok(Place { to, counters })
+        });
+        let places = places.collect::<Result<Vec<_>>>()?;
+        Ok((Self(places), ways))
+    }
+
+    /// Counters of each place, for each CPU.
+    pub(super) fn counters(&self) -> Vec<Arc<SinkCounters>> {
+        self.0.iter().flat_map(|place| &place.counters).cloned().collect()
+    }
+
+    /// Packets that got to each place, of those that the handlers say were handed to it.
+    pub(super) fn report<'a>(&self, ways: impl Iterator<Item = &'a Ways>) -> Vec<SentReport> {
+        let mut handed = vec![(0, false); self.0.len()];
+        for ways in ways {
+            for ((packets, is_gone), way) in handed.iter_mut().zip(&ways.ways) {
+                *packets += way.handed;
+                *is_gone |= matches!(way.way, Way::Gone);
+            }
+        }
+        let places = self.0.iter().zip(handed).filter(|(place, _)| place.to != To::Count);
+        let report = |(place, (handed, is_gone)): (&Place, (u64, bool))| {
+            SentReport::of(place.to.to_string(), &place.counters, handed, is_gone)
+        };
+        places.map(report).collect()
+    }
+}
+
+impl Ways {
+    /// The way of what comes from a queue.
+    pub(super) fn of(&mut self, queue: RxQueue) -> Option<&mut OpenWay> {
+        let place = self.by_queue.get(usize::from(queue.0))?;
+        self.ways.get_mut(*place)
+    }
+
+    /// Writes out what is still buffered, so that all of it is counted.
+    pub(super) fn flush(&mut self) {
+        for open in &mut self.ways {
+            if let Way::Capture(capture) = &mut open.way {
+                capture.flush();
+            }
+        }
+    }
+
+    /// Writes out what is still buffered, and returns what went wrong with that or before.
+    pub(super) fn finish(self) -> impl Iterator<Item = Error> {
+        self.ways.into_iter().filter_map(|open| match open.way {
+            Way::Capture(capture) => capture.finish().err(),
+            Way::Count | Way::Sink(_) | Way::Gone => None,
+        })
+    }
+}
+
+impl Way {
+    fn counters(&self) -> Option<&Arc<SinkCounters>> {
+        match self {
+            Self::Capture(capture) => Some(capture.counters()),
+            Self::Sink(sink) => Some(sink.counters()),
+            Self::Count | Self::Gone => None,
+        }
+    }
+}
+
+/// The places, each once, and which of them each device's packets go to.
+fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
+    let count = To::Count;
+    let wished: Vec<_> = match to {
+        [] => vec![&count; devices],
+        [one] => vec![one; devices],
+        _ if to.len() == devices => to.iter().collect(),
+        _ => {
+            return Err(Error::Setting {
+                what: "to",
+                value: to.iter().map(To::to_string).collect::<Vec<_>>().join(" "),
+                why: format!("there is one place for all, or one for each of {devices} devices"),
+            });
+        }
+    };
+    let mut places: Vec<To> = Vec::new();
+    let by_device = wished.into_iter().map(|to| {
+        places.iter().position(|place| place == to).unwrap_or_else(|| {
+            places.push(to.clone());
+            places.len() - 1
+        })
+    });
+    let by_device = by_device.collect();
+    Ok((places, by_device))
+}
+
+/// The ways of all CPUs to one place.
+fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], captured: &Captured) -> Result<Vec<Way>> {
+    let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
+    match to {
+        To::Count => Ok(cpus.iter().map(|_| Way::Count).collect()),
+        To::Pcap(directory) => {
+            let Captured { resegments, failure } = captured;
+            let capture =
+                |&cpu| DeliveredCapture::new(directory, cpu, *resegments, Arc::clone(failure));
+            Ok(cpus.iter().map(capture).map(Box::new).map(Way::Capture).collect())
+        }
+        To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {
+            // It is open, and opening it again would not do.
+            cpus.iter().map(|_| device.sink().map(Way::Sink)).collect()
+        }
+        To::Tun(name) => {
+            privilege::for_tun(name)?;
+            let tun = TunDevice::open_to_send(name)?;
+            Ok(cpus.iter().map(|_| Way::Sink(Box::new(tun.sink()))).collect())
+        }
+        To::Dev(name) if name.contains(['/', ':']) => Err(Error::Setting {
+            what: "to",
+            value: to.to_string(),
+            why: "no interface has that name, and a vhost-user device is sent to by the run that \
+                  receives from it: name it among the devices, too"
+                .to_owned(),
+        }),
+        To::Dev(name) => {
+            let interface = Interface::named(name)?;
+            privilege::for_af_packet(name, false)?;
+            let way = || Ok(Way::Sink(Box::new(PacketSink::open(&interface)?)));
+            cpus.iter().map(|_| way()).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_place_is_for_all_devices_and_a_place_that_is_named_twice_is_one() {
+        let [dev, count] = [To::Dev("v0".to_owned()), To::Count];
+        assert_eq!(places(&[], 2).unwrap(), (vec![count.clone()], vec![0, 0]));
+        assert_eq!(places(std::slice::from_ref(&dev), 3).unwrap(), (vec![dev.clone()], vec![0; 3]));
+        let mixed = [dev.clone(), count.clone(), dev.clone()];
+        assert_eq!(places(&mixed, 3).unwrap(), (vec![dev, count], vec![0, 1, 0]));
+        let error = places(&mixed, 2).unwrap_err().to_string();
+        assert!(error.contains("one for each of 2 devices"), "{error}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Memory for packets.
+
+use std::io;
+use std::ptr::NonNull;
+
+use forebay_buf::Region;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use crate::error::{Error, Result};
+
+/// Memory that can be had without driving others out, in bytes; `None` where the kernel does not
+/// say.
+#[must_use]
+pub fn available_memory_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Huge pages are this large on every machine that Forebay runs on.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Maps memory for packets: zeroed, and in huge pages as far as the kernel grants them. Pages are
+/// taken when they are first touched.
+///
+/// # Errors
+/// When the kernel has no such room.
+pub fn map_packet_memory(bytes: usize) -> Result<Region> {
+    let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+    let mapped = unsafe {
+        mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+    };
+    let refused = |source| Error::Memory { bytes, source };
+    let address = mapped.map_err(|errno| refused(errno.into()))?;
+    let base = NonNull::new(address.cast()).ok_or_else(|| refused(io::ErrorKind::Other.into()))?;
+    // SAFETY: advice on the mapping made above. Refusing it costs speed only.
+    let _ = unsafe { mm::madvise(address, bytes, Advice::LinuxHugepage) };
+    // SAFETY: page-aligned, zeroed, readable and writable, ours alone, and unmapped by `unmap`.
+    Ok(unsafe { Region::from_mapping(base, bytes, unmap) })
+}
+
+/// Gives back what [`map_packet_memory`] mapped.
+///
+/// # Safety
+/// `base` and `bytes` are a mapping's, and nobody holds a pointer into it.
+unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the caller's promise.
+    let unmapped = unsafe { mm::munmap(base.as_ptr().cast(), bytes) };
+    debug_assert!(unmapped.is_ok(), "a mapping of ours cannot be unmapped: {unmapped:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packet_memory_is_rounded_up_to_huge_pages() {
+        assert_eq!(map_packet_memory(5).unwrap().len_bytes(), HUGE_PAGE_BYTES);
+    }
+
+    #[test]
+    fn some_memory_can_be_had() {
+        assert!(available_memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

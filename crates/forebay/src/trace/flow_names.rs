@@ -1,0 +1,154 @@
+//! Names of flows and their packets in a trace: by stamps, TCP connections, or hashes.
+//!
+//! Each kind has numbers of its own, so that no two flows get the same name:
+//!
+//! | numbers | named by |
+//! |---|---|
+//! | below 2^32 | the stamp's flow |
+//! | 2^32 and up | the flow hash, added to 2^32 |
+//! | 2^33 and up | the TCP connection, counted from there |
+//! | 2^34 and up | the rx queue, added to 2^34, of packets without a hash |
+
+use std::collections::HashMap;
+
+use forebay_rx::coalesce::Segment;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::{Packet, RxQueue};
+
+use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
+
+/// Connections that are told apart; further ones go by their hash.
+const CONNECTIONS_MAX: usize = 1 << 20;
+
+/// First number of flows that go by their hash: past all stamps.
+const HASHES: u64 = 1 << 32;
+
+/// First number of TCP connections: past all hashes.
+const CONNECTIONS: u64 = 1 << 33;
+
+/// First number of packets without a hash: past all connections.
+const UNSTEERED: u64 = 1 << 34;
+
+/// A packet's place in its flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct FlowName {
+    /// The flow.
+    pub(super) flow: u64,
+    /// Place in it: a sequence number that rises.
+    pub(super) sequence: u64,
+}
+
+/// The names given so far.
+#[derive(Debug, Default)]
+pub(super) struct FlowNames {
+    connections: HashMap<Endpoints, Connection>,
+    /// The flow that a packet of each hash was last named by, if not by the hash.
+    by_hash: HashMap<FlowHash, u64>,
+}
+
+/// Addresses and ports as they stand in the packet.
+type Endpoints = (Box<[u8]>, [u8; 4]);
+
+/// One direction of a TCP connection.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    number: u64,
+    /// The stream offset of its last packet, all 64 bits of it.
+    offset: u64,
+}
+
+impl Connection {
+    /// A connection whose first packet has this sequence number. Its stream is taken to be past
+    /// the first 2^32 bytes, so that there are offsets for older segments that come later.
+    fn begun(number: u64, sequence: u32) -> Self {
+        Self { number, offset: 1 << 32 | u64::from(sequence) }
+    }
+}
+
+impl FlowNames {
+    /// The name of a segment of a packet, which was frame `frame` of its source.
+    pub(super) fn of(
+        &mut self,
+        (packet, queue): (&Packet, RxQueue),
+        segment: &Segment<'_>,
+        frame: u64,
+    ) -> FlowName {
+        let name = stamp(segment).or_else(|| self.connection(packet, segment.offset));
+        let Some(name) = name else {
+            let has_hash = packet.hash.is_some();
+            let flow = if has_hash { by_hash(packet.hash) } else { UNSTEERED + u64::from(queue.0) };
+            return FlowName { flow, sequence: frame };
+        };
+        if self.by_hash.len() < CONNECTIONS_MAX || self.by_hash.contains_key(&packet.hash) {
+            self.by_hash.insert(packet.hash, name.flow);
+        }
+        name
+    }
+
+    /// The number of a flow whose packets have this hash.
+    pub(super) fn number_of(&self, hash: FlowHash) -> u64 {
+        self.by_hash.get(&hash).copied().unwrap_or_else(|| by_hash(hash))
+    }
+
+    fn connection(&mut self, packet: &Packet, offset: u32) -> Option<FlowName> {
+        let view = packet.view();
+        let sequence = view.tcp_sequence()?.wrapping_add(offset);
+        let endpoints = (view.address_bytes()?.into(), *view.port_bytes()?);
+        let known = self.connections.len();
+        if known >= CONNECTIONS_MAX && !self.connections.contains_key(&endpoints) {
+            return None;
+        }
+        let connection = self
+            .connections
+            .entry(endpoints)
+            .or_insert_with(|| Connection::begun(CONNECTIONS + known as u64, sequence));
+        connection.offset = unwrap_near(sequence, connection.offset);
+        Some(FlowName { flow: connection.number, sequence: connection.offset })
+    }
+}
+
+/// The number of flows that have no other name.
+fn by_hash(hash: FlowHash) -> u64 {
+    HASHES + u64::from(hash.0)
+}
+
+/// The name that a stamped payload carries.
+pub(super) fn stamp(segment: &Segment<'_>) -> Option<FlowName> {
+    let mut stamp = [0; STAMP_BYTES];
+    let mut bytes = segment.payload_fragments().flatten();
+    for byte in &mut stamp {
+        *byte = *bytes.next()?;
+    }
+    let (magic, rest) = stamp.split_first_chunk::<4>()?;
+    let (flow, sequence) = rest.split_first_chunk::<4>()?;
+    (*magic == STAMP_MAGIC).then_some(FlowName {
+        flow: u32::from_be_bytes(*flow).into(),
+        sequence: u64::from_be_bytes(*sequence.first_chunk()?),
+    })
+}
+
+/// The 64-bit offset nearest to `offset` that ends in `sequence`.
+fn unwrap_near(sequence: u32, offset: u64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, reason = "sequence numbers are the low half")]
+    let low = offset as u32;
+    offset.saturating_add_signed(sequence.wrapping_sub(low).cast_signed().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_older_than_the_first_one_have_offsets_below_its_own() {
+        let first = Connection::begun(CONNECTIONS, 5).offset;
+        let older = [4, 0, u32::MAX, 1 << 31 | 6].map(|sequence| unwrap_near(sequence, first));
+        assert!(older[0] < first && older.is_sorted_by(|newer, older| newer > older), "{older:?}");
+    }
+
+    #[test]
+    fn stream_offsets_go_on_where_sequence_numbers_wrap() {
+        assert_eq!(unwrap_near(5, (1 << 32) - 10), (1 << 32) + 5);
+        assert_eq!(unwrap_near(u32::MAX, 1 << 32), (1 << 32) - 1);
+        assert_eq!(unwrap_near(7, 7), 7);
+    }
+}

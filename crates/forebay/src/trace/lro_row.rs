@@ -1,0 +1,141 @@
+//! A line of `lro.jsonl`: a packet that left coalescing.
+
+use forebay_rx::Packet;
+use forebay_rx::parse::{Network, Transport};
+use serde::Serialize;
+
+/// TCP's flags from the lowest bit on.
+const FLAG_LETTERS: [char; 8] = ['F', 'S', 'R', 'P', 'A', 'U', 'E', 'C'];
+
+#[derive(Serialize)]
+struct Left<'a> {
+    r#in: &'a [u64],
+    payload_len: usize,
+    gso_size: u16,
+    flags: String,
+    hex: String,
+}
+
+#[derive(Serialize)]
+struct Lost<'a> {
+    r#in: &'a [u64],
+    drop: &'a str,
+}
+
+/// The line of a packet merged of these frames; or of one, also if that came whole, which then has a
+/// `gso_size` too, and the pseudo header's sum for a checksum.
+pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
+    let bytes: Vec<_> = packet.fragments().flatten().copied().collect();
+    let flags = packet.view().tcp_flags().unwrap_or(0);
+    let set = (0..).zip(FLAG_LETTERS).filter(|(bit, _)| flags >> bit & 1 == 1);
+    line(&Left {
+        r#in: frames,
+        payload_len: payload_len(packet),
+        gso_size: packet.gso_size(),
+        flags: set.map(|(_, letter)| letter).collect(),
+        hex: hex(&bytes),
+    })
+}
+
+/// The line of frames that were dropped before or behind coalescing.
+pub(super) fn lost(frames: &[u64], reason: &str) -> String {
+    line(&Lost { r#in: frames, drop: reason })
+}
+
+/// Payload of TCP or UDP; of other protocols, that of IP.
+fn payload_len(packet: &Packet) -> usize {
+    let headers = &packet.headers;
+    if let (Transport::Tcp | Transport::Udp, 1..) = (headers.transport, headers.payload_offset) {
+        return headers.payload_len.into();
+    }
+    let view = packet.view();
+    let (Some(field), Some(header_len)) = (view.network_len_field(), view.network_header_len())
+    else {
+        return 0;
+    };
+    match headers.network {
+        Network::Ipv4 => usize::from(field).saturating_sub(header_len.into()),
+        _ => field.into(),
+    }
+}
+
+fn line(value: &impl Serialize) -> String {
+    // Numbers and strings always can be written.
+    serde_json::to_string(value).unwrap_or_default() + "\n"
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0x0f)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+    use forebay_buf::{Pool, Region};
+    use forebay_rx::packet::Arrival;
+    use forebay_rx::parse::{Link, Verify, parse};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 4 }]];
+        let region = Region::allocate(region_bytes(&shares));
+        carve(region, &shares).unwrap().pop().unwrap()
+    }
+
+    /// The line of a frame that was not merged.
+    fn told(bytes: &[u8], link: Link) -> Value {
+        let (mut pool, len_bytes) = (pool(), u32::try_from(bytes.len()).unwrap());
+        let mut frame = pool.allocate(len_bytes).unwrap();
+        frame.copy_from(bytes);
+        let mut packet = Packet::received(frame, Arrival(7), len_bytes, link);
+        packet.headers = parse(bytes, len_bytes, link, Verify::Checksums);
+        let line = row(&packet, &[7]);
+        assert!(line.ends_with("}\n") && line.lines().count() == 1, "{line}");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn line_of(payload_len: usize, flags: &str, bytes: &[u8]) -> Value {
+        let digits: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = digits.concat();
+        json!({"in": [7], "payload_len": payload_len, "gso_size": 0, "flags": flags, "hex": hex})
+    }
+
+    /// IPv4 and TCP headers with these flags, before `payload_len` bytes.
+    fn tcp(flags: u8, payload_len: u8) -> Vec<u8> {
+        let mut bytes = vec![0x45, 0, 0, 40 + payload_len, 0, 0, 0, 0, 64, 6, 0, 0];
+        bytes.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 9, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1]);
+        bytes.extend([0x50, flags, 1, 0, 0, 0, 0, 0]);
+        bytes.extend(0..payload_len);
+        bytes
+    }
+
+    #[test]
+    fn a_frame_of_tcp_is_told_with_its_flags_lowest_first() {
+        for (flags, letters) in
+            [(0, ""), (0x10, "A"), (0x18, "PA"), (0x11, "FA"), (0xff, "FSRPAUEC")]
+        {
+            let bytes = tcp(flags, 5);
+            assert_eq!(told(&bytes, Link::Ip), line_of(5, letters, &bytes));
+        }
+    }
+
+    #[test]
+    fn what_carries_neither_tcp_nor_udp_is_told_all_the_same() {
+        let mut icmp = tcp(0, 3);
+        icmp[9] = 1;
+        assert_eq!(told(&icmp, Link::Ip), line_of(23, "", &icmp), "what IP carries");
+        let arp = [&[0xff; 12][..], &[8, 6], &[0; 28]].concat();
+        assert_eq!(told(&arp, Link::Ethernet), line_of(0, "", &arp));
+        assert_eq!(told(&[], Link::Ethernet), line_of(0, "", &[]));
+    }
+
+    #[test]
+    fn frames_that_were_dropped_are_told_together() {
+        let line: Value = serde_json::from_str(&lost(&[3, 4, 9], "backlog_full")).unwrap();
+        assert_eq!(line, json!({"in": [3, 4, 9], "drop": "backlog_full"}));
+    }
+}

@@ -1,0 +1,365 @@
+//! The trace of a run: plain files from which outsiders can judge it.
+//!
+//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` (if asked for), `lro.jsonl` (if packets are
+//! coalesced) and `counters.json`, in one directory. Tracing may cost speed: rows are written under locks.
+
+mod flow_names;
+mod lro_row;
+mod parse_row;
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_rx::arrive::Refused;
+use forebay_rx::backlog::Note;
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::intake::Dropped;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Verify;
+use forebay_rx::{Packet, RxQueue};
+
+use crate::engine::Config;
+use crate::error::{Error, Result};
+use flow_names::{FlowName, FlowNames};
+
+const DELIVER_FILE: &str = "deliver.csv";
+const DROP_FILE: &str = "drop.csv";
+const CONFIG_FILE: &str = "config.csv";
+pub(crate) const PARSE_FILE: &str = "parse.csv";
+pub(crate) const LRO_FILE: &str = "lro.jsonl";
+pub(crate) const COUNTERS_FILE: &str = "counters.json";
+
+/// Every file that a trace may have.
+pub(crate) const FILES: [&str; 6] =
+    [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, LRO_FILE, COUNTERS_FILE];
+
+const DELIVER_HEADER: &str =
+    "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,because,t_enq,t_deq\n";
+const DROP_HEADER: &str = "rxq,frame,reason,flow,seq\n";
+const CONFIG_HEADER: &str = "t_ns,epoch,what,value\n";
+
+/// Rows are gathered up to this size before they are written.
+const ROWS_BYTES: usize = 64 << 10;
+
+/// Destination of a trace.
+#[derive(Clone, Debug)]
+pub struct TracePlan {
+    /// The directory.
+    pub directory: PathBuf,
+    /// True if every frame's headers are written too.
+    pub parse: bool,
+}
+
+impl TracePlan {
+    /// Begins the trace of an engine that is about to be built, and has the engine write it.
+    ///
+    /// # Errors
+    /// When its files cannot be created.
+    pub fn open(&self, engine: &mut Config) -> Result<Arc<Trace>> {
+        let lro = engine.coalesces(|coalesce| coalesce.is_on);
+        let trace = Trace::create(&self.directory, self.parse, lro)?;
+        engine.trace = Some(Arc::clone(&trace));
+        if !engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
+            // A trace shows when each packet was done, so the backlog's head follows each packet;
+            // but what is merged on delivery is done together.
+            engine.batch_max = 1;
+        }
+        Ok(trace)
+    }
+}
+
+/// The files of one trace.
+#[derive(Debug)]
+pub struct Trace {
+    directory: PathBuf,
+    deliver: TraceFile,
+    drop: TraceFile,
+    config: TraceFile,
+    parse: Option<TraceFile>,
+    lro: Option<Lro>,
+    names: Mutex<FlowNames>,
+    /// The order in which packets reached the application, over all CPUs.
+    order: AtomicU64,
+}
+
+impl Trace {
+    /// Creates the directory and begins its files; `parse` asks for `parse.csv` too, `lro` for
+    /// `lro.jsonl`.
+    ///
+    /// # Errors
+    /// When they cannot be created.
+    pub fn create(directory: &Path, parse: bool, lro: bool) -> Result<Arc<Self>> {
+        fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
+        let file = |name, header| TraceFile::create(directory.join(name), header);
+        Ok(Arc::new(Self {
+            directory: directory.to_owned(),
+            deliver: file(DELIVER_FILE, DELIVER_HEADER)?,
+            drop: file(DROP_FILE, DROP_HEADER)?,
+            config: file(CONFIG_FILE, CONFIG_HEADER)?,
+            parse: if parse { Some(file(PARSE_FILE, parse_row::HEADER)?) } else { None },
+            lro: if lro { Some(Lro::new(file(LRO_FILE, "")?)) } else { None },
+            names: Mutex::default(),
+            order: AtomicU64::new(0),
+        }))
+    }
+
+    /// Writes what became of a packet of these frames when it left coalescing, or before; of frames
+    /// that stand there already, nothing.
+    fn left(&self, frames: &[u64], row: impl FnOnce(&[u64]) -> String) {
+        let Some(lro) = &self.lro else { return };
+        let mut written = locked(&lro.written);
+        let frames: Vec<_> =
+            frames.iter().copied().filter(|frame| written.insert(*frame)).collect();
+        if !frames.is_empty() {
+            lro.file.write(&row(&frames));
+        }
+    }
+
+    /// The number of a flow in `deliver.csv`, as far as it is known: that of the last packet with
+    /// this hash, or the one of flows that go by their hash.
+    #[must_use]
+    pub fn flow_number(&self, flow: FlowHash) -> u64 {
+        locked(&self.names).number_of(flow)
+    }
+
+    /// Writes a live change: `value` as it is read back.
+    pub fn changed(&self, now_ns: u64, epoch: u32, what: &str, value: &str) {
+        let value = if value.contains(',') { format!("\"{value}\"") } else { value.to_owned() };
+        self.config.write(&format!("{now_ns},{epoch},{what},{value}\n"));
+    }
+
+    /// Writes the counters and closes the files, each whatever becomes of the others; returns
+    /// which could not be written, now or during the run.
+    #[must_use]
+    pub fn finish(&self, counters: &str) -> Vec<Error> {
+        let path = self.directory.join(COUNTERS_FILE);
+        let counters = fs::write(&path, counters).map_err(Error::file("write", &path));
+        let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
+        let files = files
+            .into_iter()
+            .chain([self.parse.as_ref(), self.lro.as_ref().map(|lro| &lro.file)])
+            .flatten();
+        let finished = files.map(TraceFile::finish).chain([counters]);
+        finished.filter_map(Result::err).collect()
+    }
+}
+
+/// `lro.jsonl`, and which frames stand in it: a packet that left coalescing on arrival may be dropped
+/// later, or be merged on delivery after all, if that is changed on the way.
+#[derive(Debug)]
+struct Lro {
+    file: TraceFile,
+    written: Mutex<HashSet<u64>>,
+}
+
+impl Lro {
+    fn new(file: TraceFile) -> Self {
+        Self { file, written: Mutex::default() }
+    }
+}
+
+/// Part of one CPU: `deliver.csv`.
+#[derive(Debug)]
+pub struct DeliverTrace {
+    trace: Arc<Trace>,
+    rows: String,
+    /// The number of the last frame seen, to tell full numbers by.
+    last_frame: u64,
+}
+
+impl DeliverTrace {
+    /// One CPU's part of a trace.
+    #[must_use]
+    pub fn new(trace: Arc<Trace>) -> Self {
+        Self { trace, rows: String::with_capacity(ROWS_BYTES), last_frame: 0 }
+    }
+
+    /// Writes the packet at `index` of a batch, which the application has got at `now_ns`.
+    pub fn delivered(&mut self, batch: &Batch<'_>, index: usize, now_ns: u64) {
+        let packet = &batch.packets[index];
+        let order = self.trace.order.fetch_add(1, Ordering::Relaxed);
+        let mut frames = Vec::new();
+        for segment in packet.segments() {
+            let frame = segment.arrival.unwrap_near(self.last_frame);
+            self.last_frame = frame;
+            frames.push(frame);
+            // Merged before it was steered, a packet has one note; after, each segment its own.
+            let note = batch.note_of(segment.arrival).or_else(|| batch.note_of(packet.arrival));
+            if let Some(note) = note {
+                let name = locked(&self.trace.names).of((packet, batch.rx_queue), &segment, frame);
+                self.row(order, (packet, batch), note, (name, frame), now_ns);
+            }
+        }
+        // At once, so that the file keeps the order in which a flow was delivered.
+        self.trace.left(&frames, |frames| lro_row::row(packet, frames));
+    }
+
+    fn row(
+        &mut self,
+        order: u64,
+        (packet, batch): (&Packet, &Batch<'_>),
+        note: &Note,
+        (name, frame): (FlowName, u64),
+        now_ns: u64,
+    ) {
+        let Note { enqueued_ns, epoch, because, position, head_old, behind, .. } = note;
+        // Readers hold it against the flow's own last packet, not against one that shares its slot.
+        let head_old = head_old.filter(|_| *behind == packet.hash);
+        let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
+        let row = format_args!(
+            "{order},{},{},{},{frame},{:08x},{epoch},{},{},{head_old},{},{enqueued_ns},{now_ns}\n",
+            name.flow,
+            name.sequence,
+            batch.rx_queue.0,
+            packet.hash.0,
+            batch.cpu,
+            position.0,
+            because.name(),
+        );
+        // Writing to a string cannot fail.
+        let _ = self.rows.write_fmt(row);
+        if self.rows.len() >= ROWS_BYTES - 256 {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.trace.deliver.write(&self.rows);
+        self.rows.clear();
+    }
+}
+
+impl Drop for DeliverTrace {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// Part of one intake: `drop.csv` and `parse.csv`.
+#[derive(Debug)]
+pub struct IntakeTrace {
+    trace: Arc<Trace>,
+    hasher: Arc<Hasher>,
+    verify: Verify,
+    /// As in [`DeliverTrace`].
+    last_frame: u64,
+}
+
+impl IntakeTrace {
+    /// One intake's part of a trace; `hasher` and `verify` are the intake's.
+    #[must_use]
+    pub fn new(trace: Arc<Trace>, hasher: Arc<Hasher>, verify: Verify) -> Self {
+        Self { trace, hasher, verify, last_frame: 0 }
+    }
+
+    /// Notes that flows hash differently from now on.
+    pub fn set_hasher(&mut self, hasher: Arc<Hasher>) {
+        self.hasher = hasher;
+    }
+
+    /// Writes what parsing makes of a packet that was just received.
+    pub fn received(&mut self, packet: &Packet) {
+        self.last_frame = packet.arrival.unwrap_near(self.last_frame);
+        if let Some(file) = &self.trace.parse {
+            file.write(&parse_row::row(packet, self.last_frame, &self.hasher, self.verify));
+        }
+    }
+
+    /// Writes that the source refused a frame, of which only this much is known.
+    pub fn refused(&mut self, refused: &Refused) {
+        self.last_frame = refused.arrival.unwrap_near(self.last_frame);
+        if let Some(file) = &self.trace.parse {
+            file.write(&parse_row::refused(refused, self.last_frame));
+        }
+    }
+
+    /// Writes a frame that was dropped, or all those that a dropped packet was merged of.
+    pub fn dropped(&self, dropped: &Dropped, queue: RxQueue) {
+        let reason = dropped.reason.name();
+        let row = |frame, stamp: Option<FlowName>| {
+            let (flow, sequence) = match stamp {
+                Some(name) => (name.flow.to_string(), name.sequence.to_string()),
+                None => (String::new(), String::new()),
+            };
+            self.trace.drop.write(&format!("{},{frame},{reason},{flow},{sequence}\n", queue.0));
+        };
+        let mut frames = Vec::new();
+        for segment in dropped.packet.iter().flat_map(Packet::segments) {
+            let frame = self.full_number(segment.arrival);
+            row(frame, flow_names::stamp(&segment));
+            frames.push(frame);
+        }
+        if dropped.packet.is_none() {
+            frames.push(self.full_number(dropped.arrival));
+            row(frames[0], None);
+        }
+        self.trace.left(&frames, |frames| lro_row::lost(frames, reason));
+    }
+
+    /// Writes a packet that leaves coalescing on arrival.
+    pub fn left(&mut self, packet: &Packet) {
+        let frames = packet.segments().map(|segment| self.full_number(segment.arrival));
+        let frames: Vec<_> = frames.collect();
+        self.trace.left(&frames, |frames| lro_row::row(packet, frames));
+    }
+
+    /// The trace that this is a part of.
+    #[must_use]
+    pub fn trace(&self) -> &Arc<Trace> {
+        &self.trace
+    }
+
+    fn full_number(&self, arrival: Arrival) -> u64 {
+        arrival.unwrap_near(self.last_frame)
+    }
+}
+
+/// One file, written a few rows at a time. Its first failure is kept for the end.
+#[derive(Debug)]
+struct TraceFile {
+    path: PathBuf,
+    state: Mutex<FileState>,
+}
+
+#[derive(Debug)]
+struct FileState {
+    writer: BufWriter<File>,
+    failed: Option<std::io::Error>,
+}
+
+impl TraceFile {
+    fn create(path: PathBuf, header: &str) -> Result<Self> {
+        let file = File::create(&path).map_err(Error::file("create", &path))?;
+        let writer = BufWriter::with_capacity(ROWS_BYTES, file);
+        let file = Self { path, state: Mutex::new(FileState { writer, failed: None }) };
+        file.write(header);
+        Ok(file)
+    }
+
+    fn write(&self, rows: &str) {
+        let mut state = locked(&self.state);
+        if state.failed.is_none() {
+            state.failed = state.writer.write_all(rows.as_bytes()).err();
+        }
+    }
+
+    fn finish(&self) -> Result<()> {
+        let mut state = locked(&self.state);
+        let result = match state.failed.take() {
+            Some(error) => Err(error),
+            None => state.writer.flush(),
+        };
+        result.map_err(Error::file("write", &self.path))
+    }
+}
+
+/// A lock whose holder panicked guards nothing that could be half done here.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

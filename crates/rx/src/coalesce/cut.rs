@@ -1,0 +1,66 @@
+//! Software segmentation: the frames that a packet which came whole stands for.
+
+use forebay_buf::Pool;
+
+use super::resegment::{Plan, resegment};
+use crate::packet::{Packet, Shape};
+use crate::parse::checksum::Sum;
+use crate::pieces::Reader;
+
+/// Cuts a packet that came [whole](Packet::is_whole_gso) into the frames that the kernel would send
+/// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids
+/// rise by one, the sequence number by the payload before; PSH and FIN are the last segment's, CWR
+/// is the first one's; lengths and checksums are right. The whole goes home. A packet that was merged
+/// here is [taken apart](resegment) instead, any other goes to `out` as it is.
+///
+/// # Errors
+/// Gives the packet back, to be dropped by name, when the pool has no frame for a segment; `out` is
+/// as it was.
+pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
+    let Shape::Gso(size) = packet.shape() else {
+        resegment(packet, out);
+        return Ok(());
+    };
+    let plan = Plan::of(&packet, size);
+    let first = out.len();
+    let mut payload = Reader::at(&packet.frame, packet.headers.payload_offset.into());
+    for number in 0..plan.segments() {
+        let Some(segment) = cut_out(number, &plan, &packet, &mut payload, pool) else {
+            out.drain(first..).for_each(|segment| pool.put(segment.frame));
+            return Err(packet);
+        };
+        out.push(segment);
+    }
+    pool.put(packet.frame);
+    Ok(())
+}
+
+/// The segment of this number, whose payload is the next one; it is summed up while it is copied.
+fn cut_out(
+    number: u32,
+    plan: &Plan,
+    whole: &Packet,
+    payload: &mut Reader<'_>,
+    pool: &mut Pool,
+) -> Option<Packet> {
+    let header_len = whole.headers.payload_offset;
+    let header = whole.frame.data().get(..header_len.into())?;
+    let (_, len) = plan.place(number);
+    let mut frame = pool.allocate(u32::from(header_len) + len)?;
+    frame.set_len(u32::from(header_len) + len);
+    let (to_header, to_payload) = frame.data_mut().split_at_mut(header.len());
+    to_header.copy_from_slice(header);
+    let (mut sum, mut is_odd) = (Sum::default(), false);
+    let read = payload.read_with(to_payload, |to, from| {
+        sum = sum.plus(Sum::taken(forebay_buf::sum::copy_and_sum(to, from)).behind(is_odd));
+        is_odd ^= !from.len().is_multiple_of(2);
+    });
+    if read.is_none() {
+        pool.put(frame);
+        return None;
+    }
+    let received = Packet::received(frame, whole.arrival, 0, whole.headers.link);
+    let mut segment = Packet { timestamp_ns: whole.timestamp_ns, hash: whole.hash, ..received };
+    plan.rewrite(number, sum, &mut segment);
+    Some(segment)
+}

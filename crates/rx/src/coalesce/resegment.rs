@@ -1,0 +1,133 @@
+//! The inverse of merging: the frames that a packet was made of.
+
+use std::num::{NonZeroU16, NonZeroU32};
+
+use forebay_buf::Frame;
+
+use super::header::{HeaderBytes, ipv4_id};
+use super::segments::read_tag;
+use super::wire::{CWR, FIN, PSH};
+use crate::packet::{Packet, Shape};
+use crate::parse::checksum::Sum;
+use crate::parse::{Checksum, Headers, Network};
+use crate::pieces::sum_in;
+
+/// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
+/// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several frames.
+///
+/// Only the payloads, and what was behind them, are the original bytes: the headers of every
+/// segment are made anew from those of the packet. Of a packet merged in
+/// [`Gro`](super::CoalesceMode::Gro) mode they are byte for byte what they were; one merged in
+/// [`Lro`](super::CoalesceMode::Lro) mode has forgotten older acknowledgements, windows, timestamps
+/// and ids, and its segments carry the newest.
+pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
+    let Shape::Merged(size) = packet.shape() else {
+        return out.push(packet);
+    };
+    let plan = Plan::of(&packet, size);
+    let followers = packet.frame.take_followers();
+    let first = out.len();
+    out.push(plan.first(packet));
+    for (number, frame) in (1..).zip(followers) {
+        out.push(plan.follower(number, frame, &out[first]));
+    }
+}
+
+/// Header fields that the segments have in common.
+pub(super) struct Plan {
+    /// Of the packet; of a segment but for the payload's length.
+    headers: Headers,
+    gso_size: NonZeroU32,
+    payload_len: u32,
+    sequence: u32,
+    /// TCP's lower eight.
+    flags: u8,
+    first_id: Option<u16>,
+    /// Difference of each id from the one before: 0 or 1.
+    id_step: u16,
+}
+
+impl Plan {
+    /// The plan of a packet that was merged, or came whole, of segments with so much payload.
+    pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
+        let headers = packet.headers;
+        let view = packet.view();
+        let first_id = ipv4_id(packet.frame.data(), &headers);
+        let second_id = packet.frame.followers().next().and_then(|frame| {
+            let dead = frame.headroom();
+            let header = dead.get(dead.len() - usize::from(headers.payload_offset)..);
+            header.and_then(|header| ipv4_id(header, &headers))
+        });
+        Self {
+            headers,
+            gso_size: size.into(),
+            payload_len: headers.payload_len.into(),
+            sequence: view.tcp_sequence().unwrap_or(0),
+            flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1]),
+            first_id,
+            id_step: u16::from(second_id != first_id),
+        }
+    }
+
+    pub(super) fn segments(&self) -> u32 {
+        self.payload_len.div_ceil(self.gso_size.get())
+    }
+
+    /// Offset of a segment's payload in that of the packet, and its length.
+    pub(super) fn place(&self, number: u32) -> (u32, u32) {
+        let offset = number * self.gso_size.get();
+        (offset, (self.payload_len - offset).min(self.gso_size.get()))
+    }
+
+    fn first(&self, mut packet: Packet) -> Packet {
+        packet.set_gso_size(0);
+        self.rewrite_looking(0, &mut packet);
+        packet
+    }
+
+    fn follower(&self, number: u32, mut frame: Frame, first: &Packet) -> Packet {
+        let (arrival, timestamp_ns) = read_tag(&frame);
+        frame.push(self.headers.payload_offset.into());
+        let header_len = usize::from(self.headers.payload_offset);
+        frame.data_mut()[..header_len].copy_from_slice(&first.frame.data()[..header_len]);
+        let received = Packet::received(frame, arrival, 0, self.headers.link);
+        let mut packet = Packet { timestamp_ns, hash: first.hash, ..received };
+        self.rewrite_looking(number, &mut packet);
+        packet
+    }
+
+    /// As [`rewrite`](Self::rewrite), of a segment whose payload's sum is not known.
+    fn rewrite_looking(&self, number: u32, packet: &mut Packet) {
+        let start = usize::from(self.headers.payload_offset);
+        let (_, len) = self.place(number);
+        let payload = sum_in(&packet.frame, start..start + len as usize);
+        self.rewrite(number, payload, packet);
+    }
+
+    /// Gives the segment of this number, which has the packet's headers and its own payload, of this
+    /// sum, its own lengths, ids, flags and checksum.
+    pub(super) fn rewrite(&self, number: u32, payload: Sum, packet: &mut Packet) {
+        let (offset, payload_len) = self.place(number);
+        packet.wire_len = packet.frame.total_len_bytes();
+        packet.headers = self.headers;
+        packet.headers.payload_len = u16::try_from(payload_len).unwrap_or(u16::MAX);
+        packet.headers.l4_checksum = Checksum::Good;
+        if self.headers.network == Network::Ipv4 {
+            packet.headers.ip_checksum = Checksum::Good;
+        }
+        let mut flags = self.flags;
+        if number > 0 {
+            flags &= !CWR;
+        }
+        if number + 1 < self.segments() {
+            flags &= !(PSH | FIN);
+        }
+        let step = self.id_step * u16::try_from(number).unwrap_or(u16::MAX);
+        let id = self.first_id.map(|id| id.wrapping_add(step));
+        let mut header = HeaderBytes::new(packet.frame.data_mut(), &self.headers);
+        header.set_lengths(payload_len, id);
+        header.set_sequence(self.sequence.wrapping_add(offset));
+        header.set_flags(PSH | FIN | CWR, flags);
+        header.set_checksum(payload_len, payload);
+    }
+}

@@ -1,0 +1,491 @@
+//! Intake: the first spine. It runs on the CPU that polls a queue and owns what it takes to bring
+//! a frame from the source to the backlog of the right CPU.
+
+mod changes;
+
+use std::sync::Arc;
+
+use forebay_buf::{Pool, Position};
+
+use crate::arrive::{Burst, Refused};
+use crate::backlog::{Backlogs, Lane, Note};
+use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
+use crate::counters::IntakeCounters;
+use crate::cpu::{CpuId, RxQueue};
+use crate::drop_reason::DropReason;
+use crate::hash::{FlowHash, Hasher};
+use crate::packet::{Arrival, Packet};
+use crate::parse::{self, Checksum, Verify};
+use crate::steer::{
+    Drops, FlowPlace, FlowState, FlowTables, HoldId, Release, RpsMap, SteerConfig, Steering,
+    Target, Tick, Verdict,
+};
+
+/// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
+/// the kernel's `dev_weight`.
+pub const DEV_WEIGHT: usize = 64;
+
+/// Held moves that are looked at in one turn, besides those whose packets arrive in it.
+const HOLDS_A_TURN: usize = 64;
+
+/// Configuration of an intake.
+#[derive(Debug)]
+pub struct IntakeConfig {
+    /// The queue.
+    pub queue: RxQueue,
+    /// One more than the highest CPU there will be.
+    pub cpus: usize,
+    /// Checksum verification.
+    pub verify: Verify,
+    /// True if checksums that hold the pseudo header's sum only are completed: see
+    /// [`FrameNeeds::may_be_partial`](crate::arrive::FrameNeeds::may_be_partial).
+    pub completes_checksums: bool,
+    /// Hash function of flows.
+    pub hasher: Arc<Hasher>,
+    /// Coalescing on arrival, before steering; `None`: off.
+    pub coalesce: Option<CoalesceConfig>,
+    /// Steering state of the queue.
+    pub steer: SteerConfig,
+    /// Packets that each backlog takes.
+    pub netdev_max_backlog: u32,
+}
+
+/// The intake of one rx queue.
+#[derive(Debug)]
+pub struct Intake {
+    queue: RxQueue,
+    verify: Verify,
+    completes_checksums: bool,
+    hasher: Arc<Hasher>,
+    coalescer: Option<Coalescer>,
+    /// Packets that left coalescing and are not steered yet; between turns, those that a change
+    /// of its settings let go.
+    coalesced: Vec<Packet>,
+    /// If the key has changed since the last turn: how many of those have hashes by the old one, and
+    /// the tables for the new one.
+    hashed_before: Option<(usize, FlowTables)>,
+    steering: Steering,
+    backlogs: Backlogs,
+    /// The number of live changes so far.
+    epoch: u32,
+    /// The time of the last turn.
+    now_ns: u64,
+    /// Hold to look at next.
+    next_hold: usize,
+    counters: Arc<IntakeCounters>,
+    dropped: Vec<Dropped>,
+    /// Places in the burst of packets with headers so long that there was no memory for them; empty
+    /// in between.
+    unparsed: Vec<usize>,
+}
+
+/// A frame, or the frames of a merged packet, that was dropped, on its way to whoever returns its
+/// memory.
+#[derive(Debug)]
+pub struct Dropped {
+    /// Its number on the source, modulo 2^32; the first one's.
+    pub arrival: Arrival,
+    /// Reason.
+    pub reason: DropReason,
+    /// The packet, if it was received at all.
+    pub packet: Option<Packet>,
+}
+
+/// Outcome of releasing a hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+enum Released {
+    /// All were forwarded, and the hold has ended.
+    All,
+    /// None: their predecessors are not processed.
+    None,
+    /// The backlog of this CPU is full; the rest waits.
+    Full(CpuId),
+}
+
+impl Intake {
+    /// An intake without CPUs to send to; see [`connect`](Self::connect).
+    #[must_use]
+    pub fn new(config: IntakeConfig) -> Self {
+        let counters = Arc::new(IntakeCounters::new(config.cpus));
+        let coalescer = |coalesce| Coalescer::new(coalesce, Arc::clone(&counters.coalesce));
+        Self {
+            queue: config.queue,
+            verify: config.verify,
+            completes_checksums: config.completes_checksums,
+            hasher: config.hasher,
+            coalescer: config.coalesce.map(coalescer),
+            coalesced: Vec::new(),
+            hashed_before: None,
+            steering: Steering::new(&config.steer),
+            backlogs: Backlogs::new(config.queue, config.cpus, config.netdev_max_backlog),
+            epoch: 0,
+            now_ns: 0,
+            next_hold: 0,
+            counters,
+            dropped: Vec::new(),
+            unparsed: Vec::new(),
+        }
+    }
+
+    /// Adds a CPU that packets can go to. See [`Backlogs::connect`].
+    #[must_use]
+    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> Lane {
+        let lane = self.backlogs.connect(cpu, capacity, start, noted);
+        self.steering.set_running(RpsMap::new(self.backlogs.cpus()));
+        lane
+    }
+
+    /// Looks how far the CPUs have come. Call it before reading the clock for [`turn`]: what is
+    /// seen here is then older than the turn's time, which traces rely on.
+    ///
+    /// [`turn`]: Self::turn
+    pub fn observe(&mut self) {
+        self.backlogs.observe();
+    }
+
+    /// The spine: takes a burst from arrival to the backlogs, and returns the CPUs that have new
+    /// packets, each once. `burst` is empty afterwards; it may have been empty before, for packets
+    /// that are held move on in an empty turn too. `pool` is the one that the burst's frames are of.
+    pub fn turn(
+        &mut self,
+        tick: Tick,
+        burst: &mut Burst,
+        pool: &mut Pool,
+    ) -> impl Iterator<Item = CpuId> {
+        self.turn_showing(tick, burst, pool, |_| ())
+    }
+
+    /// The same, and `show` sees the packets that leave coalescing, or that pass where there is
+    /// none, before they are steered.
+    pub fn turn_showing(
+        &mut self,
+        tick: Tick,
+        burst: &mut Burst,
+        pool: &mut Pool,
+        show: impl FnOnce(&[Packet]),
+    ) -> impl Iterator<Item = CpuId> {
+        self.now_ns = tick.now_ns;
+        self.refuse(burst);
+        let full_burst = burst.packets.len() >= DEV_WEIGHT;
+        self.parse(&mut burst.packets, pool);
+        self.hash(&mut burst.packets);
+        self.coalesce(burst, tick.now_ns);
+        show(&burst.packets);
+        if self.steering.update_spread(tick, full_burst) {
+            self.backlogs.watch();
+        }
+        self.rehash(&mut burst.packets);
+        self.release_line();
+        self.release_holds();
+        self.steer(&mut burst.packets);
+        self.count_steering();
+        self.backlogs.publish()
+    }
+
+    /// The frames dropped since the last call.
+    pub fn drain_dropped(&mut self) -> impl Iterator<Item = Dropped> {
+        self.dropped.drain(..)
+    }
+
+    /// Packets of a burst that there is room for, wherever they go: the whole burst, or as much
+    /// of it as a backlog and the holds can ever take, or none yet. A flow limit may drop some all
+    /// the same.
+    pub fn room_for(&mut self, burst: u32) -> u32 {
+        let hold_share = u32::try_from(self.steering.hold_share()).unwrap_or(u32::MAX);
+        let burst = burst.min(self.backlogs.limit()).min(hold_share);
+        // What is held goes to the backlogs too, and first.
+        let held = self.held() + self.coalescing();
+        let count = u32::try_from(held).unwrap_or(u32::MAX).saturating_add(burst);
+        let is_hold_room = self.steering.hold_room() >= burst as usize;
+        if is_hold_room && self.backlogs.all_have_room_for(count) { burst } else { 0 }
+    }
+
+    /// Packets that are held until their flow may move.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.steering.held()
+    }
+
+    /// Number of packets of one slot that can be held at once.
+    #[must_use]
+    pub fn hold_share(&self) -> usize {
+        self.steering.hold_share()
+    }
+
+    /// Packets that are held for more segments, merged ones counted once.
+    #[must_use]
+    pub fn coalescing(&self) -> usize {
+        self.coalesced.len() + self.coalescer.as_ref().map_or(0, Coalescer::held)
+    }
+
+    /// When the intake wants an empty turn, to let go of packets that were held for a
+    /// `gro_flush_timeout`.
+    #[must_use]
+    pub fn next_timeout_ns(&self) -> Option<u64> {
+        if self.coalesced.is_empty() { self.coalescer.as_ref()?.next_timeout_ns() } else { Some(0) }
+    }
+
+    /// Packets on the backlogs or in the CPUs' hands.
+    pub fn queued(&mut self) -> u32 {
+        self.backlogs.queued()
+    }
+
+    /// The same by the CPU that they are for, as the intake last saw it: at least as many as there are.
+    pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
+        self.backlogs.queued_by_cpu()
+    }
+
+    /// The counters, for whoever wants to read them.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<IntakeCounters> {
+        &self.counters
+    }
+
+    /// The queue that this intake serves.
+    #[must_use]
+    pub fn queue(&self) -> RxQueue {
+        self.queue
+    }
+
+    /// Begins to note which flows share the slot of this one, for [`state_of`](Self::state_of).
+    pub fn watch(&mut self, flow: FlowHash) {
+        self.steering.watch(flow, self.now_ns);
+    }
+
+    /// Current CPU of a flow, and the reason.
+    #[must_use]
+    pub fn state_of(&mut self, flow: FlowHash) -> FlowState {
+        self.steering.state_of(flow, &mut self.backlogs)
+    }
+
+    /// Current and desired CPU of a flow: less than [`state_of`](Self::state_of), for the asking.
+    #[must_use]
+    pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
+        self.steering.place_of(flow)
+    }
+
+    /// Remembered drops of a flow.
+    pub fn drops_of(&self, flow: FlowHash) -> impl Iterator<Item = Drops> {
+        self.steering.journal.drops_of(flow)
+    }
+
+    fn refuse(&mut self, burst: &mut Burst) {
+        self.counters.kernel_dropped.add(std::mem::take(&mut burst.kernel_dropped));
+        for Refused { arrival, wire_len, reason } in burst.refused.drain(..) {
+            self.counters.frames.add(1);
+            self.counters.bytes.add(wire_len.into());
+            self.counters.drops[reason.index()].add(1);
+            self.dropped.push(Dropped { arrival, reason, packet: None });
+        }
+    }
+
+    fn parse(&mut self, packets: &mut Vec<Packet>, pool: &mut Pool) {
+        let mut bytes = 0;
+        for (index, packet) in packets.iter_mut().enumerate() {
+            bytes += u64::from(packet.wire_len);
+            if parse::parse_packet(packet, self.verify, pool).is_err() {
+                self.unparsed.push(index);
+            }
+        }
+        self.counters.frames.add(packets.len() as u64);
+        self.counters.bytes.add(bytes);
+        while let Some(index) = self.unparsed.pop() {
+            self.drop_frames(DropReason::NoBuffer, packets.remove(index), None);
+        }
+        if self.completes_checksums {
+            let completed = packets.iter_mut().filter_map(parse::complete_partial).count();
+            self.counters.checksums_completed.add(completed as u64);
+        }
+        self.count_headers(packets);
+    }
+
+    fn hash(&self, packets: &mut [Packet]) {
+        for packet in packets {
+            if !packet.hash.is_some() {
+                packet.hash = self.hasher.hash(&packet.view());
+            }
+            self.steering.prefetch(packet.hash);
+        }
+    }
+
+    /// Merges what can be merged; afterwards the burst is what goes on now.
+    fn coalesce(&mut self, burst: &mut Burst, now_ns: u64) {
+        let out = &mut self.coalesced;
+        match &mut self.coalescer {
+            Some(coalescer) => {
+                coalescer.coalesce(&mut burst.packets, now_ns, out);
+                if self.steering.is_waiting() {
+                    // A flow that waits to move is not kept waiting here as well.
+                    coalescer.flush(FlushReason::HeldMove, out);
+                } else {
+                    coalescer.end_poll(burst.behind, now_ns, out);
+                }
+            }
+            None if out.is_empty() => return,
+            None => out.append(&mut burst.packets),
+        }
+        std::mem::swap(&mut burst.packets, out);
+    }
+
+    /// If the key has changed: steers the packets with old hashes, while slots go by those.
+    fn rehash(&mut self, packets: &mut Vec<Packet>) {
+        let Some((before, tables)) = self.hashed_before.take() else { return };
+        let mut hashed_before = packets.drain(..before).collect();
+        self.steer(&mut hashed_before);
+        self.steering.rehash(tables, self.now_ns, &self.backlogs);
+    }
+
+    fn steer(&mut self, packets: &mut Vec<Packet>) {
+        for packet in packets.drain(..) {
+            if let Some(hold) = self.steering.hold_of(packet.hash) {
+                match self.release(hold) {
+                    Released::All => {}
+                    Released::None => {
+                        self.hold(packet, hold);
+                        continue;
+                    }
+                    // Behind its predecessors there is no room either.
+                    Released::Full(cpu) => {
+                        self.drop_packet(packet, cpu, DropReason::BacklogFull);
+                        continue;
+                    }
+                }
+            }
+            match self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs) {
+                Verdict::Forward(target) => {
+                    self.enqueue(packet, target);
+                }
+                Verdict::Hold(hold) => self.hold(packet, hold),
+                Verdict::Refuse => self.drop_frames(DropReason::HoldFull, packet, None),
+            }
+        }
+    }
+
+    /// Returns the packet's place on the backlog, unless it was dropped.
+    fn enqueue(&mut self, packet: Packet, target: Target) -> Option<Position> {
+        let (flow, arrival, segments) = (packet.hash, packet.arrival, packet.segment_count());
+        if !flow.is_some() {
+            self.counters.unsteered.add(1);
+        }
+        let (epoch, enqueued_ns, steering) = (self.epoch, self.now_ns, &self.steering);
+        let note = |position| Note {
+            arrival,
+            enqueued_ns,
+            epoch,
+            because: target.because,
+            position,
+            head_old: target.head_old,
+            behind: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),
+        };
+        match self.backlogs.enqueue(target.cpu, packet, note) {
+            Ok(tail) => {
+                self.steering.record(flow, target, tail, self.now_ns);
+                self.counters.per_cpu[target.cpu.index()].enqueued.add(segments.into());
+                Some(tail)
+            }
+            Err((packet, reason)) => {
+                self.drop_packet(packet, target.cpu, reason);
+                None
+            }
+        }
+    }
+
+    fn hold(&mut self, packet: Packet, hold: HoldId) {
+        let Err(packet) = self.steering.hold(hold, packet) else { return };
+        match self.give_up(hold) {
+            Some(target) => {
+                self.steering.stay_unheld(target);
+                self.enqueue(packet, target);
+            }
+            None => self.drop_frames(DropReason::HoldFull, packet, None),
+        }
+    }
+
+    /// Gives up a held move if others have left no room for it: what it held follows its predecessors
+    /// after all. Returns where its next packet goes, unless the rest of them has no room there.
+    fn give_up(&mut self, hold: HoldId) -> Option<Target> {
+        let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
+        while self.backlogs.has_room(target.cpu)
+            && let Some(packet) = self.steering.unhold_to_stay(hold)
+        {
+            self.enqueue(packet, target);
+        }
+        self.steering.end_hold(hold, self.now_ns).then_some(target)
+    }
+
+    /// Lets the packets of a hold go, if they may, as far as there is room for them.
+    fn release(&mut self, hold: HoldId) -> Released {
+        let Release::Forward(mut target) = self.steering.decide_release(hold, &mut self.backlogs)
+        else {
+            return Released::None;
+        };
+        while self.backlogs.has_room(target.cpu)
+            && let Some(packet) = self.steering.unhold(hold)
+        {
+            if self.enqueue(packet, target).is_some() {
+                target.head_old = None; // the first packet that was taken moved the slot
+            }
+        }
+        let is_empty = self.steering.end_hold(hold, self.now_ns);
+        if is_empty { Released::All } else { Released::Full(target.cpu) }
+    }
+
+    fn release_holds(&mut self) {
+        for _ in 0..self.steering.active_holds().min(HOLDS_A_TURN) {
+            let before = self.steering.active_holds();
+            if self.next_hold >= before {
+                self.next_hold = 0;
+            }
+            let Some(hold) = self.steering.active_hold(self.next_hold) else { return };
+            let _ = self.release(hold);
+            if self.steering.active_holds() == before {
+                self.next_hold += 1; // it lasts; when one ends, another takes its place
+            }
+        }
+    }
+
+    /// Lets the line before a fence go on, as far as there is room, and lifts the fence in the end.
+    fn release_line(&mut self) {
+        while let Release::Forward(target) =
+            self.steering.decide_line(self.now_ns, &mut self.backlogs)
+            && self.backlogs.has_room(target.cpu)
+            && let Some(packet) = self.steering.unline()
+        {
+            self.enqueue(packet, target);
+        }
+    }
+
+    fn drop_packet(&mut self, packet: Packet, cpu: CpuId, reason: DropReason) {
+        self.counters.per_cpu[cpu.index()].dropped.add(packet.segment_count().into());
+        self.drop_frames(reason, packet, Some(cpu));
+    }
+
+    fn drop_frames(&mut self, reason: DropReason, packet: Packet, cpu: Option<CpuId>) {
+        let (flow, frames) = (packet.hash, packet.segment_count().into());
+        self.counters.drops[reason.index()].add(frames);
+        self.steering.journal.dropped(Drops { flow, reason, cpu, frames, last_ns: self.now_ns });
+        self.dropped.push(Dropped { arrival: packet.arrival, reason, packet: Some(packet) });
+    }
+
+    fn count_headers(&self, packets: &[Packet]) {
+        let (mut flawed, mut ip_bad, mut l4_bad) = (0, 0, 0);
+        for Packet { headers, .. } in packets {
+            flawed += u64::from(headers.flaw.is_some());
+            ip_bad += u64::from(headers.ip_checksum == Checksum::Bad);
+            l4_bad += u64::from(headers.l4_checksum == Checksum::Bad);
+        }
+        self.counters.flawed.add(flawed);
+        self.counters.ip_checksum_bad.add(ip_bad);
+        self.counters.l4_checksum_bad.add(l4_bad);
+    }
+
+    fn count_steering(&self) {
+        let tally = self.steering.tally();
+        self.counters.moves.raise_to(tally.moves);
+        self.counters.stays.raise_to(tally.stays);
+        self.counters.holds.raise_to(tally.holds);
+        self.counters.unheld.raise_to(tally.unheld);
+        self.counters.held_max_ns.raise_to(tally.held_max_ns);
+    }
+}

@@ -1,0 +1,365 @@
+//! The flow table of one rx queue: where each flow is now (RFS-4, RFS-7).
+//!
+//! Only the polling CPU reads or writes it: no lock, no atomic.
+
+use forebay_buf::Position;
+
+use super::ids::{FenceId, HoldId, SlotId};
+use crate::cpu::CpuId;
+use crate::hash::FlowHash;
+
+/// Slots when nobody says otherwise.
+pub const RPS_FLOW_CNT: u32 = 4096;
+
+/// The most slots that the kernel allows (RFS-10).
+pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
+
+/// A slot: twelve bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    /// The tail position of the slot's last packet, in the backlog of its CPU.
+    pub(super) tail: Position,
+    /// The flow of that packet: flows share slots.
+    pub(super) last_flow: FlowHash,
+    /// The CPU that the last packet went to, or one of the marks below.
+    cpu: u16,
+    /// The hold that the slot's packets wait in, or [`Slot::NO_HOLD`].
+    hold: u16,
+}
+
+/// Current CPU of a slot's packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Whereabouts {
+    /// There were none.
+    Nowhere,
+    /// The last one went to this CPU.
+    On(CpuId),
+    /// On any CPU, or held, but all in front of this fence.
+    Fenced(FenceId),
+}
+
+impl Slot {
+    /// `RPS_NO_CPU`.
+    const NO_CPU: u16 = u16::MAX;
+    const FENCED: [u16; 2] = [u16::MAX - 2, u16::MAX - 1];
+    /// As it is in a table that has not been written to.
+    const UNSEEN_CPU: u16 = u16::MAX - 3;
+    const NO_HOLD: u16 = u16::MAX;
+    pub(super) const EMPTY: Self = Self {
+        tail: Position(0),
+        last_flow: FlowHash::NONE,
+        cpu: Self::NO_CPU,
+        hold: Self::NO_HOLD,
+    };
+
+    /// A slot that nothing was noted of yet: the table before this one knows more, as long as there is one.
+    const UNSEEN: Self = Self { cpu: Self::UNSEEN_CPU, ..Self::EMPTY };
+
+    /// A slot of whose packets only a fence knows where they are.
+    pub(super) const fn fenced(fence: FenceId) -> Self {
+        Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
+    }
+
+    pub(super) fn whereabouts(self) -> Whereabouts {
+        match self.cpu {
+            Self::NO_CPU | Self::UNSEEN_CPU => Whereabouts::Nowhere,
+            cpu if cpu == Self::FENCED[0] => Whereabouts::Fenced(FenceId::A),
+            cpu if cpu == Self::FENCED[1] => Whereabouts::Fenced(FenceId::B),
+            cpu => Whereabouts::On(CpuId(cpu)),
+        }
+    }
+
+    /// The CPU that the last packet went to, as far as the slot knows.
+    pub(super) fn cpu(self) -> Option<CpuId> {
+        (self.cpu < Self::UNSEEN_CPU).then_some(CpuId(self.cpu))
+    }
+
+    /// True if nothing was noted of it yet.
+    pub(super) fn is_unseen(self) -> bool {
+        self.cpu == Self::UNSEEN_CPU
+    }
+
+    /// The hold that the slot's packets wait in.
+    pub(super) fn hold(self) -> Option<HoldId> {
+        (self.hold != Self::NO_HOLD).then_some(HoldId(self.hold))
+    }
+
+    pub(super) fn set_hold(&mut self, hold: Option<HoldId>) {
+        self.hold = hold.map_or(Self::NO_HOLD, |hold| hold.0);
+    }
+
+    /// Notes that a packet of `flow` went to `cpu`, at `tail`.
+    pub(super) fn record(&mut self, flow: FlowHash, cpu: CpuId, tail: Position) {
+        *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
+    }
+
+    /// The slot as another table has it: what was held is in a line, and a fence that was passed says
+    /// nothing.
+    fn carried(self, fences: Fenced) -> Self {
+        match self.whereabouts() {
+            _ if self.is_unseen() => Self::EMPTY,
+            _ if self.hold().is_some() => Self::fenced(fences.raised),
+            Whereabouts::Fenced(fence) if !fences.standing[fence.index()] => Self::EMPTY,
+            _ => self,
+        }
+    }
+
+    /// One slot for the packets of both; `pending` tells how many packets a CPU has to process up
+    /// to a position.
+    fn merged_with(
+        self,
+        other: Self,
+        fences: Fenced,
+        pending: &mut impl FnMut(CpuId, Position) -> u32,
+    ) -> Self {
+        let [ahead, others] = [self, other].map(|slot| match slot.whereabouts() {
+            Whereabouts::Nowhere => 0,
+            Whereabouts::On(cpu) => pending(cpu, slot.tail),
+            Whereabouts::Fenced(_) => u32::MAX,
+        });
+        match (ahead, others) {
+            (0, 0) if self.cpu().is_some() => self,
+            (0, _) => other,
+            (_, 0) => self,
+            _ if self.cpu == other.cpu && ahead >= others => self,
+            _ if self.cpu == other.cpu => other,
+            _ => Self::fenced(fences.raised),
+        }
+    }
+}
+
+/// The fences, when a table takes over from another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fenced {
+    /// Fences that have not been passed.
+    pub(super) standing: [bool; 2],
+    /// The one that is raised now, behind everything.
+    pub(super) raised: FenceId,
+}
+
+/// Slots by hash. A slot serves a range of hash values, so that the RPS map, which splits the
+/// hash values into ranges too, wants one CPU for all flows of a slot; only where a boundary of
+/// the map falls inside a slot are there two, see [`FlowTable::range`]. Packets without a hash have
+/// a slot of their own, behind the others.
+#[derive(Debug)]
+pub(super) struct FlowTable {
+    slots: Box<[Slot]>,
+    /// A slot's hash values share all bits above this one.
+    shift: u32,
+}
+
+impl FlowTable {
+    /// An empty table of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9) and
+    /// kept within 2 to [`RPS_FLOW_CNT_MAX`].
+    pub(super) fn new(rps_flow_cnt: u32) -> Self {
+        let slots = rps_flow_cnt.clamp(2, RPS_FLOW_CNT_MAX).next_power_of_two();
+        Self {
+            slots: vec![Slot::UNSEEN; slots as usize + 1].into(),
+            shift: u32::BITS - slots.trailing_zeros(),
+        }
+    }
+
+    /// The slots that flows had here which have `slot` in `other`: `None` if those are more than
+    /// `slots_max`.
+    pub(super) fn slots_of(
+        &self,
+        other: &Self,
+        slot: SlotId,
+        slots_max: u32,
+    ) -> Option<impl Iterator<Item = SlotId> + use<>> {
+        let (first, many) = if slot.index() == other.len() {
+            (self.slot_of_no_hash(), 1)
+        } else {
+            let many = 1u32 << other.shift.saturating_sub(self.shift);
+            (self.slot_of_value(slot.0 << other.shift), many)
+        };
+        (many <= slots_max).then(|| (first.0..first.0 + many).map(SlotId))
+    }
+
+    /// State of `slot` if these were its slots in the table before. Slots that shared nothing may do so
+    /// now: where their packets are on several CPUs, or held, the fence that was raised answers for them.
+    pub(super) fn merged(
+        &self,
+        slot: SlotId,
+        olds: impl Iterator<Item = Slot>,
+        fences: Fenced,
+        mut pending: impl FnMut(CpuId, Position) -> u32,
+    ) -> Slot {
+        let carried = olds.map(|old| old.carried(fences));
+        let merged = carried.reduce(|one, other| one.merged_with(other, fences, &mut pending));
+        let mut merged = merged.unwrap_or(Slot::EMPTY);
+        if slot.index() < self.len() && self.slot_of_value(merged.last_flow.0) != slot {
+            // Its last packet was of a flow that has another of the slots now.
+            merged.last_flow = FlowHash::NONE;
+        }
+        merged
+    }
+
+    /// The slot of a flow.
+    pub(super) fn slot_of(&self, hash: FlowHash) -> SlotId {
+        if hash.is_some() { self.slot_of_value(hash.0) } else { self.slot_of_no_hash() }
+    }
+
+    /// The slot of all packets without a hash.
+    #[cold]
+    fn slot_of_no_hash(&self) -> SlotId {
+        SlotId(u32::try_from(self.len()).unwrap_or(u32::MAX))
+    }
+
+    fn slot_of_value(&self, hash: u32) -> SlotId {
+        SlotId(hash >> self.shift)
+    }
+
+    /// The first and last hash value that a slot serves.
+    pub(super) fn range(&self, slot: SlotId) -> [FlowHash; 2] {
+        let first = slot.0 << self.shift;
+        [FlowHash(first), FlowHash(first | ((1 << self.shift) - 1))]
+    }
+
+    pub(super) fn get(&self, slot: SlotId) -> Slot {
+        self.slots[slot.index()]
+    }
+
+    pub(super) fn prefetch(&self, slot: SlotId) {
+        forebay_buf::prefetch_value(&self.slots[slot.index()]);
+    }
+
+    pub(super) fn get_mut(&mut self, slot: SlotId) -> &mut Slot {
+        &mut self.slots[slot.index()]
+    }
+
+    pub(super) fn set(&mut self, slot: SlotId, to: Slot) {
+        self.slots[slot.index()] = to;
+    }
+
+    /// The number of slots that flows have.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Heads of the CPUs; their tails are ten packets on, across the wrap.
+    const HEAD: Position = Position(u32::MAX - 4);
+
+    fn pending(_: CpuId, tail: Position) -> u32 {
+        tail.pending(HEAD, HEAD.plus(10))
+    }
+
+    fn slot() -> impl Strategy<Value = Slot> {
+        let on = (0u16..3, 0u32..14, 1u32..5, 0u8..9).prop_map(|(cpu, tail, flow, held)| {
+            let tail = Position(HEAD.0.wrapping_sub(3)).plus(tail); // some are processed
+            let hold = if held == 0 { 7 } else { Slot::NO_HOLD };
+            Slot { tail, last_flow: FlowHash(flow), cpu, hold }
+        });
+        let held = Slot { hold: 5, ..Slot::fenced(FenceId::A) };
+        prop_oneof![
+            3 => Just(Slot::EMPTY),
+            8 => on,
+            1 => Just(Slot::fenced(FenceId::A)),
+            1 => Just(Slot::fenced(FenceId::B)),
+            1 => Just(held),
+        ]
+    }
+
+    /// The slow twin: what one slot must say for all of these.
+    fn check_one_for_all(new: Slot, olds: &[Slot], fences: Fenced) {
+        let ahead = |slot: Slot| slot.cpu().map_or(0, |cpu| pending(cpu, slot.tail));
+        let stands = |fence: FenceId| fences.standing[fence.index()];
+        // Whatever waits for one of these must wait for it in the new table too.
+        let mut waits: Vec<_> = olds
+            .iter()
+            .filter_map(|old| match old.whereabouts() {
+                _ if old.hold().is_some() => Some(Whereabouts::Fenced(fences.raised)),
+                Whereabouts::Fenced(fence) => stands(fence).then_some(old.whereabouts()),
+                at => (ahead(*old) > 0).then_some(at),
+            })
+            .collect();
+        waits.dedup();
+        assert_eq!(new.hold(), None, "who was held is in the line");
+        match waits.as_slice() {
+            [] => assert_eq!(ahead(new), 0, "{new:?} for {olds:?}"),
+            [one] => assert_eq!(new.whereabouts(), *one, "{new:?} for {olds:?}"),
+            _ if waits.iter().all(|at| *at == waits[0]) => {
+                assert_eq!(new.whereabouts(), waits[0], "{new:?} for {olds:?}");
+            }
+            _ => {
+                let raised = Whereabouts::Fenced(fences.raised);
+                assert_eq!(new.whereabouts(), raised, "{new:?} for {olds:?}");
+            }
+        }
+        if new.cpu().is_some() {
+            assert!(olds.iter().all(|old| ahead(new) >= ahead(*old)), "{new:?} for {olds:?}");
+            let says_as = |old: &Slot| (new.cpu, new.tail) == (old.cpu, old.tail);
+            assert!(olds.iter().any(says_as), "{new:?} for {olds:?}");
+        }
+        if waits.is_empty() {
+            let was_empty = olds.iter().all(|old| old.cpu().is_none());
+            assert_eq!(new.cpu().is_none(), was_empty, "{new:?} for {olds:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn promise_1_a_table_of_another_size_knows_where_the_packets_of_every_flow_are(
+            (slots, log) in (1u32..6).prop_flat_map(|log| (vec(slot(), (1 << log) + 1), Just(log))),
+            new_log in 1u32..6,
+            standing: [bool; 2],
+            raises_a: bool,
+        ) {
+            let raised = if raises_a { FenceId::A } else { FenceId::B };
+            let fences = Fenced { standing, raised };
+            let mut old = FlowTable::new(1 << log);
+            old.slots.copy_from_slice(&slots);
+            let mut new = FlowTable::new(1 << new_log);
+            for slot in (0..=new.len()).map(|slot| SlotId(u32::try_from(slot).unwrap())) {
+                let olds = old.slots_of(&new, slot, 64).unwrap().map(|slot| old.get(slot));
+                new.set(slot, new.merged(slot, olds, fences, pending));
+            }
+            prop_assert_eq!(new.len(), 1 << new_log);
+            // Ends of ranges, of both tables and of any between.
+            let values = (0u32..64).flat_map(|part| [part << 26, part << 26 | 0x03ff_ffff]);
+            let hashes: Vec<_> = values.map(|value| FlowHash(value.max(1))).collect();
+            for slot in (0..=new.len()).map(|slot| SlotId(u32::try_from(slot).unwrap())) {
+                let flows = hashes.iter().filter(|hash| new.slot_of(**hash) == slot);
+                let mut olds: Vec<_> = flows.map(|hash| old.get(old.slot_of(*hash))).collect();
+                if slot == new.slot_of(FlowHash::NONE) {
+                    prop_assert!(olds.is_empty());
+                    olds.push(old.get(old.slot_of(FlowHash::NONE)));
+                }
+                check_one_for_all(new.get(slot), &olds, fences);
+            }
+        }
+    }
+
+    #[test]
+    fn rfs_9_sizes_are_rounded_up_to_a_power_of_two() {
+        let len = |rps_flow_cnt| FlowTable::new(rps_flow_cnt).len();
+        assert_eq!([0, 1, 2, 3, 4096, 4097].map(len), [2, 2, 2, 4, 4096, 8192]);
+    }
+
+    #[test]
+    fn packets_without_a_hash_share_no_slot_with_a_flow() {
+        let table = FlowTable::new(8);
+        assert_eq!(table.slot_of(FlowHash::NONE), SlotId(8));
+        assert_eq!([1, u32::MAX].map(|hash| table.slot_of(FlowHash(hash)).0), [0, 7]);
+    }
+
+    #[test]
+    fn slots_cover_all_hash_values_in_ranges_that_do_not_overlap() {
+        let table = FlowTable::new(8);
+        let ranges: Vec<_> = (0..8).map(|slot| table.range(SlotId(slot))).collect();
+        assert_eq!(ranges[0][0], FlowHash(0));
+        assert_eq!(ranges[7][1], FlowHash(u32::MAX));
+        for (slot, pair) in (0..).zip(ranges.windows(2)) {
+            assert_eq!(pair[0][1].0 + 1, pair[1][0].0);
+            assert_eq!(pair[0].map(|hash| table.slot_of_value(hash.0)), [SlotId(slot); 2]);
+        }
+    }
+}

@@ -1,0 +1,546 @@
+//! Steer: which CPU a packet goes to, and why, so that no flow is ever reordered.
+//!
+//! A flow *wishes* for a CPU: the one that its application runs on, else the RPS map's. It *is* on
+//! a CPU: its slot of the flow table says which, and where its last packet lies in that CPU's
+//! backlog. When wish and slot agree, the packet follows. When they do not, whatever made the wish
+//! change (the application, a mask, a CPU that stops, the load, a collision), one rule decides (RFS-6):
+//!
+//! 1. **Drained**: the old CPU has processed the slot's last packet. The slot moves.
+//! 2. **Near**: it may be about to. The slot's packets are held on the polling CPU until it has,
+//!    then move: a *held move*. Not at once if the slot's last packet was another flow's, which may
+//!    wish for the old CPU.
+//! 3. **Far**: it has more in front of it than it takes in hand at once. The packet stays with its
+//!    predecessors, but not for long: after `move_after` a held move begins. From then on the old
+//!    CPU is fed no more, so it drains, and the move takes no longer than that. The kernel's rule
+//!    has no third part, and never lets a flow leave a CPU that it saturates.
+//!
+//! To a CPU that was taken out of the map a packet follows only its own flow: if the slot's last
+//! packet was another flow's, its own predecessors may be gone, and nothing would justify it.
+//!
+//! The table itself can be replaced: what its slots can no longer tell, a *fence* does.
+
+mod ids;
+mod sock_flow; //  where applications run
+mod rps; //        where the map sends flows
+mod spread; //     whether that pays
+mod wish; //       of all these, where a packet should go
+mod flow_table; // where flows are
+mod tables; //     and were, in tables that were replaced
+mod hold; //       what waits to move
+mod fence; //      what waits for everything before it
+mod verdict; //    what is decided
+mod journal; //    what happened
+mod state; //      for whoever asks why
+
+use std::sync::Arc;
+
+use forebay_buf::Position;
+
+use crate::backlog::{Backlogs, Depth};
+use crate::because::Because;
+use crate::cpu::CpuId;
+use crate::hash::FlowHash;
+use crate::packet::Packet;
+
+use fence::Fences;
+use flow_table::Whereabouts;
+pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
+use hold::{Behind, Holds};
+pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
+pub use ids::{HoldId, SlotId};
+pub(crate) use journal::Journal;
+use journal::Watch;
+pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX, WATCHES_MAX};
+pub use rps::RpsMap;
+pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
+pub use spread::{FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadPolicy, Tick};
+pub use state::{FlowPlace, FlowState};
+use tables::Tables;
+pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
+pub use verdict::{Release, SteerTally, Target, Verdict};
+use wish::Wishes;
+
+/// Patience before a held move begins: a flow's packets follow their predecessors to a CPU that it
+/// should leave for so many packets or so long, whichever comes first. Counted since the slot last
+/// changed its CPU: one that was to leave before and stayed leaves all the sooner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MoveAfter {
+    /// Packets of the slot.
+    pub packets: u32,
+    /// Time since the first of them.
+    pub time_ns: u64,
+}
+
+impl Default for MoveAfter {
+    fn default() -> Self {
+        Self { packets: 64, time_ns: 1_000_000 }
+    }
+}
+
+/// Configuration of a [`Steering`].
+#[derive(Clone, Debug)]
+pub struct SteerConfig {
+    /// The CPU that polls the queue.
+    pub polling_cpu: CpuId,
+    /// Slots of the flow table.
+    pub rps_flow_cnt: u32,
+    /// When a held move begins.
+    pub move_after: MoveAfter,
+    /// Packets that may be held at once: at least one may.
+    pub hold_max: u32,
+    /// When packets leave the polling CPU.
+    pub spread: SpreadPolicy,
+    /// Packets that a CPU takes in hand at once.
+    pub batch_max: u32,
+}
+
+/// The steering of one rx queue. One writer: the CPU that polls it.
+#[derive(Debug)]
+pub struct Steering {
+    wishes: Wishes,
+    tables: Tables,
+    holds: Holds,
+    fences: Fences,
+    move_after: MoveAfter,
+    batch_max: u32,
+    tally: SteerTally,
+    pub(crate) journal: Journal,
+    watches: Vec<Watch>,
+}
+
+/// Time for which a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
+/// for different CPUs, and the masks may change faster than a saturated CPU drains.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wait {
+    since_ns: u64,
+    /// Packets that stayed.
+    packets: u32,
+    /// Packets that the CPU had before it at first; 0 too if it had just processed the last.
+    ahead: u32,
+}
+
+impl Steering {
+    /// Steers nothing yet: the RPS map and every slot are empty.
+    #[must_use]
+    pub fn new(config: &SteerConfig) -> Self {
+        Self {
+            wishes: Wishes::new(config.polling_cpu, config.spread),
+            tables: Tables::new(config.rps_flow_cnt),
+            holds: Holds::new(config.hold_max.max(1)),
+            fences: Fences::new(),
+            move_after: config.move_after,
+            batch_max: config.batch_max,
+            tally: SteerTally::default(),
+            journal: Journal::default(),
+            watches: Vec::new(),
+        }
+    }
+
+    /// Asks for what a decision about a flow will read: it is on its way while others are made.
+    #[inline]
+    pub fn prefetch(&self, hash: FlowHash) {
+        self.tables.now.slots.prefetch(self.slot_of(hash));
+        self.wishes.prefetch(hash);
+    }
+
+    /// Decides about the next packet of a flow whose slot has no hold. If the verdict is
+    /// [`Verdict::Forward`] and the backlog takes the packet, [`record`](Self::record) is called
+    /// next.
+    #[inline]
+    pub fn decide(&mut self, hash: FlowHash, now_ns: u64, backlogs: &mut Backlogs) -> Verdict {
+        let slot = self.slot_of(hash);
+        let at = self.tables.see(slot, &self.fences, backlogs);
+        let (cpu, wish) = self.wishes.of(hash, &self.tables.now.slots, slot);
+        let agreed = match at.whereabouts() {
+            Whereabouts::On(at) => at == cpu,
+            Whereabouts::Nowhere => true,
+            Whereabouts::Fenced(fence) => !self.fences.stands(fence),
+        };
+        if agreed {
+            let slot = Some(slot);
+            return Verdict::Forward(Target { cpu, because: wish, wish, slot, head_old: None });
+        }
+        self.decide_move(hash, (cpu, wish), now_ns, backlogs)
+    }
+
+    /// Notes that the backlog of the target took a packet of `flow`, at `tail`.
+    #[inline]
+    pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position, now_ns: u64) {
+        let Some(slot) = target.slot else {
+            if let Some(fence) = self.fences.front_mut() {
+                fence.step_behind(target.cpu, tail);
+            }
+            return;
+        };
+        let at = self.tables.get(slot);
+        if let Some(from) = at.cpu()
+            && from != target.cpu
+        {
+            self.moved(flow, (slot, from), target, now_ns);
+        }
+        self.tables.now.slots.get_mut(slot).record(flow, target.cpu, tail);
+        if let Some(hold) = at.hold() {
+            self.holds.set_behind(hold, target.cpu, tail);
+        }
+        if !self.watches.is_empty() {
+            self.see(flow, slot);
+        }
+    }
+
+    /// The flow of the last packet that went through a slot.
+    #[must_use]
+    pub fn last_flow(&self, slot: SlotId) -> FlowHash {
+        self.tables.get(slot).last_flow
+    }
+
+    /// The hold of a flow's slot, if there is one.
+    #[inline]
+    #[must_use]
+    pub fn hold_of(&self, hash: FlowHash) -> Option<HoldId> {
+        self.tables.get(self.slot_of(hash)).hold()
+    }
+
+    fn slot_of(&self, hash: FlowHash) -> SlotId {
+        self.tables.now.slots.slot_of(hash)
+    }
+
+    /// Puts a packet behind the others of its hold.
+    ///
+    /// # Errors
+    /// Gives the packet back when as many wait as may.
+    pub fn hold(&mut self, hold: HoldId, packet: Packet) -> Result<(), Packet> {
+        self.holds.push(hold, packet)
+    }
+
+    /// Decides whether the packets of a hold may go.
+    pub fn decide_release(&mut self, id: HoldId, backlogs: &mut Backlogs) -> Release {
+        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
+            return Release::Wait;
+        };
+        let (cpu, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
+        let forward = |because, head_old| {
+            Release::Forward(Target { cpu, because, wish, slot: Some(hold.slot), head_old })
+        };
+        match hold.behind {
+            // Wanted back before it had left, or some have gone there already: behind those.
+            Behind::Backlog(from, _) if from == cpu => forward(wish, None),
+            Behind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
+                Depth::Drained(head) => forward(Because::Held, Some(head)),
+                Depth::Near(_) | Depth::Far(_) => Release::Wait,
+            },
+            Behind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
+            Behind::Fence(_) => forward(Because::Held, None),
+        }
+    }
+
+    /// Decides where the packets of a hold go when it may not take another one: back to the CPU that
+    /// their predecessors are on, if others fill the arena. The move is given up until there is room.
+    pub fn decide_give_up(&self, id: HoldId) -> Release {
+        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
+            return Release::Wait;
+        };
+        match hold.behind {
+            // A flow that holds its share fills the arena itself.
+            Behind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
+                let (_, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
+                let (because, slot, head_old) = (Because::Stay, Some(hold.slot), None);
+                Release::Forward(Target { cpu, because, wish, slot, head_old })
+            }
+            // Nobody knows a CPU that all of its predecessors are on.
+            Behind::Backlog(..) | Behind::Fence(_) => Release::Wait,
+        }
+    }
+
+    /// Takes the oldest packet of a hold whose move is given up.
+    pub fn unhold_to_stay(&mut self, id: HoldId) -> Option<Packet> {
+        let slot = self.holds.get(id)?.slot;
+        let packet = self.holds.pop(id)?;
+        self.unheld(slot);
+        Some(packet)
+    }
+
+    /// Counts a packet that follows those of a hold whose move was given up.
+    pub fn stay_unheld(&mut self, target: Target) {
+        if let Some(slot) = target.slot {
+            self.unheld(slot);
+        }
+    }
+
+    /// Takes the oldest packet of a hold.
+    pub fn unhold(&mut self, id: HoldId) -> Option<Packet> {
+        self.holds.pop(id)
+    }
+
+    /// Ends a hold if its packets have all gone, and says whether they have.
+    pub fn end_hold(&mut self, id: HoldId, now_ns: u64) -> bool {
+        let Some(&hold) = self.holds.get(id) else { return true };
+        if self.holds.front(id).is_some() {
+            return false;
+        }
+        self.held_since(hold.since_ns, now_ns);
+        self.tables.now.slots.get_mut(hold.slot).set_hold(None);
+        self.holds.end(id);
+        true
+    }
+
+    /// Decides whether the line before the front fence may go on, and lifts fences that were
+    /// passed.
+    pub fn decide_line(&mut self, now_ns: u64, backlogs: &mut Backlogs) -> Release {
+        while let Some(fence) = self.fences.front_mut() {
+            let is_passed = fence.is_passed(backlogs);
+            if let Some(front) = self.holds.line_front(fence.line) {
+                if is_passed {
+                    let slots = &self.tables.now.slots;
+                    let slot = slots.slot_of(front.hash);
+                    fence.line_to = Some(self.wishes.of(front.hash, slots, slot).0);
+                }
+                let hash = front.hash;
+                let goes_on = !self.holds.is_line_at_seam(fence.line);
+                return match fence.line_to {
+                    Some(cpu) if is_passed || goes_on && self.wishes.may_go_to(hash, cpu) => {
+                        Release::Forward(Target::of_line(cpu))
+                    }
+                    _ => Release::Wait,
+                };
+            }
+            if !is_passed {
+                return Release::Wait;
+            }
+            let held_since_ns = fence.held_since_ns;
+            self.fences.lift();
+            self.tables.passed(&self.fences);
+            held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
+        }
+        Release::Wait
+    }
+
+    /// Takes the first packet of the line before the front fence.
+    pub fn unline(&mut self) -> Option<Packet> {
+        self.holds.line_pop(&mut self.fences.front_mut()?.line)
+    }
+
+    /// The `index`-th of the holds that last, in no order.
+    #[must_use]
+    pub fn active_hold(&self, index: usize) -> Option<HoldId> {
+        self.holds.active().get(index).copied()
+    }
+
+    /// Holds that last.
+    #[must_use]
+    pub fn active_holds(&self) -> usize {
+        self.holds.active().len()
+    }
+
+    /// True if anything waits to move on.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.fences.is_any() || self.active_holds() > 0
+    }
+
+    /// Packets that are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.holds.len()
+    }
+
+    /// Number of packets of one slot that can be held at once.
+    #[must_use]
+    pub fn hold_share(&self) -> usize {
+        self.holds.most_of_one()
+    }
+
+    /// Number of further packets that can be held, whichever slot they are of.
+    #[must_use]
+    pub fn hold_room(&self) -> usize {
+        self.holds.room_for_any()
+    }
+
+    /// Counts since the start.
+    #[must_use]
+    pub fn tally(&self) -> SteerTally {
+        self.tally
+    }
+
+    fn decide_move(
+        &mut self,
+        hash: FlowHash,
+        (wished, wish): (CpuId, Because),
+        now_ns: u64,
+        backlogs: &mut Backlogs,
+    ) -> Verdict {
+        let slot = self.slot_of(hash);
+        let at = self.tables.get(slot);
+        let forward = |cpu, because, head_old| {
+            Verdict::Forward(Target { cpu, because, wish, slot: Some(slot), head_old })
+        };
+        let cpu = match at.whereabouts() {
+            Whereabouts::On(cpu) => cpu,
+            Whereabouts::Nowhere => return forward(wished, wish, None),
+            Whereabouts::Fenced(fence) => {
+                let hold = self.begin_hold(slot, Behind::Fence(fence), now_ns);
+                return hold.map_or(Verdict::Refuse, Verdict::Hold);
+            }
+        };
+        let depth = backlogs.depth(cpu, at.tail, self.batch_max);
+        match depth {
+            Depth::Drained(head) => return forward(wished, Because::Drained, Some(head)),
+            Depth::Near(ahead) | Depth::Far(ahead) => {
+                self.tables.now.waits[slot.index()].begin(now_ns, ahead);
+            }
+        }
+        // Flows of one slot that wish for different CPUs would hold each other up at every packet.
+        let is_shared = at.last_flow != hash;
+        let is_patient = matches!(depth, Depth::Far(_)) || is_shared;
+        if is_patient
+            && self.may_stay(hash, slot, cpu)
+            && !self.is_overdue(slot, now_ns)
+            && backlogs.has_room(cpu)
+        {
+            self.stay(slot);
+            return forward(cpu, Because::Stay, None);
+        }
+        if let Some(hold) = self.begin_hold(slot, Behind::Backlog(cpu, at.tail), now_ns) {
+            return Verdict::Hold(hold);
+        }
+        // No room to hold it: it stays in order behind its predecessors, and moves later.
+        self.unheld(slot);
+        forward(cpu, Because::Stay, None)
+    }
+
+    /// `None` where not one packet more can be held.
+    fn begin_hold(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
+        if self.holds.room() == 0 {
+            return None;
+        }
+        let hold = self.holds.begin(slot, behind, now_ns)?;
+        self.tally.holds += 1;
+        self.tables.now.slots.get_mut(slot).set_hold(Some(hold));
+        Some(hold)
+    }
+
+    /// True if a packet may follow the slot's last one to a CPU that it should not go to.
+    fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
+        self.wishes.allows(cpu) || self.tables.get(slot).last_flow == flow
+    }
+
+    /// Counts a packet that stays against its wish.
+    fn stay(&mut self, slot: SlotId) {
+        self.tally.stays += 1;
+        let wait = &mut self.tables.now.waits[slot.index()];
+        wait.packets = wait.packets.saturating_add(1);
+    }
+
+    /// Counts a packet that stays because it cannot be held.
+    fn unheld(&mut self, slot: SlotId) {
+        self.tally.unheld += 1;
+        self.stay(slot);
+    }
+
+    /// True if a held move is due.
+    fn is_overdue(&self, slot: SlotId, now_ns: u64) -> bool {
+        let wait = self.tables.now.waits[slot.index()];
+        wait.packets >= self.move_after.packets
+            || now_ns.saturating_sub(wait.since_ns) >= self.move_after.time_ns
+    }
+
+    #[cold]
+    fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
+        self.tally.moves += 1;
+        let wait = std::mem::take(&mut self.tables.now.waits[slot.index()]);
+        let hold = self.tables.get(slot).hold().and_then(|hold| self.holds.get(hold));
+        let since = |since_ns| now_ns.saturating_sub(since_ns);
+        let held_ns = hold.map_or(0, |hold| since(hold.since_ns));
+        let was_refused_before = wait.ahead > 0 || wait.packets > 0;
+        self.journal.moved(Move {
+            at_ns: now_ns,
+            flow,
+            slot,
+            from,
+            to: to.cpu,
+            wish: to.wish,
+            because: to.because,
+            ahead: wait.ahead,
+            stayed: wait.packets,
+            waited_ns: if was_refused_before { since(wait.since_ns) } else { held_ns },
+            held_ns,
+        });
+    }
+
+    fn held_since(&mut self, since_ns: u64, now_ns: u64) {
+        self.tally.held_max_ns = self.tally.held_max_ns.max(now_ns.saturating_sub(since_ns));
+    }
+}
+
+/// Changes while packets flow.
+impl Steering {
+    /// Replaces the RPS map that is asked for; flows move as their next packets come (RPS-11).
+    pub fn set_rps_map(&mut self, rps_map: RpsMap) {
+        self.wishes.set_asked(rps_map);
+    }
+
+    /// Says which CPUs run: the others get no new flows (RPS-9), and those that are there leave.
+    pub fn set_running(&mut self, running: RpsMap) {
+        self.wishes.set_running(running);
+    }
+
+    /// Says which CPU polls the queue.
+    pub fn set_polling_cpu(&mut self, cpu: CpuId) {
+        self.wishes.polling_cpu = cpu;
+    }
+
+    /// Replaces the table of where applications run.
+    pub fn set_sock_flows(&mut self, sock_flows: Option<Arc<SockFlowTable>>) {
+        self.wishes.set_sock_flows(sock_flows);
+    }
+
+    /// Replaces the flow table; the old one is asked where flows are until all that it knows of has been
+    /// processed.
+    pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
+        self.wishes.set_rfs(tables.has_rfs);
+        self.tables.replace(tables, self.fences.to_raise());
+        self.raise_fence(now_ns, backlogs);
+    }
+
+    /// Says that flows hash differently from now on: what is noted of slots counts no more.
+    pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
+        self.wishes.set_rfs(tables.has_rfs);
+        self.tables.replace_by_fence(tables, self.fences.to_raise());
+        self.journal.forget_moves();
+        self.raise_fence(now_ns, backlogs);
+    }
+
+    /// Has a flow table wait to be [taken](Self::take_retired), which is of no more use.
+    pub fn retire(&mut self, tables: FlowTables) {
+        self.tables.retire(tables);
+    }
+
+    /// Takes a flow table that is of no more use, to be freed where nobody waits for it.
+    pub fn take_retired(&mut self) -> Option<FlowTables> {
+        self.tables.take_retired()
+    }
+
+    /// Empty tables of the size of those that there are.
+    #[must_use]
+    pub fn tables_alike(&self) -> FlowTables {
+        self.tables.now.alike()
+    }
+
+    /// Looks at the load, once a turn. Returns whether flows are to move because of it.
+    pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
+        self.wishes.update_spread(tick, full_burst)
+    }
+
+    fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {
+        self.fences.raise(&mut self.holds, backlogs);
+        self.watch_anew(now_ns);
+    }
+}
+
+impl Wait {
+    /// Notes that a wish was refused, unless one was before.
+    fn begin(&mut self, now_ns: u64, ahead: u32) {
+        if self.packets == 0 {
+            (self.since_ns, self.ahead) = (now_ns, ahead);
+        }
+    }
+}

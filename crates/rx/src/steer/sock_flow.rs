@@ -1,0 +1,336 @@
+//! The socket-flow table: where the application of each flow runs (RFS-1, RFS-3).
+//!
+//! All queues and all applications share it, without a lock and without an order: what is read may
+//! be a moment old. That costs locality, never order, for a wish only ever moves a flow by the drain
+//! rule.
+//!
+//! Many flows share an entry, and anybody may send to a socket that is not connected. So an entry
+//! has a *trust*: how often flows that came again must ask for it until its flow gives way. Flows of
+//! connected sockets have the most and ask nobody. One of another socket that was seen once changes
+//! nothing: strangers do not come again, or not often enough while the flow of the entry does. What
+//! is never used any more loses its trust to those that are.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cpu::CpuId;
+use crate::hash::FlowHash;
+
+/// Entries when nobody says otherwise: what the kernel's documentation suggests.
+pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32_768;
+
+/// The most entries that the kernel allows.
+pub const RPS_SOCK_FLOW_ENTRIES_MAX: u32 = 1 << 29;
+
+/// The trust of a flow whose application chose whom it speaks to.
+const CONNECTED_TRUST: u8 = u8::MAX;
+
+/// The most that any other flow gets, when it has come four times.
+const UNCONNECTED_TRUST_MAX: u8 = 15;
+
+/// `rps_sock_flow_table`: where the application of each flow runs.
+#[derive(Debug)]
+pub struct SockFlowTable {
+    /// By the lower bits of the hash. Written by whoever runs an application.
+    entries: Box<[AtomicU64]>,
+    /// CPUs that there may be.
+    cpus: u16,
+}
+
+/// Layout of an entry: from its upper bits to its lower ones a flow's hash, the CPU that its
+/// application runs on, a part of the hash of the flow that asked for the entry last, and the trust.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry(u64);
+
+impl Entry {
+    /// Nobody's: no flow has this hash, and no CPU this number.
+    const NONE: Self = Self((NO_CPU as u64) << CPU_SHIFT);
+
+    fn new(flow: FlowHash, cpu: CpuId, trust: u8) -> Self {
+        Self(u64::from(flow.0) << FLOW_SHIFT | u64::from(cpu.0) << CPU_SHIFT | u64::from(trust))
+    }
+
+    fn flow(self) -> FlowHash {
+        let [a, b, c, d, ..] = self.0.to_be_bytes();
+        FlowHash(u32::from_be_bytes([a, b, c, d]))
+    }
+
+    fn cpu(self) -> Option<CpuId> {
+        let [_, _, _, _, high, low, _, _] = self.0.to_be_bytes();
+        Some(u16::from_be_bytes([high, low])).filter(|&cpu| cpu != NO_CPU).map(CpuId)
+    }
+
+    fn trust(self) -> u8 {
+        let [.., trust] = self.0.to_be_bytes();
+        trust
+    }
+
+    /// The same but for who asked.
+    fn without_candidate(self) -> Self {
+        Self(self.0 & !(u64::from(u8::MAX) << CANDIDATE_SHIFT))
+    }
+
+    /// Fate of an entry when another flow asks for it.
+    fn asked_by(self, flow: FlowHash, cpu: CpuId) -> Self {
+        let candidate = u64::from(flow.0 >> 24) << CANDIDATE_SHIFT;
+        let asked = Self(self.without_candidate().0 | candidate);
+        if self == Self::NONE {
+            Self::new(flow, cpu, 1)
+        } else if self != asked {
+            asked // seen once: it may never come again
+        } else if self.trust() > 1 {
+            Self(asked.0 - 1)
+        } else {
+            Self::new(flow, cpu, 1)
+        }
+    }
+}
+
+/// `RPS_NO_CPU`.
+const NO_CPU: u16 = u16::MAX;
+
+const FLOW_SHIFT: u32 = 32;
+const CPU_SHIFT: u32 = 16;
+const CANDIDATE_SHIFT: u32 = 8;
+
+impl SockFlowTable {
+    /// Bytes that an entry takes.
+    pub const ENTRY_BYTES: usize = size_of::<AtomicU64>();
+
+    /// An empty table of at least `rps_sock_flow_entries` entries, rounded up to a power of two
+    /// (RFS-9), for CPUs below `cpus`.
+    #[must_use]
+    pub fn new(rps_sock_flow_entries: u32, cpus: usize) -> Self {
+        let entries = rps_sock_flow_entries.clamp(1, RPS_SOCK_FLOW_ENTRIES_MAX);
+        let entries = (0..entries.next_power_of_two()).map(|_| AtomicU64::new(Entry::NONE.0));
+        Self { entries: entries.collect(), cpus: u16::try_from(cpus).unwrap_or(NO_CPU) }
+    }
+
+    /// Notes that the application of `flow`, which chose whom it speaks to, runs on `cpu`: `recvmsg`
+    /// and `sendmsg` of a connected socket call this.
+    pub fn record(&self, flow: FlowHash, cpu: CpuId) {
+        if !flow.is_some() || cpu.0 >= self.cpus {
+            return;
+        }
+        let entry = self.entry(flow);
+        let now = Entry::new(flow, cpu, CONNECTED_TRUST);
+        // The line is only taken from its readers when something changes.
+        if Entry(entry.load(Ordering::Relaxed)).without_candidate() != now {
+            entry.store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The same of a flow that anybody may have begun. Its entry is its own when it is free, when it
+    /// had it before, and when it asked more often than the entry is trusted.
+    pub fn record_unconnected(&self, flow: FlowHash, cpu: CpuId) {
+        if !flow.is_some() || cpu.0 >= self.cpus {
+            return;
+        }
+        let entry = self.entry(flow);
+        let before = Entry(entry.load(Ordering::Relaxed));
+        if before.flow() != flow {
+            let now = before.asked_by(flow, cpu);
+            // Refused where somebody else has recorded meanwhile: this flow may come again.
+            let _ = entry.compare_exchange(before.0, now.0, Ordering::Relaxed, Ordering::Relaxed);
+            return;
+        }
+        let more = before.trust().saturating_mul(2).saturating_add(1).min(UNCONNECTED_TRUST_MAX);
+        let now = Entry::new(flow, cpu, more.max(before.trust()));
+        if before.without_candidate() != now {
+            entry.store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The CPU that the application of `flow` runs on, if the flow's entry is not another's.
+    #[must_use]
+    pub fn desired(&self, flow: FlowHash) -> Option<CpuId> {
+        let entry = Entry(self.entry(flow).load(Ordering::Relaxed));
+        if entry.flow() == flow { entry.cpu() } else { None }
+    }
+
+    /// Asks for the entry of a flow, to read it a little later.
+    #[inline]
+    pub fn prefetch(&self, flow: FlowHash) {
+        forebay_buf::prefetch_value(self.entry(flow));
+    }
+
+    /// Takes over what another table knows, where this one knows nothing newer. Call it once
+    /// applications record here.
+    pub fn carry_over(&self, from: &Self) {
+        debug_assert_eq!(self.cpus, from.cpus, "tables of one engine");
+        for entry in &from.entries {
+            let known = Entry(entry.load(Ordering::Relaxed));
+            if known != Entry::NONE {
+                let entry = self.entry(known.flow());
+                let none = Entry::NONE.0;
+                // Refused where an application has recorded meanwhile.
+                let _ = entry.compare_exchange(none, known.0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The number of entries.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn index_mask(&self) -> u32 {
+        u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    fn entry(&self, flow: FlowHash) -> &AtomicU64 {
+        &self.entries[(flow.0 & self.index_mask()) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn rfs_9_entries_are_rounded_up_to_a_power_of_two() {
+        let entries = |entries| SockFlowTable::new(entries, 2).entries();
+        assert_eq!([0, 4, 5, 32_768, 40_000].map(entries), [1, 4, 8, 32_768, 65_536]);
+    }
+
+    #[test]
+    fn rfs_1_an_entry_is_its_flow_s_until_another_takes_it() {
+        let table = SockFlowTable::new(16, 4);
+        let [first, second] = [FlowHash(0xaaaa_0001), FlowHash(0xbbbb_0001)];
+        assert_eq!(table.desired(first), None);
+        table.record(first, CpuId(3));
+        assert_eq!((table.desired(first), table.desired(second)), (Some(CpuId(3)), None));
+        table.record(second, CpuId(0));
+        assert_eq!((table.desired(first), table.desired(second)), (None, Some(CpuId(0))));
+        table.record(second, CpuId(4));
+        table.record_unconnected(second, CpuId(4));
+        assert_eq!(table.desired(second), Some(CpuId(0)), "a CPU that cannot be is not recorded");
+    }
+
+    #[test]
+    fn an_empty_entry_is_nobody_s_whatever_the_hash() {
+        for cpus in [1, 2, 3, 7, 8, 200] {
+            let table = SockFlowTable::new(8, cpus);
+            for flow in [FlowHash::NONE, FlowHash(u32::MAX)] {
+                table.record(FlowHash::NONE, CpuId(0));
+                table.record_unconnected(FlowHash::NONE, CpuId(0));
+                assert_eq!(table.desired(flow), None, "{cpus} CPUs");
+            }
+        }
+    }
+
+    #[test]
+    fn rfs_1_an_application_that_moves_is_followed_at_once() {
+        let table = SockFlowTable::new(16, 4);
+        let (connected, other) = (FlowHash(0xaaaa_0001), FlowHash(0xaaaa_0002));
+        for cpu in [3, 0, 0, 1, 2, 1].map(CpuId) {
+            table.record(connected, cpu);
+            table.record_unconnected(other, cpu);
+            assert_eq!([connected, other].map(|flow| table.desired(flow)), [Some(cpu); 2]);
+            // Whoever asks for the entry says nothing of it.
+            table.record_unconnected(FlowHash(0xbbbb_0001), CpuId(2));
+            table.record_unconnected(FlowHash(0xbbbb_0002), CpuId(2));
+            assert_eq!([connected, other].map(|flow| table.desired(flow)), [Some(cpu); 2]);
+        }
+    }
+
+    #[test]
+    fn promise_3_an_entry_gives_way_to_who_comes_again() {
+        // How often its flow was seen, and how often the next one is until it has the entry.
+        let cases = [(1, 2), (2, 4), (3, 8), (4, 16), (100, 16)];
+        let [dead, alive] = [FlowHash(0xaaaa_0001), FlowHash(0xbbbb_0001)];
+        let takes = |table: &SockFlowTable| {
+            let mut count = 0;
+            while table.desired(alive).is_none() {
+                assert!(table.desired(dead).is_some());
+                table.record_unconnected(alive, CpuId(2));
+                count += 1;
+            }
+            count
+        };
+        for (seen, expected) in cases {
+            let table = SockFlowTable::new(16, 4);
+            (0..seen).for_each(|_| table.record_unconnected(dead, CpuId(1)));
+            assert_eq!(takes(&table), expected, "seen {seen} times");
+        }
+        let table = SockFlowTable::new(16, 4);
+        table.record(dead, CpuId(1));
+        assert_eq!(takes(&table), 256, "of a connected socket");
+        // One that is connected asks nobody, and keeps what it has whatever it is read by.
+        table.record(dead, CpuId(1));
+        table.record_unconnected(dead, CpuId(3));
+        assert_eq!((table.desired(dead), takes(&table)), (Some(CpuId(3)), 256));
+    }
+
+    /// Flows of a thousand that are known after a hundred thousand strangers, of so many
+    /// datagrams each. Their own come now and then.
+    fn known_after_strangers(
+        seed: u64,
+        datagrams: u32,
+        record: fn(&SockFlowTable, FlowHash),
+    ) -> usize {
+        const STRANGERS: usize = 100_000;
+        let mut state = seed;
+        let mut flow = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            FlowHash(u32::try_from(state >> 32).unwrap() | 1 << 31)
+        };
+        let table = SockFlowTable::new(RPS_SOCK_FLOW_ENTRIES, 4);
+        let good: Vec<_> = (0..1000).map(|_| flow()).collect();
+        for _ in 0..4 {
+            good.iter().for_each(|&flow| record(&table, flow));
+        }
+        for number in 0..STRANGERS {
+            let stranger = flow();
+            (0..datagrams).for_each(|_| table.record_unconnected(stranger, CpuId(1)));
+            if number.is_multiple_of(10) {
+                record(&table, good[number / 10 % good.len()]);
+            }
+        }
+        good.iter().filter(|&&flow| table.desired(flow) == Some(CpuId(3))).count()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 8 }))]
+
+        #[test]
+        fn promise_3_strangers_cost_no_flow_its_entry(seed: u64, datagrams in 1u32..3) {
+            let connected = |table: &SockFlowTable, flow| table.record(flow, CpuId(3));
+            let other = |table: &SockFlowTable, flow| table.record_unconnected(flow, CpuId(3));
+            for record in [connected, other] {
+                let known = known_after_strangers(seed, datagrams, record);
+                prop_assert!(known >= 950, "{known} of 1000 are known");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn rfs_9_a_table_of_another_size_knows_what_the_old_one_knew(
+            flows in prop::collection::vec((1u32.., 0u16..6), 1..40),
+            sizes in (0u32..10, 0u32..10),
+        ) {
+            let (old, new) =
+                (SockFlowTable::new(1 << sizes.0, 6), SockFlowTable::new(1 << sizes.1, 6));
+            for &(flow, cpu) in &flows {
+                old.record(FlowHash(flow), CpuId(cpu));
+            }
+            let newer = FlowHash(flows[0].0);
+            new.record(newer, CpuId(5));
+            new.carry_over(&old);
+            prop_assert_eq!(new.desired(newer), Some(CpuId(5)), "what is newer stays");
+            for &(flow, _) in &flows {
+                let (known, before) = (new.desired(FlowHash(flow)), old.desired(FlowHash(flow)));
+                let is_newer = flow == newer.0;
+                prop_assert!(is_newer || known.is_none() || known == before);
+                let grows = new.entries() >= old.entries();
+                let is_taken = new.entry(FlowHash(flow)).as_ptr() == new.entry(newer).as_ptr();
+                prop_assert!(!grows || is_taken || known == before, "a larger table loses nothing");
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What the kernel or a device says before a frame: completed checksums, and lies.
+
+use forebay_rx::coalesce::gso::{
+    DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, GsoLie,
+    NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr,
+};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Checksum, DeviceSum, Transport, Verify, complete_checksum, parse_into};
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use crate::device::shapes_and_more;
+use crate::frames::{AFTER_IPV4, IP, Segment, Wire, tcp, udp};
+use crate::rig::{pool, received};
+
+const FIELD: usize = AFTER_IPV4 + 16;
+
+/// Everything that can be merged, and IPv4 with options.
+pub(crate) fn all_shapes() -> Vec<Segment> {
+    let mut optioned = vec![tcp(), udp()];
+    for shape in &mut optioned {
+        shape.ip_options = vec![7, 7, 4, 1, 2, 3, 4, 0];
+    }
+    [shapes_and_more(), optioned].concat()
+}
+
+/// As a source receives a frame, summed up on the way or not, whatever came before it.
+fn filled(wire: &Wire, verify: Verify) -> Packet {
+    let bare = Wire { vnet: None, ..wire.clone() };
+    let mut packet = received(&bare, Arrival(1), &mut pool(2));
+    packet.fill(&wire.bytes, verify);
+    packet
+}
+
+/// What parsing makes of the checksum without a look at the payload.
+fn judged(packet: &mut Packet) -> Checksum {
+    let Packet { frame, headers, wire_len, device_sum, .. } = packet;
+    parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Nothing);
+    packet.headers.l4_checksum
+}
+
+#[test]
+fn a_partial_checksum_is_completed_and_is_verified_without_a_look_at_the_payload() {
+    for shape in all_shapes() {
+        for len in [0, 1, 98, 99] {
+            let good = shape.clone().sized(len).wire();
+            for verify in [Verify::Nothing, Verify::Checksums] {
+                let partial = good.clone().partial(0);
+                let mut packet = filled(&partial, verify);
+                partial.vnet.unwrap().carry_into(&mut packet).unwrap();
+                assert_eq!(packet.frame.data(), good.bytes, "{shape:?} {len}");
+                assert_eq!(packet.device_sum, DeviceSum::of_frame(&good.bytes, good.link));
+                assert_eq!(judged(&mut packet), Checksum::Good, "{shape:?} {len}");
+                assert_eq!((packet.gso_size(), packet.is_whole_gso()), (0, false));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_completed_from_a_wrong_sum_is_found_bad() {
+    let partial = tcp().wire().partial(0).edit(FIELD, &[1, 2]);
+    for verify in [Verify::Nothing, Verify::Checksums] {
+        let mut packet = filled(&partial, verify);
+        partial.vnet.unwrap().carry_into(&mut packet).unwrap();
+        assert_eq!(judged(&mut packet), Checksum::Bad);
+    }
+}
+
+#[test]
+fn a_udp_checksum_of_0_becomes_all_ones_and_no_other_does() {
+    for (shape, at, expected) in [(udp(), AFTER_IPV4 + 6, 0xff), (tcp(), FIELD, 0)] {
+        // Chosen so that the sum comes out as all ones.
+        let zeroed = shape.wire();
+        let end = zeroed.bytes.len() - 2;
+        let zeroed = zeroed.edit(end, &[0; 2]).resummed();
+        let missing = [zeroed.bytes[at], zeroed.bytes[at + 1]];
+        let partial = zeroed.edit(end, &missing).partial(0);
+        let vnet = partial.vnet.unwrap();
+        let mut packet = filled(&partial, Verify::Nothing);
+        vnet.carry_into(&mut packet).unwrap();
+        assert_eq!(packet.frame.data()[at..at + 2], [expected; 2]);
+        assert_eq!(judged(&mut packet), Checksum::Good);
+        let mut bytes = partial.bytes;
+        complete_checksum(&mut bytes, vnet.csum_start, vnet.csum_offset).unwrap();
+        assert_eq!(bytes[at..at + 2], [expected; 2]);
+    }
+}
+
+#[test]
+fn who_has_summed_a_frame_up_need_not_believe_that_it_is_valid() {
+    let vnet = VirtioNetHdr { flags: DATA_VALID, ..VirtioNetHdr::default() };
+    let good = tcp().wire();
+    let bad = good.clone().edit(FIELD, &[1, 2]);
+    for (wire, verify, expected) in [
+        (&good, Verify::Nothing, Checksum::Good),
+        (&bad, Verify::Nothing, Checksum::Good),
+        (&good, Verify::Checksums, Checksum::Good),
+        (&bad, Verify::Checksums, Checksum::Bad),
+    ] {
+        let mut packet = filled(wire, verify);
+        vnet.carry_into(&mut packet).unwrap();
+        assert_eq!(judged(&mut packet), expected, "{verify:?}");
+        assert_eq!(packet.frame.data(), wire.bytes);
+    }
+}
+
+#[test]
+fn what_was_cut_short_or_is_summed_otherwise_is_left_as_it_is() {
+    let partial = tcp().wire().partial(0);
+    let snapped = partial.clone().snapped(90);
+    let mut sctp = partial.clone();
+    sctp.vnet.as_mut().unwrap().csum_offset = 8;
+    for wire in [snapped, sctp] {
+        let mut packet = filled(&wire, Verify::Nothing);
+        wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+        assert_eq!(packet.frame.data(), wire.bytes);
+        assert_eq!(judged(&mut packet), Checksum::Unknown);
+    }
+}
+
+/// VXLAN: what is inside is to be cut, as Linux gives it to a packet socket.
+fn tunnel(inner: &Wire) -> Wire {
+    let payload = [&[8, 0, 0, 0, 0, 0, 7, 0], inner.bytes.as_slice()].concat();
+    let outer = udp().with(|it| it.payload = payload).wire();
+    let before = u16::try_from(outer.bytes.len() - inner.bytes.len()).unwrap();
+    let vnet = inner.vnet.map(|vnet| VirtioNetHdr {
+        hdr_len: vnet.hdr_len + before,
+        csum_start: vnet.csum_start + before,
+        ..vnet
+    });
+    Wire { vnet, ..outer }
+}
+
+#[test]
+fn what_is_to_be_cut_inside_a_tunnel_is_one_large_packet_that_is_right() {
+    let field = AFTER_IPV4 + 6;
+    let good = tcp().sized(3000).wire();
+    let inner = good.clone().partial(1000);
+    let partial = tunnel(&inner);
+    let outer_partial = Wire { vnet: partial.vnet, ..partial.clone().partial(0) };
+    let unsummed = partial.edit(field, &[0; 2]);
+    let expected = tunnel(&good);
+    for (wire, expected, verdict) in [
+        (outer_partial, expected.clone(), Checksum::Good),
+        (unsummed, expected.edit(field, &[0; 2]), Checksum::Unknown),
+    ] {
+        for verify in [Verify::Nothing, Verify::Checksums] {
+            let mut packet = filled(&wire, verify);
+            wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+            assert_eq!(packet.frame.data(), expected.bytes);
+            assert_eq!((judged(&mut packet), packet.gso_size()), (verdict, 0));
+        }
+    }
+}
+
+/// A header that is right for a packet of 30 segments over IPv4, without options or tags.
+fn right(shape: &Segment) -> Wire {
+    shape.clone().sized(3000).wire().partial(100)
+}
+
+type Change = fn(&mut VirtioNetHdr);
+
+/// A right header with one field changed, and what is found wrong then.
+const LIES: [(GsoLie, Change); 14] = [
+    (GsoLie::Type, |it| it.gso_type = 3), // fragments of UDP
+    (GsoLie::Type, |it| it.gso_type = 2),
+    (GsoLie::Type, |it| it.gso_type = GSO_NONE | GSO_ECN),
+    (GsoLie::Type, |it| it.gso_type = GSO_UDP_L4 | GSO_ECN),
+    (GsoLie::Size, |it| it.gso_size = 0),
+    (GsoLie::HeaderLen, |it| it.hdr_len = 3055),
+    (GsoLie::Headers, |it| it.gso_type = GSO_TCPV6),
+    (GsoLie::Headers, |it| it.gso_type = GSO_UDP_L4),
+    (GsoLie::Checksum, |it| it.csum_start += 2),
+    (GsoLie::Checksum, |it| it.csum_offset = 6),
+    (GsoLie::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 3038)),
+    (GsoLie::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 32)),
+    (GsoLie::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 35)),
+    (GsoLie::Checksum, |it| (it.gso_type, it.csum_offset) = (GSO_NONE, 15)),
+];
+
+#[test]
+fn promise_5_a_header_that_lies_is_told_by_its_frame() {
+    let wire = right(&tcp());
+    for (index, (lie, change)) in LIES.iter().enumerate() {
+        let mut vnet = wire.vnet.unwrap();
+        change(&mut vnet);
+        check_lie(&Wire { vnet: Some(vnet), ..wire.clone() }, *lie, &format!("lie {index}"));
+    }
+}
+
+fn check_lie(wire: &Wire, lie: GsoLie, name: &str) {
+    for verify in [Verify::Nothing, Verify::Checksums] {
+        let mut packet = filled(wire, verify);
+        let device_sum = packet.device_sum;
+        assert_eq!(wire.vnet.unwrap().carry_into(&mut packet), Err(lie), "{name}");
+        assert_eq!(packet.frame.data(), wire.bytes, "{name}");
+        assert_eq!((packet.gso_size(), packet.device_sum), (0, device_sum), "{name}");
+        assert_eq!(packet.headers.l4_checksum, Checksum::Unknown, "{name}");
+    }
+}
+
+#[test]
+fn promise_5_a_frame_that_is_not_what_is_to_be_cut_is_told() {
+    let without = |wire: Wire| {
+        let flags = wire.vnet.unwrap().flags & !NEEDS_CSUM;
+        Wire { vnet: wire.vnet.map(|vnet| VirtioNetHdr { flags, ..vnet }), ..wire }
+    };
+    let routed = tcp().with(|it| {
+        it.is_v6 = true;
+        it.extensions = crate::refused::routed();
+    });
+    let tiny = tcp().sized(usize::from(GSO_SEGMENTS_MAX) + 1).wire().partial(1);
+    let wire = right(&tcp());
+    for (lie, name, wire) in [
+        (GsoLie::Snapped, "cut short", wire.clone().snapped(2000)),
+        (GsoLie::Checksum, "UDP that is complete", without(right(&udp()))),
+        (GsoLie::Headers, "padded", wire.clone().padded(&[0; 4])),
+        (GsoLie::Headers, "a fragment", wire.clone().edit(IP + 6, &[0x20, 0])),
+        (GsoLie::Headers, "an IP length of 0", wire.clone().edit(IP + 2, &[0; 2])),
+        (GsoLie::Headers, "a wrong IP checksum", wire.clone().edit(IP + 10, &[1, 2])),
+        (GsoLie::Headers, "not IP", wire.clone().edit(IP - 2, &[8, 6])),
+        (GsoLie::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
+        (GsoLie::Headers, "a routing header", right(&routed)),
+        (GsoLie::Size, "too many segments", tiny),
+    ] {
+        check_lie(&wire, lie, name);
+    }
+}
+
+#[test]
+fn what_a_sender_left_in_the_field_of_a_packet_that_is_to_be_cut_is_set_anew() {
+    let wire = right(&tcp());
+    let mut packet = filled(&wire.clone().edit(FIELD, &[1, 2]), Verify::Checksums);
+    wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+    assert_eq!((packet.frame.data(), packet.gso_size()), (&*wire.bytes, 100));
+}
+
+#[test]
+fn a_header_lies_little_endian_and_is_read_as_it_is_written() {
+    let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+    let vnet = VirtioNetHdr::from_bytes(bytes);
+    assert_eq!((vnet.flags, vnet.gso_type, vnet.hdr_len, vnet.csum_offset), (1, 2, 0x403, 0xa09));
+    assert_eq!(vnet.to_bytes(), bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 4000 }))]
+
+    /// Whatever is said before whatever frame: it is refused and the frame untouched, or nothing
+    /// but the two bytes of a checksum has changed and the device's sum is still the frame's.
+    #[test]
+    fn promise_5_whatever_is_said_of_a_frame_changes_a_checksum_at_most(
+        shape in select(all_shapes()),
+        len in 0usize..400,
+        gso_size in 0u16..200,
+        edits in proptest::collection::vec((any::<Index>(), any::<u8>()), 0..3),
+        lies in proptest::collection::vec((0..VIRTIO_NET_HDR_BYTES, any::<u8>()), 0..3),
+        is_summed: bool,
+    ) {
+        let mut wire = shape.sized(len).wire().partial(gso_size);
+        let mut vnet = wire.vnet.unwrap().to_bytes();
+        lies.into_iter().for_each(|(at, byte)| vnet[at] = byte);
+        let vnet = VirtioNetHdr::from_bytes(vnet);
+        for (at, byte) in edits {
+            let at = at.index(wire.bytes.len());
+            wire = wire.edit(at, &[byte]);
+        }
+        let verify = if is_summed { Verify::Checksums } else { Verify::Nothing };
+        let mut packet = filled(&wire, verify);
+        let verdict = vnet.carry_into(&mut packet);
+        let changed = packet.frame.data().iter().zip(&wire.bytes).enumerate();
+        let changed: Vec<_> = changed.filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
+        // What counts as verified need not say where its checksum is.
+        let (start, offset) = match (packet.is_whole_gso(), wire.headers()) {
+            (true, it) if it.transport == Transport::Udp => (it.transport_offset, 6),
+            (true, it) => (it.transport_offset, 16),
+            (false, _) => (vnet.csum_start, vnet.csum_offset),
+        };
+        let field = usize::from(start) + usize::from(offset);
+        // What is said to be behind the headers of a tunnel is completed, and the tunnel's is.
+        let outer = usize::from(wire.headers().transport_offset) + 6;
+        let is_field = changed.iter().all(|at| [field, field + 1, outer, outer + 1].contains(at));
+        prop_assert!(verdict.is_ok() && is_field || changed.is_empty(), "{changed:?}");
+        if let Some(sum) = packet.device_sum {
+            prop_assert_eq!(Some(sum), DeviceSum::of_frame(packet.frame.data(), wire.link));
+        }
+        if packet.is_whole_gso() {
+            prop_assert_eq!(packet.gso_size(), vnet.gso_size);
+            prop_assert!([GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4].contains(&(vnet.gso_type & !GSO_ECN)));
+        }
+    }
+}

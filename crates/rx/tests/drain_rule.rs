@@ -1,0 +1,332 @@
+//! The drain rule in every interleaving of three CPUs: one polls, and two deliver the packets of a
+//! flow that wishes for the one, then for the other (RFS-6). The real spines over the real rings,
+//! under loom: `./ci.sh loom`.
+#![cfg(loom)]
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_buf::{Position, Region};
+use forebay_rx::arrive::Burst;
+use forebay_rx::counters::{Counter, IntakeCounters};
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::intake::IntakeConfig;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify};
+use forebay_rx::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::{CpuId, Delivery, Handler, Intake, Packet, RxQueue};
+use loom::cell::Cell;
+use loom::sync::atomic::AtomicU32;
+use loom::thread;
+
+/// The CPU that polls. It is not in the map, so it delivers nothing.
+const POLLING: CpuId = CpuId(0);
+const CPU_1: CpuId = CpuId(1);
+const CPU_2: CpuId = CpuId(2);
+const FLOW: FlowHash = FlowHash(0x1000_0005);
+/// The same flow's under another key: of another slot.
+const FLOW_REHASHED: FlowHash = FlowHash(0xf000_0005);
+/// Counters wrap on the way.
+const START: Position = Position(u32::MAX);
+const RING_CAPACITY: u32 = 4;
+
+/// When a CPU lets the head of its backlog pass a packet.
+#[derive(Clone, Copy)]
+enum Release {
+    /// As it is: when the application is done with it.
+    WhenHandled,
+    /// As the source text of RFS has it: on dequeue (ordering hazard H13).
+    WhenTaken,
+}
+
+/// What the application knows of its flow, shared by the CPUs without a lock of its own: the
+/// packet that it saw last.
+enum Seen {
+    /// In memory that two CPUs may touch only if the path has put one behind the other: loom
+    /// knows whether it has, even where they happen to come in order.
+    InMemory(Cell<u32>),
+    /// In a counter that puts nobody behind anybody, and shows the order of handling.
+    InCounter(AtomicU32),
+}
+
+impl Seen {
+    fn in_memory() -> Self {
+        Self::InMemory(Cell::new(0))
+    }
+
+    fn in_counter() -> Self {
+        Self::InCounter(AtomicU32::new(0))
+    }
+
+    fn see(&self, packet: &Packet) {
+        let Arrival(now) = packet.arrival;
+        match self {
+            Self::InMemory(last) => last.set(now),
+            Self::InCounter(last) => {
+                let last = last.swap(now, Ordering::Relaxed);
+                assert_eq!(last + 1, now, "promise 1: packet {now} was handled behind {last}");
+            }
+        }
+    }
+}
+
+/// A CPU that delivers.
+struct Deliverer {
+    delivery: Delivery,
+    inbox: Inbox,
+    pool: Pool,
+    seen: Arc<Seen>,
+    release: Release,
+}
+
+/// The packets that a CPU has handled, and the batch in hand behind them. Their frames stay: the
+/// way home has models of its own, in `forebay-buf`.
+#[derive(Default)]
+struct Inbox(Vec<Packet>);
+
+impl Handler for Inbox {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        self.0.append(batch.packets);
+    }
+}
+
+impl Deliverer {
+    /// What [`Delivery::turn`] does, one packet at most, but for the release.
+    fn turn(&mut self) {
+        if self.delivery.take(1) == 0 {
+            return;
+        }
+        let handled = self.inbox.0.len();
+        self.delivery.handle(&mut self.pool, &mut self.inbox);
+        let in_hand = &self.inbox.0[handled..];
+        match self.release {
+            Release::WhenHandled => {
+                in_hand.iter().for_each(|packet| self.seen.see(packet));
+                self.delivery.complete(&mut self.pool);
+            }
+            Release::WhenTaken => {
+                self.delivery.complete(&mut self.pool);
+                in_hand.iter().for_each(|packet| self.seen.see(packet));
+            }
+        }
+    }
+}
+
+/// The CPU that polls.
+struct Poller {
+    intake: Intake,
+    pool: Pool,
+    arrived: u32,
+    /// The flow's.
+    hash: FlowHash,
+}
+
+impl Poller {
+    /// From the next packet on, the flow wishes for `cpu`.
+    fn wish(&mut self, cpu: CpuId) {
+        self.intake.set_rps_cpus([cpu], 0);
+    }
+
+    /// A turn in which so many packets of the flow arrive; held ones may go on in any.
+    fn arrive(&mut self, count: u32) {
+        let packets = (0..count).map(|_| {
+            self.arrived += 1;
+            let frame = self.pool.allocate(0).unwrap();
+            let mut packet = Packet::received(frame, Arrival(self.arrived), 0, Link::Ethernet);
+            packet.hash = self.hash;
+            packet
+        });
+        let mut burst = Burst { packets: packets.collect(), ..Burst::default() };
+        self.intake.observe();
+        assert!(self.intake.turn(Tick::default(), &mut burst, &mut self.pool).count() <= 2);
+        assert_eq!(self.intake.drain_dropped().count(), 0);
+    }
+}
+
+/// In how many interleavings something came about: a model in which it never does proves nothing.
+#[derive(Debug, Default)]
+struct Tally {
+    moved_at_once: AtomicU64,
+    moved_twice: AtomicU64,
+    held: AtomicU64,
+    stayed: AtomicU64,
+    interleavings: AtomicU64,
+}
+
+impl Tally {
+    fn add(&self, counters: &IntakeCounters) {
+        let [moves, holds, stays] =
+            [&counters.moves, &counters.holds, &counters.stays].map(Counter::get);
+        for (tally, came_about) in [
+            (&self.moved_at_once, moves > holds),
+            (&self.moved_twice, moves > 1),
+            (&self.held, holds > 0),
+            (&self.stayed, stays > 0),
+            (&self.interleavings, true),
+        ] {
+            tally.fetch_add(came_about.into(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Packets come with their hash.
+fn hasher() -> Arc<Hasher> {
+    Arc::new(Hasher::keyed(&[7; 16], false))
+}
+
+fn wire(release: Release, seen: Seen) -> (Poller, [Deliverer; 2]) {
+    let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: 4 }], vec![], vec![]];
+    let region = Region::allocate(region_bytes(&shares));
+    let [pool, first, second] = <[Pool; 3]>::try_from(carve(region, &shares).unwrap()).unwrap();
+    let mut intake = Intake::new(IntakeConfig {
+        queue: RxQueue(0),
+        cpus: 3,
+        verify: Verify::Nothing,
+        completes_checksums: false,
+        hasher: hasher(),
+        coalesce: None,
+        steer: SteerConfig {
+            polling_cpu: POLLING,
+            rps_flow_cnt: 2,
+            move_after: MoveAfter::default(),
+            hold_max: 4,
+            spread: SpreadPolicy::Always,
+            batch_max: 1,
+        },
+        netdev_max_backlog: RING_CAPACITY - 1,
+    });
+    #[expect(clippy::arc_with_non_send_sync, reason = "loom's threads are all on one")]
+    let seen = Arc::new(seen);
+    let deliverers = [(CPU_1, first), (CPU_2, second)].map(|(cpu, pool)| {
+        let lane = intake.connect(cpu, RING_CAPACITY, START, false);
+        let (delivery, seen) = (Delivery::new(cpu, vec![lane], 1), Arc::clone(&seen));
+        Deliverer { delivery, inbox: Inbox::default(), pool, seen, release }
+    });
+    (Poller { intake, pool, arrived: 0, hash: FLOW }, deliverers)
+}
+
+/// Every interleaving of `poll` with two CPUs that take so many turns each, whatever there is to
+/// take; then, in peace, what is left. Nothing bounds the search but these turns.
+fn check(
+    release: Release,
+    seen: fn() -> Seen,
+    turns: [usize; 2],
+    poll: fn(&mut Poller),
+) -> Arc<Tally> {
+    let tally = Arc::new(Tally::default());
+    let counted = Arc::clone(&tally);
+    loom::model(move || {
+        let (mut poller, deliverers) = wire(release, seen());
+        let cpus = deliverers.into_iter().zip(turns).map(|(mut deliverer, turns)| {
+            thread::spawn(move || {
+                (0..turns).for_each(|_| deliverer.turn());
+                deliverer
+            })
+        });
+        let cpus: Vec<_> = cpus.collect();
+        poll(&mut poller);
+        let deliverers = cpus.into_iter().map(|cpu| cpu.join().unwrap());
+        let mut deliverers: Vec<_> = deliverers.collect();
+        for _ in 0..poller.arrived {
+            poller.arrive(0);
+            deliverers.iter_mut().for_each(Deliverer::turn);
+        }
+        let handled: usize = deliverers.iter().map(|deliverer| deliverer.inbox.0.len()).sum();
+        assert_eq!(u32::try_from(handled), Ok(poller.arrived), "promise 2: all are handled");
+        counted.add(poller.intake.counters());
+    });
+    tally
+}
+
+/// The flow leaves CPU 1, comes back, and leaves again, a packet each time.
+fn there_and_back(poller: &mut Poller) {
+    for cpu in [CPU_1, CPU_2, CPU_1, CPU_2] {
+        poller.wish(cpu);
+        poller.arrive(1);
+    }
+}
+
+/// The flow leaves CPU 1 when that has more before it than it takes in hand at once.
+fn from_a_queue(poller: &mut Poller) {
+    poller.wish(CPU_1);
+    poller.arrive(2);
+    poller.wish(CPU_2);
+    poller.arrive(1);
+    poller.arrive(1);
+}
+
+/// The flow leaves CPU 1 under another hash, so that only a fence stands between.
+fn through_a_fence(poller: &mut Poller) {
+    poller.wish(CPU_1);
+    poller.arrive(1);
+    poller.wish(CPU_2);
+    poller.intake.set_hasher(hasher(), 0);
+    poller.hash = FLOW_REHASHED;
+    poller.arrive(1);
+    poller.arrive(1);
+}
+
+/// The flow leaves CPU 1, whose backlog has just gone on in a larger ring.
+fn from_a_ring_that_grew(poller: &mut Poller) {
+    poller.wish(CPU_1);
+    poller.arrive(1);
+    poller.intake.set_netdev_max_backlog(RING_CAPACITY, 0);
+    poller.wish(CPU_2);
+    poller.arrive(1);
+}
+
+#[test]
+fn rfs_6_a_flow_that_moves_to_and_fro_is_handled_in_order_in_every_interleaving() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenHandled, seen, [2, 2], there_and_back);
+        let Tally { moved_at_once, moved_twice, held, .. } = &*tally;
+        came_about(&tally, &[moved_at_once, moved_twice, held]);
+    }
+}
+
+#[test]
+fn rfs_6_a_flow_that_leaves_a_queue_is_handled_in_order_in_every_interleaving() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenHandled, seen, [3, 2], from_a_queue);
+        let Tally { moved_at_once, held, stayed, .. } = &*tally;
+        came_about(&tally, &[moved_at_once, held, stayed]);
+    }
+}
+
+#[test]
+fn rfs_6_a_flow_that_hashes_anew_is_handled_in_order_in_every_interleaving() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenHandled, seen, [2, 2], through_a_fence);
+        came_about(&tally, &[&tally.held]);
+    }
+}
+
+#[test]
+fn rfs_6_a_flow_that_leaves_a_ring_that_grew_is_handled_in_order_in_every_interleaving() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenHandled, seen, [1, 1], from_a_ring_that_grew);
+        let Tally { moved_at_once, held, .. } = &*tally;
+        came_about(&tally, &[moved_at_once, held]);
+    }
+}
+
+/// Sees that all these came about.
+fn came_about(tally: &Tally, needed: &[&AtomicU64]) {
+    assert!(needed.iter().all(|count| count.load(Ordering::Relaxed) > 0), "{tally:?}");
+    eprintln!("{tally:?}");
+}
+
+#[test]
+#[should_panic(expected = "Causality violation: Concurrent write accesses")]
+fn h13_a_head_that_passes_what_is_only_taken_puts_no_handler_behind_another() {
+    check(Release::WhenTaken, Seen::in_memory, [1, 1], there_and_back);
+}
+
+#[test]
+#[should_panic(expected = "promise 1: packet")]
+fn h13_a_head_that_passes_what_is_only_taken_breaks_order() {
+    check(Release::WhenTaken, Seen::in_counter, [1, 1], there_and_back);
+}

@@ -1,0 +1,547 @@
+//! Steering end to end, without threads: intake and deliveries of a few CPUs, stepped by hand.
+
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+mod world; //   the CPUs, and what holds in any world
+mod bursts; //  full ones, room for them, what is wrong with them
+mod changes; // what changes while packets flow
+mod holds; //   an elephant's held move and everybody else
+mod journal; // what the CPUs write down
+mod laws; //    the promises over random schedules
+mod rfs; //     packets follow their applications
+mod tables; //  tables and keys are replaced
+mod truth; //   what is said afterwards
+mod told; //    what whoever asks is told
+
+use etherparse::PacketBuilder;
+use forebay_buf::Position;
+use forebay_rx::Because::{Drained, Held, Inline, Rps, Stay};
+use forebay_rx::arrive::Burst;
+use forebay_rx::backlog::{Backlogs, FlowLimit};
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::parse::{self, Link, Verify, View};
+use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
+use forebay_rx::{Because, CpuId, Delivery, DropReason, RxQueue};
+
+use journal::Journal;
+use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, put};
+
+/// Two flows of one slot, and two of another.
+const FLOW: Flow = Flow { id: 1, hash: 0x1000_0005 };
+const NEIGHBOUR: Flow = Flow { id: 2, hash: 0x1000_0006 };
+const OTHER: Flow = Flow { id: 3, hash: 0xf000_0005 };
+const OTHERS_NEIGHBOUR: Flow = Flow { id: 4, hash: 0xf000_0006 };
+
+const ON_CPU_1: u8 = 0b0010;
+const ON_CPU_2: u8 = 0b0100;
+/// `FLOW` stays on CPU 1, `OTHER` goes to CPU 2.
+const ON_BOTH: u8 = 0b0110;
+
+/// A world in which all flows go to CPU 1.
+fn all_on_cpu_1(settings: Settings) -> World {
+    World::new(Settings { rps_cpus: ON_CPU_1, ..settings })
+}
+
+/// Lets [`FLOW`] have all that the flow limit grants it, on a backlog that is always half full.
+fn spend_flow_limit(world: &mut World) {
+    world.intake.set_flow_limit(FlowLimit::new(4096), 0);
+    for _ in 0..64 {
+        world.arrive(&[FLOW]);
+        world.deliver(1, 1);
+    }
+}
+
+#[test]
+fn rps_4_a_flow_keeps_the_maps_cpu_and_each_cpu_is_woken_once_a_burst() {
+    let rps_cpus = 0b1110;
+    let mut world = World::new(Settings { rps_cpus, rps_flow_cnt: 4096, ..Settings::default() });
+    let flows = (0..48).map(|id| Flow { id, hash: 1 + u32::from(id) * 0x0555_5555 });
+    let flows: Vec<_> = flows.collect();
+    for budget in [0, 7, 100] {
+        let mut woken = world.arrive(&flows);
+        woken.sort_unstable();
+        assert!(woken.into_iter().eq(cpus_of(rps_cpus)), "rps_6");
+        (1..4).for_each(|cpu| assert!(world.deliver(cpu, budget) <= budget));
+    }
+    world.settle();
+    world.check();
+    let map = RpsMap::new(cpus_of(rps_cpus));
+    assert_eq!(world.journal.seen.len(), 3 * flows.len());
+    for seen in &world.journal.seen {
+        assert_eq!((Some(seen.cpu), seen.note.because), (map.select(seen.hash), Rps));
+    }
+}
+
+#[test]
+fn rps_5_a_devices_hash_is_used_as_it_is_and_no_hash_is_no_steering() {
+    let mut world = World::new(Settings::default());
+    let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+    let mut bytes = Vec::new();
+    builder.udp(1000, 53).write(&mut bytes, b"query").unwrap();
+    let wire_len = u32::try_from(bytes.len()).unwrap();
+    let headers = parse::parse(&bytes, wire_len, Link::Ethernet, Verify::Nothing);
+    let computed = Hasher::keyed(&world::KEY, false).hash(&View::new(&bytes, &headers));
+
+    let from_device = FlowHash(!computed.0);
+    let mut packets: Vec<_> = [&bytes, &bytes, &vec![0; 60]].map(|it| world.packet(it)).into();
+    packets[0].hash = from_device;
+    world.turn(Burst { packets, ..Burst::default() });
+    world.settle();
+    world.check();
+
+    let map = RpsMap::new(cpus_of(0b1111));
+    for (hash, because) in [(from_device, Rps), (computed, Rps), (FlowHash::NONE, Inline)] {
+        let seen = world.journal.seen.iter().find(|seen| seen.hash == hash).unwrap();
+        let cpu = if hash.is_some() { map.select(hash) } else { Some(POLLING) };
+        assert_eq!((Some(seen.cpu), seen.note.because), (cpu, because));
+    }
+    assert_eq!(world.intake.counters().unsteered.get(), 1);
+}
+
+#[test]
+fn rps_9_cpus_that_are_not_there_are_left_out_and_none_left_is_rps_off() {
+    for (cpus, way) in [([2, 9], (2, Rps)), ([8, 9], (POLLING.0, Inline))] {
+        let mut world = World::new(Settings::default());
+        world.intake.set_rps_cpus(cpus.map(CpuId), 0);
+        world.arrive(&[FLOW]);
+        world.settle();
+        assert_eq!(world.journal.ways(), [way], "of {cpus:?}");
+    }
+}
+
+/// What happens between a packet's predecessors and itself.
+type Meanwhile = fn(&mut World);
+
+#[test]
+fn rfs_5_rfs_6_where_a_packet_goes_when_its_wish_changed_and_its_predecessors_are() {
+    let nowhere = |_: &mut World| {};
+    let processed = |world: &mut World| assert!(world.deliver(1, 100) > 0);
+    let in_hand = |world: &mut World| world.take(1, 100);
+    // With batch_max = 4.
+    let cases: [(&str, usize, Meanwhile, (u16, Because)); 6] = [
+        ("processed", 5, processed, (2, Drained)),
+        ("all in hand", 1, in_hand, (2, Held)),
+        ("one waits", 1, nowhere, (2, Held)),
+        ("a batch waits", 4, nowhere, (2, Held)),
+        ("more than a batch waits", 5, nowhere, (1, Stay)),
+        ("a batch is in hand and one more waits", 5, in_hand, (1, Stay)),
+    ];
+    for (name, predecessors, meanwhile, way) in cases {
+        let mut world = all_on_cpu_1(Settings::default());
+        world.arrive(&vec![FLOW; predecessors]);
+        meanwhile(&mut world);
+        world.set_mask(ON_CPU_2);
+        world.arrive(&[FLOW]);
+        world.settle();
+        world.check();
+        assert_eq!(world.journal.ways().last(), Some(&way), "{name}");
+        let counters = world.intake.counters();
+        assert_eq!(counters.moves.get(), u64::from(way.0 == 2), "{name}");
+        assert_eq!(counters.holds.get(), u64::from(way.1 == Held), "{name}");
+        assert_eq!(counters.stays.get(), u64::from(way.1 == Stay), "{name}");
+    }
+}
+
+#[test]
+fn rfs_6_every_turn_looks_afresh_how_far_the_old_cpu_is() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[FLOW; 5]);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW]);
+    world.deliver(1, 5);
+    world.arrive(&[FLOW]);
+    world.settle();
+    world.check();
+    assert_eq!(world.journal.ways()[5..], [(1, Stay), (2, Held)]);
+}
+
+#[test]
+fn promise_1_to_a_cpu_out_of_the_map_a_packet_follows_its_own_flow_only() {
+    for (mask, held) in [(ON_BOTH, 0), (ON_CPU_2, 1)] {
+        let mut world = all_on_cpu_1(Settings::default());
+        world.arrive(&[OTHER; 10]);
+        world.set_mask(mask);
+        world.arrive(&[OTHERS_NEIGHBOUR]);
+        assert_eq!(world.intake.held(), held);
+        world.settle();
+        world.check();
+    }
+}
+
+#[test]
+fn rfs_6_a_move_waits_for_the_handler_and_for_nothing_behind_the_flow() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[OTHER; 2]);
+    world.take(1, 2);
+    world.set_mask(ON_BOTH);
+    world.arrive(&[OTHER, FLOW]);
+    for _ in 0..100 {
+        world.idle_turn();
+        assert_eq!(world.deliver(2, 10), 0, "its predecessors are in the hands of CPU 1");
+        assert_eq!(world.intake.held(), 1);
+    }
+    world.finish(1);
+    world.idle_turn();
+    assert_eq!(world.intake.held(), 0);
+    assert_eq!([1, 2].map(|cpu| world.queued_on(cpu)), [1, 1]);
+    world.settle();
+    world.check();
+    assert_eq!(world.journal.ways(), [(1, Rps), (1, Rps), (1, Rps), (2, Held)]);
+    let proof = world.journal.seen[3].note.head_old;
+    assert_eq!(proof, Some(Position(world.settings.start).plus(2)));
+}
+
+#[test]
+fn rfs_6_a_move_shows_its_proof_also_when_its_first_packet_is_dropped() {
+    let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 1, ..Settings::default() });
+    spend_flow_limit(&mut world);
+    world.arrive(&[NEIGHBOUR]);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW, NEIGHBOUR]);
+    world.settle();
+    world.check();
+    assert_eq!(world.drops.iter().map(|drop| drop.1).collect::<Vec<_>>(), [DropReason::FlowLimit]);
+    let moved = world.journal.seen.last().unwrap();
+    assert_eq!((moved.cpu, moved.note.because), (CpuId(2), Held));
+    assert_eq!(moved.note.head_old, Some(Position(world.settings.start).plus(65)));
+}
+
+#[test]
+fn promise_3_a_flow_leaves_a_saturated_cpu_after_move_after_and_the_drain() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[OTHER; 20]);
+    world.set_mask(ON_BOTH);
+    world.arrive(&[OTHER; 10]);
+    assert_eq!((world.queued_on(1), world.intake.held()), (24, 6), "four may stay");
+    world.arrive(&[FLOW; 30]); // CPU 1 stays saturated
+
+    world.deliver(1, 23);
+    world.idle_turn();
+    assert_eq!(world.intake.held(), 6, "one of its packets is not processed");
+    world.deliver(1, 1);
+    world.idle_turn();
+    assert_eq!(world.intake.held(), 0);
+    assert_eq!([1, 2].map(|cpu| world.queued_on(cpu)), [30, 6]);
+
+    world.arrive(&[OTHER; 14]);
+    world.set_mask(ON_CPU_1);
+    world.arrive(&[OTHER; 10]);
+    assert_eq!((world.queued_on(2), world.intake.held()), (24, 6), "another move, four more");
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn promise_3_a_flow_leaves_a_saturated_cpu_after_a_time() {
+    let time_ns = 1000;
+    let mut world = all_on_cpu_1(Settings {
+        move_after: MoveAfter { packets: u32::MAX, time_ns },
+        ..Settings::default()
+    });
+    world.arrive(&[FLOW; 20]);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW]);
+    let since_ns = world.now_ns;
+    for (at_ns, held) in [(time_ns - 1, 0), (time_ns, 1), (time_ns + 1, 2)] {
+        world.now_ns = since_ns + at_ns - 1; // the turn itself takes one
+        world.arrive(&[FLOW]);
+        assert_eq!(world.intake.held(), held, "after {at_ns} ns");
+    }
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn promise_3_flows_of_one_slot_that_wish_for_different_cpus_leave_in_time_too() {
+    // Of two slots the first holds the boundary between CPU 1 and CPU 2, and is on CPU 3.
+    let neighbours = [0x5555_5555, 0x5555_5556].map(|hash| Flow { id: 0, hash });
+    let mut world =
+        World::new(Settings { rps_cpus: 0b1000, rps_flow_cnt: 2, ..Settings::default() });
+    world.arrive(&[neighbours[0]; 20]);
+    world.set_mask(0b1110);
+    world.arrive(&neighbours.repeat(5));
+    assert_eq!((world.queued_on(3), world.intake.held()), (24, 6));
+    world.settle();
+    world.check();
+    let ways = world.journal.ways();
+    assert!(ways[24..].iter().all(|&way| way == (1, Held)), "{ways:?}");
+}
+
+#[test]
+fn promise_2_flows_of_a_slot_that_holds_many_cpus_are_not_dropped_while_there_is_room() {
+    // Of two slots each holds four CPUs' ranges, so two CPUs lie between the ends of the first.
+    let eight = Settings { rps_cpus: 0xff, rps_flow_cnt: 2, ..Settings::default() };
+    let mut world = World::new(eight);
+    let [one, two] = [(1, 0x2000_0001), (2, 0x4000_0001)].map(|(id, hash)| Flow { id, hash });
+    for burst in [[one; 2], [two; 2], [one; 2]] {
+        world.arrive(&burst);
+    }
+    world.settle();
+    world.check();
+    assert_eq!((world.drops.len(), world.journal.seen.len()), (0, 6));
+}
+
+#[test]
+fn a_flow_limit_counts_packets_behind_half_a_backlog_that_is_really_there() {
+    let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 50, ..Settings::default() });
+    world.intake.set_flow_limit(FlowLimit::new(4096), 0);
+    for _ in 0..1000 {
+        world.arrive(&[FLOW]);
+        world.deliver(1, 1);
+    }
+    assert_eq!(world.drops, [], "one packet at a time is no backlog");
+    world.check();
+}
+
+#[test]
+fn notes_stay_with_their_packets_however_packets_are_published_meanwhile() {
+    let mut world = all_on_cpu_1(Settings { batch_max: 40, ..Settings::default() });
+    for (burst, more) in [(10, 10), (30, 5), (1, 40)] {
+        world.arrive(&vec![FLOW; burst]);
+        // Looks at the packets, and not at the notes.
+        assert!(world.deliveries[1].has_work());
+        world.arrive(&vec![OTHER; more]);
+        world.deliver(1, burst);
+        world.check();
+    }
+    world.settle();
+    world.check();
+    let ways: Vec<_> = world.journal.seen.iter().map(|seen| seen.note.behind).collect();
+    assert_eq!(ways.len(), 96);
+    world.journal.check_positions();
+}
+
+#[test]
+fn promise_3_a_turn_looks_at_64_held_moves_and_at_those_whose_packets_come() {
+    let flows: Vec<_> = (0..100).map(|id| Flow { id, hash: u32::from(id) << 25 | 1 }).collect();
+    let all_held = || {
+        let mut world = all_on_cpu_1(Settings {
+            rps_flow_cnt: 128,
+            move_after: MoveAfter { packets: 0, time_ns: u64::MAX },
+            hold_max: 100,
+            netdev_max_backlog: 250,
+            ..Settings::default()
+        });
+        world.arrive(&flows);
+        world.set_mask(ON_CPU_2);
+        world.arrive(&flows);
+        assert_eq!(world.intake.held(), 100);
+        world.deliver(1, 100);
+        world
+    };
+    let mut quiet = all_held();
+    let held = [(); 2].map(|()| {
+        quiet.idle_turn();
+        quiet.intake.held()
+    });
+    assert_eq!(held, [36, 0]);
+    let mut busy = all_held();
+    busy.arrive(&flows);
+    assert_eq!((busy.intake.held(), busy.queued_on(2)), (0, 200));
+}
+
+#[test]
+fn promise_3_held_moves_take_turns_behind_a_cpu_that_stands() {
+    // Those that wait in vain are listed first, and are more than a turn looks at.
+    let flow = |id: u16| Flow { id, hash: (u32::from(id) << 24) + 1 };
+    let (stuck, free): (Vec<_>, Vec<_>) =
+        ((0..100).map(flow).collect(), (128..228).map(flow).collect());
+    let mut world = World::new(Settings {
+        rps_cpus: 0b1010,
+        rps_flow_cnt: 256,
+        move_after: MoveAfter { packets: 0, time_ns: u64::MAX },
+        hold_max: 200,
+        netdev_max_backlog: 250,
+        ..Settings::default()
+    });
+    world.arrive(&[&stuck[..], &free].concat());
+    assert_eq!((world.queued_on(1), world.queued_on(3)), (100, 100));
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[&stuck[..], &free].concat());
+    assert_eq!(world.intake.held(), 200);
+    world.deliver(3, 100);
+    for _ in 0..200_u32.div_ceil(64) {
+        world.idle_turn();
+    }
+    assert_eq!((world.intake.held(), world.queued_on(2)), (100, 100), "CPU 1 stands");
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn promise_1_what_waits_for_a_cpu_that_stands_still_comes_in_order_when_it_resumes() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[FLOW; 10]);
+    world.set_mask(ON_CPU_2);
+    for _ in 0..20 {
+        world.arrive(&[FLOW, OTHER]);
+        world.deliver(2, 100);
+    }
+    world.check();
+    assert!(world.journal.seen.iter().all(|seen| seen.flow == OTHER.id), "others go on");
+    assert_eq!((world.queued_on(1), world.intake.held()), (14, 16));
+    world.settle();
+    world.check();
+    let of_flow =
+        world.journal.seen.iter().filter(|seen| seen.flow == FLOW.id).map(|seen| seen.cpu.0);
+    let of_flow: Vec<_> = of_flow.collect();
+    assert_eq!(of_flow, [[1; 14].as_slice(), &[2; 16]].concat());
+}
+
+#[test]
+fn promise_1_a_flow_that_is_wanted_back_before_it_left_follows_its_predecessors() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[FLOW; 2]);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW; 2]);
+    assert_eq!(world.intake.held(), 2);
+    world.set_mask(ON_CPU_1);
+    world.arrive(&[FLOW]);
+    assert_eq!((world.intake.held(), world.queued_on(1)), (0, 5), "nothing to wait for");
+    world.settle();
+    world.check();
+    assert_eq!(world.intake.counters().moves.get(), 0);
+}
+
+/// Brings about one drop, of the last packet that arrives.
+type Scene = fn() -> World;
+
+#[test]
+fn promise_2_every_drop_is_counted_once_and_named() {
+    let hold_full = || {
+        let settings = Settings { hold_max: 2, netdev_max_backlog: 0, ..Settings::default() };
+        let mut world = all_on_cpu_1(settings);
+        world.arrive(&[FLOW]);
+        world.set_mask(ON_CPU_2);
+        world.arrive(&[FLOW; 3]);
+        world
+    };
+    let backlog_full = || {
+        let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 3, ..Settings::default() });
+        world.arrive(&[FLOW; 5]);
+        world
+    };
+    let held_behind_a_full_backlog = || {
+        let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 1, ..Settings::default() });
+        world.arrive(&[FLOW]);
+        world.set_mask(ON_CPU_2);
+        world.arrive(&[OTHER, OTHER, FLOW, FLOW]);
+        world.deliver(1, 1);
+        world.deliver(2, 1); // room for one of the two that are held
+        world.idle_turn();
+        world.arrive(&[FLOW]);
+        world
+    };
+    let flow_limit = || {
+        let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 1, ..Settings::default() });
+        spend_flow_limit(&mut world);
+        world.arrive(&[NEIGHBOUR, FLOW]);
+        world
+    };
+    let cases: [(DropReason, Scene, Option<u16>); 4] = [
+        (DropReason::HoldFull, hold_full, None),
+        (DropReason::BacklogFull, backlog_full, Some(1)),
+        (DropReason::BacklogFull, held_behind_a_full_backlog, Some(2)),
+        (DropReason::FlowLimit, flow_limit, Some(1)),
+    ];
+    for (reason, scene, cpu) in cases {
+        let mut world = scene();
+        world.check();
+        assert_eq!(world.drops, [(world.last_arrival(), reason)]);
+        let dropped = world.intake.counters().per_cpu.iter().map(|target| target.dropped.get());
+        assert!(dropped.eq((0..CPUS).map(|at| u64::from(Some(at) == cpu))), "{reason:?}");
+        world.settle();
+        world.check();
+    }
+}
+
+#[test]
+fn promise_2_what_a_source_refused_is_counted_once_and_named() {
+    for reason in [DropReason::LinkType, DropReason::Oversize, DropReason::NoBuffer] {
+        let mut world = World::new(Settings::default());
+        let packets = vec![world.packet(&[0, 1])];
+        let refused = vec![world.refused(reason)];
+        world.turn(Burst { packets, refused, ..Burst::default() });
+        world.check();
+        assert_eq!(world.drops, [(world.last_arrival(), reason)]);
+        assert_eq!(world.intake.counters().bytes.get(), 2 + 60);
+    }
+}
+
+#[test]
+fn rps_c2_a_quiet_queue_gathers_and_full_bursts_spread_it() {
+    let quiet = |spread, rps_cpus| {
+        let mut world = World::new(Settings { spread, rps_cpus, ..Settings::default() });
+        world.now_ns += SPREAD_WINDOW_NS;
+        world.arrive(&[OTHER]);
+        world.deliver(3, 1);
+        world.now_ns += SPREAD_WINDOW_NS;
+        world.idle_turn();
+        world.arrive(&[OTHER]);
+        world.settle();
+        world
+    };
+    let mut gathered = quiet(SpreadPolicy::WhenBusy, 0b1111);
+    assert_eq!(gathered.journal.ways().last(), Some(&(POLLING.0, Inline)));
+    for burst in 0..FULL_BURSTS_TO_SPREAD {
+        gathered.deliver(POLLING.0, 64);
+        let cpu = gathered.journal.ways().last().map(|(cpu, _)| *cpu);
+        assert_eq!(cpu, Some(POLLING.0), "burst {burst}");
+        gathered.arrive(&[OTHER; 64]);
+    }
+    gathered.settle();
+    gathered.check();
+    assert_eq!(gathered.journal.ways().last().map(|(cpu, _)| *cpu), Some(3));
+
+    let always = quiet(SpreadPolicy::Always, 0b1111);
+    assert_eq!(always.journal.ways(), [(3, Rps); 2]);
+    let polls_only = quiet(SpreadPolicy::WhenBusy, 0b1110);
+    assert_eq!(polls_only.journal.ways(), [(3, Rps); 2], "the polling CPU is not in the map");
+}
+
+#[test]
+fn rps_4_a_slot_across_the_maps_border_stays_where_it_is() {
+    // Two slots, three CPUs: each slot has a border inside.
+    let flow = |id, hash| Flow { id, hash };
+    let borders = [
+        ([flow(1, 0x1000_0001), flow(2, 0x6000_0001)], [1, 2]),
+        ([flow(3, 0x9000_0001), flow(4, 0xf000_0001)], [2, 3]),
+    ];
+    for ([low, high], [low_cpu, high_cpu]) in borders {
+        for (first, second, cpu) in [(low, high, low_cpu), (high, low, high_cpu)] {
+            let rps_cpus = 0b1110;
+            let mut world =
+                World::new(Settings { rps_cpus, rps_flow_cnt: 2, ..Settings::default() });
+            for _ in 0..10 {
+                world.arrive(&[first, second]);
+            }
+            world.settle();
+            world.check();
+            let ways = world.journal.ways();
+            assert!(ways.iter().all(|way| *way == (cpu, Rps)), "{ways:?}");
+            let counters = world.intake.counters();
+            assert_eq!((counters.moves.get(), counters.stays.get()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn promise_3_batches_and_turns_are_bounded_and_rx_queues_have_their_turns() {
+    let mut world = World::new(Settings::default());
+    let start = Position(u32::MAX);
+    let mut queues = [0, 1].map(|_| Backlogs::new(RxQueue(0), 4, 100));
+    let lanes = queues.each_mut().map(|queue| queue.connect(CpuId(2), 32, start, true));
+    let mut delivery = Delivery::new(CpuId(2), lanes.into(), 4);
+    for (flow, queue) in (0..).zip(&mut queues) {
+        for _ in 0..10 {
+            put(queue, CpuId(2), world.packet(&[0, flow]));
+        }
+    }
+    let mut journal = Journal::new(start);
+    let turns = [9, 100, 1].map(|budget| delivery.turn(budget, &mut world.pool, &mut journal));
+    assert_eq!(turns, [9, 11, 0]);
+    assert_eq!(journal.batches, [4, 4, 1, 4, 4, 2, 1]);
+    let flows: Vec<_> = journal.seen.iter().map(|seen| seen.flow).take(9).collect();
+    assert_eq!(flows, [1, 1, 1, 1, 0, 0, 0, 0, 1]);
+    assert_eq!(journal.order.breaks, []);
+}
