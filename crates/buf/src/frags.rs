@@ -12,9 +12,8 @@
 //!
 //! A frame with pieces may follow another frame, and frames may follow it.
 
-use std::mem;
 use std::ptr::{self, NonNull};
-use std::slice;
+use std::{mem, slice};
 
 use crate::frame::{Frame, HAS_FRAGS};
 use crate::page_frag::{FragHome, PageFrag};

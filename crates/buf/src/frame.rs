@@ -1,8 +1,7 @@
 //! A move-only handle on one chunk of packet memory.
 
-use std::fmt;
 use std::ptr::NonNull;
-use std::slice;
+use std::{fmt, slice};
 
 use crate::cache::prefetch_to_read;
 use crate::frags::FRAG_TABLE_BYTES;

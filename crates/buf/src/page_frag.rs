@@ -22,16 +22,14 @@
 //! as good as another. Nothing that this process relies on is kept in shared memory: counts, the
 //! inbox and the handles are private.
 
-use std::fmt;
-use std::mem;
 use std::ptr::{self, NonNull};
-use std::slice;
+use std::{fmt, mem, slice};
+
+pub(crate) use home::FragHome;
 
 use crate::cache::{LINE_BYTES, prefetch_to_read};
 use crate::region::Region;
 use crate::sync::Arc;
-
-pub(crate) use home::FragHome;
 
 mod home; // where pieces belong, and the way there
 

@@ -6,11 +6,10 @@ use std::ptr::NonNull;
 use crate::cache::{LINE_BYTES, prefetch_to_write};
 use crate::frags::Homebound;
 use crate::frame::{BEFORE_PACKET_BYTES, Frame};
+pub use crate::lot::LOT_FRAMES;
 use crate::lot::{Home, HomeId, Lot};
 use crate::region::Region;
 use crate::sync::Arc;
-
-pub use crate::lot::LOT_FRAMES;
 
 /// The least a chunk holds: what stands before a packet and a small one, or a lot's list.
 pub const MIN_CHUNK_BYTES: u32 = 512;

@@ -3,19 +3,19 @@
 //! All that two threads touch goes through these names, here and in the queues that are built of
 //! rings, so the loom models check the code that ships.
 
-#[cfg(loom)]
-pub use loom::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence,
-};
-#[cfg(loom)]
-pub(crate) use loom::{cell::UnsafeCell, sync::Arc};
-
 #[cfg(not(loom))]
 pub(crate) use std::sync::Arc;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence,
 };
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence,
+};
+#[cfg(loom)]
+pub(crate) use loom::{cell::UnsafeCell, sync::Arc};
 
 /// `std::cell::UnsafeCell` with the closures that loom asks for.
 #[cfg(not(loom))]

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
-use forebay::control::CpuList;
-use forebay::sys;
-use forebay::topology::{Advice, SYSFS, Scope, Standing, Topology};
 use forebay_rx::CpuId;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::topology::{Advice, SYSFS, Scope, Standing, Topology};
 use serde::Serialize;
 
 use crate::args::AdviseArgs;

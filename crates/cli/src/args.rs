@@ -159,7 +159,7 @@ pub(crate) struct AdviseArgs {
     pub(crate) queues: Option<NonZeroU16>,
 
     /// Where sysfs is: a copy of another machine's will do
-    #[arg(long, value_name = "DIR", default_value = forebay::topology::SYSFS)]
+    #[arg(long, value_name = "DIR", default_value = forebay_sys::topology::SYSFS)]
     pub(crate) sysfs: PathBuf,
 
     /// Print one JSON document and nothing else on standard output

@@ -10,7 +10,8 @@ use comfy_table::{ContentArrangement, Table};
 use forebay::control::client::{ControlClient, Enough};
 use forebay::control::list::Listed;
 use forebay::control::names::Names;
-use forebay::control::{Errno, FlowName, config_file, places};
+use forebay::control::{FlowName, config_file, places};
+use forebay_sys::errno::Errno;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -241,7 +242,7 @@ fn save(client: &mut ControlClient, file: Option<PathBuf>) -> Result<PathBuf, Fa
         }
         None => match client.ask("config") {
             Ok(lines) => lines.concat().into(),
-            Err(forebay::Error::Refused(refused)) if refused.errno == Errno::NoEnt => {
+            Err(forebay_sys::Error::Refused(refused)) if refused.errno == Errno::NoEnt => {
                 return Err(Failure::usage(refused.why, "say where: --save FILE"));
             }
             Err(error) => return Err(error.into()),

@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     #[error("{error}")]
     Host {
         /// What it said.
-        error: forebay::Error,
+        error: forebay_sys::Error,
         /// What to do.
         #[help]
         help: String,
@@ -57,8 +57,8 @@ pub(crate) enum Failure {
     },
 }
 
-impl From<forebay::Error> for Failure {
-    fn from(error: forebay::Error) -> Self {
+impl From<forebay_sys::Error> for Failure {
+    fn from(error: forebay_sys::Error) -> Self {
         Self::Host { help: error.help(), error }
     }
 }

@@ -21,9 +21,8 @@ mod failure; //   what a person is told when something goes wrong, and the exit 
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Cli, Command};
+use clap::Parser;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

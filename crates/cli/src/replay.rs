@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay::control::CpuList;
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::device::{Progress, Rate};
 use forebay::engine::{Config, WhenFull};
-use forebay::random::Random;
 use forebay::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
-use forebay::sys;
 use forebay_rx::hash::RETA_ENTRIES;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::random::Random;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -21,12 +21,10 @@ use crate::args::{ReplayArgs, WhenFullArg};
 use crate::failure::Failure;
 use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
-use crate::output;
-use crate::script;
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
-use crate::table;
 use crate::ticker::{Ticker, tell_once};
+use crate::{output, script, table};
 
 /// How often the progress bar moves.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);

@@ -24,7 +24,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedChange>, Failure> {
 fn changes(text: &str) -> Result<Vec<ScriptedChange>, (usize, String)> {
     let changes = (1..).zip(text.lines()).filter_map(|(line, text)| {
         let text = text.split('#').next().unwrap_or_default().trim();
-        let change = || text.parse().map_err(|error: forebay::Error| (line, error.to_string()));
+        let change = || text.parse().map_err(|error: forebay_sys::Error| (line, error.to_string()));
         (!text.is_empty()).then(change)
     });
     changes.collect()

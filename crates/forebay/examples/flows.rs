@@ -5,7 +5,8 @@ use std::error::Error;
 use std::net::IpAddr;
 
 use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
-use signal_hook::{consts::SIGINT, iterator::Signals};
+use signal_hook::consts::SIGINT;
+use signal_hook::iterator::Signals;
 
 /// Protocol, and where from and to.
 type Flow = (u8, IpAddr, IpAddr, (u16, u16));

@@ -7,9 +7,8 @@
 mod ending;
 
 use std::error::Error;
-use std::io;
 use std::net::SocketAddr;
-use std::thread;
+use std::{io, thread};
 
 use clap::Parser;
 use forebay::net::{Datagrams, Net, SocketCounts, UdpSocket};

@@ -9,7 +9,8 @@ use std::error::Error;
 use forebay::control::Coalesce;
 use forebay::device::TunDevice;
 use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Sink, Via};
-use signal_hook::{consts::SIGINT, iterator::Signals};
+use signal_hook::consts::SIGINT;
+use signal_hook::iterator::Signals;
 
 /// One CPU's way into the kernel's stack.
 struct Inject {

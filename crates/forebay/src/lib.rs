@@ -7,7 +7,7 @@
 //! over it: one thread for each CPU, packets of one flow always in order, wherever they go.
 //!
 //! ```no_run
-//! use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
+//! use crate::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
 //!
 //! /// Counts what one CPU gets.
 //! #[derive(Default)]
@@ -42,9 +42,9 @@
 //! The same over made-up traffic runs anywhere:
 //!
 //! ```
-//! # use forebay::{Batch, Config, Engine, Handler};
+//! # use crate::{Batch, Config, Engine, Handler};
 //! use forebay::clock::Clock;
-//! use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
+//! use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
 //!
 //! # #[derive(Default)]
 //! # struct Count { packets: u64 }
@@ -52,7 +52,7 @@
 //! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.packets += batch.packets.len() as u64; }
 //! # }
 //! # fn main() -> forebay::Result<()> {
-//! let config = Config { when_full: forebay::engine::WhenFull::Wait, ..Config::live() };
+//! let config = Config { when_full: crate::engine::WhenFull::Wait, ..Config::live() };
 //! let traffic = SyntheticSource::new(SyntheticPlan { frames: 10_000, ..Default::default() }, None);
 //! let engine =
 //!     Engine::build(&config, vec![Box::new(traffic)], Clock::machine(), |_| Count::default())?;
@@ -76,16 +76,8 @@ pub mod replay; //  a capture through the whole path, every packet checked
 
 pub mod report; //   what a run came to
 mod outputs; //     what it may write over
-mod private_listener; // sockets that others of this user connect to
-pub mod topology; // which CPUs are near each other, and the masks that follow
 pub mod ledger; //  was every flow delivered in order?
 pub mod trace; //   plain files from which outsiders can judge a run
-pub mod clock; //   engine time: the machine's, or a scheduler's
-pub mod random; //  numbers that a seed determines
-pub mod sys; //     what the engine asks of Linux
-pub mod error; //   what can go wrong, where, and what to do
-
-pub use error::{Error, Result};
 
 pub use control::Control;
 pub use device::sink::Sink;
@@ -93,3 +85,4 @@ pub use device::{Device, DeviceConfig, Via};
 pub use engine::{Config, Engine, Outcome, Stopper};
 pub use forebay_rx::delivery::Batch;
 pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};
+pub use forebay_sys::{Error, Result, clock};

@@ -6,7 +6,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use forebay_sys::error::{Error, Result};
+
 use crate::trace::{self, COUNTERS_FILE, PARSE_FILE, TracePlan};
 
 /// The directories that a run writes to.

@@ -9,21 +9,21 @@ use std::sync::Arc;
 
 use forebay_rx::hash::Indirection;
 use forebay_rx::{RxQueue, Source};
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use forebay_sys::error::{Error, Result};
+use handler::ReplayHandler;
+pub use report::Report;
 
-use crate::clock::Clock;
 use crate::control::{Control, Explanation, FlowName};
 use crate::device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
 use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
 use crate::device::{Progress, QueueShare};
 use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
-use crate::error::{Error, Result};
 use crate::ledger::Ledger;
 use crate::outputs::Outputs;
-use crate::sys;
 use crate::trace::Trace;
 pub use crate::trace::TracePlan;
-use handler::ReplayHandler;
-pub use report::Report;
 
 /// Input of the replay.
 #[derive(Clone, Debug)]

@@ -4,9 +4,8 @@
 
 use std::sync::Arc;
 
-use forebay::clock::Clock;
 use forebay::control::list::list;
-use forebay::control::{Control, CpuList, EntryKind, Errno};
+use forebay::control::{Control, EntryKind};
 use forebay::device::RxBuffers;
 use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, DeviceQueues, Engine, VirtualCosts};
@@ -14,6 +13,9 @@ use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Handler, Source};
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
 
 /// Has no use for packets.
 struct Idler;

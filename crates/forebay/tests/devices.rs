@@ -5,17 +5,16 @@
 
 use std::sync::Arc;
 
-use forebay::Result;
-use forebay::clock::Clock;
 use forebay::control::list::{Listed, list};
-use forebay::control::{
-    ConfigFile, Control, ControlClient, ControlSocket, CpuList, FlowName, config_file,
-};
+use forebay::control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
 use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, Handler, Source};
+use forebay_sys::Result;
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
 
 /// Has no use for packets.
 struct Idler;

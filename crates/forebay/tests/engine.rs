@@ -9,18 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use forebay::Error;
-use forebay::clock::Clock;
-use forebay::control::{CpuList, Script};
+use forebay::control::Script;
 use forebay::device::Rate;
 use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
-use forebay::sys;
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
 use forebay_rx::{CpuId, DropReason, Handler, Packet, Source};
+use forebay_sys as sys;
+use forebay_sys::Error;
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
 use proptest::prelude::*;
 use replays::{drop_when_full, plan, run, script, stepped};
 

@@ -4,8 +4,8 @@
 
 mod namespaces;
 
-use forebay::Error;
-use forebay::sys::interface::{Interface, MacAddress, TunInfo};
+use forebay_sys::Error;
+use forebay_sys::interface::{Interface, MacAddress, TunInfo};
 use libtest_mimic::Arguments;
 use namespaces::{ip, missing, trial_inside};
 

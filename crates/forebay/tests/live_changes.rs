@@ -5,25 +5,26 @@
 
 mod replays;
 
-use std::fs;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use std::{fs, thread};
 
-use forebay::clock::Clock;
-use forebay::control::{Change, Control, CpuList, Errno, Queues};
+use forebay::control::{Change, Control, Queues};
 use forebay::device::QueueShare;
 use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay::ledger::Ledger;
 use forebay::replay::{Plan, Report, TracePlan};
-use forebay::sys;
 use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{Because, CpuId, Handler, RxQueue, Source};
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
 use proptest::prelude::*;
 use replays::{drop_when_full, run, script, stepped};
 
@@ -236,7 +237,7 @@ mod one_engine {
             (rig.engine.control(), rig.engine.flows(), rig.engine.stopper());
         let (seen, cpus) = (Arc::clone(&rig.seen), rig.cpus.clone());
         let changes = thread::spawn(move || {
-            let mut random = forebay::random::Random::new(7);
+            let mut random = forebay_sys::random::Random::new(7);
             let mut taken = 0;
             for round in 0..600u32 {
                 let target = seen.load(Ordering::Relaxed) + 200;

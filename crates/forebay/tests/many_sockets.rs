@@ -6,11 +6,10 @@ mod rig;
 
 mod namespaces;
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::{fs, thread};
 
 use forebay::net::{Net, NetConfig, SOCKETS_MAX};
 use libtest_mimic::Arguments;

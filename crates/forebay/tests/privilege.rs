@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::{env, fs, thread};
 
-use forebay::Error;
-use forebay::sys::interface::Interface;
-use forebay::sys::privilege::{drop_to, for_af_packet, for_af_xdp, for_locked_memory, for_tun};
+use forebay_sys::Error;
+use forebay_sys::interface::Interface;
+use forebay_sys::privilege::{drop_to, for_af_packet, for_af_xdp, for_locked_memory, for_tun};
 use libtest_mimic::{Arguments, Failed, Trial};
 use nix::unistd::{Gid, Uid, getgroups, setgroups, setuid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -60,7 +60,7 @@ fn missing() -> Option<String> {
 }
 
 /// What was refused, and how to have it.
-fn refused(checked: forebay::Result<()>) -> (String, String, String) {
+fn refused(checked: forebay_sys::Result<()>) -> (String, String, String) {
     match checked.unwrap_err() {
         error @ Error::Privilege { .. } => {
             assert!(error.is_refusal());

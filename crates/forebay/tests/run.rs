@@ -6,7 +6,6 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use forebay::control::CpuList;
 use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::device::{Device, Rate, Via};
 use forebay::engine::Config;
@@ -16,6 +15,7 @@ use forebay_buf::Pool;
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};
+use forebay_sys::cpu_list::CpuList;
 
 /// Made-up packets.
 fn frames(frames: u64) -> Box<dyn Source> {
@@ -68,7 +68,7 @@ impl Source for Failing {
         if self.polls < 50 {
             return Ok(polled);
         }
-        Err(Box::new(forebay::Error::DeviceGone { name: "f0".to_owned() }))
+        Err(Box::new(forebay_sys::Error::DeviceGone { name: "f0".to_owned() }))
     }
 }
 

@@ -10,13 +10,12 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use forebay::Error;
 use forebay::device::af_xdp::{AttachOptions, Attached};
 use forebay::device::take::Take;
-use forebay::sys::bpf::{Instruction, XdpLoad, XdpPlace, XdpProgram, XskMap};
-use forebay::sys::interface::Interface;
-use forebay::sys::netdev;
-use forebay::sys::xdp_attached::{self, AttachedProgram};
+use forebay_sys::bpf::{Instruction, XdpLoad, XdpPlace, XdpProgram, XskMap};
+use forebay_sys::interface::Interface;
+use forebay_sys::xdp_attached::{self, AttachedProgram};
+use forebay_sys::{Error, netdev};
 use libtest_mimic::Arguments;
 use namespaces::{ip, trial_inside, tried};
 use rustix::net::{AddressFamily, SocketType, socket};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use forebay::random::Random;
 use forebay_rx::hash::Hasher;
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::random::Random;
 
 use crate::cpu_set::CpuSet;
 

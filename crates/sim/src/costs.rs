@@ -1,6 +1,6 @@
 //! Costs of activities in virtual time.
 
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
 /// Intake of one frame.
 pub(crate) const INTAKE_NS: u64 = 100;

@@ -1,7 +1,7 @@
 //! A set of CPUs.
 
-use forebay::random::Random;
 use forebay_rx::CpuId;
+use forebay_sys::random::Random;
 
 /// Largest number of CPUs in a run: the bits of a set.
 pub(crate) const CPUS_MAX: u16 = 64;

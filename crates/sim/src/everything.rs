@@ -1,7 +1,7 @@
 //! The scenario in which everything is drawn.
 
-use forebay::random::Random;
 use forebay_rx::steer::{MoveAfter, SpreadPolicy};
+use forebay_sys::random::Random;
 
 use crate::action::{Action, CoalesceAt, Recurring, Span};
 use crate::costs::Costs;

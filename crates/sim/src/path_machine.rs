@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use application::{Application, Seen};
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Behind, Burst, Refused};
 use forebay_rx::hash::FlowHash;
@@ -17,6 +18,7 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
 use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
+use reassembly::Reassembly;
 
 use crate::action::{Change, CoalesceAt};
 use crate::census::{Backlog, Census};
@@ -26,9 +28,6 @@ use crate::machine::{Handed, Machine, Now, Poll, Standing, TakenIn};
 use crate::recording::Recording;
 use crate::scenario::Scenario;
 use crate::traffic::{FRAME_BYTES, Flow, Traffic};
-
-use application::{Application, Seen};
-use reassembly::Reassembly;
 
 /// The path on virtual CPUs.
 pub(crate) struct PathMachine {
@@ -70,7 +69,7 @@ struct Cpu {
 
 impl PathMachine {
     /// Starts recording the run, for independent checkers.
-    pub(crate) fn record_to(&mut self, directory: &Path) -> forebay::Result<()> {
+    pub(crate) fn record_to(&mut self, directory: &Path) -> forebay_sys::Result<()> {
         let recording = Recording::create(directory, self.cpus.len())?;
         recording.changed(0, 0, "rps_cpus", &self.effective_mask());
         self.recording = Some(recording);
@@ -82,7 +81,7 @@ impl PathMachine {
         &mut self,
         traffic: &Traffic,
         laws: &Laws,
-    ) -> forebay::Result<()> {
+    ) -> forebay_sys::Result<()> {
         let Some(recording) = self.recording.take() else { return Ok(()) };
         let intakes = self.queues.iter().map(|queue| &**queue.intake.counters());
         let deliveries = self.cpus.iter().map(|cpu| &**cpu.delivery.counters());

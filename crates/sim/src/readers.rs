@@ -1,8 +1,8 @@
 //! The applications: each flow is read on a CPU that need not be the one it is delivered on.
 
-use forebay::random::Random;
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
+use forebay_sys::random::Random;
 
 use crate::cpu_set::CpuSet;
 use crate::scenario::ReaderPlan;

@@ -31,7 +31,7 @@ pub(crate) struct Recording {
 
 impl Recording {
     /// Creates the directory and opens its files.
-    pub(crate) fn create(directory: &Path, cpus: usize) -> forebay::Result<Self> {
+    pub(crate) fn create(directory: &Path, cpus: usize) -> forebay_sys::Result<Self> {
         let trace = Trace::create(directory, false, false)?;
         let deliver = (0..cpus).map(|_| DeliverTrace::new(Arc::clone(&trace))).collect();
         // Nothing is hashed for a trace without parse.csv.
@@ -59,7 +59,7 @@ impl Recording {
         deliveries: &[&DeliveryCounters],
         delivered: u64,
         traffic: &Traffic,
-    ) -> forebay::Result<()> {
+    ) -> forebay_sys::Result<()> {
         drop(self.deliver);
         let counters = Counters::new(intakes, deliveries, delivered);
         let counters = serde_json::to_string(&counters).unwrap_or_default();
@@ -75,7 +75,7 @@ impl Recording {
             }
         }
         let path = self.directory.join(SENT_FILE);
-        fs::write(&path, sent).map_err(|source| forebay::Error::File {
+        fs::write(&path, sent).map_err(|source| forebay_sys::Error::File {
             action: "write",
             path,
             source,

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use forebay::random::Random;
 use forebay_rx::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
+use forebay_sys::random::Random;
 
 use crate::action::{Action, CoalesceAt, Recurring, Span};
 use crate::costs::Costs;

@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use forebay::device::synthetic::{STAMP_BYTES, stamped_udp};
-use forebay::random::Random;
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, KEYED_KEY_BYTES};
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Link, Verify, View, parse};
+use forebay_sys::random::Random;
 
 use crate::action::Span;
 use crate::costs::SERVICE_NS;

@@ -1,8 +1,8 @@
 //! Virtual CPUs, which do one thing at a time.
 
-use forebay::random::Random;
 use forebay_rx::CpuId;
 use forebay_rx::intake::DEV_WEIGHT;
+use forebay_sys::random::Random;
 
 use crate::costs::{COMPLETE_NS, Cost, INTAKE_NS, SERVICE_NS, WAKE_NS, at_most};
 

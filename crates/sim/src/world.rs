@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::path::Path;
 
-use forebay::random::Random;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::random::Random;
 
 use crate::census::Census;
 use crate::cpu_set::CpuSet;
@@ -75,7 +75,7 @@ pub fn run_recorded(
     seed: u64,
     overrides: Overrides,
     directory: &Path,
-) -> forebay::Result<Outcome> {
+) -> forebay_sys::Result<Outcome> {
     let mut world = World::<PathMachine>::new(situation, seed, overrides);
     world.machine.record_to(directory)?;
     world.go_on_to_the_end();

@@ -2,10 +2,10 @@
 
 use std::hint::black_box;
 
-use forebay::random::Random;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, TUPLE_BYTES};
 use forebay_rx::hash::{Keyed, Toeplitz};
 use forebay_rx::parse::{self, Verify, View};
+use forebay_sys::random::Random;
 
 use super::figures::Figures;
 use super::{BenchArgs, BenchHash, input, solo};

@@ -4,9 +4,8 @@ use std::hint::black_box;
 
 use forebay::engine::log::Writer;
 
-use super::BenchArgs;
 use super::figures::Figures;
-use super::solo;
+use super::{BenchArgs, solo};
 
 /// Looks in one round.
 const LOOKS: usize = 1024;

@@ -12,7 +12,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay::sys;
 use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
@@ -23,6 +22,7 @@ use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{self, Checksum, Verify, View};
+use forebay_sys as sys;
 
 use super::figures::Figures;
 use super::input::{self, Sample};

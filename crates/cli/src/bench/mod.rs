@@ -23,12 +23,12 @@ use std::path::PathBuf;
 use std::thread;
 
 use clap::{Args, ValueEnum};
-use forebay::sys;
+use figures::Figures;
 use forebay_rx::CpuId;
+use forebay_sys as sys;
 
 use crate::failure::Failure;
 use crate::output;
-use figures::Figures;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use forebay::sys;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::ring::{Consumer, ring};
 use forebay_buf::{Frame, Pool, Position};
+use forebay_sys as sys;
 
 use super::BenchArgs;
 use super::figures::Figures;

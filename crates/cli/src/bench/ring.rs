@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use forebay::sys;
 use forebay_buf::Position;
 use forebay_buf::ring::{Consumer, ring};
+use forebay_sys as sys;
 
 use super::BenchArgs;
 use super::figures::Figures;

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay::sys;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Position};
@@ -25,6 +24,7 @@ use forebay_rx::steer::{
     SteerConfig, Tick,
 };
 use forebay_rx::{Delivery, Handler, Intake, Packet, RxQueue};
+use forebay_sys as sys;
 
 use super::figures::{Figures, Spread};
 use super::input::{self, Sample};

@@ -17,10 +17,9 @@ use forebay_stack::socket::policy::BufferPolicy;
 use serde_json::{Value, json};
 
 use self::flood::{Flood, Load, Outcome, Work};
-use super::BenchArgs;
 use super::figures::{Figures, Spread};
 use super::input::{self, Sample};
-use super::pair;
+use super::{BenchArgs, pair};
 use crate::failure::Failure;
 
 /// The most rounds.

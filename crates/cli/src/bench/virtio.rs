@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay::Error;
 use forebay::device::{Device, DeviceConfig, Via};
-use forebay::sys;
 use forebay_rx::CpuId;
 use forebay_rx::parse::Verify;
+use forebay_sys as sys;
+use forebay_sys::Error;
 
 use self::driver::{Counted, Driver};
 use self::peer::{Peer, Sent};

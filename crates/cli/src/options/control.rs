@@ -81,12 +81,12 @@ impl ControlOptions {
 /// asked for that, so what stands in the way is said, and no more.
 fn listen_by_default(
     name: &str,
-    listen: impl Fn(&Path) -> Result<ControlSocket, forebay::Error>,
+    listen: impl Fn(&Path) -> Result<ControlSocket, forebay_sys::Error>,
 ) -> Option<ControlSocket> {
     let numbered = (2..=SAME_NAME_MAX).map(|number| format!("{name}-{number}"));
     for own in std::iter::once(name.to_owned()).chain(numbered) {
         match places::of_run(&own).and_then(|path| listen(&path)) {
-            Err(forebay::Error::InUse { .. }) => {}
+            Err(forebay_sys::Error::InUse { .. }) => {}
             Err(error) => {
                 eprintln!("forebay: nobody can ask this run: {error}; see --control, --no-control");
                 return None;
@@ -108,7 +108,7 @@ pub(crate) fn apply(
     config: &ConfigFile,
     control: &Control,
     given: &[&str],
-) -> Result<(), forebay::Error> {
+) -> Result<(), forebay_sys::Error> {
     for note in config.apply(control, given)? {
         eprintln!("forebay: {}: {note}", config.path().display());
     }

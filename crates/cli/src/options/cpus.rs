@@ -1,10 +1,10 @@
 //! Which CPUs.
 
 use clap::Args;
-use forebay::control::cpus::MAX_CPUS;
-use forebay::control::{Change, CpuList};
-use forebay::sys;
+use forebay::control::Change;
 use forebay_rx::CpuId;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::{CpuList, MAX_CPUS};
 
 use crate::failure::Failure;
 

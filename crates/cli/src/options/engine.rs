@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use forebay::control::{Change, CpuList, Script, ScriptedChange};
+use forebay::control::{Change, Script, ScriptedChange};
 use forebay::engine::Config;
-use forebay::topology::{SYSFS, Topology};
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::topology::{SYSFS, Topology};
 
 use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};

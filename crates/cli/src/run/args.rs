@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use forebay::device::take::Take;
-use forebay::device::{CopyMode, Via, XdpMode};
+use forebay::device::{Via, XdpMode};
 use forebay::run::To;
+use forebay_sys::xdp::CopyMode;
 
 use crate::options::{ControlOptions, EngineOptions, TraceOptions, VhostUserOptions};
 

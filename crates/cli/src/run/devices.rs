@@ -1,10 +1,10 @@
 //! From the command line to the devices of a run.
 
-use forebay::Error;
 use forebay::device::virtio::VirtioOptions;
 use forebay::device::{DeviceConfig, Via, XdpOptions};
-use forebay::sys::interface::Interface;
 use forebay_rx::parse::Verify;
+use forebay_sys::Error;
+use forebay_sys::interface::Interface;
 
 use super::args::RunArgs;
 use crate::failure::Failure;

@@ -6,22 +6,21 @@ mod status;
 
 use std::sync::atomic::Ordering;
 
-use forebay::control::{ConfigFile, Control, CpuList, places};
+pub(crate) use args::RunArgs;
+use forebay::control::{ConfigFile, Control, places};
 use forebay::engine::{Config, SPARE_FRAMES};
 use forebay::run::{Plan, Report, Run, To};
-use forebay::sys;
-use forebay::sys::privilege;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::privilege;
 use serde::Serialize;
-
-pub(crate) use args::RunArgs;
 use status::Status;
 
 use crate::failure::Failure;
 use crate::options::engine::Cpus;
-use crate::output;
 use crate::signals::{Hangup, on_hangup, stop_on_signals};
-use crate::table;
 use crate::ticker::{Ticker, tell_once};
+use crate::{output, table};
 
 /// Runs devices until somebody ends it, and prints the report.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {

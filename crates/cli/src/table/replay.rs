@@ -1,7 +1,7 @@
 //! The end of a replay.
 
-use forebay::control::CpuList;
 use forebay::replay::Report;
+use forebay_sys::cpu_list::CpuList;
 
 use super::figures::counted;
 use super::path;

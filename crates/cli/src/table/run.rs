@@ -2,9 +2,9 @@
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
-use forebay::control::CpuList;
 use forebay::device::Via;
 use forebay::run::{DeviceReport, Report, SentReport, StoppedBy};
+use forebay_sys::cpu_list::CpuList;
 
 use super::figures::{bytes, counted, grouped};
 use super::path;

@@ -18,9 +18,8 @@ mod typist; // bash, with all that a block names
 
 use std::path::{Path, PathBuf};
 
-use libtest_mimic::{Arguments, Failed, Trial};
-
 use block::Block;
+use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The top of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

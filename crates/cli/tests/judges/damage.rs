@@ -4,13 +4,11 @@
 use std::fs;
 use std::path::Path;
 
-use forebay::random::Random;
+use forebay_sys::random::Random;
 use serde_json::Value;
 
-use crate::Judgement;
 use crate::captures::FORMATS;
-use crate::frames;
-use crate::program;
+use crate::{Judgement, frames, program};
 
 const FRAMES: usize = 12;
 const MUTATIONS: u64 = 200;

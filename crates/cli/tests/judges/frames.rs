@@ -5,7 +5,7 @@ use etherparse::{
     EtherType, Ethernet2Header, IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, Ipv6FlowLabel,
     Ipv6Header, SingleVlanHeader, TcpHeader, UdpHeader, VlanId,
 };
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
 /// A frame as it is captured.
 pub(crate) struct Frame {

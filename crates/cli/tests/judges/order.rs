@@ -7,15 +7,12 @@ use std::fs;
 use std::path::Path;
 
 use etherparse::PacketBuilder;
-use forebay::random::Random;
+use forebay_sys::random::Random;
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::Judgement;
-use crate::captures;
 use crate::frames::Frame;
-use crate::program;
-use crate::storm;
+use crate::{Judgement, captures, program, storm};
 
 const FLOWS: [u32; 5] = [1, 7, 64, 512, 4096];
 /// From zero, and soon to wrap.
@@ -83,7 +80,7 @@ const STORM_DETERMINISTIC: Scene = Scene {
 
 /// Why order cannot be broken here.
 pub(crate) fn one_cpu() -> Option<String> {
-    let cpus = forebay::sys::allowed_cpus().len();
+    let cpus = forebay_sys::allowed_cpus().len();
     (cpus < 2).then(|| format!("it takes two CPUs, and {cpus} may be used"))
 }
 

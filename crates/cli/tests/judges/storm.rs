@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use forebay::random::Random;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_sys::random::Random;
 
 use crate::order::{DESTINATION, PORTS, source};
 

@@ -8,12 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
-use crate::Judgement;
-use crate::captures;
 use crate::frames::{self, Frame};
-use crate::program;
+use crate::{Judgement, captures, program};
 
 const FRAMES: usize = 1500;
 const SEEDS: [u64; 2] = [1, 2];

@@ -1,10 +1,9 @@
 //! A zone, as its master file tells it: sets of records by name and type, all in wire format.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use domain::base::iana::Class;
 use domain::base::rdata::ComposeRecordData;

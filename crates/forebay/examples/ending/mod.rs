@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use std::thread;
 
 use clap::Args;
-use forebay::control::CpuList;
-use forebay::net::NetworkDrop;
-use forebay::net::{Addresses, NetConfig, NetStack, parse_prefix};
+use forebay::net::{Addresses, NetConfig, NetStack, NetworkDrop, parse_prefix};
 use forebay::{Config, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
+use forebay_sys::cpu_list::CpuList;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 

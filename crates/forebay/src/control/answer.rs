@@ -1,12 +1,13 @@
 //! Answer of a knob that is written to: the value that it reads back, or the kernel's errno.
 //! The judge `rps_8_knobs_answer_as_the_kernel_answers` asks the running kernel about all of it.
 
+use forebay_sys::cpu_list::Mask;
+use forebay_sys::errno::Errno;
+use forebay_sys::number::{PAGE_BYTES, dointvec, kstrtoul};
+
 use super::coalesce::{MTU_MAX, MTU_MIN};
-use super::cpus::Mask;
-use super::errno::Errno;
 use super::knob::{Knob, Place, Value};
 use super::machine::Machine;
-use super::number::{PAGE_BYTES, dointvec, kstrtoul};
 
 /// The largest `rps_flow_cnt` (`store_rps_dev_flow_table_cnt` in net/core/net-sysfs.c).
 pub const RPS_FLOW_CNT_MAX: u64 = 1 << 32;
@@ -187,10 +188,10 @@ fn mtu(number: u64) -> Result<u64, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_sys::cpu_list::CpuList;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::control::cpus::CpuList;
 
     const MACHINE: Machine = Machine { cpus: 34, jiffy_us: 4000 };
     const INVALID: Errno = Errno::Inval;

@@ -6,10 +6,10 @@ use forebay_rx::backlog::FlowLimit;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{RPS_FLOW_CNT_MAX, RPS_SOCK_FLOW_ENTRIES_MAX};
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::error::Error;
 
 use super::coalesce::CoalesceChange;
-use super::cpus::CpuList;
-use crate::error::Error;
 
 /// A live change.
 #[derive(Clone, PartialEq, Eq, Debug)]

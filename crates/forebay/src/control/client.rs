@@ -5,11 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_sys::error::{Error, Result};
+use forebay_sys::refused::Refused;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-
-use super::refused::Refused;
-use crate::error::{Error, Result};
 
 /// Time that a run has for a line of its answer: it waits a second for its queues itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,8 +1,7 @@
 //! Place and mode of coalescing, as people write them.
 
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
-
-use crate::error::Error;
+use forebay_sys::error::Error;
 
 /// Place of coalescing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

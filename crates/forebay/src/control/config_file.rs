@@ -20,16 +20,16 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use forebay_sys as sys;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::refused::Refused;
 use toml::de::{DeTable, DeValue};
 
 use super::knob::Knob;
 use super::list::Listed;
 use super::live::Control;
 use super::names::{self, Names, OfDevice};
-use super::refused::Refused;
 use super::session::told;
-use crate::error::{Error, Result};
-use crate::sys;
 
 /// Tables that a knob may stand in, below `knobs`: its device's and its queue's.
 const TABLES_MAX: usize = 2;

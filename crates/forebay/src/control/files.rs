@@ -2,14 +2,14 @@
 
 use forebay_rx::RxQueue;
 use forebay_rx::steer::RPS_FLOW_CNT_MAX;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
+use forebay_sys::refused::{Refused, Written};
 
 use super::change::{Change, Queues};
 use super::coalesce::CoalesceChange;
-use super::cpus::CpuList;
-use super::errno::Errno;
 use super::knob::{Knob, Value};
 use super::live::Control;
-use super::refused::{Refused, Written};
 use super::stats::{CpuStats, softnet_stat};
 use super::tree::{Entry, File};
 use crate::device::RxBuffers;
@@ -69,8 +69,8 @@ impl Control {
             return Err(Refused::new(Errno::Access, format!("{path} can only be read")));
         }
         let line = text.trim();
-        let set = |change: Result<Change, crate::Error>| {
-            let invalid = |error: crate::Error| Refused::new(Errno::Inval, error.to_string());
+        let set = |change: Result<Change, forebay_sys::Error>| {
+            let invalid = |error: forebay_sys::Error| Refused::new(Errno::Inval, error.to_string());
             self.change(change.map_err(invalid)?)
         };
         match file {

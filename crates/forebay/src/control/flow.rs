@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use forebay_rx::hash::{FlowHash, Hasher};
-
-use crate::error::Error;
+use forebay_sys::error::Error;
 
 /// A flow's name.
 ///

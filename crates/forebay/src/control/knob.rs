@@ -7,8 +7,8 @@ use forebay_rx::RxQueue;
 use forebay_rx::backlog::NETDEV_MAX_BACKLOG;
 use forebay_rx::coalesce::MTU;
 use forebay_rx::intake::DEV_WEIGHT;
+use forebay_sys::cpu_list::CpuList;
 
-use super::cpus::CpuList;
 use super::machine::Machine;
 
 /// A knob of the kernel's.

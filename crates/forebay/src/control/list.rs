@@ -4,12 +4,12 @@ use std::fmt;
 use std::path::Path;
 
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
+use forebay_sys::topology::{SYSFS, Topology};
 
 use super::knob::Knob;
 use super::live::Control;
 use super::names;
 use super::tree::MERGEABLE_RX_BUFFER_SIZE;
-use crate::topology::{SYSFS, Topology};
 
 /// A knob, as `list` tells it.
 #[derive(Clone, PartialEq, Eq, Debug)]

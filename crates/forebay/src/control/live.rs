@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::refused::{Refused, Written};
 
 use super::change::{Change, Queues};
-use super::cpus::CpuList;
 use super::machine::Machine;
 use super::names;
-use super::refused::{Refused, Written};
 use super::tree::Tree;
 use crate::engine::{Explained, Question, Settings, Shared};
 

@@ -3,9 +3,8 @@
 use std::{fs, thread};
 
 use forebay_rx::CpuId;
+use forebay_sys::cpu_list::CpuList;
 use rustix::time::{self, ClockId};
-
-use super::cpus::CpuList;
 
 /// Ticks that a turn of all queues has at least.
 const BUDGET_JIFFIES_MIN: u32 = 2;
@@ -51,8 +50,9 @@ fn running_cpus() -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use forebay_sys as sys;
+
     use super::*;
-    use crate::sys;
 
     #[test]
     fn this_machine_has_the_cpus_that_this_process_may_use_and_a_kernel_tick() {

@@ -2,16 +2,12 @@
 
 pub mod change; //   a live change
 pub mod script; //   those that are written down before a run
-pub mod refused; //  what became of one
 pub mod live; //     whoever changes a running engine
 pub mod tree; //     the same as files, at the kernel's places
 mod files; //       what they say and take
 mod stats; //       what is counted
 pub mod mount; //   the files in a directory, for shells and scripts
 pub mod coalesce;
-pub mod cpus;
-pub mod errno; //   the kernel's names for what is refused
-mod number; //      the kernel's two ways of reading numbers
 pub mod machine; // what the answers depend on
 pub mod knob; //    every knob: its name, its place, its default
 pub mod answer; //  what a knob answers when it is written to
@@ -32,15 +28,12 @@ pub use change::{Change, Queues};
 pub use client::ControlClient;
 pub use coalesce::{Coalesce, CoalesceAt, CoalesceChange};
 pub use config_file::ConfigFile;
-pub use cpus::{CpuList, MaskError};
-pub use errno::Errno;
 pub use explain::Explanation;
 pub use flow::FlowName;
 pub use knob::{Knob, Place, Value};
 pub use live::Control;
 pub use machine::Machine;
 pub use mount::Mount;
-pub use refused::{Refused, Written};
 pub use script::{Script, ScriptedChange};
 pub use socket::ControlSocket;
 pub use tree::{Entry, EntryKind};

@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::errno::Errno;
+use forebay_sys::errno::Errno;
+use forebay_sys::refused::Refused;
+
 use super::live::Control;
-use super::refused::Refused;
 use super::tree::File;
 
 /// The paths of all files that can be written to.

@@ -8,8 +8,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::sys;
+use forebay_sys as sys;
+use forebay_sys::error::{Error, Result};
 
 /// The directory of sockets, below where the system keeps such things.
 const DIRECTORY: &str = "forebay";

@@ -25,10 +25,10 @@
 
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
+use forebay_sys::errno::Errno;
+use forebay_sys::refused::Refused;
 
-use super::errno::Errno;
 use super::flow::FlowName;
-use super::refused::Refused;
 
 /// The longest line that is read, its end included.
 pub const LINE_BYTES_MAX: usize = 4096;
@@ -125,7 +125,7 @@ impl Request {
     }
 
     fn parse_explain(flow: &str, json: bool) -> Result<Self, Refused> {
-        let flow = flow.parse().map_err(|error: crate::Error| invalid(error.to_string()))?;
+        let flow = flow.parse().map_err(|error: forebay_sys::Error| invalid(error.to_string()))?;
         Ok(Self::Explain { flow, json })
     }
 }

@@ -2,8 +2,9 @@
 
 use std::str::FromStr;
 
+use forebay_sys::error::Error;
+
 use super::change::{Change, refused};
-use crate::error::Error;
 
 /// A change and the frame before which it takes effect.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_rx::CpuId;
+use forebay_sys::errno::Errno;
+use forebay_sys::refused::{Refused, Written};
 
-use super::errno::Errno;
 use super::explain::explain;
 use super::list::list;
 use super::live::Control;
 use super::names::{self, Names};
-use super::refused::{Refused, Written};
 use super::request::{LINE_BYTES_MAX, Request};
 use super::seats::Seat;
 

@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay_sys::errno::Errno;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::private_listener::PrivateListener;
+use forebay_sys::refused::Refused;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
-use super::errno::Errno;
 use super::live::Control;
-use super::refused::Refused;
 use super::seats::Seats;
 use super::session::{Desk, Session};
-use crate::error::{Error, Result};
-use crate::private_listener::PrivateListener;
 
 /// Time for which nobody is let in after a client could not be, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);

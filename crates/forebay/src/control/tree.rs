@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
 
 use super::coalesce::CoalesceChange;
-use super::cpus::CpuList;
-use super::errno::Errno;
 use super::knob::{Knob, Place};
 use super::names::OfDevice;
 use super::stats::CPU_COUNTERS;

@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
 use forebay_rx::tickets::{Feeder, Lane, Lanes, Tickets, lane};
-
-use super::sink::{SendDrop, SinkCounters};
-
 pub(crate) use outgoing::{Outgoing, Segment, Shape, longest_frame_bytes};
 pub use sink::EgressSink;
+
+use super::sink::{SendDrop, SinkCounters};
 
 /// Packets that wait between one CPU and one queue, at most.
 pub(crate) const EGRESS_PACKETS: u32 = 1024;

@@ -8,6 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_rx::Source;
 use forebay_rx::parse::Verify;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::privilege;
+use forebay_sys::xdp::CopyMode;
 
 use super::af_packet::{self, PacketOptions, PacketSink};
 use super::af_xdp::{Opened, XdpDevice};
@@ -15,9 +19,6 @@ use super::sink::Sink;
 use super::take::Take;
 use super::tun::{TunDevice, TunKind};
 use super::virtio::{VirtioDevice, VirtioOptions};
-use crate::error::{Error, Result};
-use crate::sys::interface::Interface;
-use crate::sys::privilege;
 
 /// By which face of the kernel, or from which other process, frames come and go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -158,18 +159,6 @@ pub enum XdpMode {
     Native,
     /// Behind the driver, for any interface.
     Generic,
-}
-
-/// Copy modes: who brings a frame into packet memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum CopyMode {
-    /// The device if it can, else the kernel.
-    #[default]
-    Auto,
-    /// The kernel.
-    Copy,
-    /// The device.
-    ZeroCopy,
 }
 
 /// Counters of the kernel for one queue, by its own names: what it dropped. Of a device that is no interface

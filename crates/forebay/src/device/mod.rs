@@ -19,14 +19,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
+pub use egress::EgressSink;
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};
-
-pub use egress::EgressSink;
-pub use live::{
-    CopyMode, Device, DeviceConfig, Facts, KernelCounts, RxBuffers, Via, XdpMode, XdpOptions,
-};
+pub use forebay_sys::xdp::CopyMode;
+pub use live::{Device, DeviceConfig, Facts, KernelCounts, RxBuffers, Via, XdpMode, XdpOptions};
 pub use pace::Rate;
 pub use tun::TunDevice;
 

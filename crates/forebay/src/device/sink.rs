@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_rx::Packet;
-
-use crate::error::Error;
+use forebay_sys::error::Error;
 
 /// One CPU's end of a way out: a device's queue, or a socket.
 pub trait Sink: Send {

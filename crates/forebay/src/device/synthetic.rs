@@ -11,12 +11,13 @@ use forebay_buf::Pool;
 use forebay_rx::arrive::{Ask, Burst, Polled, Refused, SourceError};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
-use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, checksum::Sum};
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 use forebay_rx::{DropReason, Packet, Source};
+use forebay_sys::random::Random;
 
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
-use crate::random::Random;
 
 /// First bytes of a stamped payload.
 pub const STAMP_MAGIC: [u8; 4] = *b"STMP";

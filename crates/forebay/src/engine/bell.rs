@@ -7,8 +7,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use forebay_buf::wake::{Sleep, SleepState};
-
-use crate::sys::Event;
+use forebay_sys::Event;
 
 /// Sleeping on descriptors without an event to be woken by, a CPU looks around this often.
 const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);

@@ -7,6 +7,11 @@ use forebay_rx::backlog::{BACKLOG_CAPACITY_MAX, capacity_for};
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::{FlowTables, RPS_FLOW_CNT, SockFlowTable};
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
+use forebay_sys::error::Error;
+use forebay_sys::refused::{Refused, Written};
 
 use super::config::Config;
 use super::limits::{BURST_MAX, DEFER_MAX};
@@ -14,9 +19,7 @@ use super::log::{Cursor, Writer};
 use super::question::Question;
 use super::reclaim::{Reclaimer, Retired};
 use super::settings::Settings;
-use crate::control::{Change, CoalesceChange, CpuList, Errno, Queues, Refused, Script, Written};
-use crate::error::Error;
-use crate::sys;
+use crate::control::{Change, CoalesceChange, Queues, Script};
 use crate::trace::Trace;
 
 /// Entries that may wait for a thread to come to them, before more are refused.

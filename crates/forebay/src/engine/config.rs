@@ -9,13 +9,14 @@ use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::DEV_WEIGHT;
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy};
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::topology::{SYSFS, Topology};
 
 use super::devices::DeviceQueues;
 use super::idle::SPIN_MAX_NS;
 use super::limits::Limits;
-use crate::control::{Change, Coalesce, CpuList, Machine, Script};
-use crate::sys;
-use crate::topology::{SYSFS, Topology};
+use crate::control::{Change, Coalesce, Machine, Script};
 use crate::trace::{IntakeTrace, Trace};
 
 /// Frames that a CPU has for packets that its handler makes, behind live devices.

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use forebay_rx::arrive::Waker;
 use forebay_rx::{CpuId, Handler};
+use forebay_sys as sys;
 
 use super::bell::SleepOn;
 use super::idle::{Deferral, Idle};
 use super::queue::Activity;
 use super::shared::Shared;
 use super::worker::{Life, Worker};
-use crate::sys;
 
 /// Longest sleep of a CPU while its queues wait for other CPUs, which do not wake it.
 const BLOCKED_SLEEP_NS: u64 = 50_000;

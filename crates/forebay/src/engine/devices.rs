@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_rx::RxQueue;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::{NAME_BYTES_MAX, is_interface_name};
 
 use crate::device::{Device, RxBuffers};
-use crate::error::{Error, Result};
-use crate::sys::interface::{NAME_BYTES_MAX, is_interface_name};
 
 /// Name of a device that nobody has named.
 const UNNAMED: &str = "replay";

@@ -6,8 +6,7 @@ use arc_swap::ArcSwapOption;
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::SockFlowTable;
-
-use crate::sys;
+use forebay_sys as sys;
 
 /// Records where the application of each flow runs. Cheap to clone and to call, from any thread.
 /// While `rps_sock_flow_entries` is 0 nothing is recorded.

@@ -10,12 +10,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use forebay_rx::{CpuId, Handler};
+use forebay_sys::error::{Error, Result};
 
 use super::cpu_thread::CpuThread;
 use super::outcome::Outcome;
 use super::shared::Shared;
 use super::worker::{Life, Worker};
-use crate::error::{Error, Result};
 
 /// A CPU whose handler panics this often, without handling one batch between, ends the run.
 pub const PANICS_IN_A_ROW: u32 = 8;

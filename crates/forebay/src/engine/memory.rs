@@ -6,11 +6,11 @@ use forebay_buf::pool::{ChunkClass, LOT_FRAMES, MIN_CHUNK_BYTES, carve, region_b
 use forebay_rx::Source;
 use forebay_rx::arrive::{FrameNeeds, HEAD_CHUNK_BYTES};
 use forebay_rx::intake::DEV_WEIGHT;
+use forebay_sys as sys;
+use forebay_sys::error::{Error, Result};
 
 use super::config::Config;
 use crate::device::pcap::MAX_RECORD_BYTES;
-use crate::error::{Error, Result};
-use crate::sys;
 
 /// Owners of an engine's packet memory.
 pub(super) struct Pools {

@@ -27,18 +27,6 @@ mod worker;
 
 use std::sync::Arc;
 
-use forebay_buf::{Pool, Position};
-use forebay_rx::arrive::{Attachment, Numbering};
-use forebay_rx::backlog::Lane;
-use forebay_rx::intake::IntakeConfig;
-use forebay_rx::steer::{RPS_FLOW_CNT, SteerConfig};
-use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
-
-use crate::clock::Clock;
-use crate::control::Control;
-use crate::control::cpus::MAX_CPUS;
-use crate::device::Device;
-use crate::error::{Error, Result};
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use cpu_thread::CpuThread;
@@ -46,6 +34,15 @@ pub(crate) use cpu_thread::is_cpu;
 pub use devices::DeviceQueues;
 pub(crate) use devices::Devices;
 pub use flows::Flows;
+use forebay_buf::{Pool, Position};
+use forebay_rx::arrive::{Attachment, Numbering};
+use forebay_rx::backlog::Lane;
+use forebay_rx::intake::IntakeConfig;
+use forebay_rx::steer::{RPS_FLOW_CNT, SteerConfig};
+use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::MAX_CPUS;
+use forebay_sys::error::{Error, Result};
 pub use idle::SPIN_MAX_NS;
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 pub use live::PANICS_IN_A_ROW;
@@ -59,6 +56,9 @@ use shared::Counters;
 pub(crate) use shared::Shared;
 pub use stepped::VirtualCosts;
 use worker::{Deaths, Life, Mailboxes, Worker};
+
+use crate::control::Control;
+use crate::device::Device;
 
 /// An engine, ready to run.
 pub struct Engine<H> {

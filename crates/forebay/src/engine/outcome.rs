@@ -5,13 +5,13 @@ use std::sync::Arc;
 use forebay_buf::Pool;
 use forebay_rx::counters::{DeliveryCounters, IntakeCounters};
 use forebay_rx::{CpuId, Handler};
+use forebay_sys::error::Error;
 
 use super::mailbox::Mailbox;
 use super::question::Explained;
 use super::queue::Queue;
 use super::shared::Shared;
 use super::worker::Worker;
-use crate::error::Error;
 
 /// All of it.
 #[derive(Debug)]

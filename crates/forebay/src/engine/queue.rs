@@ -11,6 +11,8 @@ use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::Tick;
 use forebay_rx::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::error::Error;
 
 use super::changes::{Entry, Follower};
 use super::config::{Config, WhenFull};
@@ -18,8 +20,7 @@ use super::question::Explained;
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::Shared;
-use crate::control::{Coalesce, CpuList, ScriptedChange};
-use crate::error::Error;
+use crate::control::{Coalesce, ScriptedChange};
 use crate::trace::IntakeTrace;
 
 /// Time that a source may take to give its last frames once a run is to end.

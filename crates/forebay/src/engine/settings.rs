@@ -1,12 +1,12 @@
 //! Settings: of every knob what was asked for, whether it is in force or not.
 
 use forebay_rx::RxQueue;
+use forebay_sys::cpu_list::CpuList;
 
 use super::config::Config;
 use super::limits::Limits;
 use crate::control::change::{Change, Queues};
 use crate::control::coalesce::Coalesce;
-use crate::control::cpus::CpuList;
 
 /// Buckets of a flow limit when nobody says otherwise: the kernel's default.
 pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;

@@ -9,6 +9,10 @@ use forebay_rx::arrive::Waker;
 use forebay_rx::counters::{DeliveryCounters, IntakeCounters};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::error::Error;
+use forebay_sys::refused::{Refused, Written};
 
 use super::bell::Bell;
 use super::changes::{Changes, Follower};
@@ -18,9 +22,7 @@ use super::flows::Flows;
 use super::question::Question;
 use super::reclaim::Reclaimer;
 use super::settings::Settings;
-use crate::clock::Clock;
-use crate::control::{Change, CpuList, Refused, Script, Written};
-use crate::error::Error;
+use crate::control::{Change, Script};
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]

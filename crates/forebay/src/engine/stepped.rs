@@ -6,12 +6,12 @@
 //! a million runs; and a seed that finds one shows it again.
 
 use forebay_rx::Handler;
+use forebay_sys::random::Random;
 
 use super::outcome::Outcome;
 use super::queue::Activity;
 use super::shared::Shared;
 use super::worker::{Life, Worker};
-use crate::random::Random;
 
 /// Costs in virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

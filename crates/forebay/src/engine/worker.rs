@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::{CpuId, Delivery, Handler};
+use forebay_sys::cpu_list::CpuList;
 
 use super::changes::{Entry, Follower};
 use super::limits::{Budget, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::queue::{Activity, Queue};
 use super::shared::Shared;
-use crate::control::{Change, Coalesce, CpuList};
+use crate::control::{Change, Coalesce};
 use crate::trace::IntakeTrace;
 
 /// Queues that were handed to each CPU, by its place in the engine.

@@ -1,10 +1,9 @@
 //! Socket behind its face: its reader, its place, its way out.
 
-use std::fmt;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{fmt, io};
 
 use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
@@ -12,13 +11,13 @@ use forebay_stack::network::Identity;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::Hub;
 use forebay_stack::socket::reader::Reader;
+use forebay_sys::readiness::Told;
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
 use super::shared::{Bound, Shared};
 use super::transmit::{Between, Gathered, Marks};
 use super::wake::Wake;
-use crate::sys::readiness::Told;
 
 /// One socket, however many handles there are on it.
 pub(super) struct Inner {

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, Prefix};
+use forebay_sys as sys;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::{Interface, MacAddress};
+use forebay_sys::neighbour;
 
 use super::shared::NetDevice;
 use crate::device::{Device, Via};
-use crate::error::{Error, Result};
-use crate::sys;
-use crate::sys::interface::{Interface, MacAddress};
-use crate::sys::neighbour;
 
 /// Addresses of this host on a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

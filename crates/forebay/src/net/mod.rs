@@ -14,8 +14,8 @@
 //! An echo on every CPU, each question answered by the thread that took it in:
 //!
 //! ```no_run
-//! use forebay::net::{Datagrams, Net, NetConfig};
-//! use forebay::{Config, Device, DeviceConfig, Via};
+//! use crate::net::{Datagrams, Net, NetConfig};
+//! use crate::{Config, Device, DeviceConfig, Via};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = DeviceConfig::new("eth1", Via::AfXdp);
@@ -54,39 +54,37 @@ mod unsent; //     what could not be sent
 mod wake; //       who waits for a socket
 mod waiting; //    until something may be read, or sent
 
-use std::fmt;
-use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
+use std::{fmt, io};
 
+pub use datagram::{Datagram, Datagrams, NoRoom};
+use endpoint::Inner;
 use forebay_rx::CpuId;
 use forebay_stack::ingress::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
 use forebay_stack::network::{Network, NetworkConfig};
+pub use forebay_stack::network::{NetworkCounters, NetworkDrop};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{self, CopyCache};
+pub use forebay_stack::socket::policy::BufferPolicy;
 use forebay_stack::socket::policy::{Relief, ReliefCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Reuse};
+use forebay_sys as sys;
+use forebay_sys::error::{Error, Result};
+pub use identities::{Addresses, parse_prefix};
+use neighbours::Neighbours;
+pub use shared::SOCKETS_MAX;
+use shared::{NetDevice, Parts, Shared};
+pub use stack::NetStack;
+use transmit::Transmitter;
+pub use udp::{SocketCounts, UdpSocket};
+use wake::Wake;
 
 use crate::control::Control;
 use crate::device::{Device, Via};
 use crate::engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
-use crate::error::{Error, Result};
-use crate::sys;
-pub use datagram::{Datagram, Datagrams, NoRoom};
-pub use forebay_stack::network::{NetworkCounters, NetworkDrop};
-pub use forebay_stack::socket::policy::BufferPolicy;
-pub use identities::{Addresses, parse_prefix};
-pub use shared::SOCKETS_MAX;
-pub use stack::NetStack;
-pub use udp::{SocketCounts, UdpSocket};
-
-use endpoint::Inner;
-use neighbours::Neighbours;
-use shared::{NetDevice, Parts, Shared};
-use transmit::Transmitter;
-use wake::Wake;
 
 /// Packet memory that a socket may hold by default, in bytes: what the kernel's
 /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.

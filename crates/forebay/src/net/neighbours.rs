@@ -9,15 +9,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forebay_buf::Pool;
 use forebay_rx::Packet;
 use forebay_stack::network::Identity;
 use forebay_stack::network::compose::Stations;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
-
-use forebay_buf::Pool;
-
-use crate::sys::interface::InterfaceIndex;
-use crate::sys::neighbour;
+use forebay_sys::interface::InterfaceIndex;
+use forebay_sys::neighbour;
 
 /// Time for which the kernel's answer is remembered.
 const REMEMBER_NS: u64 = 1_000_000_000;

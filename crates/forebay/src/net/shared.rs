@@ -1,10 +1,9 @@
 //! State that sockets, and the stacks of all CPUs, share.
 
-use std::fmt;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{fmt, io};
 
 use arc_swap::{ArcSwap, Guard};
 use forebay_buf::Pool;
@@ -15,6 +14,8 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::policy::{ReliefCounters, SharedPolicy};
 use forebay_stack::socket::queue::{Outlet, QueueConfig, WakeReader, open};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
+use forebay_sys as sys;
+use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 
 use super::directory::Directory;
@@ -22,8 +23,6 @@ use super::transmit::Transmitter;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
 use crate::engine::Flows;
-use crate::sys;
-use crate::sys::interface::InterfaceIndex;
 
 /// The most sockets that there are at once.
 pub const SOCKETS_MAX: usize = 1 << 17;

@@ -11,9 +11,9 @@ use forebay_stack::ingress::{Around, Stack};
 use forebay_stack::network::neighbours::Sighting;
 use forebay_stack::network::{Identity, NetworkCounters};
 use forebay_stack::socket::table::SocketTable;
+use forebay_sys::clock::Clock;
 
 use super::shared::Shared;
-use crate::clock::Clock;
 
 /// Reassembly is asked this often what has waited too long.
 const EXPIRE_NS: u64 = 100_000_000;

@@ -1,8 +1,7 @@
 //! The way out of sockets: headers, the next station, the device.
 
-use std::fmt;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::{fmt, io};
 
 use forebay_buf::Pool;
 use forebay_rx::Packet;
@@ -11,12 +10,12 @@ use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{
     DEFAULT_TTL, HEADERS_BYTES_MAX, Stations, UdpHeaders, Uncomposable, compose_udp,
 };
+use forebay_sys::clock::Clock;
+use forebay_sys::error::Result;
 use rustix::io::Errno;
 
 use super::neighbours::{Hop, Neighbours};
-use crate::clock::Clock;
 use crate::device::sink::Sink;
-use crate::error::Result;
 
 /// Datagrams that are gathered before the device is told.
 const GATHER_MAX: usize = 64;

@@ -1,13 +1,12 @@
 //! UDP sockets as those of `std`, and what those cannot: many datagrams at once where they lie, and a
 //! reader that turns its CPU itself.
 
-use std::fmt;
-use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use std::{fmt, io};
 
 use forebay_rx::Handler;
 use forebay_stack::socket::reader::Reader;

@@ -1,19 +1,18 @@
 //! Waiting until something may be read from a socket, or sent.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use forebay_stack::socket::reader::Reader;
+use forebay_sys::readiness::readiness;
 
 use super::endpoint::Inner;
 use super::shared::Shared;
 use super::wake::Wake;
 use crate::engine::is_cpu;
-use crate::sys::readiness::readiness;
 
 /// Looked so often, at first and at most, for packet memory that has come home: nobody tells of it.
 const PAUSE: Duration = Duration::from_micros(20);

@@ -13,8 +13,7 @@ use arc_swap::ArcSwapOption;
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_stack::socket::queue::{Hub, WakeReader};
-
-use crate::sys::readiness::{Teller, Told};
+use forebay_sys::readiness::{Teller, Told};
 
 /// Waiters for a socket.
 #[derive(Default)]

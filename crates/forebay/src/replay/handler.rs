@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use forebay_rx::delivery::Batch;
 use forebay_rx::{CpuId, Handler};
+use forebay_sys::clock::Clock;
+use forebay_sys::error::Result;
 
 use super::{Mode, Plan};
-use crate::clock::Clock;
 use crate::device::pcap::{DeliveredCapture, FirstFailure};
-use crate::error::Result;
 use crate::ledger::Ledger;
 use crate::trace::{DeliverTrace, Trace};
 

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use forebay_rx::{CpuId, RxQueue};
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::privilege;
 
 use super::report::SentReport;
 use super::to::To;
@@ -11,9 +14,6 @@ use crate::device::af_packet::PacketSink;
 use crate::device::pcap::{DeliveredCapture, FirstFailure};
 use crate::device::sink::{Sink, SinkCounters};
 use crate::device::tun::TunDevice;
-use crate::error::{Error, Result};
-use crate::sys::interface::Interface;
-use crate::sys::privilege;
 
 /// Every place, once.
 pub(super) struct Destinations(Vec<Place>);

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use forebay_buf::Pool;
 use forebay_rx::Source;
 use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_sys::error::{Error, Result};
 
 use super::report::StoppedBy;
 use crate::engine::Stopper;
-use crate::error::{Error, Result};
 
 /// Descriptor by which a run hears that it is to end.
 pub(super) struct Ending {

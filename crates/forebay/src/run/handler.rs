@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use forebay_rx::delivery::Batch;
 use forebay_rx::{Handler, RxQueue};
+use forebay_sys::clock::Clock;
+use forebay_sys::error::Error;
 
 use super::destination::{Way, Ways};
 use super::ending::{Alarm, Ending};
-use crate::clock::Clock;
-use crate::error::Error;
 use crate::ledger::Ledger;
 use crate::trace::{DeliverTrace, Trace};
 

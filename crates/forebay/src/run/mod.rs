@@ -10,25 +10,25 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_rx::Source;
-
-use crate::clock::Clock;
-use crate::control::Control;
-use crate::device::pcap::FirstFailure;
-use crate::device::{Device, DeviceConfig};
-use crate::engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
-use crate::error::{Error, Result};
-use crate::ledger::{Flows, Ledger};
-use crate::outputs::Outputs;
-use crate::sys;
-use crate::trace::{Trace, TracePlan};
 use destination::{Captured, Destinations};
 use ending::{Ending, WatchedSource};
+use forebay_rx::Source;
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use forebay_sys::error::{Error, Result};
 use handler::RunHandler;
 use report::DeviceWatch;
 pub use report::{DeviceReport, InterfaceReport, QueueReport, Report, SentReport, StoppedBy};
 pub use to::To;
 pub use watch::{CpuSnapshot, Snapshot, Watch};
+
+use crate::control::Control;
+use crate::device::pcap::FirstFailure;
+use crate::device::{Device, DeviceConfig};
+use crate::engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
+use crate::ledger::{Flows, Ledger};
+use crate::outputs::Outputs;
+use crate::trace::{Trace, TracePlan};
 
 /// A run to be made.
 #[derive(Clone, Debug)]

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_rx::counters::IntakeCounters;
+use forebay_sys::error::Error;
+use forebay_sys::interface::{Interface, InterfaceCounters};
 use serde::Serialize;
 
 use crate::device::sink::{SendDrop, SinkCounters};
 use crate::device::{Device, Facts, KernelCounts, Via};
 use crate::engine::Outcome;
-use crate::error::Error;
 use crate::ledger::Flows;
 use crate::report::PathReport;
-use crate::sys::interface::{Interface, InterfaceCounters};
 
 /// Name in [`SentReport::dropped`] of packets that came to a device that was gone.
 const GONE: &str = "gone";

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use flow_names::{FlowName, FlowNames};
 use forebay_rx::arrive::Refused;
 use forebay_rx::backlog::Note;
 use forebay_rx::delivery::Batch;
@@ -23,10 +24,9 @@ use forebay_rx::intake::Dropped;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{Packet, RxQueue};
+use forebay_sys::error::{Error, Result};
 
 use crate::engine::Config;
-use crate::error::{Error, Result};
-use flow_names::{FlowName, FlowNames};
 
 const DELIVER_FILE: &str = "deliver.csv";
 const DROP_FILE: &str = "drop.csv";

@@ -2,22 +2,22 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use forebay::Error;
 use forebay::device::af_packet::PacketSink;
 use forebay::device::sink::{SendDrop, Sink};
-use forebay::sys::interface::Interface;
 use forebay_rx::Packet;
 use forebay_rx::arrive::Behind;
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::Hasher;
 use forebay_rx::parse::Link;
-use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
+use forebay_sys::Error;
+use forebay_sys::interface::Interface;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
 
 use crate::namespaces::cable::{Cable, Namespace};
 use crate::namespaces::command;

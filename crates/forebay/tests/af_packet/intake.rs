@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use forebay::Error;
 use forebay::device::af_packet::PacketOptions;
-use forebay::sys::interface::Interface;
 use forebay_rx::arrive::Polled;
 use forebay_rx::parse::{Checksum, Transport, link_layer};
+use forebay_sys::Error;
+use forebay_sys::interface::Interface;
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 
 use crate::namespaces::cable::{Cable, Namespace};

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use forebay::device::af_packet::{PacketOptions, PacketSource, open};
 use forebay::device::take::Take;
-use forebay::sys::interface::Interface;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled, Refused, SourceError};
 use forebay_rx::parse::{Verify, parse_into};
 use forebay_rx::{Packet, RxQueue, Source};
+use forebay_sys::interface::Interface;
 
 /// Frames of a burst.
 const BURST: usize = 64;

@@ -11,8 +11,8 @@ mod send;
 use std::path::Path;
 use std::thread;
 
-use forebay::sys::interface::Interface;
-use forebay::sys::netdev;
+use forebay_sys::interface::Interface;
+use forebay_sys::netdev;
 use libtest_mimic::Arguments;
 use namespaces::trial_inside;
 
@@ -49,7 +49,7 @@ fn main() {
 
 /// Why there can be no AF_XDP here.
 fn missing() -> Option<String> {
-    let refused = || forebay::sys::privilege::for_af_xdp("a test").err();
+    let refused = || forebay_sys::privilege::for_af_xdp("a test").err();
     namespaces::missing(&["ip"]).or_else(|| refused().map(|error| error.to_string()))
 }
 

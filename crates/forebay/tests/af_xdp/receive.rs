@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay::Error;
 use forebay::device::{Device, DeviceConfig, XdpMode};
 use forebay_buf::pool::ChunkClass;
 use forebay_rx::arrive::Polled;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
+use forebay_sys::Error;
 
 use crate::namespaces::ip;
 use crate::rig::{OURS, Rig, config, far_socket, make_link, payload};

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use forebay::device::sink::Sink;
 use forebay::device::{Device, DeviceConfig, Via};
-use forebay::sys::interface::Interface;
 use forebay_buf::Pool;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled, SourceError};
 use forebay_rx::{Packet, RxQueue, Source};
+use forebay_sys::interface::Interface;
 
 use crate::namespaces::ip;
 
@@ -81,7 +81,7 @@ impl Rig {
                 classes
             })
             .collect();
-        let region = forebay::sys::map_packet_memory(region_bytes(&shares)).unwrap();
+        let region = forebay_sys::map_packet_memory(region_bytes(&shares)).unwrap();
         let mut pools = carve(region, &shares).unwrap();
         let queues = u16::try_from(sources.len()).unwrap();
         for ((number, source), pool) in (0..).zip(&mut sources).zip(&mut pools) {

@@ -145,7 +145,7 @@ pub(crate) fn two_queues() {
 /// A device that was opened to send leaves what comes to the kernel.
 pub(crate) fn only() {
     make_link(1, 1500);
-    let interface = forebay::sys::interface::Interface::named(crate::rig::OURS).unwrap();
+    let interface = forebay_sys::interface::Interface::named(crate::rig::OURS).unwrap();
     let (device, mut sources) = XdpDevice::open(&interface, &config(1), Opened::ToSend).unwrap();
     let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }]];
     let mut pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();

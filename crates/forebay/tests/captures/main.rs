@@ -13,9 +13,9 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use forebay::Error;
 use forebay::device::pcap::{Damage, Reader};
 use forebay_rx::parse::Link;
+use forebay_sys::Error;
 
 /// A record, kept.
 #[derive(Clone, PartialEq, Eq, Debug)]

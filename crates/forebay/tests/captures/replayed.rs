@@ -4,12 +4,12 @@ use std::fs;
 use std::num::NonZeroU16;
 use std::path::Path;
 
-use forebay::control::CpuList;
 use forebay::device::Rate;
 use forebay::device::pcap::{Capture, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, ReplayPlan};
 use forebay::device::synthetic::stamped_udp;
 use forebay::replay::{Input, Mode, Plan, Replay};
 use forebay_rx::CpuId;
+use forebay_sys::cpu_list::CpuList;
 use proptest::prelude::*;
 
 use super::*;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay::clock::Clock;
 use forebay::device::synthetic::SyntheticSource;
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay_buf::Pool;
@@ -12,6 +11,7 @@ use forebay_rx::coalesce::FlushReason;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
 use forebay_rx::{Handler, Source};
+use forebay_sys::clock::Clock;
 
 use super::*;
 use crate::traced::{Files, traced};

@@ -13,14 +13,15 @@ mod written; // what is written of merged packets
 use std::num::NonZeroU16;
 use std::path::Path;
 
-use forebay::control::{Coalesce, CoalesceAt, CpuList};
+use forebay::control::{Coalesce, CoalesceAt};
 use forebay::device::Rate;
 use forebay::device::pcap::{Capture, ReplayPlan};
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::replay::{Input, Mode, Plan, Report};
-use forebay::sys;
 use forebay_rx::CpuId;
 use forebay_rx::coalesce::CoalesceConfig;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
 use proptest::prelude::*;
 use replays::{drop_when_full, run, script, stepped};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use etherparse::{PacketBuilder, TcpHeader, VlanId};
-use forebay::random::Random;
+use forebay_sys::random::Random;
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 
 const FIRST_PORT: u16 = 4000;

@@ -1,6 +1,6 @@
 //! IPv6 extension headers, right and wrong.
 
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
 use crate::frames::{byte, chance, pick};
 

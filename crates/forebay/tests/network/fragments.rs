@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
 use crate::frames::{
     MAC, OWN_V4, OWN_V6, PEER_MAC, PORTS, UDP, byte, chance, pick, sum_up_header, udp_checksum,

@@ -4,11 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{Ipv4Header, Ipv4Options, Ipv6FlowLabel, Ipv6Header};
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
 use crate::addresses::{DESTINATIONS_V4, DESTINATIONS_V6, SOURCES_V4, SOURCES_V6};
-use crate::extensions;
-use crate::options;
+use crate::{extensions, options};
 
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub(crate) const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use forebay::random::Random;
 use forebay_rx::parse::Verify;
+use forebay_sys::random::Random;
 
 use crate::kernel::{Delivered, Kernel, snmp};
 use crate::us::Us;

@@ -8,17 +8,16 @@ use std::ops::Range;
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header};
 use forebay::device::sink::Sink;
 use forebay::device::tun::{TunDevice, TunKind, TunSink};
-use forebay::random::Random;
 use forebay_buf::Pool;
 use forebay_rx::parse::{Verify, parse_into};
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig, GivenUp, Limits, Reassembly};
+use forebay_sys::random::Random;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
-use crate::Test;
 use crate::frames::MAC;
 use crate::namespaces::{command, ip};
-use crate::us;
+use crate::{Test, us};
 
 pub(crate) const TESTS: &[Test] = &[
     ("fragments_become_what_the_kernel_makes_of_them", of_one_datagram_at_a_time),

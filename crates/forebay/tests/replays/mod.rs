@@ -7,13 +7,14 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay::control::{CpuList, Script};
+use forebay::control::Script;
 use forebay::device::synthetic::SyntheticPlan;
 use forebay::engine::{Config, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report};
 use forebay_rx::CpuId;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;
+use forebay_sys::cpu_list::CpuList;
 
 /// A replay on these CPUs that steers every packet, under a key that never changes.
 pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mode) -> Plan {

@@ -196,7 +196,7 @@ fn sends_wait() {
     let running = Running::begin(engine);
     let kernels = client(ours.local_addr());
     // Each CPU has memory of its own.
-    forebay::sys::pin_to(net.cpus()[0]).unwrap();
+    forebay_sys::pin_to(net.cpus()[0]).unwrap();
     let fill = || {
         let places = (50..250u8).flat_map(|host| [host; 3]).map(|host| format!("10.9.0.{host}:9"));
         places

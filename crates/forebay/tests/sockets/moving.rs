@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay::control::{CpuList, Queues};
+use forebay::control::Queues;
 use forebay::net::{Datagrams, NetConfig};
-use forebay::sys;
 use forebay::{Config, CpuId};
 use forebay_rx::steer::SpreadPolicy;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
 
 use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap, over_tap_by};

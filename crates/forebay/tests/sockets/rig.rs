@@ -46,7 +46,7 @@ pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, Net
 /// An engine at work, until it is stopped.
 pub(crate) struct Running {
     stopper: Stopper,
-    thread: JoinHandle<forebay::Result<Outcome<NetStack>>>,
+    thread: JoinHandle<forebay_sys::Result<Outcome<NetStack>>>,
 }
 
 impl Running {

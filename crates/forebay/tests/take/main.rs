@@ -10,9 +10,9 @@ use std::os::unix::net::UnixDatagram;
 
 use forebay::device::af_xdp::program;
 use forebay::device::take::{MAX_RANGES, Protocol, Take, filter, nothing};
-use forebay::sys::bpf::{XdpAction, XdpLoad, XdpProgram, XskMap};
-use forebay::sys::socket_filter;
 use forebay_rx::parse::{Fragment, Link, Network, Transport, Verify, View, parse};
+use forebay_sys::bpf::{XdpAction, XdpLoad, XdpProgram, XskMap};
+use forebay_sys::socket_filter;
 use libtest_mimic::{Arguments, Failed, Trial};
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -231,6 +231,6 @@ fn longest() -> Result<(), Failed> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn told(refused: forebay::sys::bpf::Refused) -> Failed {
+fn told(refused: forebay_sys::bpf::Refused) -> Failed {
     format!("{refused:?}").into()
 }

@@ -1,8 +1,8 @@
 //! Devices that are there, devices that are made, and what cannot be opened.
 
-use forebay::Error;
 use forebay::device::tun::{TunDevice, TunKind};
-use forebay::sys::interface::Interface;
+use forebay_sys::Error;
+use forebay_sys::interface::Interface;
 
 use crate::Test;
 use crate::namespaces::ip;

@@ -4,10 +4,10 @@ use std::net::UdpSocket;
 
 use etherparse::{PacketHeaders, TransportHeader};
 use forebay::device::tun::{TunDevice, TunKind};
-use forebay::sys::interface::Interface;
 use forebay_rx::Packet;
 use forebay_rx::arrive::Polled;
 use forebay_rx::parse::{Checksum, Link, Verify, parse_into};
+use forebay_sys::interface::Interface;
 
 use crate::Test;
 use crate::namespaces::{command, ip};

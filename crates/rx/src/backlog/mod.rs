@@ -6,6 +6,7 @@
 
 mod flow_limit;
 
+pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 use forebay_buf::Position;
 use forebay_buf::ring::{Consumer, Producer, ring};
 
@@ -14,7 +15,6 @@ use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
 use crate::packet::{Arrival, Packet};
-pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 
 /// The kernel's default of `netdev_max_backlog`.
 pub const NETDEV_MAX_BACKLOG: u32 = 1000;

@@ -33,9 +33,6 @@ mod wire;
 
 use std::sync::Arc;
 
-use crate::arrive::Behind;
-use crate::counters::CoalesceCounters;
-use crate::packet::Packet;
 use candidate::{Candidate, examine};
 pub use cut::cut;
 use held::{Held, Rules};
@@ -45,6 +42,10 @@ pub use resegment::resegment;
 pub use segments::{Fragments, Segment, Segments};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
 use table::{Place, Room, Table};
+
+use crate::arrive::Behind;
+use crate::counters::CoalesceCounters;
+use crate::packet::Packet;
 
 /// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms, after
 /// which it flushes what is old even if a poll used up its budget.

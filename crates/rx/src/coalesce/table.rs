@@ -1,11 +1,10 @@
 //! The descriptors: what is held, found by flow hash.
 
-use crate::hash::{FlowHash, RETA_ENTRIES};
-
 use super::CoalesceMode;
 use super::between::Between;
 use super::compare::HeaderMask;
 use super::held::Held;
+use crate::hash::{FlowHash, RETA_ENTRIES};
 
 /// Descriptors unless somebody asks for more: as many as the generic LRO of Linux 2.6.24 (LRO-9).
 pub const LRO_DESCRIPTORS: u32 = 8;

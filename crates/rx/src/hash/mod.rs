@@ -10,10 +10,11 @@ pub mod toeplitz;
 
 use std::fmt;
 
-use crate::parse::View;
 pub use indirection::{Indirection, RETA_ENTRIES};
 pub use keyed::{KEYED_KEY_BYTES, Keyed};
 pub use toeplitz::{KeyTooShort, Toeplitz};
+
+use crate::parse::View;
 
 /// A flow's hash; 0 means that there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

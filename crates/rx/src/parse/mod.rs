@@ -19,17 +19,17 @@ mod view;
 
 use std::ops::Range;
 
-use forebay_buf::{Frame, Pool};
-
-use crate::packet::Packet;
-use crate::pieces::bytes_in;
 pub use device_sum::DeviceSum;
 pub(crate) use ethernet::is_plain;
 pub use ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, LinkLayer, MAX_VLAN_TAGS, link_layer};
+use forebay_buf::{Frame, Pool};
 pub use ipv6::MAX_EXTENSION_HEADERS;
 pub(crate) use partial::complete_partial;
 pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
+
+use crate::packet::Packet;
+use crate::pieces::bytes_in;
 
 /// The least that stands before a transport header: IPv4's.
 pub(crate) const NETWORK_BYTES_MIN: u16 = 20;

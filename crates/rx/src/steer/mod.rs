@@ -34,17 +34,10 @@ mod state; //      for whoever asks why
 
 use std::sync::Arc;
 
-use forebay_buf::Position;
-
-use crate::backlog::{Backlogs, Depth};
-use crate::because::Because;
-use crate::cpu::CpuId;
-use crate::hash::FlowHash;
-use crate::packet::Packet;
-
 use fence::Fences;
 use flow_table::Whereabouts;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
+use forebay_buf::Position;
 use hold::{Behind, Holds};
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
 pub use ids::{HoldId, SlotId};
@@ -59,6 +52,12 @@ use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 use wish::Wishes;
+
+use crate::backlog::{Backlogs, Depth};
+use crate::because::Because;
+use crate::cpu::CpuId;
+use crate::hash::FlowHash;
+use crate::packet::Packet;
 
 /// Patience before a held move begins: a flow's packets follow their predecessors to a CPU that it
 /// should leave for so many packets or so long, whichever comes first. Counted since the slot last

@@ -9,7 +9,6 @@ use forebay_rx::parse::{
     Checksum, Flaw, Fragment, Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, View,
     link_layer,
 };
-
 use frames::{
     ADDRESSES_V6, AFTER_IPV4, AFTER_IPV6, Extension, Frame, IP, TCP4, UDP4, UDP6, extended, icmp4,
     later_by, tcp4, udp4, udp6,

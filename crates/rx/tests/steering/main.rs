@@ -22,7 +22,6 @@ use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::parse::{self, Link, Verify, View};
 use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
 use forebay_rx::{Because, CpuId, Delivery, DropReason, RxQueue};
-
 use journal::Journal;
 use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, put};
 

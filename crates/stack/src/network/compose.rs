@@ -195,10 +195,10 @@ mod tests {
     use etherparse::{NetHeaders, PacketHeaders, TransportHeader};
     use forebay_buf::Region;
     use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+    use forebay_rx::parse::{Verify, parse};
     use proptest::prelude::*;
 
     use super::*;
-    use forebay_rx::parse::{Verify, parse};
 
     fn pool() -> Pool {
         let share = vec![ChunkClass { chunk_bytes: 68 << 10, chunks: 1 }];

@@ -8,8 +8,7 @@ use forebay_rx::parse::checksum::{Sum, judge};
 use super::counters::IpCounters;
 use super::drop::NetworkDrop;
 use super::identity::Identity;
-use super::ipv4_options;
-use super::{Extent, Wire};
+use super::{Extent, Wire, ipv4_options};
 
 pub(super) const FIXED_BYTES: usize = 20;
 const FRAGMENT_MASK: u16 = 0x3fff;

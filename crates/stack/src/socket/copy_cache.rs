@@ -153,10 +153,11 @@ fn is_eligible(packet: &Packet) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::socket::made_up::{Layout, datagram, pool, pools_of};
     use forebay_rx::packet::Arrival;
     use forebay_rx::parse::Link;
+
+    use super::*;
+    use crate::socket::made_up::{Layout, datagram, pool, pools_of};
 
     fn cache(buffers: u32) -> CopyCache {
         CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)

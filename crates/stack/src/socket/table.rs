@@ -20,13 +20,14 @@ use siphasher::sip::SipHasher13;
 mod bindings; // the sockets that there are
 mod trie; //     a map that is a value
 
-use super::SocketId;
 pub use bindings::Bindings;
 use bindings::{BoundAs, Placed};
 use forebay_rx::cpu::CpuId;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Packet;
 use trie::Trie;
+
+use super::SocketId;
 
 /// Sharing of an address and port with other sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

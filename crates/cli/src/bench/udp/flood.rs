@@ -6,7 +6,6 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay::sys;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_rx::packet::Arrival;
@@ -16,6 +15,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{BUFFERS_MAX, CopyCache};
 use forebay_stack::socket::policy::{BufferPolicy, Relief, ReliefCounters, WayBack};
 use forebay_stack::socket::queue::{Inlet, Outlet, Put, QueueConfig, queue};
+use forebay_sys as sys;
 
 use super::super::input::Sample;
 use super::super::solo::{as_f64, nanoseconds};

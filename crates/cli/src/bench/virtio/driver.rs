@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay::device::{Device, RxBuffers};
-use forebay::{Error, sys};
 use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
@@ -14,6 +13,8 @@ use forebay_rx::arrive::{
     Ask, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
 };
 use forebay_rx::{DropReason, RxQueue, Source};
+use forebay_sys as sys;
+use forebay_sys::Error;
 
 use crate::failure::Failure;
 

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use libtest_mimic::Failed;
 
-use crate::Judgement;
-use crate::captures;
 use crate::frames::Frame;
 use crate::gro::case::{Case, Expected};
 use crate::gro::rig::{self, Rig};
 use crate::gro::segment::{END, Family, Segment, Tags};
 use crate::gro::wire::{FIN, Wire};
 use crate::gro::{FAMILIES, Group, further, selftest, trace};
+use crate::{Judgement, captures};
 
 /// More for what the kernel still merges less than we do.
 const TRIES: usize = 40;

@@ -12,6 +12,10 @@ mod laws; //     what holds of every packet
 mod kernel; //   Linux, asked over a veth pair
 mod rig; //      namespaces and tools for it
 
+pub(crate) use kernel::{
+    judge_bulk, judge_kernel, judge_kernel_tagged, missing as kernel_missing,
+    missing_vlans as kernel_missing_vlans,
+};
 use libtest_mimic::Failed;
 
 use crate::Judgement;
@@ -19,9 +23,6 @@ use crate::gro::case::{Case, Expected};
 use crate::gro::segment::{Family, Segment, Tags};
 use crate::gro::trace::Left;
 use crate::gro::wire::Wire;
-
-pub(crate) use kernel::{judge_bulk, judge_kernel, judge_kernel_tagged};
-pub(crate) use kernel::{missing as kernel_missing, missing_vlans as kernel_missing_vlans};
 
 pub(crate) const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 const TAGS: [Tags; 3] = [Tags::None, Tags::Single, Tags::Double];

@@ -7,9 +7,8 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::captures;
 use crate::frames::Frame;
-use crate::program;
+use crate::{captures, program};
 
 /// A packet that left coalescing.
 pub(crate) struct Left {

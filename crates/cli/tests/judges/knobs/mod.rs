@@ -6,13 +6,13 @@ mod strings; // what is written to them
 
 use std::fs;
 
-use forebay::control::{Errno, Knob, Machine, REFUSED_NONSENSE, Refusal, Taken, Value};
+use forebay::control::{Knob, Machine, REFUSED_NONSENSE, Refusal, Taken, Value};
+use forebay_sys::errno::Errno;
+pub(crate) use kernel::missing;
 use libtest_mimic::Failed;
 
 use crate::Judgement;
 use crate::knobs::kernel::{File, Kernel};
-
-pub(crate) use kernel::missing;
 
 /// Queues of the device, so that masks can be wider than this machine has CPUs.
 const QUEUES: u16 = 100;

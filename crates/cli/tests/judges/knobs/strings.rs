@@ -1,7 +1,7 @@
 //! Good and bad strings for knobs: those that somebody thought of, and some that nobody did.
 
 use forebay::control::{Knob, Machine};
-use forebay::random::Random;
+use forebay_sys::random::Random;
 
 /// Of those that nobody thought of, for each knob.
 const DRAWN: usize = 500;

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::Judgement;
 use crate::live::Judge;
 use crate::live::program::Run;
 use crate::live::sender::{Capture, Pace, play, settle};
 use crate::live::way::{Link, Way};
 use crate::order::{self, Findings, Stamped};
-use crate::storm;
+use crate::{Judgement, storm};
 
 pub(crate) const TRIALS: [Judge; 5] = [
     ("promise_1_order_holds_in_a_storm_over_native_xdp", || judge(Way::AfXdpNative)),

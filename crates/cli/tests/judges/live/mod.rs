@@ -16,10 +16,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use forebay::sys;
+use forebay_sys as sys;
+use way::{Link, Way};
 
 use crate::Judgement;
-use way::{Link, Way};
 
 /// A name, and who judges.
 type Judge = (&'static str, fn() -> Judgement);

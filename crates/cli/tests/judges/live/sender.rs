@@ -1,10 +1,9 @@
 //! tcpreplay, and what it sends.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use libtest_mimic::Failed;
 use tempfile::TempDir;

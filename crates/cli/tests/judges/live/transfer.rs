@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::thread;
 
-use forebay::random::Random;
+use forebay_sys::random::Random;
 use libtest_mimic::Failed;
 
 use crate::Judgement;

@@ -8,15 +8,15 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use forebay::control::CpuList;
-use forebay::sys;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
 use libtest_mimic::Failed;
+use scripts::{SCRIPTS, STRANGERS};
 use serde_json::Value;
+use sides::{Kernel, Mountpoint, Run};
 
 use crate::namespace::run;
 use crate::{Judgement, program};
-use scripts::{SCRIPTS, STRANGERS};
-use sides::{Kernel, Mountpoint, Run};
 
 const TOOLS: [&str; 9] =
     ["ip", "bash", "dash", "python3", "awk", "sed", "setpriv", "unshare", "sysctl"];

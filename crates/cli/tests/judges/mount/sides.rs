@@ -1,11 +1,9 @@
 //! The two sides that a script is run on: the kernel's tree, and that of a run.
 
-use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::thread;
 use std::time::Duration;
+use std::{fmt, fs, thread};
 
 use libtest_mimic::Failed;
 use serde_json::Value;

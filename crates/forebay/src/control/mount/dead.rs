@@ -7,8 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use forebay_sys as sys;
+
 use super::NAME;
-use crate::sys;
 
 /// Looks at a directory, and touches nothing: whether a run of this user was killed and has left its
 /// mount there.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use forebay_sys::{self as sys, User};
 use fuser::{
     BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -18,7 +19,6 @@ use super::inodes::Inodes;
 use super::like::Like;
 use super::readings::Readings;
 use crate::control::tree::EntryKind;
-use crate::sys::{self, User};
 
 /// The kernel remembers no attributes: a write moves the end of the file in what it remembers.
 const REMEMBERED: Duration = Duration::ZERO;

@@ -7,19 +7,18 @@ mod inodes; //   numbers for paths
 mod readings; // what open files are in the middle of being read from
 mod dead; //     what a killed run has left
 
-use std::fs;
-use std::io;
-use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::{fs, io, mem};
 
+use forebay_sys as sys;
+use forebay_sys::errno::Errno;
+use forebay_sys::error::{Error, Result};
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 
 use self::files::Files;
-use super::{Control, Errno};
-use crate::error::{Error, Result};
-use crate::sys;
+use super::Control;
 
 /// Name in the system's list of mounts.
 const NAME: &str = "forebay";

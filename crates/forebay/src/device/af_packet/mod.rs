@@ -8,14 +8,14 @@ mod sink; //   packets out
 use std::os::fd::AsFd;
 
 use forebay_rx::parse::{Link, Verify};
-
-use crate::device::take::{self, Take};
-use crate::error::{Error, Result};
-use crate::sys::interface::Interface;
-use crate::sys::packet::{PacketSocket, RingLayout, RxRing};
-use crate::sys::socket_filter::{self, FilterInstruction};
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::packet::{PacketSocket, RingLayout, RxRing};
+use forebay_sys::socket_filter::{self, FilterInstruction};
 pub use sink::PacketSink;
 pub use source::PacketSource;
+
+use crate::device::take::{self, Take};
 
 /// Options of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]

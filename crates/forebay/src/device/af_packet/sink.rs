@@ -8,14 +8,14 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::describe;
 use forebay_rx::coalesce::resegment;
 use forebay_rx::parse::{Headers, Link};
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::packet::PacketSocket;
 use rustix::io::Errno;
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sendmmsg};
 
 use super::{link_of, refused};
 use crate::device::sink::{SendDrop, Sent, Sink, SinkCounters};
-use crate::error::{Error, Result};
-use crate::sys::interface::Interface;
-use crate::sys::packet::PacketSocket;
 
 /// The most packets that are handed to the kernel in one call.
 const BATCH_MAX: usize = 64;

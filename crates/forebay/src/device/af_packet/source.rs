@@ -12,14 +12,13 @@ use forebay_rx::cpu::RxQueue;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::parse::{Link, Verify};
 use forebay_rx::{DropReason, Packet, Source};
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::packet::{PacketSocket, RxRing};
 
 use super::block::{BlockLie, Cursor, RingFrame, TAG_BYTES};
 use super::{PacketOptions, attach_filter, refused};
-use crate::device::KernelCounts;
-use crate::device::take;
-use crate::error::{Error, Result};
-use crate::sys::interface::Interface;
-use crate::sys::packet::{PacketSocket, RxRing};
+use crate::device::{KernelCounts, take};
 
 /// The largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
 const LARGEST_BYTES: u32 = 14 + 8 + 65_535;

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::sys::bpf::Instruction;
+use forebay_sys::bpf::Instruction;
 
 /// A register of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,17 +3,17 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use forebay_sys::bpf::{Refused, Request, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::packet::PacketSocket;
+use forebay_sys::privilege;
+use forebay_sys::xdp_attached::{self, AttachedProgram};
 use rustix::io::Errno;
 
 use super::metadata::{HashCall, MetadataLayout};
 use super::program;
 use crate::device::take::Take;
-use crate::error::{Error, Result};
-use crate::sys::bpf::{Refused, Request, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
-use crate::sys::interface::Interface;
-use crate::sys::packet::PacketSocket;
-use crate::sys::privilege;
-use crate::sys::xdp_attached::{self, AttachedProgram};
 
 /// Options for attaching the program.
 #[derive(Clone, Copy, Debug)]

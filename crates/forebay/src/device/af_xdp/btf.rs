@@ -86,8 +86,9 @@ fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u32; W
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     /// A pointer, an enumeration of two, and functions `one` and `two`.
     fn small() -> Vec<u8> {

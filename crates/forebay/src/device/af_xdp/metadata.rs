@@ -3,13 +3,13 @@
 use std::fs;
 use std::os::fd::BorrowedFd;
 
+use Register::{R0, R1, R2, R3, R10};
+use forebay_sys as sys;
+use forebay_sys::interface::InterfaceIndex;
+use forebay_sys::netdev;
+
 use super::assembler::{Assembler, If, Label, Register, Width};
 use super::btf;
-use crate::sys;
-use crate::sys::interface::InterfaceIndex;
-use crate::sys::netdev;
-
-use Register::{R0, R1, R2, R3, R10};
 
 /// Metadata that the program puts in front of each packet, and its layout.
 ///

@@ -12,15 +12,15 @@ mod transmit; //       what is sent: cut, counted, and back to where it belongs
 use std::sync::Arc;
 
 pub use attach::{AttachOptions, Attached};
+use forebay_sys::bpf::XdpPlace;
+use forebay_sys::error::Result;
+use forebay_sys::interface::Interface;
 pub use metadata::MetadataLayout;
+use source::QueueConfig;
 pub use source::XdpSource;
 
 use super::egress::{Egress, EgressSink};
 use super::live::{DeviceConfig, Facts, XdpMode};
-use crate::error::Result;
-use crate::sys::bpf::XdpPlace;
-use crate::sys::interface::Interface;
-use source::QueueConfig;
 
 /// The largest MTU whose frames come in one piece: what veth allows a program that takes no pieces,
 /// and a page holds.

@@ -8,12 +8,12 @@
 
 use std::os::fd::BorrowedFd;
 
+use Register::{R0, R1, R2, R3};
+use forebay_sys::bpf::Instruction;
+
 use super::assembler::{Assembler, If, Label, Register, Width};
 use super::metadata::HashCall;
 use crate::device::take::{Destinations, MAX_EXTENSION_HEADERS, Protocol, Take, wire};
-use crate::sys::bpf::Instruction;
-
-use Register::{R0, R1, R2, R3};
 
 /// The context that the kernel calls the program with.
 const CONTEXT: Register = Register::R6;

@@ -13,17 +13,19 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::{DropReason, Packet};
+use forebay_sys::clock::now_since_1970_ns;
+use forebay_sys::error::Error;
+use forebay_sys::interface::{Interface, InterfaceIndex};
+use forebay_sys::privilege;
+use forebay_sys::xdp::{
+    self, Continued, CopyMode, KernelDrops, KernelLied, OpenError, Socket, SocketConfig,
+};
 
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::Transmit;
-use crate::clock::now_since_1970_ns;
 use crate::device::egress::{Departures, EGRESS_PACKETS};
-use crate::device::{CopyMode, Facts, KernelCounts};
-use crate::error::Error;
-use crate::sys::interface::{Interface, InterfaceIndex};
-use crate::sys::privilege;
-use crate::sys::xdp::{self, Continued, KernelDrops, KernelLied, OpenError, Socket, SocketConfig};
+use crate::device::{Facts, KernelCounts};
 
 /// Frames that have been received and not been taken, at most.
 pub(super) const RX_ENTRIES: u32 = 2048;

@@ -5,10 +5,10 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
 use forebay_rx::pieces::Reader;
+use forebay_sys::xdp::{Continued, KernelLied, Kicked, Socket};
 
 use crate::device::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
 use crate::device::sink::{SendDrop, Sent};
-use crate::sys::xdp::{Continued, KernelLied, Kicked, Socket};
 
 /// Frames that are put into the tx ring at once.
 const BATCH_FRAMES: u32 = 256;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use forebay_rx::Packet;
+use forebay_sys::error::Error;
 
 use super::{Egress, Way};
 use crate::device::sink::{SendDrop, Sink, SinkCounters};
-use crate::error::Error;
 
 /// One CPU's end of a device whose queues are driven by the CPUs that poll them.
 ///

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flate2::read::MultiGzDecoder;
+use forebay_sys::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, access};
 
 use super::reader::Reader;
 use super::window::GZIP_MAGIC;
-use crate::error::{Error, Result};
 
 /// Place of a capture's bytes.
 #[derive(Clone, Debug)]

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_rx::coalesce::resegment;
 use forebay_rx::{CpuId, Packet};
+use forebay_sys::error::{Error, Result};
 
 use super::writer::{CaptureWriter, Outcome};
 use crate::device::sink::{SendDrop, Sent, SinkCounters};
-use crate::error::{Error, Result};
 
 /// The first thing that went wrong with any of several captures, for whoever watches over them.
 pub type FirstFailure = Arc<OnceLock<String>>;

@@ -16,21 +16,21 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+pub use capture::Capture;
+use capture::Inlet;
+pub use delivered::{DeliveredCapture, FirstFailure};
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Ask, Burst, Polled, Refused, SourceError};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
+use forebay_sys::error::{Error, Result};
+pub use reader::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
+pub use tally::Damage;
 
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
-use crate::error::{Error, Result};
-pub use capture::Capture;
-use capture::Inlet;
-pub use delivered::{DeliveredCapture, FirstFailure};
-pub use reader::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
-pub use tally::Damage;
 
 /// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;

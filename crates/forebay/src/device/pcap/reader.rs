@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use forebay_rx::parse::Link;
+use forebay_sys::error::{Error, Result};
 use pcap_parser::nom::Err as NomErr;
 use pcap_parser::{
     PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header,
@@ -15,7 +16,6 @@ use super::interface::Interface;
 use super::link::{Begin, EthernetHeader, LinkType, READ};
 use super::tally::{Damage, Tally};
 use super::window::{GZIP_MAGIC, Window};
-use crate::error::{Error, Result};
 
 /// The most that a record may hold, as in tcpdump and Wireshark.
 pub const MAX_RECORD_BYTES: u32 = 262_144;

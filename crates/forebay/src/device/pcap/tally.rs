@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use forebay_sys::error::{Error, Result};
+
 use super::link::{LinkType, READ};
-use crate::error::{Error, Result};
 
 /// Flaws of a capture that did not end it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

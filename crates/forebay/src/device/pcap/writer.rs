@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use forebay_rx::Packet;
 use forebay_rx::parse::Link;
+use forebay_sys::error::Error;
 
 use super::reader::MAX_RECORD_BYTES;
 use crate::device::sink::Sent;
-use crate::error::Error;
 
 /// The link types of what is written (tcpdump.org/linktypes.html).
 const ETHERNET: u32 = 1;

@@ -2,9 +2,9 @@
 //! before the socket gets it. A read beyond the packet ends the filter, and the packet is not taken.
 
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
+use forebay_sys::socket_filter::FilterInstruction;
 
 use super::{Destinations, MAX_EXTENSION_HEADERS, Protocol, Take, wire};
-use crate::sys::socket_filter::FilterInstruction;
 
 /// The filter for a socket whose packets begin with `link`.
 ///

@@ -6,11 +6,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
-
-use crate::error::{Error, Result};
-
 pub use filter::{filter, nothing};
+use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
+use forebay_sys::error::{Error, Result};
 
 /// Most ranges of ports that a list comes to: the kernel's filters must be able to jump over them.
 pub const MAX_RANGES: usize = 64;
@@ -258,8 +256,9 @@ impl fmt::Display for Take {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn told(list: &str) -> String {
         list.parse::<Take>().unwrap_err().to_string()

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forebay_sys::interface::Interface;
+
 use crate::device::KernelCounts;
-use crate::sys::interface::Interface;
 
 /// Column of an interface's line in `/proc/net/dev` it is (`dev_seq_printf_stats` in
 /// net/core/net-procfs.c).

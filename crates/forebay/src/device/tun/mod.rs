@@ -10,8 +10,7 @@ mod sink; //   what is written to it
 mod source; // what is read from it
 mod steering; // which queue a packet comes out of
 
+pub use forebay_sys::tun::TunKind;
 pub use open::TunDevice;
 pub use sink::TunSink;
 pub use source::TunSource;
-
-pub use crate::sys::tun::TunKind;

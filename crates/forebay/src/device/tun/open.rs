@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use forebay_rx::coalesce::gso::VIRTIO_NET_HDR_BYTES;
 use forebay_rx::parse::Verify;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::{Interface, is_interface_name};
+use forebay_sys::privilege;
+use forebay_sys::tun::{Attach, Offload, TunQueue};
 use rustix::io::Errno;
 
 use super::drops::Drops;
 use super::steering::Steering;
 use super::{TunKind, TunSink, TunSource};
 use crate::device::KernelCounts;
-use crate::error::{Error, Result};
-use crate::sys::interface::{Interface, is_interface_name};
-use crate::sys::privilege;
-use crate::sys::tun::{Attach, Offload, TunQueue};
 
 /// Header that the kernel writes before each packet.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 10")]

@@ -7,12 +7,12 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::{GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
 use forebay_rx::coalesce::resegment;
 use forebay_rx::parse::{Link, Network};
+use forebay_sys::error::{Error, Result};
 use rustix::io::{self, Errno};
 
 use super::TunKind;
 use super::open::OpenTun;
 use crate::device::sink::{SendDrop, Sent, Sink, SinkCounters};
-use crate::error::{Error, Result};
 
 /// Pieces that are gathered into one write. A packet in more of them is copied together: the
 /// kernel reads a list of them as slowly as so many bytes.

@@ -11,12 +11,12 @@ use forebay_rx::arrive::{
 use forebay_rx::coalesce::gso::{GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use forebay_rx::parse::{Link, Verify};
 use forebay_rx::{DropReason, Packet, RxQueue, Source};
+use forebay_sys::clock::now_since_1970_ns;
+use forebay_sys::error::Error;
 use rustix::io::{self, Errno};
 
 use super::TunKind;
 use super::open::OpenTun;
-use crate::clock::now_since_1970_ns;
-use crate::error::Error;
 
 /// The longest packet that the kernel cuts for a device (`GSO_LEGACY_MAX_SIZE`, netdevice.h), with
 /// an Ethernet header and two tags.

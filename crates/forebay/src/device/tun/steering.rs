@@ -3,8 +3,8 @@
 
 use std::os::fd::AsFd;
 
-use crate::sys::bpf::{FilterProgram, Instruction};
-use crate::sys::tun::TunQueue;
+use forebay_sys::bpf::{FilterProgram, Instruction};
+use forebay_sys::tun::TunQueue;
 
 /// The programs of a device. Without the right to load them (`CAP_BPF`) it does without.
 #[derive(Debug, Default)]

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use forebay_buf::{PageFrag, PageFragCache};
+use forebay_sys::virtio::{BufferId, Descriptor, Direction, Virtqueue};
 
 use super::average::Average;
 use super::options::{BufferPolicy, VirtioOptions};
 use crate::device::RxBuffers;
-use crate::sys::virtio::{BufferId, Descriptor, Direction, Virtqueue};
 
 /// A frame of an ordinary network with a VLAN tag, without the checksum at its end: the kernel's
 /// `GOOD_PACKET_LEN` (VIO-3).

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use forebay_sys::random_key;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_HASH_CONFIG, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET,
     VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIRTIO_NET_RSS_HASH_TYPE_IPv4,
@@ -13,7 +14,6 @@ use virtio_bindings::virtio_net::{
 use super::config::NetConfig;
 use super::control::ANSWER_TIMEOUT;
 use super::features::Features;
-use crate::sys::random_key;
 
 /// The most commands of a session: one of each.
 pub(super) const COMMANDS_MAX: usize = 2;

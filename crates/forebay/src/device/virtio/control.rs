@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use forebay_buf::{PageFrag, PageFragCache};
+use forebay_sys::virtio::{BufferId, Descriptor, RingAddresses, Virtqueue};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_net::VIRTIO_NET_OK;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -16,7 +17,6 @@ use super::commands::{Answer, COMMANDS_MAX, Command, HashKey};
 use super::features::Features;
 use super::memory::RingPlace;
 use super::receive::layout;
-use crate::sys::virtio::{BufferId, Descriptor, RingAddresses, Virtqueue};
 
 /// Entries of the ring: room for all commands, of three pieces each.
 pub(super) const CONTROL_QUEUE_SIZE: u16 = 16;
@@ -203,6 +203,8 @@ fn is_cut(stream: &UnixStream) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use forebay_sys::virtio::SharedMemory;
+    use forebay_sys::virtio::twin::Twin;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
@@ -211,8 +213,6 @@ mod tests {
     use crate::device::virtio::VirtioOptions;
     use crate::device::virtio::features::Wishes;
     use crate::device::virtio::memory::MemoryPlan;
-    use crate::sys::virtio::SharedMemory;
-    use crate::sys::virtio::twin::Twin;
 
     const COMMANDS: [Command; 2] = [Command::QueuePairs(2), Command::QueuePairs(3)];
 

@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use forebay_sys::PeerEvent;
+use forebay_sys::virtio::RingAddresses;
 use vhost::vhost_user::message::{
     FrontendReq, MAX_MSG_SIZE, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };
@@ -22,8 +24,6 @@ use super::config::{HASH_CONFIG_BYTES, MTU_CONFIG_BYTES, NetConfig};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, Posted};
 use super::features::{Features, VHOST_USER_F_PROTOCOL_FEATURES, Wishes};
 use super::port::{PairEvents, Session};
-use crate::sys::PeerEvent;
-use crate::sys::virtio::RingAddresses;
 
 /// The two rings of a queue pair in one layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay_sys::error::{Error, Result};
+use forebay_sys::{Event, Signaller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::commands::Remarks;
@@ -19,8 +21,6 @@ use super::meet::{Meeting, is_absence};
 use super::options::Role;
 use super::port::{Port, Session, Shut, Switchboard, Wish};
 use crate::device::Facts;
-use crate::error::{Error, Result};
-use crate::sys::{Event, Signaller};
 
 /// Time that a back end may take to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);

@@ -7,12 +7,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use forebay_sys::error::{Error, Result};
+use forebay_sys::private_listener::{PrivateListener, address_of};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::options::Role;
-use crate::error::{Error, Result};
-use crate::private_listener::{PrivateListener, address_of};
 
 /// Name of the socket in errors.
 const WHAT: &str = "the vhost-user socket";

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use forebay_buf::{Claim, PageFragCache, Region};
+use forebay_sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
 
 use super::buffers::{Sizing, pitch_bytes};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace};
 use super::header::HEADER_BYTES;
 use super::options::VirtioOptions;
 use super::transmit::SLOT_BYTES;
-use crate::sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
 
 /// Memory beyond what the device has in its rings, for packets on their way through the engine, of
 /// one queue: when three quarters of all are away, packets are copied.

@@ -34,6 +34,16 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use average::Average;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::virtio::{Layout, SharedMemory};
+pub use link::QUEUE_PAIRS_MAX;
+pub use options::{
+    BufferPolicy, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_MAX, QUEUE_SIZE_MIN, RX_BUFFER_MAX_BYTES_DEFAULT,
+    Role, VirtioOptions,
+};
+pub use source::VirtioSource;
+
 use self::buffers::{Buffers, Sizing};
 use self::features::Wishes;
 use self::front::{MemoryTable, PairRings, QueueRings};
@@ -43,16 +53,6 @@ use self::receive::{COUNTS, Receiver};
 use self::transmit::Transmit;
 use super::egress::{Egress, EgressSink};
 use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
-use crate::error::{Error, Result};
-use crate::sys::virtio::{Layout, SharedMemory};
-
-pub use average::Average;
-pub use link::QUEUE_PAIRS_MAX;
-pub use options::{
-    BufferPolicy, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_MAX, QUEUE_SIZE_MIN, RX_BUFFER_MAX_BYTES_DEFAULT,
-    Role, VirtioOptions,
-};
-pub use source::VirtioSource;
 
 /// A device, and the link to whoever plays it.
 pub struct VirtioDevice {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use crate::error::Error;
+use forebay_sys::error::Error;
 
 /// The least and the most entries of a ring; it is a power of two.
 pub const QUEUE_SIZE_MIN: u16 = 16;

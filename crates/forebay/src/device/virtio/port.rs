@@ -2,15 +2,14 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_rx::arrive::Waker;
+use forebay_sys::{Event, PeerEvent, Signaller};
 
 use super::ends::{Kind, Reason};
 use super::features::Features;
-use crate::sys::{Event, PeerEvent, Signaller};
 
 /// One time that a back end was there: from its queues being enabled to its connection's end.
 #[derive(Debug)]

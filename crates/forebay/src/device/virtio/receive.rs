@@ -10,6 +10,7 @@ use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::{DropReason, Packet};
+use forebay_sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_CSUM;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -21,7 +22,6 @@ use super::heads::{Heads, copied, copy_head};
 use super::memory::RingPlace;
 use super::port::Session;
 use crate::device::KernelCounts;
-use crate::sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
 
 /// A packet up to this length is copied out of its buffer, which is posted again on the spot: what
 /// it costs to keep the buffer and cut another one is more than that.

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use forebay_buf::Pool;
 use forebay_rx::Source;
 use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_sys::clock::now_since_1970_ns;
+use forebay_sys::virtio::RingLie;
 
 use super::ends::Kind;
 use super::link::Link;
 use super::port::{Port, Session};
 use super::receive::{LARGEST_BYTES, Receiver, Rest};
 use super::transmit::Transmit;
-use crate::clock::now_since_1970_ns;
 use crate::device::egress::EGRESS_PACKETS;
-use crate::sys::virtio::RingLie;
 
 /// Time that the device may take to stop receiving when a run ends.
 const STOPPING_NS: u64 = 500_000_000;

@@ -15,6 +15,7 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::{
     GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, describe, gso_type,
 };
+use forebay_sys::virtio::{Descriptor, Direction, Virtqueue};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO,
 };
@@ -28,7 +29,6 @@ use super::port::{Port, Session};
 use super::receive::layout;
 use crate::device::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
 use crate::device::sink::{SendDrop, Sent};
-use crate::sys::virtio::{Descriptor, Direction, Virtqueue};
 
 /// Bytes of a slot: an ordinary packet, or a part of a longer one.
 pub(super) const SLOT_BYTES: u32 = 2048;

@@ -5,8 +5,9 @@ use std::fmt;
 
 use forebay_buf::Frame;
 
-use super::{DATA_VALID, GSO_NONE, NEEDS_CSUM, VirtioNetHdr};
-use super::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4};
+use super::{
+    DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr,
+};
 use crate::coalesce::candidate::are_options;
 use crate::coalesce::header::HeaderBytes;
 use crate::coalesce::wire::IPV6_BYTES;

@@ -4,6 +4,8 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use back_end::{BackEnd, CONFIG, MQ, Offer, PATIENCE, REPLY_ACK};
+use forebay_sys::virtio::{RingAddresses, SharedMemory};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create};
 use tempfile::TempDir;
 use vhost::vhost_user::message::FrontendReq;
@@ -14,8 +16,6 @@ use super::super::front::PairRings;
 use super::super::memory::MemoryPlan;
 use super::super::options::VirtioOptions;
 use super::*;
-use crate::sys::virtio::{RingAddresses, SharedMemory};
-use back_end::{BackEnd, CONFIG, MQ, Offer, PATIENCE, REPLY_ACK};
 
 mod back_end;
 

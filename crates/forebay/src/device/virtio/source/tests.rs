@@ -2,6 +2,9 @@
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_sys::Signaller;
+use forebay_sys::virtio::SharedMemory;
+use forebay_sys::virtio::twin::Twin;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,9 +22,6 @@ use crate::device::virtio::memory::MemoryPlan;
 use crate::device::virtio::port::{PairEvents, Switchboard};
 use crate::device::virtio::receive::COUNTS;
 use crate::device::{KernelCounts, RxBuffers};
-use crate::sys::Signaller;
-use crate::sys::virtio::SharedMemory;
-use crate::sys::virtio::twin::Twin;
 
 const QUEUE_SIZE: u16 = 64;
 

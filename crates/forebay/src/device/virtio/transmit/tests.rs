@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use forebay_rx::coalesce::cut;
 use forebay_rx::coalesce::gso::{GSO_NONE, VirtioNetHdr};
 use forebay_rx::parse::Link;
+use forebay_sys::virtio::twin::Twin;
 use proptest::prelude::*;
 use proptest::sample::select;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
@@ -19,7 +20,6 @@ use self::rig::Rig;
 use self::wire::{FLOWS, Flow, cut_by_header, frame, segments};
 use super::*;
 use crate::device::sink::Sink;
-use crate::sys::virtio::twin::Twin;
 
 /// All that a device can offer for what is sent to it.
 const ALL: [u32; 5] = [

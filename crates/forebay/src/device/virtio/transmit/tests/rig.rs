@@ -10,6 +10,8 @@ use forebay_rx::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_sys::virtio::SharedMemory;
+use forebay_sys::virtio::twin::{Got, Twin};
 use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_HASH_REPORT;
 
@@ -20,8 +22,6 @@ use crate::device::sink::{Sink, SinkCounters};
 use crate::device::virtio::VirtioOptions;
 use crate::device::virtio::features::Wishes;
 use crate::device::virtio::memory::MemoryPlan;
-use crate::sys::virtio::SharedMemory;
-use crate::sys::virtio::twin::{Got, Twin};
 
 /// A queue, two CPUs that send, and the device.
 pub(super) struct Rig {

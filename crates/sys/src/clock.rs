@@ -1,0 +1,55 @@
+//! Engine time: nanoseconds since the engine began, by the machine's clock or by a scheduler's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+/// A clock that all of an engine's threads agree on.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The machine's monotonic clock.
+    Machine {
+        /// Time 0.
+        origin: Instant,
+    },
+    /// A number that a scheduler moves on.
+    Virtual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// The machine's clock, beginning now.
+    #[must_use]
+    pub fn machine() -> Self {
+        Self::Machine { origin: Instant::now() }
+    }
+
+    /// A virtual clock at 0.
+    #[must_use]
+    pub fn virtual_at_zero() -> Self {
+        Self::Virtual(Arc::default())
+    }
+
+    /// The time, in nanoseconds.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        match self {
+            Self::Machine { origin } => {
+                u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+            }
+            Self::Virtual(now_ns) => now_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Moves a virtual clock on to `now_ns`; the machine's goes its own way.
+    pub fn advance_to(&self, now_ns: u64) {
+        if let Self::Virtual(clock) = self {
+            clock.store(now_ns, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The time of day, in nanoseconds since 1970: for packets whose device says none.
+pub fn now_since_1970_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,394 @@
+//! Errors outside the path: each says what, where and what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use forebay_rx::CpuId;
+use forebay_rx::arrive::SourceError;
+
+use crate::errno::Errno;
+use crate::refused::Refused;
+
+/// An error of the host: a file, a device or the system.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file cannot be opened, read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// Attempt.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Reason.
+        source: io::Error,
+    },
+    /// A capture file that cannot be used, or not any further.
+    #[error("{name}: {problem} at offset {offset}")]
+    Capture {
+        /// The file, or what stands for it.
+        name: String,
+        /// Offset in the file.
+        offset: u64,
+        /// Flaw.
+        problem: String,
+        /// Advice.
+        help: String,
+    },
+    /// A setting that cannot be.
+    #[error("{what} cannot be {value:?}: {why}")]
+    Setting {
+        /// The setting's name.
+        what: &'static str,
+        /// Value that was given.
+        value: String,
+        /// Reason why it cannot be.
+        why: String,
+    },
+    /// A directory that the control tree cannot be mounted on.
+    #[error("cannot mount the control tree on {}: {problem}", directory.display())]
+    Mountpoint {
+        /// The directory.
+        directory: PathBuf,
+        /// Flaw.
+        problem: String,
+        /// Advice.
+        help: String,
+    },
+    /// The system refuses to mount the control tree.
+    #[error("cannot mount the control tree on {}: {source}", directory.display())]
+    Mount {
+        /// The directory.
+        directory: PathBuf,
+        /// Reason.
+        source: io::Error,
+    },
+    /// The packet memory cannot be had.
+    #[error("cannot map {bytes} bytes of packet memory: {source}")]
+    Memory {
+        /// Size in bytes.
+        bytes: usize,
+        /// Reason.
+        source: io::Error,
+    },
+    /// A config file that says what cannot be.
+    #[error("{}:{line}: {problem}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1 on.
+        line: usize,
+        /// Flaw.
+        problem: String,
+    },
+    /// A socket that another process listens at.
+    #[error("{what} {} is in use{}", path.display(), by(*process))]
+    InUse {
+        /// Name of it, as in "the control socket".
+        what: &'static str,
+        /// Path of the socket.
+        path: PathBuf,
+        /// Process that owns it, if that can be told.
+        process: Option<i32>,
+    },
+    /// A run that cannot be asked.
+    #[error("no run answers at {}: {source}", path.display())]
+    NoRun {
+        /// Its control socket.
+        path: PathBuf,
+        /// Reason.
+        source: io::Error,
+    },
+    /// No run listens where runs do when nobody says where.
+    #[error("no run listens in {}", places(looked))]
+    NoRuns {
+        /// The directories of their sockets.
+        looked: Vec<PathBuf>,
+    },
+    /// Several runs listen, and nobody has said which is meant.
+    #[error("several runs listen: {}", names.join(", "))]
+    SeveralRuns {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A request that a run refused.
+    #[error("{} ({})", .0.why, .0.errno)]
+    Refused(Refused),
+    /// An interface that our XDP program cannot be put on.
+    #[error("{interface}: {problem}")]
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// Flaw.
+        problem: String,
+        /// Advice.
+        help: String,
+    },
+    /// A thread could not be started.
+    #[error("cannot start the thread of CPU {cpu}: {source}")]
+    Thread {
+        /// For which CPU.
+        cpu: CpuId,
+        /// Reason.
+        source: io::Error,
+    },
+    /// The thread that watches over a run could not be started.
+    #[error("cannot start the thread that watches over the run: {source}")]
+    Guard {
+        /// Reason.
+        source: io::Error,
+    },
+    /// No interface has that name, in this network namespace.
+    #[error("there is no interface {name:?} in this network namespace")]
+    NoInterface {
+        /// The name.
+        name: String,
+        /// The names that there are, those most alike first.
+        there_are: Vec<String>,
+    },
+    /// The interface was deleted, or moved to another network namespace.
+    #[error("the interface {name} is gone")]
+    DeviceGone {
+        /// Its name.
+        name: String,
+    },
+    /// A device, or the kernel on its behalf, refuses something.
+    #[error("{name}: cannot {what}: {source}")]
+    Device {
+        /// The device.
+        name: String,
+        /// Attempt, as in "bind queue 0".
+        what: String,
+        /// Reason.
+        source: io::Error,
+        /// Advice.
+        help: String,
+    },
+    /// The process may not do that.
+    #[error("{what} takes {missing}, which this process does not have")]
+    Privilege {
+        /// Attempt, as in `AF_XDP on veth0`.
+        what: String,
+        /// The capabilities that it does not have, by name.
+        missing: String,
+        /// Way to have them.
+        help: String,
+    },
+    /// The kernel is too old, or was built without it.
+    #[error("this kernel has no {what} (Linux has it since {since})")]
+    Unsupported {
+        /// The kernel's feature.
+        what: String,
+        /// The version that brought it, as in 5.18.
+        since: &'static str,
+        /// Advice.
+        help: String,
+    },
+    /// A default route goes out of the interface: taking its packets may cut the machine off.
+    #[error("{name} has a default route: taking all its packets may cut this machine off")]
+    DefaultRoute {
+        /// The interface.
+        name: String,
+    },
+    /// A source broke: one that is not of this crate.
+    #[error("the source of {queue} failed: {source}")]
+    Source {
+        /// Queue of the source: `rx-0`, or `eth1/rx-0` where there are several devices.
+        queue: String,
+        /// Message.
+        source: SourceError,
+    },
+    /// A thread panicked: a bug in the handler, or in the path. Programs built with unwinding see
+    /// it; releases of the `forebay` program abort instead.
+    #[error("the thread of CPU {cpu} panicked: {message}")]
+    Panicked {
+        /// CPU of the thread.
+        cpu: CpuId,
+        /// Message.
+        message: String,
+    },
+}
+
+impl Error {
+    /// Advice to a person.
+    #[must_use]
+    pub fn help(&self) -> String {
+        match self {
+            Self::File { .. } if self.is_refusal() => {
+                "see that there is room and that files can be written there, or give another \
+                 directory, then try again"
+                    .to_owned()
+            }
+            Self::File { action, .. } => {
+                format!("check that the path is right and that you may {action} it, then try again")
+            }
+            Self::Capture { help, .. } | Self::Mountpoint { help, .. } | Self::Xdp { help, .. } => {
+                help.clone()
+            }
+            Self::Mount { .. } => {
+                "it takes /dev/fuse (modprobe fuse), and root or the program fusermount3; see that \
+                 they are there, or go without"
+                    .to_owned()
+            }
+            Self::Setting { .. } => "see `forebay help` for what it can be".to_owned(),
+            Self::Memory { .. } => {
+                "free some memory, or ask for fewer CPUs or queues or a smaller backlog".to_owned()
+            }
+            Self::Config { .. } => "mend that line, or take it out".to_owned(),
+            Self::InUse { .. } => "end that process, or give another path".to_owned(),
+            Self::NoRun { .. } => {
+                "see that it runs, or say with --control where it listens".to_owned()
+            }
+            Self::NoRuns { .. } => {
+                "start one as the same user; or say with --control where it listens, and let a \
+                 replay listen there with the same option"
+                    .to_owned()
+            }
+            Self::SeveralRuns { .. } => "say which with --name".to_owned(),
+            Self::Refused(Refused { errno: Errno::Perm, .. }) => {
+                "ask as the user who started the run, or as root".to_owned()
+            }
+            Self::Refused(_) => "see `forebay list` for the knobs and their values".to_owned(),
+            Self::Thread { .. } | Self::Guard { .. } => {
+                "check the limits on threads and memory (ulimit -u, ulimit -v)".to_owned()
+            }
+            Self::NoInterface { there_are, .. } if there_are.is_empty() => {
+                "see `ip link`, or look in the namespace that has it: ip netns exec NAME".to_owned()
+            }
+            Self::NoInterface { there_are, .. } => {
+                format!("there are: {}", first_of(there_are))
+            }
+            Self::DeviceGone { .. } => "start again when it is back".to_owned(),
+            Self::Device { help, .. }
+            | Self::Privilege { help, .. }
+            | Self::Unsupported { help, .. } => help.clone(),
+            Self::DefaultRoute { .. } => {
+                "say with --take what may be taken, as in --take udp:53, or --yes to take all"
+                    .to_owned()
+            }
+            Self::Source { .. } => "see what the source needs".to_owned(),
+            Self::Panicked { .. } => {
+                "this is a bug: please report it with the command and the seed".to_owned()
+            }
+        }
+    }
+
+    /// True if the system refused, rather than the input or the usage being bad.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::File { action, source, .. } => is_output(action) && !is_bad_path(source.kind()),
+            Self::Refused(refused) => {
+                use Errno::{Busy, NoMem, NoSpc, Perm};
+                [Perm, Busy, NoMem, NoSpc].contains(&refused.errno)
+            }
+            Self::Memory { .. }
+            | Self::InUse { .. }
+            | Self::NoRun { .. }
+            | Self::NoRuns { .. }
+            | Self::Mount { .. }
+            | Self::Xdp { .. }
+            | Self::Thread { .. }
+            | Self::Guard { .. }
+            | Self::NoInterface { .. }
+            | Self::DeviceGone { .. }
+            | Self::Device { .. }
+            | Self::Privilege { .. }
+            | Self::Unsupported { .. }
+            | Self::DefaultRoute { .. }
+            | Self::Source { .. }
+            | Self::Panicked { .. } => true,
+            Self::Capture { .. }
+            | Self::Setting { .. }
+            | Self::SeveralRuns { .. }
+            | Self::Config { .. }
+            | Self::Mountpoint { .. } => false,
+        }
+    }
+
+    /// Error of a queue's source, if it is not one of this crate.
+    pub fn of_source(queue: String, error: SourceError) -> Self {
+        match error.downcast::<Self>() {
+            Ok(error) => *error,
+            Err(source) => Self::Source { queue, source },
+        }
+    }
+
+    /// Names what was tried and the file in an error of the system's: for `map_err`.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+}
+
+/// Places that were looked at.
+fn places(directories: &[PathBuf]) -> String {
+    if directories.is_empty() {
+        return "any directory: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set".to_owned();
+    }
+    let names: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
+    names.join(" or ")
+}
+
+/// Owner.
+fn by(process: Option<i32>) -> String {
+    process.map_or_else(String::new, |process| format!(" by process {process}"))
+}
+
+/// As many names as a person reads.
+fn first_of(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 8;
+    let shown = names.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN_MAX { format!("{shown}, …") } else { shown }
+}
+
+/// True if that was done to a file of ours, rather than to one that was given to us.
+fn is_output(action: &str) -> bool {
+    ["create", "write", "remove"].contains(&action)
+}
+
+/// True if the path is to blame. Anything else is the device: it is full, read-only or broken.
+fn is_bad_path(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,
+        PermissionDenied,
+    };
+    matches!(
+        kind,
+        AlreadyExists
+            | InvalidFilename
+            | InvalidInput
+            | IsADirectory
+            | NotADirectory
+            | NotFound
+            | PermissionDenied
+    )
+}
+
+/// A result of the host.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_written_refuses_and_a_wrong_path_is_usage() {
+        use io::ErrorKind::{
+            IsADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem,
+            StorageFull, WriteZero,
+        };
+        let is_refusal = |action, kind: io::ErrorKind| {
+            let error = Error::file(action, "f")(kind.into());
+            assert_eq!(error.help().contains("room"), error.is_refusal(), "{error}");
+            error.is_refusal()
+        };
+        for kind in [StorageFull, QuotaExceeded, ReadOnlyFilesystem, WriteZero] {
+            assert!(is_refusal("create", kind) && is_refusal("write", kind), "{kind}");
+            assert!(!is_refusal("read", kind), "{kind}");
+        }
+        for kind in [NotFound, PermissionDenied, IsADirectory] {
+            assert!(!is_refusal("create", kind), "{kind}");
+        }
+    }
+}

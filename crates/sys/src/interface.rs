@@ -1,0 +1,389 @@
+//! Network interfaces, as the kernel tells of them in the network namespace of the calling thread.
+
+use std::{fmt, io};
+
+use netlink_packet_core::Nla;
+use netlink_packet_route::link::{
+    InfoData, InfoTun, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp,
+    Stats64,
+};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rustix::io::Errno;
+
+use super::{ethtool, netlink};
+use crate::error::{Error, Result};
+
+/// Bytes of a name, at most: `IFNAMSIZ` less its end (include/uapi/linux/if.h).
+pub const NAME_BYTES_MAX: usize = 15;
+
+// What a TUN says of itself: include/uapi/linux/if_link.h.
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_PERSIST: u16 = 6;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+const IFLA_TUN_NUM_QUEUES: u16 = 8;
+const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
+/// `IFF_TAP` of include/uapi/linux/if_tun.h.
+const IFF_TAP: u8 = 2;
+
+/// The number by which the kernel knows an interface, in its namespace, for as long as it exists.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct InterfaceIndex(pub u32);
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// An interface, as it was when the kernel was asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Interface {
+    /// Its name. It may have been found by another name that it has.
+    pub name: String,
+    /// Its number.
+    pub index: InterfaceIndex,
+    /// The longest IP packet that it sends, in bytes.
+    pub mtu: u32,
+    /// True if it was set up.
+    pub is_up: bool,
+    /// True if it can carry packets: it is up, and so is its link.
+    pub is_running: bool,
+    /// True if it is the loopback interface.
+    pub is_loopback: bool,
+    /// True if its frames are Ethernet's. Those of a TUN are IP packets.
+    pub is_ethernet: bool,
+    /// Its Ethernet address, if it has one.
+    pub mac: Option<MacAddress>,
+    /// Rx queues that its driver uses; 1 where the driver does not say.
+    pub rx_queues: u16,
+    /// Tx queues that its driver uses; 1 where the driver does not say.
+    pub tx_queues: u16,
+    /// Its driver, where the driver says.
+    pub driver: Option<String>,
+    /// The number of the XDP program that is attached to it, if one is.
+    pub xdp_program: Option<u32>,
+    /// What it is as a TAP or TUN, if it is one.
+    pub tun: Option<TunInfo>,
+}
+
+/// How a TAP or TUN was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TunInfo {
+    /// The user who may open it without a capability, if not everyone may.
+    pub owner: Option<u32>,
+    /// The group that may open it without a capability, if not everyone may.
+    pub group: Option<u32>,
+    /// True if it is a TAP: its frames are Ethernet's.
+    pub is_tap: bool,
+    /// True if it has several queues.
+    pub is_multi_queue: bool,
+    /// True if it stays when nobody has it open.
+    pub is_persistent: bool,
+    /// Queues that programs have open, where it may have several; the kernel does not say of others.
+    pub open_queues: u32,
+}
+
+/// What the kernel counted on an interface since it was made: `struct rtnl_link_stats64`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InterfaceCounters {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Received, and dropped by the kernel.
+    pub rx_dropped: u64,
+    /// To be sent, and dropped. A TUN counts here what nobody read in time.
+    pub tx_dropped: u64,
+    /// Dropped by the device for want of buffers.
+    pub rx_missed_errors: u64,
+    /// Received while there was nobody to take them.
+    pub rx_nohandler: u64,
+}
+
+impl Interface {
+    /// The interface of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`], or that the kernel cannot be asked.
+    pub fn named(name: &str) -> Result<Self> {
+        if !is_interface_name(name) {
+            return Err(no_interface(name));
+        }
+        let by_name = LinkAttribute::IfName(name.to_owned());
+        match link(0, Some(by_name)).and_then(|link| Self::of(&link)) {
+            Ok(interface) => Ok(interface),
+            Err(error) if is_gone(&error) => Err(no_interface(name)),
+            Err(source) => Err(refused(name, "ask the kernel about it", source)),
+        }
+    }
+
+    /// The interface with that number, under the name that it has now; `None` if it is gone.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn by_index(index: InterfaceIndex) -> Result<Option<Self>> {
+        match link(index.0, None).and_then(|link| Self::of(&link)) {
+            Ok(interface) => Ok(Some(interface)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(source) => Err(refused(&index.to_string(), "ask the kernel about it", source)),
+        }
+    }
+
+    /// The names of all interfaces.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn names() -> Result<Vec<String>> {
+        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let links = netlink::dump(&request).map_err(|source| {
+            refused("the interfaces", "ask the kernel for their names", source)
+        })?;
+        let names = links.iter().filter_map(|answer| match answer {
+            RouteNetlinkMessage::NewLink(link) => name_of(link),
+            _ => None,
+        });
+        Ok(names.collect())
+    }
+
+    /// Sets it up, as `ip link set up` does.
+    ///
+    /// # Errors
+    /// [`Error::DeviceGone`], or what the kernel says: it takes `CAP_NET_ADMIN`.
+    pub fn set_up(&self) -> Result<()> {
+        let mut link = LinkMessage::default();
+        link.header.index = self.index.0;
+        link.header.flags = LinkFlags::Up;
+        link.header.change_mask = LinkFlags::Up;
+        let set = netlink::ask(RouteNetlinkMessage::SetLink(link));
+        set.map(|_| ()).map_err(|source| self.failed("set it up", source))
+    }
+
+    /// What the kernel has counted on it so far.
+    ///
+    /// # Errors
+    /// [`Error::DeviceGone`], or that the kernel cannot be asked.
+    pub fn counters(&self) -> Result<InterfaceCounters> {
+        let link = link(self.index.0, None);
+        let link = link.map_err(|source| self.failed("read its counters", source))?;
+        let counted = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Stats64(counted) => Some(InterfaceCounters::of(counted)),
+            _ => None,
+        });
+        counted.ok_or_else(|| self.failed("read its counters", io::ErrorKind::InvalidData.into()))
+    }
+
+    /// Whether a default route of this namespace goes out of it, in any table, for IPv4 or IPv6:
+    /// who takes its packets may cut off the machine.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn is_default_route(&self) -> Result<bool> {
+        let mut request = RouteMessage::default();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            request.header.address_family = family;
+            let routes = match netlink::dump(&RouteNetlinkMessage::GetRoute(request.clone())) {
+                Ok(routes) => routes,
+                // A kernel without IPv6 has no routes of that kind.
+                Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
+                    continue;
+                }
+                Err(source) => return Err(self.failed("read the routes", source)),
+            };
+            let is_default = routes.iter().any(|answer| match answer {
+                RouteNetlinkMessage::NewRoute(route) => {
+                    is_default(route) && goes_out_of(route, self.index)
+                }
+                _ => false,
+            });
+            if is_default {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// An error of the kernel's about this interface.
+    fn failed(&self, what: &str, source: io::Error) -> Error {
+        if is_gone(&source) {
+            Error::DeviceGone { name: self.name.clone() }
+        } else {
+            refused(&self.name, what, source)
+        }
+    }
+
+    fn of(link: &LinkMessage) -> io::Result<Self> {
+        let flags = link.header.flags;
+        let name = name_of(link).ok_or(io::ErrorKind::InvalidData)?;
+        let queues = ethtool::queues(&name).unwrap_or(ethtool::Queues { rx: 1, tx: 1 });
+        let count = |queues: u32| u16::try_from(queues.max(1)).unwrap_or(u16::MAX);
+        let mut interface = Self {
+            index: InterfaceIndex(link.header.index),
+            mtu: 0,
+            is_up: flags.contains(LinkFlags::Up),
+            is_running: flags.contains(LinkFlags::Running),
+            is_loopback: flags.contains(LinkFlags::Loopback),
+            is_ethernet: matches!(
+                link.header.link_layer_type,
+                LinkLayerType::Ether | LinkLayerType::Loopback
+            ),
+            mac: None,
+            rx_queues: count(queues.rx),
+            tx_queues: count(queues.tx),
+            driver: ethtool::driver(&name).ok().filter(|driver| !driver.is_empty()),
+            xdp_program: None,
+            tun: None,
+            name,
+        };
+        for attribute in &link.attributes {
+            match attribute {
+                LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+                LinkAttribute::Address(address) => {
+                    interface.mac = address.as_slice().try_into().ok().map(MacAddress);
+                }
+                LinkAttribute::Xdp(xdp) => {
+                    interface.xdp_program = xdp.iter().find_map(|xdp| match xdp {
+                        LinkXdp::ProgId(id) => Some(*id),
+                        _ => None,
+                    });
+                }
+                LinkAttribute::LinkInfo(info) => {
+                    interface.tun = info.iter().find_map(|info| match info {
+                        LinkInfo::Data(InfoData::Tun(said)) => Some(TunInfo::of(said)),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(interface)
+    }
+}
+
+impl TunInfo {
+    fn of(said: &[InfoTun]) -> Self {
+        let mut tun = Self::default();
+        for attribute in said {
+            let mut value = vec![0; attribute.value_len()];
+            attribute.emit_value(&mut value);
+            let is_set = value.first() == Some(&1);
+            let id = value.as_slice().try_into().ok().map(u32::from_ne_bytes);
+            match attribute.kind() {
+                IFLA_TUN_OWNER => tun.owner = id,
+                IFLA_TUN_GROUP => tun.group = id,
+                IFLA_TUN_TYPE => tun.is_tap = value.first() == Some(&IFF_TAP),
+                IFLA_TUN_PERSIST => tun.is_persistent = is_set,
+                IFLA_TUN_MULTI_QUEUE => tun.is_multi_queue = is_set,
+                IFLA_TUN_NUM_QUEUES | IFLA_TUN_NUM_DISABLED_QUEUES => {
+                    tun.open_queues += id.unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        tun
+    }
+}
+
+impl InterfaceCounters {
+    fn of(counted: &Stats64) -> Self {
+        Self {
+            rx_packets: counted.rx_packets,
+            tx_packets: counted.tx_packets,
+            rx_dropped: counted.rx_dropped,
+            tx_dropped: counted.tx_dropped,
+            rx_missed_errors: counted.rx_missed_errors,
+            rx_nohandler: counted.rx_nohandler,
+        }
+    }
+}
+
+impl fmt::Display for InterfaceIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {}", self.0)
+    }
+}
+
+/// True if the kernel would let an interface have that name: `dev_valid_name` in net/core/dev.c.
+#[must_use]
+pub fn is_interface_name(name: &str) -> bool {
+    let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte == 0 || is_space(byte);
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && ![".", ".."].contains(&name)
+        && !name.bytes().any(is_odd)
+}
+
+/// `isspace` in lib/ctype.c, which has the vertical tab and the no-break space too.
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b'\t'..=b'\r' | b' ' | 0xa0)
+}
+
+/// What the kernel says of one link, found by its number or, where that is 0, by its name.
+fn link(index: u32, by_name: Option<LinkAttribute>) -> io::Result<LinkMessage> {
+    let mut request = LinkMessage::default();
+    request.header.index = index;
+    request.attributes.extend(by_name);
+    let answers = netlink::ask(RouteNetlinkMessage::GetLink(request))?;
+    let link = answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewLink(link) => Some(link),
+        _ => None,
+    });
+    link.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn name_of(link: &LinkMessage) -> Option<String> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    })
+}
+
+/// True if packets to anywhere take that route. Halves of the address space count too: who covers
+/// a default route with another writes 0.0.0.0/1 and 128.0.0.0/1, or 2000::/3.
+fn is_default(route: &RouteMessage) -> bool {
+    let prefix_len_max = match route.header.address_family {
+        AddressFamily::Inet => 1,
+        _ => 3,
+    };
+    route.header.destination_prefix_length <= prefix_len_max
+        && route.header.kind == RouteType::Unicast
+}
+
+fn goes_out_of(route: &RouteMessage, index: InterfaceIndex) -> bool {
+    route.attributes.iter().any(|attribute| match attribute {
+        RouteAttribute::Oif(oif) => *oif == index.0,
+        RouteAttribute::MultiPath(hops) => hops.iter().any(|hop| hop.interface_index == index.0),
+        _ => false,
+    })
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    let gone = [Errno::NODEV, Errno::NXIO].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|errno| gone.contains(&errno))
+}
+
+fn refused(name: &str, what: &str, source: io::Error) -> Error {
+    let help = match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "it takes CAP_NET_ADMIN in the network namespace of the interface; run as root, or \
+             have root do it"
+        }
+        _ => "see that the network namespace is the right one and `ip link` works in it",
+    };
+    let (name, what, help) = (name.to_owned(), what.to_owned(), help.to_owned());
+    Error::Device { name, what, source, help }
+}
+
+/// Says that there is none, and which there are.
+fn no_interface(name: &str) -> Error {
+    let mut names = Interface::names().unwrap_or_default();
+    names.sort_by_cached_key(|other| (strsim::damerau_levenshtein(name, other), other.clone()));
+    Error::NoInterface { name: name.to_owned(), there_are: names }
+}

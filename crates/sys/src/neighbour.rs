@@ -1,0 +1,146 @@
+//! The kernel's addresses, routes and neighbours: where its packets go is where ours go, on an
+//! interface that it has too.
+
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rustix::io::Errno;
+
+use super::interface::{InterfaceIndex, MacAddress};
+use super::netlink;
+
+/// The addresses of an interface, and how many bits of each are its network's.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
+    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let answers = netlink::dump(&request)?;
+    let mut addresses = Vec::new();
+    for answer in answers {
+        let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
+        if message.header.index != of.0 {
+            continue;
+        }
+        // Of a point-to-point link, the address is the other end's.
+        let own = message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(own) => Some(*own),
+            _ => None,
+        });
+        let either = message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        });
+        addresses.extend(own.or(either).map(|address| (address, message.header.prefix_len)));
+    }
+    Ok(addresses)
+}
+
+/// Whom the kernel would hand a packet to: its destination, or a gateway. None: it has no way there
+/// by this interface.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = family(destination);
+    request.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+    request.attributes = vec![
+        RouteAttribute::Destination(match destination {
+            IpAddr::V4(address) => RouteAddress::Inet(address),
+            IpAddr::V6(address) => RouteAddress::Inet6(address),
+        }),
+        RouteAttribute::Oif(by.0),
+    ];
+    let answers = match netlink::ask(RouteNetlinkMessage::GetRoute(request)) {
+        Ok(answers) => answers,
+        Err(error) if is(&error, &[Errno::NETUNREACH, Errno::HOSTUNREACH]) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let route = answers.iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewRoute(route) => Some(route),
+        _ => None,
+    });
+    Ok(route.map(|route| {
+        let gateway = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
+            RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
+            _ => None,
+        });
+        gateway.unwrap_or(destination)
+    }))
+}
+
+/// The station of a neighbour, if the kernel knows it.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn station_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<MacAddress>> {
+    let request = message(neighbour, on);
+    let answers = match netlink::ask(RouteNetlinkMessage::GetNeighbour(request)) {
+        Ok(answers) => answers,
+        Err(error) if is(&error, &[Errno::NOENT]) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(answers.iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewNeighbour(known) if is_usable(known.header.state) => {
+            known.attributes.iter().find_map(|attribute| match attribute {
+                NeighbourAttribute::LinkLayerAddress(address) => {
+                    address.as_slice().try_into().ok().map(MacAddress)
+                }
+                _ => None,
+            })
+        }
+        _ => None,
+    }))
+}
+
+/// Has the kernel ask for a neighbour's station, as if it had a packet for it.
+///
+/// # Errors
+/// When the kernel refuses: it takes the capability `CAP_NET_ADMIN`.
+pub fn seek(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<()> {
+    let mut request = message(neighbour, on);
+    request.header.flags = NeighbourFlags::Use;
+    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+    netlink::tell(RouteNetlinkMessage::NewNeighbour(request), flags)
+}
+
+fn message(neighbour: IpAddr, on: InterfaceIndex) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(neighbour);
+    message.header.ifindex = on.0;
+    message.attributes = vec![NeighbourAttribute::Destination(match neighbour {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    })];
+    message
+}
+
+/// `NUD_VALID`.
+fn is_usable(state: NeighbourState) -> bool {
+    matches!(
+        state,
+        NeighbourState::Reachable
+            | NeighbourState::Stale
+            | NeighbourState::Delay
+            | NeighbourState::Probe
+            | NeighbourState::Permanent
+            | NeighbourState::Noarp
+    )
+}
+
+fn family(of: IpAddr) -> AddressFamily {
+    if of.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn is(error: &io::Error, any_of: &[Errno]) -> bool {
+    any_of.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}

@@ -1,0 +1,142 @@
+//! Unix sockets that this process listens at, for its own user alone.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+use crate::error::{Error, Result};
+
+/// Clients that wait to be let in.
+const BACKLOG: i32 = 64;
+
+/// A socket that its owner's programs connect to.
+#[derive(Debug)]
+pub struct PrivateListener {
+    listener: UnixListener,
+    path: PathBuf,
+    /// The socket's file, by device and inode: another may have taken the path.
+    identity: (u64, u64),
+}
+
+impl PrivateListener {
+    /// Listens at `path`, from the first moment on for this user only. What a dead process left
+    /// there is replaced. `what` names the socket in errors.
+    ///
+    /// # Errors
+    /// When a live process listens there, there is a file of another kind, or the system refuses.
+    pub fn bind(path: &Path, what: &'static str) -> Result<Self> {
+        let listener = listen_at(path, what)?;
+        let identity = identity(path).map_err(Error::file("create", path))?;
+        Ok(Self { listener, path: path.to_owned(), identity })
+    }
+
+    /// Listening socket.
+    pub fn socket(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Removes the file, once, when nobody is to come any more.
+    pub fn remove(&self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+            // What cannot be removed now is replaced by whoever listens there next.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The address of a socket at `path`, which `what` names in errors.
+///
+/// # Errors
+/// When the path is too long for one.
+pub fn address_of(path: &Path, what: &'static str) -> Result<SocketAddrUnix> {
+    // One byte less than the kernel takes: clients want to end it with a zero.
+    let fits = SocketAddr::from_pathname(path).is_ok();
+    SocketAddrUnix::new(path).ok().filter(|_| fits).ok_or_else(|| Error::Setting {
+        what,
+        value: path.display().to_string(),
+        why: "the path of a socket has 1 to 107 bytes".to_owned(),
+    })
+}
+
+/// Time that a run waits for another that looks for its socket just now: a second.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Binds a socket that is private from the first moment on.
+fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
+    let refused = || Error::file("create", path);
+    let address = address_of(path, what)?;
+    // Two runs that begin at once look and bind one after the other.
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    let directory = File::open(above.unwrap_or(Path::new("."))).map_err(refused())?;
+    lock(&directory).map_err(Error::file("lock", above.unwrap_or(Path::new("."))))?;
+    remove_stale(path, what, &address)?;
+    let bound = || {
+        let socket = stream_socket(SocketFlags::CLOEXEC)?;
+        // Linux gives the file the mode that the socket has (unix_bind_bsd in net/unix/af_unix.c).
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &address)?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
+    };
+    let socket = bound().map_err(|errno: rustix::io::Errno| refused()(errno.into()))?;
+    Ok(socket.into())
+}
+
+/// Takes a lock that another run holds for a moment. Anybody who can open the directory can hold it for
+/// ever, so it is not waited for without end.
+fn lock(directory: &File) -> io::Result<()> {
+    for _ in 0..LOCK_TRIES {
+        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            locked => return Ok(locked?),
+        }
+    }
+    Err(io::Error::new(ErrorKind::WouldBlock, "another process holds a lock on the directory"))
+}
+
+/// Removes the socket of a run that has died; refuses to touch anything else.
+fn remove_stale(path: &Path, what: &'static str, address: &SocketAddrUnix) -> Result<()> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        metadata => metadata.map_err(Error::file("create", path))?,
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(Error::Setting {
+            what,
+            value: path.display().to_string(),
+            why: "there is a file that is no socket; give another path".to_owned(),
+        });
+    }
+    // Not to wait for a run that is too busy to listen.
+    let probe = stream_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let probe = probe.map_err(|errno| Error::file("create", path)(errno.into()))?;
+    match connect(&probe, address) {
+        Err(rustix::io::Errno::CONNREFUSED) => {
+            fs::remove_file(path).map_err(Error::file("remove", path))
+        }
+        connected => {
+            let owner = connected.ok().and_then(|()| socket_peercred(&probe).ok());
+            let process = owner.map(|owner| owner.pid.as_raw_nonzero().get());
+            Err(Error::InUse { what, path: path.to_owned(), process })
+        }
+    }
+}
+
+fn stream_socket(flags: SocketFlags) -> rustix::io::Result<rustix::fd::OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}

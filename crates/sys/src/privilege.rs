@@ -1,0 +1,313 @@
+//! What a process must be allowed to do for a device, and how it lets go of that afterwards.
+
+use std::ffi::CString;
+use std::path::Path;
+use std::{fmt, fs};
+
+use nix::unistd::{self, Gid, Uid};
+use rustix::process::{self, Resource};
+use rustix::thread::{self, CapabilitySet, CapabilitySets};
+
+use super::interface::Interface;
+use super::{User, user};
+use crate::error::{Error, Result};
+
+/// `CAP_BPF` of include/uapi/linux/capability.h, which Linux 5.8 brought.
+const CAP_BPF: u32 = 39;
+
+/// A capability that a device may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Capability {
+    NetRaw,
+    NetAdmin,
+    Bpf,
+    SysAdmin,
+    IpcLock,
+    SetUid,
+    SetGid,
+}
+
+impl Capability {
+    const ALL: [Self; 7] = [
+        Self::NetRaw,
+        Self::NetAdmin,
+        Self::Bpf,
+        Self::SysAdmin,
+        Self::IpcLock,
+        Self::SetUid,
+        Self::SetGid,
+    ];
+
+    /// As capabilities(7) and setcap(8) have it, in small letters.
+    fn name(self) -> &'static str {
+        match self {
+            Self::NetRaw => "cap_net_raw",
+            Self::NetAdmin => "cap_net_admin",
+            Self::Bpf => "cap_bpf",
+            Self::SysAdmin => "cap_sys_admin",
+            Self::IpcLock => "cap_ipc_lock",
+            Self::SetUid => "cap_setuid",
+            Self::SetGid => "cap_setgid",
+        }
+    }
+
+    /// True if a thread with these has it.
+    fn is_in(self, has: CapabilitySet) -> bool {
+        // The kernel takes the older one for it as well (`bpf_capable`).
+        let is_older = self == Self::Bpf && has.contains(CapabilitySet::SYS_ADMIN);
+        is_older || has.contains(self.bit())
+    }
+
+    fn bit(self) -> CapabilitySet {
+        match self {
+            Self::NetRaw => CapabilitySet::NET_RAW,
+            Self::NetAdmin => CapabilitySet::NET_ADMIN,
+            Self::Bpf => CapabilitySet::BPF,
+            Self::SysAdmin => CapabilitySet::SYS_ADMIN,
+            Self::IpcLock => CapabilitySet::IPC_LOCK,
+            Self::SetUid => CapabilitySet::SETUID,
+            Self::SetGid => CapabilitySet::SETGID,
+        }
+    }
+}
+
+/// Checks that the calling thread may receive and send by AF_XDP.
+///
+/// # Errors
+/// [`Error::Privilege`] with what is missing.
+pub fn for_af_xdp(device: &str) -> Result<()> {
+    let bpf = if knows_cap_bpf() { Capability::Bpf } else { Capability::SysAdmin };
+    let needed = [Capability::NetRaw, Capability::NetAdmin, bpf];
+    require(&format!("AF_XDP on {device}"), &needed).map_err(|error| match error {
+        Error::Privilege { what, missing, help } => {
+            let help = format!(
+                "{help}; without cap_ipc_lock, packet memory is locked up to the limit `ulimit -l`"
+            );
+            Error::Privilege { what, missing, help }
+        }
+        other => other,
+    })
+}
+
+/// Checks that `bytes` of packet memory may be locked, which AF_XDP does with it. It counts what
+/// this process asks for; what others of the same user have locked, the kernel counts too.
+///
+/// # Errors
+/// [`Error::Privilege`] with the limit that there is.
+pub fn for_locked_memory(device: &str, bytes: u64) -> Result<()> {
+    let limit_bytes = process::getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
+    if bytes <= limit_bytes {
+        return Ok(());
+    }
+    let what = format!("locking {bytes} bytes of packet memory for {device}");
+    require(&what, &[Capability::IpcLock]).map_err(|error| match error {
+        Error::Privilege { what, missing, help } => {
+            let limit_kib = bytes.div_ceil(1024);
+            let help = format!("raise the limit with `ulimit -l {limit_kib}`, or {help}");
+            Error::Privilege { what, missing, help }
+        }
+        other => other,
+    })
+}
+
+/// Checks that the calling thread may open packet sockets, promiscuous or not.
+///
+/// # Errors
+/// [`Error::Privilege`] with what is missing.
+pub fn for_af_packet(device: &str, is_promiscuous: bool) -> Result<()> {
+    let needed: &[_] = if is_promiscuous {
+        &[Capability::NetRaw, Capability::NetAdmin]
+    } else {
+        &[Capability::NetRaw]
+    };
+    require(&format!("AF_PACKET on {device}"), needed)
+}
+
+/// Checks that the calling thread may open that TAP or TUN, or make it: who a persistent one
+/// belongs to needs nothing (`tun_not_capable` in drivers/net/tun.c).
+///
+/// # Errors
+/// [`Error::Privilege`] with what is missing.
+pub fn for_tun(device: &str) -> Result<()> {
+    if let Ok(Interface { tun: Some(tun), .. }) = Interface::named(device) {
+        let User { uid, gid } = user();
+        let is_in = |group| {
+            group == gid || unistd::getgroups().is_ok_and(|of| of.contains(&Gid::from_raw(group)))
+        };
+        if tun.owner.is_none_or(|owner| owner == uid) && tun.group.is_none_or(is_in) {
+            return Ok(());
+        }
+    }
+    require(&format!("the TAP or TUN {device}"), &[Capability::NetAdmin])
+}
+
+/// Checks that the calling thread has all of these.
+fn require(what: &str, needed: &[Capability]) -> Result<()> {
+    // A thread can always ask about itself.
+    let has = thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let missing = needed.iter().filter(|capability| !capability.is_in(has));
+    let missing: Vec<_> = missing.map(|capability| capability.name()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // A file has the capabilities that it was given last, and no others: it keeps those it gave.
+    let is_kept = |capability: &Capability| !user().is_root() && has.contains(capability.bit());
+    let granted = Capability::ALL.into_iter();
+    let granted = granted.filter(|capability| needed.contains(capability) || is_kept(capability));
+    let granted: Vec<_> = granted.map(Capability::name).collect();
+    let (what, missing) = (what.to_owned(), missing.join(", ").to_uppercase());
+    Err(Error::Privilege { what, missing, help: how_to_have(&granted.join(",")) })
+}
+
+/// How this program comes by these capabilities.
+fn how_to_have(granted: &str) -> String {
+    let program = std::env::current_exe().unwrap_or_else(|_| "forebay".into());
+    let grant = format!("sudo setcap {granted}+ep {}", quoted(&program));
+    if thread::no_new_privs().unwrap_or(false) {
+        // The kernel passes over what a file grants then.
+        "run as root: this process may gain no privileges (no_new_privs), so setcap does not help"
+            .to_owned()
+    } else {
+        format!("grant it with `{grant}`, or run as root")
+    }
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+:@%".contains(letter);
+    if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
+}
+
+/// True if the kernel has `CAP_BPF`: before, it asks for `CAP_SYS_ADMIN` in its place.
+fn knows_cap_bpf() -> bool {
+    let last = fs::read_to_string("/proc/sys/kernel/cap_last_cap");
+    last.ok().and_then(|last| last.trim().parse::<u32>().ok()).is_none_or(|last| last >= CAP_BPF)
+}
+
+/// Makes the whole process that of `user`: `NAME`, `UID`, or either with `:GROUP`, for good. Its
+/// groups are that user's, its capabilities are gone, and programs that it starts gain none. To be
+/// called after opening what takes privileges, at best before other threads are started: those
+/// change their user too, but can keep capabilities that the program's file has, which is an error.
+///
+/// # Errors
+/// [`Error::Setting`] if there is no such user; [`Error::Privilege`] if the process may not become
+/// it; [`Error::Device`] if anything is left of what it was.
+pub fn drop_to(user: &str) -> Result<User> {
+    let Wanted { to, groups } = wanted(user)?;
+    let is_it = || {
+        let (uids, gids) = (unistd::getresuid(), unistd::getresgid());
+        uids.is_ok_and(|of| [of.real, of.effective, of.saved] == [Uid::from_raw(to.uid); 3])
+            && gids.is_ok_and(|of| [of.real, of.effective, of.saved] == [Gid::from_raw(to.gid); 3])
+    };
+    if !is_it() {
+        require(&format!("becoming the user {user}"), &[Capability::SetUid, Capability::SetGid])?;
+        let (uid, gid) = (Uid::from_raw(to.uid), Gid::from_raw(to.gid));
+        let failed = |what: &'static str| move |errno| left(user, what, errno);
+        unistd::setgroups(&groups).map_err(failed("set its groups"))?;
+        unistd::setresgid(gid, gid, gid).map_err(failed("set its group"))?;
+        unistd::setresuid(uid, uid, uid).map_err(failed("set its number"))?;
+    }
+    let failed = |what: &'static str| move |errno: rustix::io::Errno| left(user, what, errno);
+    thread::set_no_new_privs(true).map_err(failed("rule out new privileges"))?;
+    thread::clear_ambient_capability_set().map_err(failed("drop capabilities"))?;
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    thread::set_capabilities(None, none).map_err(failed("drop capabilities"))?;
+    if !is_it() {
+        return Err(left(user, "leave the old user", std::io::ErrorKind::PermissionDenied));
+    }
+    see_that_all_threads_are_without_capabilities(user)?;
+    Ok(to)
+}
+
+/// A user, and the groups that go with it.
+struct Wanted {
+    to: User,
+    groups: Vec<Gid>,
+}
+
+/// Finds the user that `text` names.
+fn wanted(text: &str) -> Result<Wanted> {
+    let refused = |why: String| Error::Setting { what: "user", value: text.to_owned(), why };
+    let (name, group) = match text.split_once(':') {
+        Some((name, group)) => (name, Some(group)),
+        None => (text, None),
+    };
+    let found = match name.parse() {
+        Ok(uid) => unistd::User::from_uid(Uid::from_raw(uid)),
+        Err(_) => unistd::User::from_name(name),
+    };
+    let found = found.map_err(|errno| refused(format!("it cannot be looked up: {errno}")))?;
+    let uid = match (&found, name.parse()) {
+        (Some(user), _) => user.uid.as_raw(),
+        (None, Ok(uid)) => uid,
+        (None, Err(_)) => return Err(refused("there is no such user".to_owned())),
+    };
+    let of_group = |group: &str| match group.parse() {
+        Ok(gid) => Ok(gid),
+        Err(_) => match unistd::Group::from_name(group) {
+            Ok(Some(group)) => Ok(group.gid.as_raw()),
+            _ => Err(refused(format!("there is no group {group:?}"))),
+        },
+    };
+    let (gid, groups) = match (group, &found) {
+        (Some(group), _) => (of_group(group)?, Vec::new()),
+        (None, Some(user)) => {
+            let name = CString::new(user.name.as_str()).unwrap_or_default();
+            let groups = unistd::getgrouplist(&name, user.gid);
+            let groups =
+                groups.map_err(|errno| refused(format!("its groups cannot be read: {errno}")))?;
+            (user.gid.as_raw(), groups)
+        }
+        (None, None) => {
+            return Err(refused("this user has no name: say its group too, as UID:GID".to_owned()));
+        }
+    };
+    // The number that means "leave it as it is", and the one that keeps everything.
+    if [uid, gid].contains(&u32::MAX) {
+        return Err(refused("there is no such user".to_owned()));
+    }
+    if uid == 0 {
+        return Err(refused("root keeps all privileges".to_owned()));
+    }
+    Ok(Wanted { to: User { uid, gid }, groups })
+}
+
+/// The kernel keeps capabilities for each thread; what it tells of each is believed.
+fn see_that_all_threads_are_without_capabilities(user: &str) -> Result<()> {
+    let unread = |source| left(user, "see that its threads have no capabilities", source);
+    for task in fs::read_dir("/proc/self/task").map_err(unread)? {
+        let status = match fs::read_to_string(task.map_err(unread)?.path().join("status")) {
+            Ok(status) => status,
+            Err(_) => continue, // it has ended meanwhile
+        };
+        let has_some = status.lines().any(|line| {
+            let of_thread = ["CapPrm:", "CapEff:", "CapAmb:"];
+            let set = of_thread.iter().find_map(|name| line.strip_prefix(name));
+            set.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
+        });
+        if has_some {
+            let kept = std::io::ErrorKind::PermissionDenied;
+            return Err(left(user, "take the capabilities from all threads", kept));
+        }
+    }
+    Ok(())
+}
+
+/// Something that keeps the process from being just that user's.
+fn left(user: &str, what: &str, source: impl Into<std::io::Error>) -> Error {
+    Error::Device {
+        name: format!("user {user}"),
+        what: what.to_owned(),
+        source: source.into(),
+        help: "start the program as that user, with the capabilities that it needs, or as root"
+            .to_owned(),
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.uid, self.gid)
+    }
+}

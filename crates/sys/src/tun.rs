@@ -1,0 +1,218 @@
+//! TUN and TAP: one descriptor of `/dev/net/tun` for each queue, and what it is asked by ioctl(2)
+//! (drivers/net/tun.c, include/uapi/linux/if_tun.h).
+//!
+//! These few calls are our own. The crate tun-rs attaches to a device without setting the length and
+//! the byte order of the header before each packet, which a persistent device keeps from whoever had
+//! it before; it does not say whether it made the device; it makes a missing `/dev/net/tun`; and it
+//! has neither steering nor filters.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{self, Getter, IntegerSetter, Opcode, Setter, Updater, opcode};
+
+const SET_INTERFACE: Opcode = opcode::write::<c_int>(b'T', 202); //   TUNSETIFF
+const SET_OFFLOAD: Opcode = opcode::write::<c_int>(b'T', 208); //     TUNSETOFFLOAD
+const HEADER_BYTES: Opcode = opcode::read::<c_int>(b'T', 215); //     TUNGETVNETHDRSZ
+const SET_HEADER_BYTES: Opcode = opcode::write::<c_int>(b'T', 216); // TUNSETVNETHDRSZ
+const SET_LITTLE_ENDIAN: Opcode = opcode::write::<c_int>(b'T', 220); // TUNSETVNETLE
+const LITTLE_ENDIAN: Opcode = opcode::read::<c_int>(b'T', 221); //    TUNGETVNETLE
+const SET_STEERING: Opcode = opcode::read::<c_int>(b'T', 224); //     TUNSETSTEERINGEBPF
+const SET_FILTER: Opcode = opcode::read::<c_int>(b'T', 225); //       TUNSETFILTEREBPF
+
+/// What frames of the device are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum TunKind {
+    /// IP packets.
+    Tun,
+    /// Ethernet frames.
+    Tap,
+}
+
+/// What a queue is attached to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attach<'a> {
+    /// The interface, at most 15 bytes of name.
+    pub name: &'a str,
+    /// What it must be.
+    pub kind: TunKind,
+    /// Whether it has, or is made with, `IFF_MULTI_QUEUE`: one that is there must agree.
+    pub is_multi_queue: bool,
+    /// True if it is to be made: then it must not be there (`IFF_TUN_EXCL`).
+    pub is_new: bool,
+}
+
+/// What the kernel may leave to whoever reads a device: sums to complete, segments to cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Offload {
+    /// Nothing.
+    Nothing,
+    /// Checksums, and segments of TCP.
+    Tcp,
+    /// Those, and segments of UDP (Linux 6.2).
+    TcpAndUdp,
+}
+
+/// One queue of a device, with a `virtio_net_hdr` before each packet. Reading and writing never
+/// wait.
+#[derive(Debug)]
+pub struct TunQueue {
+    descriptor: OwnedFd,
+}
+
+impl TunQueue {
+    /// Opens `/dev/net/tun`; what is got is attached to nothing yet.
+    ///
+    /// # Errors
+    /// When there is no such file, as in a container without it, or it may not be opened.
+    pub fn open() -> rustix::io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let descriptor = fs::open("/dev/net/tun", flags, Mode::empty())?;
+        Ok(Self { descriptor })
+    }
+
+    /// Attaches it to a device, or makes one, which goes when its last queue is closed.
+    ///
+    /// # Errors
+    /// EBUSY: the device is there though it should be new, or its one queue is another's. EINVAL:
+    /// it is of another kind, or no such device at all, or has several queues where one was asked
+    /// for or the other way. EPERM: `CAP_NET_ADMIN` is missing. E2BIG: it has no more queues.
+    pub fn attach(&self, to: Attach<'_>) -> rustix::io::Result<()> {
+        let mut flags = libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        flags |= match to.kind {
+            TunKind::Tun => libc::IFF_TUN,
+            TunKind::Tap => libc::IFF_TAP,
+        };
+        if to.is_multi_queue {
+            flags |= libc::IFF_MULTI_QUEUE;
+        }
+        if to.is_new {
+            flags |= libc::IFF_TUN_EXCL;
+        }
+        let mut request = InterfaceRequest::new(to.name, flags).ok_or(Errno::INVAL)?;
+        // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, which `InterfaceRequest` is in
+        // length and layout; `_IOW(int)` is its number's history.
+        let updater = unsafe { Updater::<SET_INTERFACE, _>::new(&mut request) };
+        // SAFETY: as above; the descriptor is of /dev/net/tun.
+        unsafe { ioctl::ioctl(&self.descriptor, updater) }
+    }
+
+    /// How many bytes of header stand before each packet, for all queues of the device.
+    pub fn header_bytes(&self) -> rustix::io::Result<c_int> {
+        // SAFETY: TUNGETVNETHDRSZ writes an int.
+        let getter = unsafe { Getter::<HEADER_BYTES, c_int>::new() };
+        // SAFETY: as above.
+        unsafe { ioctl::ioctl(&self.descriptor, getter) }
+    }
+
+    /// Sets [`header_bytes`](Self::header_bytes).
+    pub fn set_header_bytes(&self, bytes: c_int) -> rustix::io::Result<()> {
+        // SAFETY: TUNSETVNETHDRSZ reads an int.
+        let setter = unsafe { Setter::<SET_HEADER_BYTES, c_int>::new(bytes) };
+        // SAFETY: as above.
+        unsafe { ioctl::ioctl(&self.descriptor, setter) }
+    }
+
+    /// Whether that header is little-endian on any machine, as virtio 1 has it.
+    pub fn is_little_endian(&self) -> rustix::io::Result<bool> {
+        // SAFETY: TUNGETVNETLE writes an int.
+        let getter = unsafe { Getter::<LITTLE_ENDIAN, c_int>::new() };
+        // SAFETY: as above.
+        let is_set = unsafe { ioctl::ioctl(&self.descriptor, getter) }?;
+        Ok(is_set != 0)
+    }
+
+    /// Sets [`is_little_endian`](Self::is_little_endian).
+    pub fn set_little_endian(&self, is_set: bool) -> rustix::io::Result<()> {
+        // SAFETY: TUNSETVNETLE reads an int.
+        let setter = unsafe { Setter::<SET_LITTLE_ENDIAN, c_int>::new(c_int::from(is_set)) };
+        // SAFETY: as above.
+        unsafe { ioctl::ioctl(&self.descriptor, setter) }
+    }
+
+    /// Says what the device may leave to its readers. It is the device's, and stays with it.
+    ///
+    /// # Errors
+    /// EINVAL: the kernel does not know that much.
+    pub fn set_offload(&self, offload: Offload) -> rustix::io::Result<()> {
+        const TCP: u32 = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+        const UDP: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+        let mask = match offload {
+            Offload::Nothing => 0,
+            // Not TUN_F_TSO_ECN: a packet whose first segment alone has CWR is cut by the kernel.
+            Offload::Tcp => TCP,
+            Offload::TcpAndUdp => TCP | UDP,
+        };
+        // SAFETY: TUNSETOFFLOAD takes a mask, not a pointer.
+        let setter = unsafe { IntegerSetter::<SET_OFFLOAD>::new_usize(mask as usize) };
+        // SAFETY: as above.
+        unsafe { ioctl::ioctl(&self.descriptor, setter) }
+    }
+
+    /// Lets a program (`BPF_PROG_TYPE_SOCKET_FILTER`) choose each packet's queue: what it returns,
+    /// modulo their number. Without one the kernel chooses by where the flow was sent from last. It
+    /// is the device's, and stays with it.
+    pub fn set_steering(&self, program: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+        let mut descriptor = number_of(program);
+        // SAFETY: TUNSETSTEERINGEBPF reads an int, whatever its number says.
+        let updater = unsafe { Updater::<SET_STEERING, c_int>::new(&mut descriptor) };
+        // SAFETY: as above.
+        unsafe { ioctl::ioctl(&self.descriptor, updater) }
+    }
+
+    /// Lets a program say how much of each packet the device takes: 0 drops it, which the kernel
+    /// counts as `tx_dropped`. It is the device's, and stays with it.
+    pub fn set_filter(&self, program: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+        let mut descriptor = number_of(program);
+        // SAFETY: TUNSETFILTEREBPF reads an int, whatever its number says.
+        let updater = unsafe { Updater::<SET_FILTER, c_int>::new(&mut descriptor) };
+        // SAFETY: as above.
+        unsafe { ioctl::ioctl(&self.descriptor, updater) }
+    }
+}
+
+impl AsFd for TunQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// A program's descriptor as the kernel reads it: -1 for none.
+fn number_of(program: Option<BorrowedFd<'_>>) -> c_int {
+    program.map_or(-1, |program| program.as_raw_fd())
+}
+
+/// The `struct ifreq` of TUNSETIFF (include/uapi/linux/if.h).
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; libc::IFNAMSIZ],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+const _: () = assert!(size_of::<InterfaceRequest>() == size_of::<libc::ifreq>());
+
+impl InterfaceRequest {
+    /// `None`: the name, or a flag, does not fit.
+    fn new(name: &str, flags: c_int) -> Option<Self> {
+        let mut request = Self { name: [0; _], flags: u16::try_from(flags).ok()?, rest: [0; _] };
+        // One byte stays 0, for its end.
+        let place = request.name.split_last_mut()?.1.get_mut(..name.len())?;
+        place.copy_from_slice(name.as_bytes());
+        Some(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_sixteen_bytes_is_none() {
+        assert!(InterfaceRequest::new("tn34567890123456", 0).is_none());
+        let request = InterfaceRequest::new("tn3456789012345", 0x8000).unwrap();
+        assert_eq!((&request.name[..], request.flags), (&b"tn3456789012345\0"[..], 0x8000));
+    }
+}

@@ -1,0 +1,170 @@
+//! Memory that a device in another process reads and writes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use forebay_buf::Region;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use crate::memory::HUGE_PAGE_BYTES;
+
+/// Memory for rings and buffers, behind a descriptor that a device can map. Every page of it is there
+/// from the beginning. It has one length for good, so that a device that has the descriptor cannot
+/// cut it short under us.
+#[derive(Debug)]
+pub struct SharedMemory {
+    region: Arc<Region>,
+    descriptor: OwnedFd,
+    is_huge: bool,
+}
+
+impl SharedMemory {
+    /// Makes at least `len_bytes` of it, zeroed: in huge pages that the administrator has set aside
+    /// if there are so many, otherwise in such as the kernel gives.
+    ///
+    /// # Errors
+    /// When the kernel has no such room.
+    pub fn new(len_bytes: usize) -> io::Result<Self> {
+        let len_bytes = len_bytes
+            .max(1)
+            .checked_next_multiple_of(HUGE_PAGE_BYTES)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        Self::of_kind(len_bytes, true).or_else(|_| Self::of_kind(len_bytes, false))
+    }
+
+    fn of_kind(len_bytes: usize, is_huge: bool) -> io::Result<Self> {
+        let kind =
+            if is_huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
+        let descriptor = memfd_create("forebay-virtio", flags)?;
+        ftruncate(&descriptor, u64::try_from(len_bytes).unwrap_or(u64::MAX))?;
+        // Touching what a peer has cut off ends a process (SIGBUS).
+        fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let mapping = Mapping::new(descriptor.as_fd(), len_bytes)?;
+        mapping.populate(is_huge)?;
+        Ok(Self { region: Arc::new(mapping.into_region()), descriptor, is_huge })
+    }
+
+    /// All of it: for rings and for buffers.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// What a device maps, from its beginning.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Where it begins, for us and (we say so) in the address space of the guest that we are to the
+    /// device.
+    #[must_use]
+    pub fn base_address(&self) -> u64 {
+        address(self.region.span().0)
+    }
+
+    /// A multiple of 2 MiB.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.region.len_bytes()
+    }
+
+    /// True if it lies in huge pages that were set aside (hugetlbfs).
+    #[must_use]
+    pub fn is_huge(&self) -> bool {
+        self.is_huge
+    }
+}
+
+/// A pointer as a device is told it.
+pub(super) fn address(pointer: NonNull<u8>) -> u64 {
+    u64::try_from(pointer.addr().get()).unwrap_or_else(|_| unreachable!("an address has 64 bits"))
+}
+
+/// A mapping that nobody looks into yet.
+struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+impl Mapping {
+    fn new(descriptor: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let anywhere = std::ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+        let mapped =
+            unsafe { mm::mmap(anywhere, len_bytes, access, MapFlags::SHARED, descriptor, 0) }?;
+        let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::Other)?;
+        Ok(Self { base, len_bytes })
+    }
+
+    /// Takes all pages now, so that none is missing when it is touched.
+    fn populate(&self, is_huge: bool) -> io::Result<()> {
+        let address = self.base.as_ptr().cast();
+        if !is_huge {
+            // SAFETY: advice on a mapping of ours. Refusing it costs speed only.
+            let _ = unsafe { mm::madvise(address, self.len_bytes, Advice::LinuxHugepage) };
+        }
+        // SAFETY: advice on a mapping of ours, whose bytes stay as they are.
+        Ok(unsafe { mm::madvise(address, self.len_bytes, Advice::LinuxPopulateWrite) }?)
+    }
+
+    fn into_region(self) -> Region {
+        let Self { base, len_bytes } = self;
+        std::mem::forget(self);
+        // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`. The file behind it
+        // keeps its length; a page that a device punches out is there again, zeroed, when it is touched.
+        unsafe { Region::from_shared_mapping(base, len_bytes, unmap) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: a mapping that nobody has looked into.
+        unsafe { unmap(self.base, self.len_bytes) };
+    }
+}
+
+/// Gives back a mapping.
+///
+/// # Safety
+/// `base` and `len_bytes` are a mapping's, and nobody holds a pointer into it.
+unsafe fn unmap(base: NonNull<u8>, len_bytes: usize) {
+    // SAFETY: the caller's promise.
+    let unmapped = unsafe { mm::munmap(base.as_ptr().cast(), len_bytes) };
+    debug_assert!(unmapped.is_ok(), "a mapping of ours cannot be unmapped: {unmapped:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_has_the_descriptor_can_write_and_cannot_cut_the_memory_short() {
+        let memory = SharedMemory::new(5).unwrap();
+        assert_eq!(memory.len_bytes(), HUGE_PAGE_BYTES);
+        let device = File::from(memory.descriptor().try_clone_to_owned().unwrap());
+        for len_bytes in [0, 4096, 4 << 20] {
+            assert!(device.set_len(len_bytes).is_err(), "{len_bytes}");
+        }
+        // Huge pages are not written to by write(2).
+        if !memory.is_huge() {
+            device.write_all_at(b"hello", 4096).unwrap();
+        }
+        assert_eq!(memory.base_address() % 4096, 0);
+    }
+
+    #[test]
+    fn memory_without_pages_set_aside_is_made_of_others() {
+        let memory = SharedMemory::of_kind(HUGE_PAGE_BYTES, false).unwrap();
+        assert!(!memory.is_huge());
+        assert!(SharedMemory::new(usize::MAX - 1).is_err());
+    }
+}
