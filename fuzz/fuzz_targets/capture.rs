@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use forebay::device::pcap::{MAX_BLOCK_BYTES, Reader};
+use forebay_device::pcap::{MAX_BLOCK_BYTES, Reader};
 use forebay_rx::parse::Link;
 use libfuzzer_sys::fuzz_target;
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay::control::{FlowName, ScriptedChange};
-use forebay::device::Rate;
+use forebay_device::Rate;
 
 use crate::options::{ControlOptions, EngineOptions, TraceOptions};
 use crate::synthetic::SyntheticSpec;

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use forebay::device::synthetic::SyntheticPlan;
+use forebay_device::synthetic::SyntheticPlan;
 
 /// Made-up traffic on the command line: `flows=64,frames=1000000,size=18..1400,run=1..8,ipv6`.
 #[derive(Clone, Debug)]

@@ -5,7 +5,9 @@
 
 use std::error::Error;
 
-use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Sink, Via};
+use forebay::{Batch, Config, Engine, Handler};
+use forebay_device::sink::Sink;
+use forebay_device::{Device, DeviceConfig, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::net::IpAddr;
 
-use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
+use forebay::{Batch, Config, Engine, Handler};
+use forebay_device::{Device, DeviceConfig, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 

@@ -7,8 +7,9 @@
 use std::error::Error;
 
 use forebay::control::Coalesce;
-use forebay::device::TunDevice;
-use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Sink, Via};
+use forebay::{Batch, Config, Engine, Handler};
+use forebay_device::sink::Sink;
+use forebay_device::{Device, DeviceConfig, TunDevice, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 

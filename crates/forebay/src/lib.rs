@@ -7,7 +7,8 @@
 //! over it: one thread for each CPU, packets of one flow always in order, wherever they go.
 //!
 //! ```no_run
-//! use crate::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
+//! use crate::{Batch, Config, Engine, Handler};
+//! use forebay_device::{Device, DeviceConfig, Via};
 //!
 //! /// Counts what one CPU gets.
 //! #[derive(Default)]
@@ -21,7 +22,7 @@
 //!     }
 //! }
 //!
-//! # fn main() -> forebay::Result<()> {
+//! # fn main() -> crate::Result<()> {
 //! let device = Device::open(&DeviceConfig::new("veth0", Via::AfPacket))?;
 //! let engine = Engine::over(&Config::live(), &mut [device], |_cpu| Count::default())?;
 //! let (control, stopper) = (engine.control(), engine.stopper());
@@ -43,15 +44,15 @@
 //!
 //! ```
 //! # use crate::{Batch, Config, Engine, Handler};
-//! use forebay::clock::Clock;
-//! use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
+//! use crate::clock::Clock;
+//! use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 //!
 //! # #[derive(Default)]
 //! # struct Count { packets: u64 }
 //! # impl Handler for Count {
 //! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.packets += batch.packets.len() as u64; }
 //! # }
-//! # fn main() -> forebay::Result<()> {
+//! # fn main() -> crate::Result<()> {
 //! let config = Config { when_full: crate::engine::WhenFull::Wait, ..Config::live() };
 //! let traffic = SyntheticSource::new(SyntheticPlan { frames: 10_000, ..Default::default() }, None);
 //! let engine =
@@ -67,7 +68,6 @@
 //! `examples/` has a counter of packets per flow, a bridge between two interfaces, and a coalescer
 //! before a TUN.
 
-pub mod device; //  where frames come from
 pub mod engine; //  one pinned thread for each CPU, or one seeded scheduler
 pub mod control; // what can be set, in the kernel's words
 pub mod net; //     UDP sockets
@@ -80,9 +80,10 @@ pub mod ledger; //  was every flow delivered in order?
 pub mod trace; //   plain files from which outsiders can judge a run
 
 pub use control::Control;
-pub use device::sink::Sink;
-pub use device::{Device, DeviceConfig, Via};
 pub use engine::{Config, Engine, Outcome, Stopper};
+pub use forebay_device as device;
+pub use forebay_device::sink::Sink;
+pub use forebay_device::{Device, DeviceConfig, Via};
 pub use forebay_rx::delivery::Batch;
 pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};
 pub use forebay_sys::{Error, Result, clock};

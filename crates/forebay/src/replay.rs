@@ -7,6 +7,9 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_device::{Progress, QueueShare};
 use forebay_rx::hash::Indirection;
 use forebay_rx::{RxQueue, Source};
 use forebay_sys as sys;
@@ -16,9 +19,6 @@ use handler::ReplayHandler;
 pub use report::Report;
 
 use crate::control::{Control, Explanation, FlowName};
-use crate::device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
-use crate::device::synthetic::{SyntheticPlan, SyntheticSource};
-use crate::device::{Progress, QueueShare};
 use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
 use crate::ledger::Ledger;
 use crate::outputs::Outputs;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use forebay::control::list::list;
 use forebay::control::{Control, EntryKind};
-use forebay::device::RxBuffers;
-use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, DeviceQueues, Engine, VirtualCosts};
+use forebay_device::RxBuffers;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;

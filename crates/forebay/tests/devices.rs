@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use forebay::control::list::{Listed, list};
 use forebay::control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
-use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, Handler, Source};

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use forebay::control::Script;
-use forebay::device::Rate;
-use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
+use forebay_device::Rate;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, thread};
 
 use forebay::control::{Change, Control, Queues};
-use forebay::device::QueueShare;
-use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay::ledger::Ledger;
 use forebay::replay::{Plan, Report, TracePlan};
+use forebay_device::QueueShare;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};

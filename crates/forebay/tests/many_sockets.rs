@@ -4,16 +4,15 @@
 #[path = "sockets/rig.rs"]
 mod rig;
 
-mod namespaces;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, thread};
 
 use forebay::net::{Net, NetConfig, SOCKETS_MAX};
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::trial_inside;
 use libtest_mimic::Arguments;
-use namespaces::trial_inside;
 use nix::sys::resource::{Resource, setrlimit};
 use rig::{OURS, OURS_V6, Running, client, over_tap};
 

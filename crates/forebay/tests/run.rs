@@ -6,12 +6,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
-use forebay::device::{Device, Rate, Via};
 use forebay::engine::Config;
 use forebay::run::{Plan, Report, Run, StoppedBy, To};
 use forebay::trace::TracePlan;
 use forebay_buf::Pool;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_device::{Device, Rate, Via};
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};

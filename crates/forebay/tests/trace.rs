@@ -9,9 +9,9 @@ use std::fs;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
-use forebay::device::Rate;
-use forebay::device::synthetic::SyntheticPlan;
 use forebay::replay::{Report, TracePlan};
+use forebay_device::Rate;
+use forebay_device::synthetic::SyntheticPlan;
 use replays::{directory, drop_when_full, run, script, stepped};
 
 /// A file of a trace, by the names in its header.

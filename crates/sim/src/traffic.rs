@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use forebay::device::synthetic::{STAMP_BYTES, stamped_udp};
+use forebay_device::synthetic::{STAMP_BYTES, stamped_udp};
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, KEYED_KEY_BYTES};
 use forebay_rx::parse::checksum::Sum;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use forebay::device::pcap::Capture;
-use forebay::device::synthetic::stamped_udp;
+use forebay_device::pcap::Capture;
+use forebay_device::synthetic::stamped_udp;
 use forebay_rx::parse::Link;
 
 use crate::failure::Failure;

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay::device::{Device, DeviceConfig, Via};
+use forebay_device::{Device, DeviceConfig, Via};
 use forebay_rx::CpuId;
 use forebay_rx::parse::Verify;
 use forebay_sys as sys;

@@ -1,7 +1,7 @@
 //! From the command line to the devices of a run.
 
-use forebay::device::virtio::VirtioOptions;
-use forebay::device::{DeviceConfig, Via, XdpOptions};
+use forebay_device::virtio::VirtioOptions;
+use forebay_device::{DeviceConfig, Via, XdpOptions};
 use forebay_rx::parse::Verify;
 use forebay_sys::Error;
 use forebay_sys::interface::Interface;

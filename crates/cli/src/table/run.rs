@@ -2,8 +2,8 @@
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
-use forebay::device::Via;
 use forebay::run::{DeviceReport, Report, SentReport, StoppedBy};
+use forebay_device::Via;
 use forebay_sys::cpu_list::CpuList;
 
 use super::figures::{bytes, counted, grouped};

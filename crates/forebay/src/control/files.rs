@@ -1,5 +1,6 @@
 //! Reading and writing the files of the tree: what they answer is what the kernel's answer.
 
+use forebay_device::RxBuffers;
 use forebay_rx::RxQueue;
 use forebay_rx::steer::RPS_FLOW_CNT_MAX;
 use forebay_sys::cpu_list::CpuList;
@@ -12,7 +13,6 @@ use super::knob::{Knob, Value};
 use super::live::Control;
 use super::stats::{CpuStats, softnet_stat};
 use super::tree::{Entry, File};
-use crate::device::RxBuffers;
 use crate::engine::Settings;
 
 impl Control {

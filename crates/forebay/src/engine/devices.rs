@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use forebay_device::{Device, RxBuffers};
 use forebay_rx::RxQueue;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::{NAME_BYTES_MAX, is_interface_name};
-
-use crate::device::{Device, RxBuffers};
 
 /// Name of a device that nobody has named.
 const UNNAMED: &str = "replay";
@@ -153,8 +152,9 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
+    use forebay_device::Via;
+
     use super::*;
-    use crate::device::Via;
 
     fn devices(named: &[(&str, u16)], queues: usize) -> Result<Devices, String> {
         let named = named.iter().map(|(name, queues)| DeviceQueues::new(*name, *queues));

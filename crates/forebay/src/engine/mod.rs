@@ -35,6 +35,7 @@ pub use devices::DeviceQueues;
 pub(crate) use devices::Devices;
 pub use flows::Flows;
 use forebay_buf::{Pool, Position};
+use forebay_device::Device;
 use forebay_rx::arrive::{Attachment, Numbering};
 use forebay_rx::backlog::Lane;
 use forebay_rx::intake::IntakeConfig;
@@ -58,7 +59,6 @@ pub use stepped::VirtualCosts;
 use worker::{Deaths, Life, Mailboxes, Worker};
 
 use crate::control::Control;
-use crate::device::Device;
 
 /// An engine, ready to run.
 pub struct Engine<H> {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
+use forebay_device::{Device, Via};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, Prefix};
 use forebay_sys as sys;
@@ -12,7 +13,6 @@ use forebay_sys::interface::{Interface, MacAddress};
 use forebay_sys::neighbour;
 
 use super::shared::NetDevice;
-use crate::device::{Device, Via};
 
 /// Addresses of this host on a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

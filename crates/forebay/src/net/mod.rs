@@ -7,7 +7,7 @@
 //!
 //! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host is whom the kernel says
 //! it is, its neighbours are the kernel's, and a port that is bound here is kept from the kernel's
-//! programs. Over `AF_XDP` with everything taken ([`Take::All`](crate::device::take::Take)) the kernel
+//! programs. Over `AF_XDP` with everything taken ([`Take::All`](forebay_device::take::Take)) the kernel
 //! hears nothing there: ARP, neighbour discovery and echo requests are answered here. On a TAP or TUN,
 //! this host is whom [`Addresses::Own`] says.
 //!
@@ -15,7 +15,8 @@
 //!
 //! ```no_run
 //! use crate::net::{Datagrams, Net, NetConfig};
-//! use crate::{Config, Device, DeviceConfig, Via};
+//! use crate::Config;
+//! use forebay_device::{Device, DeviceConfig, Via};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = DeviceConfig::new("eth1", Via::AfXdp);
@@ -60,6 +61,7 @@ use std::{fmt, io};
 
 pub use datagram::{Datagram, Datagrams, NoRoom};
 use endpoint::Inner;
+use forebay_device::{Device, Via};
 use forebay_rx::CpuId;
 use forebay_stack::ingress::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
@@ -83,7 +85,6 @@ pub use udp::{SocketCounts, UdpSocket};
 use wake::Wake;
 
 use crate::control::Control;
-use crate::device::{Device, Via};
 use crate::engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 
 /// Packet memory that a socket may hold by default, in bytes: what the kernel's
@@ -419,7 +420,7 @@ impl NetEngine {
 fn ways_out(
     devices: &[Device],
     faces: &[NetDevice],
-) -> Result<Vec<(Box<dyn crate::device::sink::Sink>, Neighbours)>> {
+) -> Result<Vec<(Box<dyn forebay_device::sink::Sink>, Neighbours)>> {
     devices
         .iter()
         .zip(faces)

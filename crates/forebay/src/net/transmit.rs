@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
 
 use forebay_buf::Pool;
+use forebay_device::sink::Sink;
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_stack::network::Identity;
@@ -15,7 +16,6 @@ use forebay_sys::error::Result;
 use rustix::io::Errno;
 
 use super::neighbours::{Hop, Neighbours};
-use crate::device::sink::Sink;
 
 /// Datagrams that are gathered before the device is told.
 const GATHER_MAX: usize = 64;

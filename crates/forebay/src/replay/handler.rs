@@ -4,13 +4,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use forebay_device::pcap::{DeliveredCapture, FirstFailure};
 use forebay_rx::delivery::Batch;
 use forebay_rx::{CpuId, Handler};
 use forebay_sys::clock::Clock;
 use forebay_sys::error::Result;
 
 use super::{Mode, Plan};
-use crate::device::pcap::{DeliveredCapture, FirstFailure};
 use crate::ledger::Ledger;
 use crate::trace::{DeliverTrace, Trace};
 

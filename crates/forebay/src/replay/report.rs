@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use forebay_device::Progress;
 use forebay_sys::error::Error;
 use serde::Serialize;
 
 use crate::control::Explanation;
-use crate::device::Progress;
 use crate::engine::Outcome;
 use crate::ledger::Ledger;
 use crate::report::PathReport;

@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+use forebay_device::Device;
+use forebay_device::af_packet::PacketSink;
+use forebay_device::pcap::{DeliveredCapture, FirstFailure};
+use forebay_device::sink::{Sink, SinkCounters};
+use forebay_device::tun::TunDevice;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
@@ -9,11 +14,6 @@ use forebay_sys::privilege;
 
 use super::report::SentReport;
 use super::to::To;
-use crate::device::Device;
-use crate::device::af_packet::PacketSink;
-use crate::device::pcap::{DeliveredCapture, FirstFailure};
-use crate::device::sink::{Sink, SinkCounters};
-use crate::device::tun::TunDevice;
 
 /// Every place, once.
 pub(super) struct Destinations(Vec<Place>);

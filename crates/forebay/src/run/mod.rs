@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use destination::{Captured, Destinations};
 use ending::{Ending, WatchedSource};
+use forebay_device::pcap::FirstFailure;
+use forebay_device::{Device, DeviceConfig};
 use forebay_rx::Source;
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -23,8 +25,6 @@ pub use to::To;
 pub use watch::{CpuSnapshot, Snapshot, Watch};
 
 use crate::control::Control;
-use crate::device::pcap::FirstFailure;
-use crate::device::{Device, DeviceConfig};
 use crate::engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
 use crate::ledger::{Flows, Ledger};
 use crate::outputs::Outputs;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_device::sink::{SendDrop, SinkCounters};
+use forebay_device::{Device, Facts, KernelCounts, Via};
 use forebay_rx::counters::IntakeCounters;
 use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceCounters};
 use serde::Serialize;
 
-use crate::device::sink::{SendDrop, SinkCounters};
-use crate::device::{Device, Facts, KernelCounts, Via};
 use crate::engine::Outcome;
 use crate::ledger::Flows;
 use crate::report::PathReport;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_device::pcap::FirstFailure;
+use forebay_device::sink::SinkCounters;
 use forebay_rx::CpuId;
 use forebay_rx::counters::{CoalesceCounters, Counter, IntakeCounters};
 
 use crate::control::Control;
-use crate::device::pcap::FirstFailure;
-use crate::device::sink::SinkCounters;
 use crate::report::dropped;
 
 /// Looks at the counters of a run, and disturbs nobody (promise 7). Cheap to clone; from any thread.

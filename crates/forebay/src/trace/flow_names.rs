@@ -11,11 +11,10 @@
 
 use std::collections::HashMap;
 
+use forebay_device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 use forebay_rx::coalesce::Segment;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::{Packet, RxQueue};
-
-use crate::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 
 /// Connections that are told apart; further ones go by their hash.
 const CONNECTIONS_MAX: usize = 1 << 20;

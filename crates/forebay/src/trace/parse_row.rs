@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn what_lies_in_pieces_has_the_rows_of_what_lies_in_one_frame() {
         let stamp = [b"STMP", &7u32.to_be_bytes()[..], &9u64.to_be_bytes(), &[1; 500]].concat();
-        let mut packets = crate::device::made_up::datagrams(&stamp, 42);
+        let mut packets = forebay_testkit::packets::datagrams(&stamp, 42);
         let [a, b] = packets.each_mut().map(|packet| {
             let hasher = Hasher::keyed(&[7; 16], false);
             // As it came: what parsing found is not told to it again.

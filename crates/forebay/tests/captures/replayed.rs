@@ -4,10 +4,10 @@ use std::fs;
 use std::num::NonZeroU16;
 use std::path::Path;
 
-use forebay::device::Rate;
-use forebay::device::pcap::{Capture, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, ReplayPlan};
-use forebay::device::synthetic::stamped_udp;
 use forebay::replay::{Input, Mode, Plan, Replay};
+use forebay_device::Rate;
+use forebay_device::pcap::{Capture, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, ReplayPlan};
+use forebay_device::synthetic::stamped_udp;
 use forebay_rx::CpuId;
 use forebay_sys::cpu_list::CpuList;
 use proptest::prelude::*;

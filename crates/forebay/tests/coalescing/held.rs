@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay::device::synthetic::SyntheticSource;
 use forebay::engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay_buf::Pool;
+use forebay_device::synthetic::SyntheticSource;
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
 use forebay_rx::coalesce::FlushReason;
 use forebay_rx::delivery::Batch;

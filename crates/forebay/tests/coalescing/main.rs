@@ -14,10 +14,10 @@ use std::num::NonZeroU16;
 use std::path::Path;
 
 use forebay::control::{Coalesce, CoalesceAt};
-use forebay::device::Rate;
-use forebay::device::pcap::{Capture, ReplayPlan};
-use forebay::device::synthetic::SyntheticPlan;
 use forebay::replay::{Input, Mode, Plan, Report};
+use forebay_device::Rate;
+use forebay_device::pcap::{Capture, ReplayPlan};
+use forebay_device::synthetic::SyntheticPlan;
 use forebay_rx::CpuId;
 use forebay_rx::coalesce::CoalesceConfig;
 use forebay_sys as sys;

@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use forebay_testkit::namespaces::ip;
 use hickory_proto::op::Message;
 use hickory_proto::rr::Record;
 use tempfile::TempDir;
 
 use crate::answer::answer;
-use crate::namespaces::ip;
 use crate::prepared::Zone;
 use crate::queries::{ANY, clients, names, query, unusual};
 use crate::zone::Contents;

@@ -6,8 +6,6 @@ mod knot; //       Knot DNS in a namespace, and its answers
 mod laws; //       what holds for any octets
 mod queries; //    what is asked
 mod served; //     the service over a device
-#[path = "../namespaces/mod.rs"]
-mod namespaces;
 
 #[path = "../../examples/dns/answer.rs"]
 mod answer;
@@ -21,9 +19,10 @@ mod serve;
 mod zone;
 
 use domain::zonefile::inplace::Zonefile;
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::{trial, trial_inside};
 use libtest_mimic::Arguments;
 
-use crate::namespaces::{trial, trial_inside};
 use crate::prepared::Zone;
 use crate::zone::Contents;
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use forebay::Config;
 use forebay::net::{Addresses, Net, NetConfig, parse_prefix};
-use forebay::{Config, Device, DeviceConfig, Via};
+use forebay_device::{Device, DeviceConfig, Via};
+use forebay_testkit::namespaces::ip;
 
 use crate::answer::answer;
-use crate::namespaces::ip;
 use crate::queries::{clients, names, query};
 use crate::serve::Server;
 use crate::{ZONE, zone_of};

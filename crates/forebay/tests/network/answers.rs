@@ -5,12 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use etherparse::{Icmpv6Type, PacketBuilder};
 use forebay_rx::parse::Verify;
+use forebay_testkit::namespaces::{command, ip};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 
 use crate::Test;
 use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PEER_MAC};
 use crate::kernel::{Kernel, NAME};
-use crate::namespaces::{command, ip};
 use crate::us::Us;
 
 pub(crate) const TESTS: &[Test] =

@@ -2,12 +2,12 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
-use forebay::device::sink::Sink;
-use forebay::device::tun::{TunDevice, TunKind, TunSink};
 use forebay_buf::Pool;
+use forebay_device::sink::Sink;
+use forebay_device::tun::{TunDevice, TunKind, TunSink};
+use forebay_testkit::namespaces::{command, ip};
 
 use crate::frames::{MAC, OWN_V4, OWN_V6, PORTS};
-use crate::namespaces::{command, ip};
 use crate::us;
 
 /// The interface, in the namespace of the test's thread.

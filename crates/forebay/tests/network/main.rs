@@ -3,8 +3,9 @@
 //! namespace that its thread makes for itself.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::trial_inside;
 use libtest_mimic::Arguments;
-use namespaces::trial_inside;
 
 mod addresses;
 mod answers;
@@ -13,8 +14,6 @@ mod extensions;
 mod fragments;
 mod frames;
 mod kernel;
-#[path = "../namespaces/mod.rs"]
-mod namespaces;
 mod options;
 mod oracle;
 mod reassembly;

@@ -6,17 +6,17 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header};
-use forebay::device::sink::Sink;
-use forebay::device::tun::{TunDevice, TunKind, TunSink};
 use forebay_buf::Pool;
+use forebay_device::sink::Sink;
+use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_rx::parse::{Verify, parse_into};
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig, GivenUp, Limits, Reassembly};
 use forebay_sys::random::Random;
+use forebay_testkit::namespaces::{command, ip};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
 use crate::frames::MAC;
-use crate::namespaces::{command, ip};
 use crate::{Test, us};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay::control::Script;
-use forebay::device::synthetic::SyntheticPlan;
 use forebay::engine::{Config, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report};
+use forebay_device::synthetic::SyntheticPlan;
 use forebay_rx::CpuId;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;

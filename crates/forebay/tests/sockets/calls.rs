@@ -370,7 +370,7 @@ fn groups() {
     assert!(sockets[0].join_multicast(OURS.parse().unwrap()).is_err());
     let running = Running::begin(engine);
     let kernels = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
-    crate::namespaces::ip("route add 239.0.0.0/8 dev skt");
+    forebay_testkit::namespaces::ip("route add 239.0.0.0/8 dev skt");
     for number in 0..20u8 {
         kernels.send_to(&[number; 30], group).unwrap();
         for socket in &sockets {

@@ -5,14 +5,13 @@ mod calls; //    what the calls of `std` do
 mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
 mod moving; //   readers that move
-#[path = "../namespaces/mod.rs"]
-mod namespaces;
 mod shared; //   on an interface that the kernel has too
 mod pressure; // readers that are slow
 mod rig; //      a network, sockets over it, and the kernel at the other end
 
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::trial_inside;
 use libtest_mimic::Arguments;
-use namespaces::trial_inside;
 
 fn main() {
     let arguments = Arguments::from_args();

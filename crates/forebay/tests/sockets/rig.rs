@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use forebay::engine::{CpuThread, Outcome};
 use forebay::net::{Addresses, Net, NetConfig, NetEngine, NetStack, parse_prefix};
-use forebay::{Config, Device, DeviceConfig, Stopper, Via};
-
-use crate::namespaces::ip;
+use forebay::{Config, Stopper};
+use forebay_device::{Device, DeviceConfig, Via};
+use forebay_testkit::namespaces::ip;
 
 pub(crate) const OURS: &str = "10.9.0.2";
 pub(crate) const OURS_V6: &str = "fd09::2";

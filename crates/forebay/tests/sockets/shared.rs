@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use forebay::engine::CpuThread;
 use forebay::net::{Datagrams, Net, NetConfig, NetEngine, NetStack, UdpSocket};
-use forebay::{Config, CpuId, Device, DeviceConfig, Via};
+use forebay::{Config, CpuId};
+use forebay_device::{Device, DeviceConfig, Via};
+use forebay_testkit::namespaces::cable::{Cable, Namespace};
+use forebay_testkit::namespaces::command;
 
 use crate::Trial;
-use crate::namespaces::cable::{Cable, Namespace};
-use crate::namespaces::command;
 use crate::rig::Running;
 
 pub(crate) const TRIALS: &[Trial] = &[

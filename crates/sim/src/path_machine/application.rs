@@ -1,7 +1,7 @@
 //! The handler that the path delivers packets to: it inspects everything.
 
-use forebay::device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 use forebay_buf::Position;
+use forebay_device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 use forebay_rx::backlog::Note;
 use forebay_rx::coalesce::Segment;
 use forebay_rx::delivery::Batch;

@@ -5,10 +5,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay::device::{Device, RxBuffers};
 use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_device::{Device, RxBuffers};
 use forebay_rx::arrive::{
     Ask, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
 };
@@ -204,7 +204,7 @@ fn broken(error: SourceError) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use forebay::device::synthetic::{SyntheticPlan, SyntheticSource};
+    use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 
     use super::*;
 

@@ -1,0 +1,345 @@
+//! The ring as a source: each frame is copied into packet memory, with what the kernel says of it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use forebay_buf::Pool;
+use forebay_rx::arrive::{
+    Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, SourceError,
+};
+use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
+use forebay_rx::cpu::RxQueue;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::parse::{Link, Verify};
+use forebay_rx::{DropReason, Packet, Source};
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::Interface;
+use forebay_sys::packet::{PacketSocket, RxRing};
+
+use super::block::{BlockLie, Cursor, RingFrame, TAG_BYTES};
+use super::{PacketOptions, attach_filter, refused};
+use crate::{KernelCounts, take};
+
+/// The largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
+const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
+
+/// Time between two questions to the kernel for errors and drops while nothing comes.
+const LOOK_EVERY_NS: u64 = 1_000_000;
+
+/// The same while it is not known whether the link is only down: an interface that is deleted is
+/// down first, and its end wakes nobody who has heard of that.
+const DOWN_LOOK_NS: u64 = 100_000_000;
+
+/// Time for which frames may still come into the ring when none are taken any more: until all CPUs have
+/// seen the filter, and the last block has been handed over.
+const LAST_FRAMES_NS: u64 = 10_000_000;
+
+/// When a ring that owes frames is given up.
+const GIVEN_UP_NS: u64 = 1_000_000_000;
+
+/// Offset of an Ethernet frame's tags: behind the addresses.
+const TAG_AT: usize = 12;
+
+/// The names of what the kernel counts.
+const COUNTS: [&str; 1] = ["tp_drops"];
+
+/// One queue of an interface.
+pub struct PacketSource {
+    ring: RxRing,
+    interface: Interface,
+    /// Link that frames begin with.
+    link: Link,
+    options: PacketOptions,
+    numbering: Numbering,
+    /// Position up to which the oldest block has been read, if that has begun.
+    cursor: Option<Cursor>,
+    /// Frames taken out of the ring.
+    taken: u64,
+    /// Frames that the kernel had put there when it was last asked.
+    put: u64,
+    /// Frames that it had dropped.
+    dropped: u64,
+    /// When it was last asked.
+    looked_ns: u64,
+    /// True if frames came since.
+    is_stale: bool,
+    /// True if the link was down, and nothing has come since.
+    is_down: bool,
+    ending: Option<Ending>,
+    counts: Arc<KernelCounts>,
+}
+
+/// The end of a source, once what is in the ring is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Ending {
+    since_ns: u64,
+    /// True if it ends because the interface does.
+    is_gone: bool,
+}
+
+/// Reason why no more frames are taken for now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Halt {
+    /// There are enough.
+    Enough,
+    /// No packet memory is free; they wait in the ring.
+    NoMemory,
+    /// There are none.
+    Empty,
+}
+
+impl PacketSource {
+    pub(super) fn new(
+        ring: RxRing,
+        interface: &Interface,
+        link: Link,
+        options: &PacketOptions,
+    ) -> Self {
+        Self {
+            ring,
+            interface: interface.clone(),
+            link,
+            options: options.clone(),
+            numbering: Numbering::of_queue(RxQueue(0), 1),
+            cursor: None,
+            taken: 0,
+            put: 0,
+            dropped: 0,
+            looked_ns: 0,
+            is_stale: false,
+            is_down: false,
+            ending: None,
+            counts: KernelCounts::new(&COUNTS),
+        }
+    }
+
+    /// Link that frames begin with.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        self.link
+    }
+
+    /// Counters of the kernel for this queue.
+    #[must_use]
+    pub fn counts(&self) -> &Arc<KernelCounts> {
+        &self.counts
+    }
+
+    fn socket(&self) -> &PacketSocket {
+        self.ring.socket()
+    }
+
+    /// Takes frames out of the ring, as many as there are and the burst has room for.
+    fn take_frames(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<Halt> {
+        while let Some(block) = self.ring.block() {
+            let mut cursor = match self.cursor.take() {
+                Some(cursor) => cursor,
+                None => Cursor::at_start(block).map_err(|lie| self.lied(lie))?,
+            };
+            let mut receiver = Receiver {
+                link: self.link,
+                options: &self.options,
+                numbering: &mut self.numbering,
+                pool: &mut *pool,
+                burst: &mut *burst,
+            };
+            let before = receiver.burst.len();
+            let halt = receiver.read(block, &mut cursor, max);
+            self.taken += (burst.len() - before) as u64;
+            self.is_stale = true;
+            self.is_down = false;
+            match halt.map_err(|lie| self.lied(lie))? {
+                Halt::Empty => self.ring.give_back(),
+                halt => {
+                    self.cursor = Some(cursor);
+                    return Ok(halt);
+                }
+            }
+        }
+        Ok(Halt::Empty)
+    }
+
+    /// Status when the ring is empty.
+    fn idle(&mut self, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
+        let is_due = now_ns.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS;
+        if self.is_stale || is_due {
+            self.look(now_ns, burst)?;
+        }
+        match self.ending {
+            Some(ending) => self.end(ending, now_ns, burst),
+            None if self.is_down => Ok(Polled::IdleUntil { now_ns: now_ns + DOWN_LOOK_NS }),
+            None => Ok(Polled::Idle),
+        }
+    }
+
+    /// Asks the kernel what it has dropped, and whether the interface is still there.
+    fn look(&mut self, now_ns: u64, burst: &mut Burst) -> Result<()> {
+        self.looked_ns = now_ns;
+        self.is_stale = false;
+        let named = |what| refused(&self.interface, what);
+        let socket = self.ring.socket();
+        let counted = socket.take_statistics().map_err(named("read its PACKET_STATISTICS"))?;
+        let waiting = socket.take_error().map_err(named("read its socket's error"))?;
+        let drops = u64::from(counted.drops);
+        self.put += u64::from(counted.packets) - drops.min(counted.packets.into());
+        self.dropped += drops;
+        self.counts.set(0, self.dropped);
+        burst.kernel_dropped += drops;
+        // A link that is down comes up again; an interface that is gone does not.
+        self.is_down |= waiting.is_some();
+        if self.is_down && self.ending.is_none() {
+            let bound = self.socket().bound().map_err(named("ask whether it is there"))?;
+            if bound.interface.is_none() {
+                self.ending = Some(Ending { since_ns: now_ns, is_gone: true });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends when the ring owes nothing: what the kernel put there has been taken.
+    fn end(&mut self, ending: Ending, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
+        let Ending { since_ns, is_gone } = ending;
+        let waited_ns = now_ns.saturating_sub(since_ns);
+        let owed = self.put.saturating_sub(self.taken);
+        let may_end = waited_ns >= LAST_FRAMES_NS && owed == 0;
+        if !may_end && waited_ns < GIVEN_UP_NS {
+            return Ok(Polled::IdleUntil { now_ns: now_ns + LOOK_EVERY_NS });
+        }
+        burst.kernel_dropped += owed;
+        if is_gone {
+            return Err(Error::DeviceGone { name: self.interface.name.clone() });
+        }
+        Ok(Polled::Exhausted)
+    }
+
+    /// A ring that cannot be believed in one thing is not read any further.
+    fn lied(&self, lie: BlockLie) -> Error {
+        Error::Device {
+            name: self.interface.name.clone(),
+            what: "read its ring (TPACKET_V3)".to_owned(),
+            source: std::io::Error::other(format!("the kernel tells of {lie}")),
+            help: "this is a bug of the kernel's or of ours: please report it, with the kernel's \
+                   version"
+                .to_owned(),
+        }
+    }
+}
+
+impl Source for PacketSource {
+    fn needs(&self) -> FrameNeeds {
+        FrameNeeds { device_frames: 0, largest_bytes: LARGEST_BYTES, ..FrameNeeds::default() }
+    }
+
+    fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
+        self.numbering = at.numbering;
+        let filter = take::filter(&self.options.take, self.link);
+        Ok(attach_filter(&self.interface, self.socket(), &filter)?)
+    }
+
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        if ask.is_last && self.ending.is_none() {
+            attach_filter(&self.interface, self.socket(), &take::nothing())?;
+            self.ending = Some(Ending { since_ns: ask.now_ns, is_gone: false });
+        }
+        match self.take_frames(ask.max, pool, burst)? {
+            Halt::Enough | Halt::NoMemory => Ok(Polled::Ready),
+            Halt::Empty => Ok(self.idle(ask.now_ns, burst)?),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket().as_fd())
+    }
+}
+
+/// Copier of frames from a block into packet memory.
+struct Receiver<'a> {
+    link: Link,
+    options: &'a PacketOptions,
+    numbering: &'a mut Numbering,
+    pool: &'a mut Pool,
+    burst: &'a mut Burst,
+}
+
+impl Receiver<'_> {
+    /// Reads on in a block until it is empty, or no more can be taken.
+    fn read(&mut self, block: &[u8], cursor: &mut Cursor, max: usize) -> Result<Halt, BlockLie> {
+        while let Some(frame) = cursor.frame(block)? {
+            if self.burst.len() >= max {
+                return Ok(Halt::Enough);
+            }
+            if !self.receive(&frame) {
+                return Ok(Halt::NoMemory);
+            }
+            cursor.pass(&frame)?;
+        }
+        Ok(Halt::Empty)
+    }
+
+    /// Adds a frame to the burst, unless no memory is free; says whether it did.
+    fn receive(&mut self, frame: &RingFrame<'_>) -> bool {
+        let tag = frame.tag.filter(|_| frame.bytes.len() >= TAG_AT && self.link == Link::Ethernet);
+        let tag_len = if tag.is_some() { TAG_BYTES } else { 0 };
+        let len = |bytes: usize| u32::try_from(bytes + tag_len).unwrap_or(u32::MAX);
+        let (len_bytes, wire_len) = (len(frame.bytes.len()), len(frame.wire_len as usize));
+        let Some(memory) = self.pool.allocate(len_bytes) else {
+            let is_oversize = len_bytes > self.pool.largest_frame_bytes();
+            if is_oversize {
+                self.refuse(wire_len, DropReason::Oversize);
+            }
+            return is_oversize;
+        };
+        let hash = if self.options.device_hash { FlowHash(frame.hash) } else { FlowHash::NONE };
+        let arrival = self.numbering.next_arrival();
+        let packet = Packet::received(memory, arrival, wire_len.max(len_bytes), self.link);
+        self.burst.packets.push(Packet { timestamp_ns: frame.timestamp_ns, hash, ..packet });
+        let Some(packet) = self.burst.packets.last_mut() else { return true };
+        let header = told(frame, tag_len);
+        // Nothing is summed up that is known to be right, or that will be cut.
+        let needs_sum =
+            header.is_none_or(|it| it.gso_type == GSO_NONE && it.flags & DATA_VALID == 0);
+        match tag {
+            None if needs_sum => packet.fill(frame.bytes, self.options.verify),
+            None => packet.fill(frame.bytes, Verify::Nothing),
+            Some(tag) => {
+                packet.frame.set_len(len_bytes);
+                let (addresses, rest) = frame.bytes.split_at(TAG_AT);
+                let to = packet.frame.data_mut();
+                to[..TAG_AT].copy_from_slice(addresses);
+                to[TAG_AT..][..TAG_BYTES].copy_from_slice(&tag.to_bytes());
+                to[TAG_AT + TAG_BYTES..].copy_from_slice(rest);
+            }
+        }
+        let carried = header.map_or(Ok(()), |header| header.carry_into(packet));
+        if carried.is_err()
+            && let Some(Packet { frame, wire_len, arrival, .. }) = self.burst.packets.pop()
+        {
+            self.pool.put(frame);
+            let reason = DropReason::VnetHeader;
+            self.burst.refused.push(Refused { arrival, wire_len, reason });
+        }
+        true
+    }
+
+    fn refuse(&mut self, wire_len: u32, reason: DropReason) {
+        let arrival = self.numbering.next_arrival();
+        self.burst.refused.push(Refused { arrival, wire_len, reason });
+    }
+}
+
+/// The frame's `virtio_net_hdr`, if there is one, adjusted for the re-inserted VLAN tag.
+fn told(frame: &RingFrame<'_>, tag_len: usize) -> Option<VirtioNetHdr> {
+    if frame.vnet_hdr == [0; VIRTIO_NET_HDR_BYTES] {
+        return None;
+    }
+    let mut header = VirtioNetHdr::from_bytes(frame.vnet_hdr);
+    // It tells of a frame without.
+    let tag_len = u16::try_from(tag_len).unwrap_or_default();
+    header.csum_start = header.csum_start.saturating_add(tag_len);
+    Some(header)
+}

@@ -1,0 +1,172 @@
+//! The XDP program: packets that are ours go to the AF_XDP socket of their queue, all others to the
+//! kernel.
+//!
+//! The program reads headers where the driver put the frame's first bytes; of a frame in several buffers it
+//! sees the first one. Headers that lie further behind leave the frame with the kernel. A VLAN tag
+//! that the device took off is not there for XDP, here as later: see `rxvlan` of `ethtool -k`, and
+//! `txvlan` of a veth's other end.
+
+use std::os::fd::BorrowedFd;
+
+use Register::{R0, R1, R2, R3};
+use forebay_sys::bpf::Instruction;
+
+use super::assembler::{Assembler, If, Label, Register, Width};
+use super::metadata::HashCall;
+use crate::take::{Destinations, MAX_EXTENSION_HEADERS, Protocol, Take, wire};
+
+/// The context that the kernel calls the program with.
+const CONTEXT: Register = Register::R6;
+/// Register of the place in the packet that the program reads.
+const AT: Register = Register::R7;
+/// Register of the end of the packet's first buffer.
+const END: Register = Register::R8;
+
+// struct xdp_md, linux/bpf.h
+const MD_DATA: i16 = 0;
+const MD_DATA_END: i16 = 4;
+const MD_RX_QUEUE_INDEX: i16 = 16;
+/// `enum xdp_action`, linux/bpf.h
+const XDP_PASS: i32 = 2;
+/// `enum bpf_func_id`, linux/bpf.h
+const REDIRECT_MAP: i32 = 51;
+
+/// The program that takes these packets, for the sockets in this map.
+#[must_use]
+pub fn build(take: &Take, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<Instruction> {
+    let mut program = Assembler::default();
+    let pass = program.label();
+    program.copy(CONTEXT, R1);
+    if let Take::Only(destinations) = take {
+        let ours = program.label();
+        choose(&mut program, destinations, ours, pass);
+        program.place(ours);
+    }
+    if let Some(hash) = hash {
+        hash.write(&mut program, CONTEXT, map, pass);
+    }
+    program.set_map(R1, map);
+    program.load(Width::Word, R2, CONTEXT, MD_RX_QUEUE_INDEX);
+    program.set(R3, XDP_PASS); // where the map has no socket
+    program.call(REDIRECT_MAP);
+    program.exit();
+    if hash.is_some() || *take != Take::All {
+        // The kernel refuses instructions that nothing leads to.
+        program.place(pass);
+        program.set(R0, XDP_PASS);
+        program.exit();
+    }
+    program.finish()
+}
+
+/// Goes on at `ours` with packets to these destinations, at `pass` with all others.
+fn choose(program: &mut Assembler, destinations: &Destinations, ours: Label, pass: Label) {
+    let [ipv4_packet, ipv6_packet, segment] = [(); 3].map(|()| program.label());
+    program.load(Width::Word, AT, CONTEXT, MD_DATA);
+    program.load(Width::Word, END, CONTEXT, MD_DATA_END);
+
+    ethernet(program, ipv4_packet, ipv6_packet, pass);
+    program.place(ipv4_packet);
+    ipv4(program, segment, pass);
+    program.place(ipv6_packet);
+    ipv6(program, segment, pass);
+    program.place(segment);
+    ports(program, destinations, ours, pass);
+}
+
+/// Goes on at `pass` unless the packet has this many bytes more.
+fn require(program: &mut Assembler, bytes: i32, pass: Label) {
+    program.copy(R1, AT);
+    program.add(R1, bytes);
+    program.jump_if_register(R1, If::Above, END, pass);
+}
+
+/// Reads two bytes as the network has them.
+fn load_field(program: &mut Assembler, to: Register, offset: i16) {
+    program.load(Width::Half, to, AT, offset);
+    program.be16(to);
+}
+
+fn ethernet(program: &mut Assembler, ipv4: Label, ipv6: Label, pass: Label) {
+    const ETHERTYPE: Register = R3;
+    let network = program.label();
+    require(program, 14, pass);
+    load_field(program, ETHERTYPE, 12);
+    program.add(AT, 14);
+    for _ in 0..forebay_rx::parse::MAX_VLAN_TAGS {
+        let tag = program.label();
+        for kind in wire::VLAN_TAGS {
+            program.jump_if(ETHERTYPE, If::Equal, kind.into(), tag);
+        }
+        program.jump(network);
+        program.place(tag);
+        require(program, 4, pass);
+        load_field(program, ETHERTYPE, 2);
+        program.add(AT, 4);
+    }
+    program.place(network);
+    program.jump_if(ETHERTYPE, If::Equal, forebay_rx::parse::ETHERTYPE_IPV4.into(), ipv4);
+    program.jump_if(ETHERTYPE, If::Equal, forebay_rx::parse::ETHERTYPE_IPV6.into(), ipv6);
+    program.jump(pass);
+}
+
+/// Register of the transport protocol, for `ports`.
+const PROTOCOL: Register = R3;
+
+fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
+    require(program, 20, pass);
+    program.load(Width::Byte, R1, AT, 0); // version, and words of header
+    program.copy(R2, R1);
+    program.shift_right(R2, 4);
+    program.jump_if(R2, If::NotEqual, 4, pass);
+    program.and(R1, 0x0f);
+    program.jump_if(R1, If::Below, 5, pass);
+    program.shift_left(R1, 2);
+    load_field(program, R2, 6);
+    program.and(R2, wire::IPV4_FRAGMENT.into());
+    program.jump_if(R2, If::NotEqual, 0, pass);
+    program.load(Width::Byte, PROTOCOL, AT, 9);
+    program.add_register(AT, R1);
+    program.jump(segment);
+}
+
+fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
+    require(program, 40, pass);
+    program.load(Width::Byte, R1, AT, 0); // version, and traffic class
+    program.shift_right(R1, 4);
+    program.jump_if(R1, If::NotEqual, 6, pass);
+    program.load(Width::Byte, PROTOCOL, AT, 6);
+    program.add(AT, 40);
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        let extension = program.label();
+        for kind in wire::EXTENSION_HEADERS {
+            program.jump_if(PROTOCOL, If::Equal, kind.into(), extension);
+        }
+        program.jump(segment);
+        program.place(extension);
+        require(program, 8, pass);
+        program.load(Width::Byte, PROTOCOL, AT, 0);
+        program.load(Width::Byte, R1, AT, 1); // its length, in eights of bytes beyond the first
+        program.add(R1, 1);
+        program.shift_left(R1, 3);
+        program.add_register(AT, R1);
+    }
+}
+
+/// Compares the destination port with each range, in rising order.
+fn ports(program: &mut Assembler, destinations: &Destinations, ours: Label, pass: Label) {
+    const PORT: Register = R2;
+    require(program, 4, pass);
+    load_field(program, PORT, 2);
+    for protocol in Protocol::ALL {
+        let next = program.label();
+        program.jump_if(PROTOCOL, If::NotEqual, protocol.number().into(), next);
+        for range in destinations.ports(protocol) {
+            program.jump_if(PORT, If::Below, (*range.start()).into(), pass);
+            program.jump_if(PORT, If::NotAbove, (*range.end()).into(), ours);
+        }
+        program.jump(pass);
+        program.place(next);
+    }
+    program.jump(pass);
+}

@@ -1,0 +1,458 @@
+//! One queue of a device: frames that the kernel puts into our memory, and those that it sends from
+//! there.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::{Frame, Pool};
+use forebay_rx::arrive::{
+    Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, Source, SourceError,
+};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Link;
+use forebay_rx::{DropReason, Packet};
+use forebay_sys::clock::now_since_1970_ns;
+use forebay_sys::error::Error;
+use forebay_sys::interface::{Interface, InterfaceIndex};
+use forebay_sys::privilege;
+use forebay_sys::xdp::{
+    self, Continued, CopyMode, KernelDrops, KernelLied, OpenError, Socket, SocketConfig,
+};
+
+use super::attach::Attached;
+use super::metadata::MetadataLayout;
+use super::transmit::Transmit;
+use crate::egress::{Departures, EGRESS_PACKETS};
+use crate::{Facts, KernelCounts};
+
+/// Frames that have been received and not been taken, at most.
+pub(super) const RX_ENTRIES: u32 = 2048;
+
+/// Frames that the kernel has to receive into, at most: a driver that receives into them itself takes
+/// as many as its own ring holds ahead of time.
+const FILL_ENTRIES: u32 = 2 * RX_ENTRIES;
+
+/// The same where the kernel copies. It goes through all that it has in turn, so more than find room
+/// in the rx ring would only take room in the cache.
+const COPY_FILL: u32 = RX_ENTRIES;
+
+/// Frames that the kernel has to send.
+const TX_ENTRIES: u32 = 1024;
+
+/// The kernel is asked this often what it has dropped, and whether the device is still there.
+const LOOK_NS: u64 = 10_000_000;
+
+/// The same of a queue that has just run empty.
+const IDLE_LOOK_NS: u64 = 1_000_000;
+
+/// The same of a queue that sleeps: `poll(2)` on an AF_XDP socket tells of no error (`xsk_poll`).
+const ASLEEP_LOOK_NS: u64 = 200_000_000;
+
+/// Time between two questions for the MTU.
+const MTU_LOOK_NS: u64 = 1_000_000_000;
+
+/// Time for which frames that were sent may stay away while there is nothing to do.
+const COMPLETION_NS: u64 = 1_000_000;
+
+/// Drivers of devices that packets come to from this machine, or from its host.
+const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
+
+/// Counters of the kernel, in this order.
+pub(super) const COUNTS: [&str; 2] = ["rx_dropped", "rx_ring_full"];
+
+/// Settings of a queue.
+pub(super) struct QueueConfig {
+    pub(super) interface: Interface,
+    pub(super) queue: u32,
+    /// The program that gives it packets; none if it only sends.
+    pub(super) attached: Option<Arc<Attached>>,
+    pub(super) copying: CopyMode,
+    pub(super) busy_poll: bool,
+    /// True if frames may be larger than a chunk.
+    pub(super) is_scattered: bool,
+}
+
+/// State after a poll.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rest {
+    /// More frames.
+    More,
+    /// None, and the kernel has hardly any to receive into.
+    Starved,
+    /// None, and the kernel has frames that are to be sent, or were.
+    Sending,
+    /// Nothing.
+    Nothing,
+}
+
+/// One queue.
+pub struct XdpSource {
+    name: String,
+    index: InterfaceIndex,
+    queue: u32,
+    largest_bytes: u32,
+    /// True if it is connected to sockets of this machine, whose checksums the last device completes.
+    may_be_partial: bool,
+    config: SocketConfig,
+    attached: Option<Arc<Attached>>,
+    metadata: Option<MetadataLayout>,
+    transmit: Transmit,
+    /// None before it is attached to an engine.
+    socket: Option<Socket>,
+    /// None before it is attached to an engine.
+    numbering: Option<Numbering>,
+    /// Bytes of a frame that the kernel receives into.
+    room_bytes: u32,
+    /// Frames that the kernel is given to receive into.
+    fill_most: u32,
+    /// Frames of a packet that is not there as a whole.
+    pieces: Vec<Frame>,
+    counts: Arc<KernelCounts>,
+    drops_seen: KernelDrops,
+    facts: Facts,
+    /// The time of the last poll.
+    now_ns: u64,
+    looked_ns: u64,
+    mtu_looked_ns: u64,
+    /// Packets go to the kernel, as the run ends.
+    is_removed: bool,
+    failed: Option<KernelLied>,
+}
+
+impl XdpSource {
+    pub(super) fn new(
+        QueueConfig { interface, queue, attached, copying, busy_poll, is_scattered }: QueueConfig,
+        departures: Departures,
+        facts: Facts,
+    ) -> Self {
+        let receives = attached.is_some();
+        let transmits = queue < interface.tx_queues.into();
+        let tx_entries = transmits.then_some(TX_ENTRIES);
+        let config = SocketConfig {
+            interface: interface.index.0,
+            queue,
+            chunk_bytes: 0,
+            copying,
+            is_scattered,
+            busy_poll,
+            rx_entries: receives.then_some(RX_ENTRIES),
+            tx_entries,
+            fill_entries: if receives { FILL_ENTRIES } else { 1 },
+        };
+        Self {
+            index: interface.index,
+            queue,
+            largest_bytes: super::largest_frame_bytes(interface.mtu),
+            may_be_partial: interface
+                .driver
+                .as_deref()
+                .is_none_or(|of| VIRTUAL_DRIVERS.contains(&of)),
+            config,
+            metadata: attached.as_ref().and_then(|attached| attached.metadata()),
+            attached,
+            transmit: Transmit::new(departures, tx_entries.unwrap_or(0), interface.mtu),
+            name: interface.name,
+            socket: None,
+            numbering: None,
+            room_bytes: 0,
+            fill_most: FILL_ENTRIES,
+            pieces: Vec::new(),
+            counts: KernelCounts::new(&COUNTS),
+            drops_seen: KernelDrops::default(),
+            facts,
+            now_ns: 0,
+            looked_ns: 0,
+            mtu_looked_ns: 0,
+            is_removed: false,
+            failed: None,
+        }
+    }
+
+    /// Counters of the kernel.
+    #[must_use]
+    pub fn counts(&self) -> &Arc<KernelCounts> {
+        &self.counts
+    }
+
+    /// Error of the kernel for a socket with packet memory of `memory_bytes`.
+    fn refused(&self, refused: OpenError, memory_bytes: u64) -> Error {
+        let help = match refused.source.raw_os_error() {
+            Some(libc::EBUSY) => "another program has that queue: end it, or take another device",
+            Some(libc::ENETDOWN) => "set it up: ip link set up dev NAME",
+            Some(libc::ENODEV) => return Error::DeviceGone { name: self.name.clone() },
+            Some(libc::EOPNOTSUPP) => "its driver cannot do that: give --copy auto",
+            Some(libc::ENOBUFS | libc::ENOMEM) => {
+                if let Err(missing) = privilege::for_locked_memory(&self.name, memory_bytes) {
+                    return missing;
+                }
+                "the packet memory must be locked: raise the limit (ulimit -l), give CAP_IPC_LOCK, \
+                 or ask for less memory"
+            }
+            Some(libc::EINVAL) => "see that it has that many queues: ethtool -l NAME",
+            Some(libc::EAFNOSUPPORT) => "this kernel has no AF_XDP: give --via af_packet",
+            _ => "see the kernel's log, or give --via af_packet",
+        };
+        let what = format!("{} {}", refused.action, self.queue);
+        Error::Device {
+            name: self.name.clone(),
+            what,
+            source: refused.source,
+            help: help.to_owned(),
+        }
+    }
+
+    /// An error that ends the source.
+    fn lied(&self, lied: KernelLied) -> SourceError {
+        Box::new(Error::Device {
+            name: self.name.clone(),
+            what: format!("use the rings of queue {}", self.queue),
+            source: std::io::Error::other(lied),
+            help: "this is a bug of the kernel or of the driver: please report it there".to_owned(),
+        })
+    }
+
+    /// Takes what the kernel has received.
+    fn receive(
+        &mut self,
+        max: usize,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<u32, KernelLied> {
+        let Self { socket: Some(socket), numbering: Some(numbering), pieces, metadata, .. } = self
+        else {
+            return Ok(0);
+        };
+        let max = u32::try_from(max).unwrap_or(u32::MAX);
+        if !socket.has_received()? {
+            return Ok(0);
+        }
+        let timestamp_ns = now_since_1970_ns();
+        let take = |frame: Frame, continued: Continued| {
+            let frame = if pieces.is_empty() && continued == Continued::No {
+                frame
+            } else {
+                pieces.push(frame);
+                if continued == Continued::Yes {
+                    return;
+                }
+                match joined(pieces, pool) {
+                    Ok(frame) => frame,
+                    Err(wire_len) => {
+                        let (arrival, reason) = (numbering.next_arrival(), DropReason::NoBuffer);
+                        return burst.refused.push(Refused { arrival, wire_len, reason });
+                    }
+                }
+            };
+            let arrival = numbering.next_arrival();
+            burst.packets.push(packet_of(frame, arrival, *metadata, timestamp_ns));
+        };
+        socket.receive(max, take)
+    }
+
+    /// Takes what was received, gives the kernel frames for what comes, and says what is left.
+    fn take_in(
+        &mut self,
+        ask: &Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Rest, KernelLied> {
+        let received = self.receive(ask.max, pool, burst)?;
+        let Some(socket) = &mut self.socket else { return Ok(Rest::Nothing) };
+        let mut is_starved = false;
+        if self.attached.is_some() && !self.is_removed {
+            is_starved = socket.fill(pool, self.room_bytes, self.fill_most)? < self.fill_most / 4;
+        }
+        if received == 0 && self.config.busy_poll {
+            socket.wake_receive();
+        }
+        Ok(match () {
+            () if socket.has_received()? => Rest::More,
+            () if is_starved => Rest::Starved,
+            () if self.transmit.has_unsent() || socket.is_sending() => Rest::Sending,
+            () => Rest::Nothing,
+        })
+    }
+
+    /// Asks the kernel what it has dropped.
+    fn count_drops(&mut self, burst: &mut Burst) {
+        let Some(Ok(drops)) = self.socket.as_ref().map(Socket::kernel_drops) else { return };
+        let before = self.drops_seen.rx_dropped + self.drops_seen.rx_ring_full;
+        burst.kernel_dropped += (drops.rx_dropped + drops.rx_ring_full).saturating_sub(before);
+        self.counts.set(0, drops.rx_dropped);
+        self.counts.set(1, drops.rx_ring_full);
+        self.drops_seen = drops;
+    }
+
+    /// Looks, from time to time, at what no ring says.
+    fn look(&mut self, is_empty: bool, burst: &mut Burst) -> Result<(), SourceError> {
+        let since_ns = self.now_ns.saturating_sub(self.looked_ns);
+        if since_ns < if is_empty { IDLE_LOOK_NS } else { LOOK_NS } {
+            return Ok(());
+        }
+        self.looked_ns = self.now_ns;
+        self.count_drops(burst);
+        // What came before it went is taken first.
+        if is_empty && self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
+            return Err(Box::new(Error::DeviceGone { name: self.name.clone() }));
+        }
+        let is_due = self.now_ns.saturating_sub(self.mtu_looked_ns) >= MTU_LOOK_NS;
+        if is_due && self.transmit.is_used() {
+            self.mtu_looked_ns = self.now_ns;
+            // If it cannot be asked, it is as before.
+            if let Ok(Some(interface)) = Interface::by_index(self.index) {
+                self.transmit.set_mtu(interface.mtu);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the kernel take the packets that come from now on.
+    fn remove(&mut self) -> Result<(), SourceError> {
+        if !std::mem::replace(&mut self.is_removed, true)
+            && let Some(attached) = &self.attached
+        {
+            attached.remove(self.queue)?;
+            xdp::wait_for_receivers();
+        }
+        Ok(())
+    }
+}
+
+impl Source for XdpSource {
+    fn needs(&self) -> FrameNeeds {
+        let fill = self.config.rx_entries.map_or(0, |_| self.config.fill_entries);
+        let sent = self.config.tx_entries.map_or(0, |entries| entries + EGRESS_PACKETS);
+        FrameNeeds {
+            head_frames: 0,
+            device_frames: fill + sent,
+            largest_bytes: self.largest_bytes,
+            may_be_partial: self.may_be_partial,
+        }
+    }
+
+    fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
+        // The smallest chunks are those for the devices.
+        let chunk_bytes = at.pool.smallest_chunk_bytes();
+        if ![2048, 4096].contains(&chunk_bytes) {
+            let why =
+                "AF_XDP takes packet memory in chunks of 2048 or 4096 bytes, and there are none";
+            return Err(why.into());
+        }
+        self.config.chunk_bytes = chunk_bytes;
+        self.room_bytes = self.config.chunk_bytes - BEFORE_PACKET_BYTES;
+        self.transmit.set_chunks(self.config.chunk_bytes, self.config.is_scattered);
+        self.transmit.departures().wake_by(at.wake);
+        let memory_bytes = u64::try_from(at.pool.region().len_bytes()).unwrap_or(u64::MAX);
+        let mut socket = Socket::open(&self.config, at.pool)
+            .map_err(|refused| self.refused(refused, memory_bytes))?;
+        let copying = if socket.is_zero_copy() { "zero_copy" } else { "copy" };
+        self.facts.set("copy", copying.to_owned());
+        self.fill_most = if socket.is_zero_copy() { FILL_ENTRIES } else { COPY_FILL };
+        if let Some(attached) = &self.attached {
+            socket
+                .fill(at.pool, self.room_bytes, self.fill_most)
+                .map_err(|lied| self.lied(lied))?;
+            attached.insert(self.queue, socket.as_fd())?;
+        }
+        self.socket = Some(socket);
+        self.numbering = Some(at.numbering);
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.now_ns = ask.now_ns;
+        if let Some(lied) = self.failed.take() {
+            return Err(self.lied(lied));
+        }
+        if ask.is_last {
+            self.remove()?;
+        }
+        let rest = self.take_in(&ask, pool, burst).map_err(|lied| self.lied(lied))?;
+        if ask.is_last && rest != Rest::More {
+            self.count_drops(burst);
+            return Ok(Polled::Exhausted);
+        }
+        self.look(rest != Rest::More, burst)?;
+        Ok(match rest {
+            // What it waits for are frames that come home, of which nobody tells.
+            Rest::More | Rest::Starved => Polled::Ready,
+            Rest::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
+            Rest::Nothing => {
+                Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(ASLEEP_LOOK_NS) }
+            }
+        })
+    }
+
+    fn transmit(&mut self, pool: &mut Pool) -> usize {
+        let Some(socket) = &mut self.socket else { return 0 };
+        match self.transmit.turn(socket, pool) {
+            Ok(sent) => sent,
+            Err(lied) => {
+                // The next poll says so.
+                self.failed = Some(lied);
+                0
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.transmit.has_work()
+    }
+}
+
+/// A packet as it was received, with the device's hash if that stands before it.
+#[inline]
+fn packet_of(
+    mut frame: Frame,
+    arrival: Arrival,
+    metadata: Option<MetadataLayout>,
+    timestamp_ns: u64,
+) -> Packet {
+    let hash = metadata.and_then(|layout| device_hash(layout, &mut frame));
+    let len_bytes = frame.len_bytes();
+    let mut packet = Packet::received(frame, arrival, len_bytes, Link::Ethernet);
+    packet.timestamp_ns = timestamp_ns;
+    if let Some(hash) = hash {
+        packet.hash = hash;
+    }
+    packet
+}
+
+fn device_hash(layout: MetadataLayout, frame: &mut Frame) -> Option<FlowHash> {
+    const BYTES: u32 = 12;
+    const _: () = assert!(BYTES as usize == MetadataLayout::BYTES);
+    frame.push(BYTES);
+    let before = frame.data_mut().first_chunk_mut();
+    let hash = before.and_then(|before| layout.take_hash(before));
+    frame.pull(BYTES);
+    hash.map(FlowHash::computed)
+}
+
+/// The pieces of a packet in one frame; if there is none of that size, its length.
+fn joined(pieces: &mut Vec<Frame>, pool: &mut Pool) -> Result<Frame, u32> {
+    let wire_len = pieces.iter().map(Frame::len_bytes).sum();
+    let frame = pool.allocate(wire_len);
+    let joined = frame.map(|mut frame| {
+        frame.set_len(wire_len);
+        let mut room = frame.data_mut();
+        for piece in &*pieces {
+            let (to, rest) = room.split_at_mut(piece.data().len());
+            to.copy_from_slice(piece.data());
+            room = rest;
+        }
+        frame
+    });
+    pieces.drain(..).for_each(|piece| pool.put(piece));
+    joined.ok_or(wire_len)
+}

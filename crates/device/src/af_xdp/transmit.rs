@@ -1,0 +1,287 @@
+//! The transmit half of a queue: from the rings of the CPUs into the tx ring, and what is sent back
+//! to where it belongs.
+
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::{Frame, Pool};
+use forebay_rx::Packet;
+use forebay_rx::pieces::Reader;
+use forebay_sys::xdp::{Continued, KernelLied, Kicked, Socket};
+
+use crate::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
+use crate::sink::{SendDrop, Sent};
+
+/// Frames that are put into the tx ring at once.
+const BATCH_FRAMES: u32 = 256;
+
+/// The most pieces that a frame is sent in: `MAX_SKB_FRAGS` and the head (`linux/skbuff.h`).
+const PIECES_MAX: u32 = 17;
+
+/// Packets to be sent of one queue.
+pub(super) struct Transmit {
+    outgoing: Outgoing,
+    /// Contents of the tx ring, by index; filled from `counted` to its end.
+    slots: Box<[Slot]>,
+    /// The index up to which it is counted what became of it.
+    counted: u32,
+    /// The end of what is in the tx ring.
+    end: u32,
+    /// Of the packet that is being counted: what was sent of it, and whether anything was not.
+    part: Part,
+    limits: Limits,
+    /// The link was down when the kernel was last called.
+    is_down: bool,
+}
+
+/// Packets that the device and the kernel take.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// The longest IP packet that the device sends.
+    mtu: u32,
+    /// Bytes that one frame given to the kernel can hold.
+    room_bytes: u32,
+    /// True if a frame may be sent in pieces.
+    is_scattered: bool,
+}
+
+impl Limits {
+    /// Way in which a packet can be sent, or the reason why it cannot.
+    fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
+        if packet.gso_size() > 0 {
+            return Ok(Shape::Cut);
+        }
+        let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
+        let longest = longest_frame_bytes(packet, self.mtu)?.min(self.room_bytes * pieces_max);
+        // A datagram in several frames is longer than any of them.
+        if packet.frame.total_len_bytes() > longest || packet.is_chain() {
+            Err(SendDrop::TooLong)
+        } else {
+            Ok(Shape::Whole)
+        }
+    }
+}
+
+/// A descriptor in the tx ring.
+#[derive(Clone, Copy)]
+struct Slot {
+    lane: LaneId,
+    len_bytes: u32,
+    ends: Ends,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Piece,
+    Frame,
+    Packet,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Part {
+    bytes: u64,
+    is_spoilt: bool,
+}
+
+impl Transmit {
+    /// For a tx ring of so many entries, none if the queue sends nothing.
+    pub(super) fn new(departures: Departures, entries: u32, mtu: u32) -> Self {
+        let empty = Slot { lane: LaneId(0), len_bytes: 0, ends: Ends::Piece };
+        Self {
+            outgoing: Outgoing::new(departures),
+            slots: vec![empty; entries as usize].into(),
+            counted: 0,
+            end: 0,
+            part: Part::default(),
+            limits: Limits { mtu, room_bytes: 0, is_scattered: false },
+            is_down: false,
+        }
+    }
+
+    /// Lanes that packets come from.
+    pub(super) fn departures(&self) -> &Departures {
+        self.outgoing.departures()
+    }
+
+    /// Says what frames the kernel takes: chunks of this size, one for a frame or several.
+    pub(super) fn set_chunks(&mut self, chunk_bytes: u32, is_scattered: bool) {
+        self.limits.room_bytes = chunk_bytes - BEFORE_PACKET_BYTES;
+        self.limits.is_scattered = is_scattered;
+    }
+
+    /// Says what the MTU is now.
+    pub(super) fn set_mtu(&mut self, mtu: u32) {
+        self.limits.mtu = mtu;
+    }
+
+    /// True if anybody sends.
+    pub(super) fn is_used(&self) -> bool {
+        self.departures().has_lanes()
+    }
+
+    /// True if there is something to be sent, and a link to send it by.
+    pub(super) fn has_work(&self) -> bool {
+        !self.is_down && self.has_unsent()
+    }
+
+    /// True if there is something to be sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.counted != self.end || self.outgoing.has_some()
+    }
+
+    /// Sends what there is, as far as the kernel takes it, and takes back the frames of what was sent.
+    /// Returns how many frames went into the tx ring.
+    pub(super) fn turn(
+        &mut self,
+        socket: &mut Socket,
+        pool: &mut Pool,
+    ) -> Result<usize, KernelLied> {
+        if socket.is_sending() {
+            socket.complete(u32::MAX, |frame| pool.put(frame))?;
+        }
+        let put = if self.has_unsent() { self.put(socket, pool)? } else { 0 };
+        if self.counted != self.end {
+            self.kick(socket)?;
+            socket.complete(u32::MAX, |frame| pool.put(frame))?;
+        }
+        Ok(put)
+    }
+
+    /// Fills the tx ring.
+    fn put(&mut self, socket: &mut Socket, pool: &mut Pool) -> Result<usize, KernelLied> {
+        let mut room = socket.send_room(BATCH_FRAMES)?.min(BATCH_FRAMES);
+        let mut count = 0;
+        while room > 0 {
+            let limits = self.limits;
+            let Some(segment) = self.outgoing.next(pool, |packet| limits.shape(packet)) else {
+                break;
+            };
+            let len_bytes = segment.packet.frame.total_len_bytes();
+            let pieces = len_bytes.div_ceil(limits.room_bytes);
+            if pieces > room {
+                self.outgoing.put_back(segment);
+                break;
+            }
+            let Segment { lane, mut packet, is_last } = segment;
+            let end = if is_last { Ends::Packet } else { Ends::Frame };
+            let whole = packet.frame;
+            match if pieces == 1 { socket.send(whole, Continued::No) } else { Err(whole) } {
+                Ok(()) => self.note(Slot { lane, len_bytes, ends: end }),
+                Err(frame) => {
+                    if !self.copy(&frame, (lane, end), socket, pool) {
+                        // No memory now; it goes when there is some.
+                        packet.frame = frame;
+                        self.outgoing.put_back(Segment { lane, packet, is_last });
+                        break;
+                    }
+                    pool.put(frame);
+                }
+            }
+            room -= pieces;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn note(&mut self, slot: Slot) {
+        let mask = self.slots.len() - 1;
+        self.slots[self.end as usize & mask] = slot;
+        self.end = self.end.wrapping_add(1);
+    }
+
+    /// Puts a copy of a frame into the tx ring that the kernel cannot be given itself: it lies in
+    /// memory of another kind, or in pieces. Returns whether there was memory for it.
+    fn copy(
+        &mut self,
+        frame: &Frame,
+        (lane, end): (LaneId, Ends),
+        socket: &mut Socket,
+        pool: &mut Pool,
+    ) -> bool {
+        let mut pieces = Vec::new();
+        let mut bytes = Reader::at(frame, 0);
+        let mut left = frame.total_len_bytes();
+        while left > 0 {
+            let len_bytes = left.min(self.limits.room_bytes);
+            let piece = pool.allocate(self.limits.room_bytes);
+            let Some(mut piece) = piece.filter(|piece| socket.takes(piece)) else { return false };
+            piece.set_len(len_bytes);
+            if bytes.read(piece.data_mut()).is_none() {
+                return false;
+            }
+            pieces.push(piece);
+            left -= len_bytes;
+        }
+        let last = pieces.len().saturating_sub(1);
+        for (number, piece) in pieces.into_iter().enumerate() {
+            let len_bytes = piece.len_bytes();
+            let (ends, continued) =
+                if number == last { (end, Continued::No) } else { (Ends::Piece, Continued::Yes) };
+            let sent = socket.send(piece, continued);
+            debug_assert!(sent.is_ok(), "it was asked whether it takes them");
+            self.note(Slot { lane, len_bytes, ends });
+        }
+        true
+    }
+
+    /// Calls the kernel until it has taken all, or takes no more now. Each call takes some, so there
+    /// are at most as many as there are frames.
+    fn kick(&mut self, socket: &mut Socket) -> Result<(), KernelLied> {
+        loop {
+            let kicked = socket.kick();
+            let taken = socket.sent()?;
+            let has_advanced = taken != self.counted;
+            self.count(taken, kicked == Kicked::Dropped && has_advanced);
+            self.is_down = [Kicked::Down, Kicked::Gone].contains(&kicked);
+            let goes_on = [Kicked::Again, Kicked::Dropped].contains(&kicked);
+            if !(goes_on && has_advanced) || self.counted == self.end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Counts what the kernel has taken: all of it was sent, but for the last frame if the device
+    /// dropped that.
+    fn count(&mut self, taken: u32, is_last_dropped: bool) {
+        let mask = self.slots.len().wrapping_sub(1);
+        let (mut lane, mut sent, mut dropped) = (LaneId(0), Sent::default(), 0);
+        while self.counted != taken {
+            let slot = self.slots[self.counted as usize & mask];
+            self.counted = self.counted.wrapping_add(1);
+            if slot.lane != lane {
+                let (sent, dropped) = (std::mem::take(&mut sent), std::mem::take(&mut dropped));
+                self.outgoing.count(lane, sent, SendDrop::Refused, dropped);
+                lane = slot.lane;
+            }
+            self.part.bytes += u64::from(slot.len_bytes);
+            if slot.ends == Ends::Piece {
+                continue;
+            }
+            let bytes = std::mem::take(&mut self.part.bytes);
+            if is_last_dropped && self.counted == taken {
+                self.part.is_spoilt = true;
+            } else {
+                sent.frames += 1;
+                sent.bytes += bytes;
+            }
+            if slot.ends == Ends::Packet {
+                let is_spoilt = std::mem::take(&mut self.part.is_spoilt);
+                *if is_spoilt { &mut dropped } else { &mut sent.packets } += 1;
+            }
+        }
+        self.outgoing.count(lane, sent, SendDrop::Refused, dropped);
+    }
+}
+
+impl Drop for Transmit {
+    /// Gives up packets that the kernel has not taken: they will not be sent.
+    fn drop(&mut self) {
+        let mask = self.slots.len().wrapping_sub(1);
+        let mut index = self.counted;
+        while index != self.end {
+            let slot = self.slots[index as usize & mask];
+            if slot.ends == Ends::Packet {
+                self.outgoing.count(slot.lane, Sent::default(), SendDrop::Down, 1);
+            }
+            index = index.wrapping_add(1);
+        }
+    }
+}

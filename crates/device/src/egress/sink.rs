@@ -1,0 +1,79 @@
+//! A CPU's way out: into the lanes to the device's queues.
+
+use std::sync::Arc;
+
+use forebay_rx::Packet;
+use forebay_sys::error::Error;
+
+use super::{Egress, Way};
+use crate::sink::{SendDrop, Sink, SinkCounters};
+
+/// One CPU's end of a device whose queues are driven by the CPUs that poll them.
+///
+/// A flow's packets go to one queue, and leave it in the order in which they were handed in.
+pub struct EgressSink {
+    /// The device.
+    name: String,
+    ways: Vec<Way>,
+    /// Packets for each queue, in the call under way.
+    sorted: Vec<Vec<Packet>>,
+    counters: Arc<SinkCounters>,
+}
+
+impl EgressSink {
+    /// For one more CPU of the device `name`, to all of its queues.
+    pub(crate) fn new(name: String, queues: &[Egress]) -> Self {
+        let counters = Arc::default();
+        Self {
+            name,
+            ways: queues.iter().map(|queue| queue.join(Arc::clone(&counters))).collect(),
+            sorted: queues.iter().map(|_| Vec::new()).collect(),
+            counters,
+        }
+    }
+
+    /// Hands a queue its packets, and returns whether it is gone. Those that find no room stay in
+    /// `packets`.
+    fn put(&mut self, queue: usize, packets: &mut Vec<Packet>) -> bool {
+        let way = &mut self.ways[queue];
+        if way.is_gone() {
+            self.counters.add_dropped(SendDrop::Down, packets.len() as u64);
+            return true;
+        }
+        if way.put(packets) > 0 {
+            way.wake();
+        }
+        self.counters.add_dropped(SendDrop::Full, packets.len() as u64);
+        false
+    }
+}
+
+impl Sink for EgressSink {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), Error> {
+        if packets.is_empty() {
+            return Ok(());
+        }
+        let mut is_gone = false;
+        if self.ways.len() == 1 {
+            is_gone = self.put(0, packets);
+        } else {
+            let queues = self.ways.len();
+            for packet in packets.drain(..) {
+                self.sorted[packet.hash.0 as usize % queues].push(packet);
+            }
+            for queue in 0..queues {
+                let mut sorted = std::mem::take(&mut self.sorted[queue]);
+                if !sorted.is_empty() {
+                    is_gone |= self.put(queue, &mut sorted);
+                    packets.append(&mut sorted);
+                }
+                self.sorted[queue] = sorted;
+            }
+        }
+        if is_gone { Err(Error::DeviceGone { name: self.name.clone() }) } else { Ok(()) }
+    }
+
+    fn counters(&self) -> &Arc<SinkCounters> {
+        &self.counters
+    }
+}

@@ -1,0 +1,66 @@
+//! Devices: where frames come from.
+
+pub mod pcap; //      capture files
+pub mod synthetic; // made-up flows
+mod pace; //          when a recorded or made-up frame is due
+
+pub mod live; //      interfaces: how one is named, opened and counted
+pub mod take; //      which packets are taken from the kernel
+pub mod af_xdp; //    straight into packet memory
+pub mod af_packet; // copies of what any interface sees
+pub mod tun; //       the kernel's stack on the other side
+pub mod virtio; //    a device that another process is, over vhost-user
+pub mod sink; //      the way out of a device
+mod egress; //        from any CPU to the one that drives a device queue, in order
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock};
+
+pub use egress::EgressSink;
+use forebay_rx::RxQueue;
+use forebay_rx::hash::{FlowHash, Hasher, Indirection};
+use forebay_rx::parse::{Link, Verify, View, parse};
+pub use forebay_sys::xdp::CopyMode;
+pub use live::{Device, DeviceConfig, Facts, KernelCounts, RxBuffers, Via, XdpMode, XdpOptions};
+pub use pace::Rate;
+pub use tun::TunDevice;
+
+/// Progress that a source tells while it runs.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Part that is done, in the source's unit.
+    pub done: AtomicU64,
+    /// The whole, if it is known.
+    pub total: Option<u64>,
+    /// Records that were passed over as damaged.
+    pub damaged: AtomicU64,
+    /// The first of them.
+    pub first_damage: OnceLock<String>,
+    /// Records that were dropped because their link type, or what stands behind its header, is not
+    /// read, by the name of the link type. Locked only when there is one more.
+    pub unread: Mutex<BTreeMap<String, u64>>,
+}
+
+/// One rx queue's part of a source, as a device with receive-side scaling deals it out.
+#[derive(Clone, Debug)]
+pub struct QueueShare {
+    /// The queue.
+    pub queue: RxQueue,
+    /// The device's indirection table.
+    pub indirection: Indirection,
+    /// The device's hash; its frames carry it.
+    pub hasher: Arc<Hasher>,
+}
+
+impl QueueShare {
+    /// The hash of a frame, if the frame is this queue's. Frames that the device cannot read are
+    /// the first queue's.
+    fn claim(&self, bytes: &[u8], wire_len: u32, link: Option<Link>) -> Option<FlowHash> {
+        let hash = link.map_or(FlowHash::NONE, |link| {
+            let headers = parse(bytes, wire_len, link, Verify::Nothing);
+            self.hasher.hash(&View::new(bytes, &headers))
+        });
+        (self.indirection.queue(hash) == self.queue).then_some(hash)
+    }
+}

@@ -1,0 +1,295 @@
+//! Packets written to capture files.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::mem;
+use std::path::{Path, PathBuf};
+
+use forebay_rx::Packet;
+use forebay_rx::parse::Link;
+use forebay_sys::error::Error;
+
+use super::reader::MAX_RECORD_BYTES;
+use crate::sink::Sent;
+
+/// The link types of what is written (tcpdump.org/linktypes.html).
+const ETHERNET: u32 = 1;
+const RAW: u32 = 101;
+
+/// The last time that a classic capture can tell, whose seconds have 32 bits.
+const LAST_TIME_NS: u64 = (1 << 32) * SECOND_NS - 1;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// First four bytes of a capture with nanoseconds.
+const MAGIC_NS: u32 = 0xa1b2_3c4d;
+/// Versions 2 and 4, as in every capture.
+const VERSION: u32 = 4 << 16 | 2;
+
+/// Bytes that wait before they are written at once. A capture that is looked at meanwhile lacks them,
+/// and so does what is counted as written.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// A capture being written: classic pcap with nanoseconds. Packets without a link header go to a
+/// file of their own beside it, since a file has one link type.
+#[derive(Debug)]
+pub(super) struct CaptureWriter {
+    ethernet: LinkCapture,
+    ip: LinkCapture,
+}
+
+/// Outcome of packets: in the file, or never to be.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// Packets that the system has taken.
+    pub(super) written: Sent,
+    /// Packets that it has not.
+    pub(super) lost: u64,
+    /// Reason of the first failure.
+    pub(super) error: Option<Error>,
+}
+
+impl CaptureWriter {
+    /// Will write to `stem` with `.pcap` added, and to `stem` with `-ip.pcap` added if need be. A
+    /// file is created with its first packet.
+    pub(super) fn new(stem: &Path) -> Self {
+        let capture = |ending: &str, link_type| {
+            let mut name = stem.as_os_str().to_owned();
+            name.push(ending);
+            LinkCapture { path: name.into(), link_type, file: None }
+        };
+        Self { ethernet: capture(".pcap", ETHERNET), ip: capture("-ip.pcap", RAW) }
+    }
+
+    /// Adds a packet: a record for each of `frames`, with their recorded times, or the last one that
+    /// can be told. It counts as `sent` once all of them are in the file.
+    pub(super) fn write(&mut self, frames: &[Packet], sent: Sent) -> Outcome {
+        let Some(link) = frames.first().map(|frame| frame.headers.link) else {
+            return Outcome::default();
+        };
+        let capture = match link {
+            Link::Ethernet => &mut self.ethernet,
+            Link::Ip => &mut self.ip,
+        };
+        capture.write(frames, sent)
+    }
+
+    /// Writes out what still waits.
+    pub(super) fn flush(&mut self) -> Outcome {
+        let [mut one, other] = [&mut self.ethernet, &mut self.ip].map(LinkCapture::flush);
+        one.written = one.written.plus(other.written);
+        one.lost += other.lost;
+        one.error = one.error.or(other.error);
+        one
+    }
+}
+
+/// The file of one link type.
+#[derive(Debug)]
+struct LinkCapture {
+    path: PathBuf,
+    link_type: u32,
+    /// None before the first packet.
+    file: Option<Records<File>>,
+}
+
+impl LinkCapture {
+    fn write(&mut self, frames: &[Packet], sent: Sent) -> Outcome {
+        let records = match &mut self.file {
+            Some(records) => records,
+            None => match File::create(&self.path) {
+                Ok(file) => self.file.insert(Records::begin(file, self.link_type)),
+                Err(error) => {
+                    let error = Some(Error::file("create", &self.path)(error));
+                    return Outcome { lost: sent.packets, error, ..Outcome::default() };
+                }
+            },
+        };
+        frames.iter().for_each(|frame| records.add(frame));
+        records.end_packet(sent);
+        if records.waits_bytes() < BUFFER_BYTES { Outcome::default() } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> Outcome {
+        let Some(records) = &mut self.file else { return Outcome::default() };
+        let (written, lost, error) = records.flush();
+        if error.is_some() {
+            // Nothing more is written: half a record is none, and a file without a header no capture.
+            // One that cannot be cut is left as it is.
+            let _ = match records.whole_bytes {
+                0 => std::fs::remove_file(&self.path),
+                whole => records.file.set_len(whole),
+            };
+        }
+        Outcome { written, lost, error: error.map(Error::file("write", &self.path)) }
+    }
+}
+
+/// Records that wait to be written, and what they count for.
+#[derive(Debug)]
+struct Records<W> {
+    file: W,
+    waiting: Vec<u8>,
+    /// The packets that wait: where each one's last record ends, and what it is.
+    packets: Vec<(usize, Sent)>,
+    /// Bytes of the file, up to the end of the last packet that is whole.
+    whole_bytes: u64,
+}
+
+impl<W: Write> Records<W> {
+    fn begin(file: W, link_type: u32) -> Self {
+        let mut waiting = Vec::with_capacity(BUFFER_BYTES);
+        for field in [MAGIC_NS, VERSION, 0, 0, MAX_RECORD_BYTES, link_type] {
+            waiting.extend(field.to_le_bytes());
+        }
+        // The header comes whole or not at all, and counts for nothing.
+        let packets = vec![(waiting.len(), Sent::default())];
+        Self { file, waiting, packets, whole_bytes: 0 }
+    }
+
+    fn waits_bytes(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn add(&mut self, packet: &Packet) {
+        let time_ns = packet.timestamp_ns.min(LAST_TIME_NS);
+        let [seconds, nanoseconds] = [time_ns / SECOND_NS, time_ns % SECOND_NS]
+            .map(|part| u32::try_from(part).unwrap_or(u32::MAX));
+        let len: usize = packet.fragments().map(<[u8]>::len).sum();
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        for field in [seconds, nanoseconds, len, packet.wire_len] {
+            self.waiting.extend(field.to_le_bytes());
+        }
+        packet.fragments().for_each(|fragment| self.waiting.extend_from_slice(fragment));
+    }
+
+    /// Makes a packet of the bytes added since the last one.
+    fn end_packet(&mut self, sent: Sent) {
+        self.packets.push((self.waiting.len(), sent));
+    }
+
+    /// Writes what waits. Returns what is in the file now, how many packets are not, and why not.
+    fn flush(&mut self) -> (Sent, u64, Option<io::Error>) {
+        let (taken, error) = write_as_much_as_may_be(&mut self.file, &self.waiting);
+        let (mut written, mut lost, mut whole) = (Sent::default(), 0, 0);
+        for (end, sent) in mem::take(&mut self.packets) {
+            if end <= taken {
+                (written, whole) = (written.plus(sent), end);
+            } else {
+                lost += sent.packets;
+            }
+        }
+        self.whole_bytes += whole as u64;
+        self.waiting.clear();
+        (written, lost, error)
+    }
+}
+
+/// Writes until something is refused; says how many bytes were taken.
+fn write_as_much_as_may_be(file: &mut impl Write, bytes: &[u8]) -> (usize, Option<io::Error>) {
+    let mut taken = 0;
+    while taken < bytes.len() {
+        match file.write(&bytes[taken..]) {
+            Ok(0) => return (taken, Some(ErrorKind::WriteZero.into())),
+            Ok(count) => taken += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return (taken, Some(error)),
+        }
+    }
+    (taken, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_testkit::packets::datagrams;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_lies_in_pieces_is_written_as_what_lies_in_one_frame() {
+        let directory = tempfile::tempdir().unwrap();
+        let written = datagrams(&[3; 1001], 116).map(|packet| {
+            let mut writer = CaptureWriter::new(&directory.path().join("written"));
+            assert!(writer.write(&[packet], Sent::default()).error.is_none());
+            assert!(writer.flush().error.is_none());
+            std::fs::read(directory.path().join("written.pcap")).unwrap()
+        });
+        assert_eq!(written[0].len(), 24 + 16 + 42 + 1001);
+        assert_eq!(written[0], written[1]);
+    }
+
+    /// A disk that has so much room left, and takes a few bytes at a time.
+    struct Disk {
+        room_bytes: usize,
+        at_once: usize,
+        has: Vec<u8>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.at_once).min(self.room_bytes);
+            if count == 0 {
+                return Err(ErrorKind::StorageFull.into());
+            }
+            self.room_bytes -= count;
+            self.has.extend(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The lengths of the records that a capture holds whole.
+    fn whole_records(capture: &[u8]) -> Vec<usize> {
+        let mut left = capture.get(24..).unwrap_or_default();
+        let mut records = Vec::new();
+        while let Some(len) = left.get(8..12).and_then(|len| len.first_chunk().copied()) {
+            let len = u32::from_le_bytes(len) as usize;
+            let Some(rest) = left.get(16 + len..) else { break };
+            records.push(len);
+            left = rest;
+        }
+        records
+    }
+
+    proptest! {
+        /// Whatever room there is, what counts as written is what can be read again.
+        #[test]
+        fn promise_2_only_what_is_in_a_capture_is_counted(
+            room_bytes in 0usize..12_000,
+            at_once in 1usize..500,
+            flushes in prop::collection::vec(prop::collection::vec((300usize..400, 1usize..4), 0..6), 1..6),
+        ) {
+            let disk = Disk { room_bytes, at_once, has: Vec::new() };
+            let mut records = Records::begin(disk, ETHERNET);
+            let (mut written, mut lost, mut records_written) = (Sent::default(), 0, 0);
+            let mut handed = 0;
+            'full: for packets in &flushes {
+                let mut ends = Vec::new();
+                for (len, frames) in packets {
+                    for _ in 0..*frames {
+                        let [packet, _] = datagrams(&vec![7; *len], 116);
+                        records.add(&packet);
+                    }
+                    ends.push(*frames);
+                    records.end_packet(Sent { packets: 1, frames: *frames as u64, bytes: 0 });
+                    handed += 1;
+                }
+                let (now, none, error) = records.flush();
+                written = written.plus(now);
+                lost += none;
+                records_written += ends[..usize::try_from(now.packets).unwrap()].iter().sum::<usize>();
+                prop_assert!(none == 0 || error.is_some());
+                if error.is_some() {
+                    break 'full;
+                }
+            }
+            let whole = usize::try_from(records.whole_bytes).unwrap();
+            prop_assert_eq!(written.packets + lost, handed);
+            prop_assert_eq!(written.frames, u64::try_from(records_written).unwrap());
+            prop_assert_eq!(whole_records(&records.file.has[..whole]).len(), records_written);
+        }
+    }
+}

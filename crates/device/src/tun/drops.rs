@@ -1,0 +1,87 @@
+//! Packets that the kernel had for the device and dropped, because nobody took them in time: the
+//! interface's `tx_dropped`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_sys::interface::Interface;
+
+use crate::KernelCounts;
+
+/// Column of an interface's line in `/proc/net/dev` it is (`dev_seq_printf_stats` in
+/// net/core/net-procfs.c).
+const TX_DROPPED: usize = 11;
+
+/// Bytes that are read of that file at a time: more than the kernel gives.
+const LINES_BYTES: usize = 16 << 10;
+
+/// The drops of one interface.
+#[derive(Debug)]
+pub(super) struct Drops {
+    interface: Option<Interface>,
+    /// `/proc/net/dev` of the namespace in which the device was opened. The kernel answers it
+    /// without a lock; over rtnetlink, whoever polls the device would wait for everybody who
+    /// changes some interface.
+    lines: Option<File>,
+    /// Count up to which they were [told](Self::newly).
+    before: Mutex<u64>,
+    /// Since the device was opened.
+    counts: Arc<KernelCounts>,
+}
+
+impl Default for Drops {
+    fn default() -> Self {
+        let counts = KernelCounts::new(&["tx_dropped"]);
+        Self { interface: None, lines: None, before: Mutex::new(0), counts }
+    }
+}
+
+impl Drops {
+    /// Drops from now on.
+    pub(super) fn of(interface: &Interface) -> Self {
+        let lines = File::open("/proc/thread-self/net/dev").ok();
+        let drops = Self { interface: Some(interface.clone()), lines, ..Self::default() };
+        Self { before: Mutex::new(drops.counted().unwrap_or(0)), ..drops }
+    }
+
+    /// Drops since this was last asked, for any queue; 0 where that cannot be told, because the
+    /// device was moved to another namespace, or is gone.
+    pub(super) fn newly(&self) -> u64 {
+        let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        let newly = self.counted().map_or(0, |counted| counted.saturating_sub(*before));
+        *before += newly;
+        let told: u64 = self.counts.iter().map(|(_, count)| count).sum();
+        self.counts.set(0, told + newly);
+        newly
+    }
+
+    /// Count for a report.
+    pub(super) fn counts(&self) -> &Arc<KernelCounts> {
+        &self.counts
+    }
+
+    fn counted(&self) -> Option<u64> {
+        let interface = self.interface.as_ref()?;
+        let by_line = self.lines.as_ref().and_then(|lines| line_of(lines, &interface.name));
+        // Under another name it is found by its number.
+        by_line.or_else(|| interface.counters().ok().map(|counters| counters.tx_dropped))
+    }
+}
+
+/// Fields of an interface's line in that file.
+fn line_of(lines: &File, name: &str) -> Option<u64> {
+    let mut bytes = [0; LINES_BYTES];
+    let mut offset = 0;
+    loop {
+        // The kernel gives whole lines only.
+        let read = lines.read_at(&mut bytes, offset).ok().filter(|read| *read > 0)?;
+        let text = std::str::from_utf8(bytes.get(..read)?).ok()?;
+        let mut said =
+            text.lines().filter_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':'));
+        if let Some(numbers) = said.next() {
+            return numbers.split_ascii_whitespace().nth(TX_DROPPED)?.parse().ok();
+        }
+        offset += u64::try_from(read).ok()?;
+    }
+}

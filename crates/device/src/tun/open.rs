@@ -1,0 +1,336 @@
+//! Opening a device: one that is there, which stays as it was when we go, or a new one, which goes
+//! with us.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use forebay_rx::coalesce::gso::VIRTIO_NET_HDR_BYTES;
+use forebay_rx::parse::Verify;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::interface::{Interface, is_interface_name};
+use forebay_sys::privilege;
+use forebay_sys::tun::{Attach, Offload, TunQueue};
+use rustix::io::Errno;
+
+use super::drops::Drops;
+use super::steering::Steering;
+use super::{TunKind, TunSink, TunSource};
+use crate::KernelCounts;
+
+/// Header that the kernel writes before each packet.
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 10")]
+const HEADER_BYTES: i32 = VIRTIO_NET_HDR_BYTES as i32;
+
+/// A TUN or TAP device with all its queues open. It is closed when the last source and sink of it
+/// is gone, and this.
+#[derive(Clone, Debug)]
+pub struct TunDevice(Arc<OpenTun>);
+
+/// State that sources and sinks of a device share.
+#[derive(Debug)]
+pub(super) struct OpenTun {
+    interface: Interface,
+    kind: TunKind,
+    queues: Vec<TunQueue>,
+    offload: Offload,
+    steering: Steering,
+    /// Settings that it had; none if it is new.
+    before: Option<Before>,
+    drops: Drops,
+}
+
+/// Settings that a device which was there gets back when it is closed.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    header_bytes: i32,
+    is_little_endian: bool,
+}
+
+/// Origin of a device: made or found.
+enum Found {
+    New,
+    There,
+}
+
+impl TunDevice {
+    /// Opens the device of that name, in the network namespace of the calling thread, with so many
+    /// queues. One that is not there is made, and set up.
+    ///
+    /// # Errors
+    /// When it is of another kind, is in use, has fewer queues, or may not be opened or made.
+    pub fn open(name: &str, kind: TunKind, queues: u16) -> Result<Self> {
+        // The kernel would put a number for a %d.
+        if !is_interface_name(name) || name.contains('%') {
+            let why = "the name of an interface has at most 15 bytes, no space and no / : %".into();
+            return Err(Error::Setting { what: "a device", value: name.into(), why });
+        }
+        let first = open_file(name)?;
+        let is_multi_queue = queues > 1;
+        let found = attach(&first, name, kind, is_multi_queue);
+        let found = found.map_err(|errno| not_attached(name, kind, queues, errno))?;
+        let before = match found {
+            Found::New => None,
+            Found::There => Some(Before::of(&first).map_err(refused(name, "read its settings"))?),
+        };
+        let interface = Interface::named(name)?;
+        if interface.tun.is_some_and(|tun| tun.open_queues > 1) {
+            // What goes for all queues would go for another program's too.
+            return Err(not_attached(name, kind, queues, Errno::BUSY));
+        }
+        let mut device = OpenTun {
+            interface,
+            kind,
+            queues: vec![first],
+            offload: Offload::Nothing,
+            steering: Steering::default(),
+            before,
+            drops: Drops::default(),
+        };
+        device.set_up(queues)?;
+        Ok(Self(Arc::new(device)))
+    }
+
+    /// Opens a device to send to: the TAP of that name if there is one, else as a TUN.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_to_send(name: &str) -> Result<Self> {
+        let kind = match Interface::named(name) {
+            Ok(Interface { tun: Some(tun), .. }) if tun.is_tap => TunKind::Tap,
+            _ => TunKind::Tun,
+        };
+        Self::open(name, kind, 1)
+    }
+
+    /// One source for each queue. Each may be asked for once: two that read one queue would each
+    /// get some of its packets. Where checksums are to be verified, packets are summed up on their
+    /// way into memory, unless the kernel has verified them.
+    #[must_use]
+    pub fn sources(&self, verify: Verify) -> Vec<TunSource> {
+        let source = |queue| TunSource::new(Arc::clone(&self.0), queue, verify);
+        (0..self.0.queues.len()).map(source).collect()
+    }
+
+    /// Counters of the kernel for each queue: what it dropped stands with the first one's, for it
+    /// does not say which queue that was for.
+    #[must_use]
+    pub fn counts(&self) -> Vec<Arc<KernelCounts>> {
+        let further = self.0.queues.iter().skip(1).map(|_| KernelCounts::new(&[]));
+        std::iter::once(Arc::clone(self.0.drops.counts())).chain(further).collect()
+    }
+
+    /// A sink for one CPU.
+    #[must_use]
+    pub fn sink(&self) -> TunSink {
+        TunSink::new(Arc::clone(&self.0))
+    }
+
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Kind.
+    #[must_use]
+    pub fn kind(&self) -> TunKind {
+        self.0.kind
+    }
+
+    /// Facts for a report: what was found, and made of it.
+    #[must_use]
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let made = if self.0.before.is_some() { "was there" } else { "new" };
+        let offload = match self.0.offload {
+            Offload::Nothing => "none",
+            Offload::Tcp => "checksums, TCP segments",
+            Offload::TcpAndUdp => "checksums, TCP and UDP segments",
+        };
+        let mut facts = vec![("device", made.to_owned()), ("offload", offload.to_owned())];
+        facts.extend(self.0.steering.fact().map(|fact| ("steering", fact)));
+        facts
+    }
+}
+
+impl OpenTun {
+    /// Sets up all but the first queue, and what goes for all.
+    fn set_up(&mut self, queues: u16) -> Result<()> {
+        let name = self.interface.name.clone();
+        let first = &self.queues[0];
+        let framed = first.set_header_bytes(HEADER_BYTES);
+        framed
+            .and_then(|()| first.set_little_endian(true))
+            .map_err(refused(&name, "set the header before its packets"))?;
+        self.offload = offer(first).map_err(refused(&name, "set its offloads"))?;
+        for _ in 1..queues {
+            let queue = open_file(&name)?;
+            let (kind, is_new) = (self.kind, false);
+            let to = Attach { name: &name, kind, is_multi_queue: true, is_new };
+            queue.attach(to).map_err(|errno| not_attached(&name, kind, queues, errno))?;
+            self.queues.push(queue);
+        }
+        self.steering = Steering::of(&self.queues[0], queues);
+        if self.before.is_none() {
+            self.interface.set_up()?;
+        }
+        self.drops = Drops::of(&self.interface);
+        Ok(())
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.interface.name
+    }
+
+    pub(super) fn kind(&self) -> TunKind {
+        self.kind
+    }
+
+    /// True if a packet of several UDP datagrams may be sent as one.
+    pub(super) fn cuts_udp(&self) -> bool {
+        self.offload == Offload::TcpAndUdp
+    }
+
+    pub(super) fn queue(&self, queue: usize) -> &TunQueue {
+        &self.queues[queue]
+    }
+
+    pub(super) fn descriptor(&self, queue: usize) -> BorrowedFd<'_> {
+        self.queue(queue).as_fd()
+    }
+
+    pub(super) fn drops(&self) -> &Drops {
+        &self.drops
+    }
+
+    /// Has the kernel drop, and count, what it has for the device from now on.
+    pub(super) fn close_to_the_kernel(&self) {
+        self.steering.close(&self.queues[0]);
+    }
+}
+
+impl Drop for OpenTun {
+    fn drop(&mut self) {
+        let Some(before) = self.before else { return };
+        let Some(first) = self.queues.first() else { return };
+        // Whoever opens it next without a header would get packets that are whole, or unsummed. If
+        // the device is gone there is nothing to give back.
+        let _ = first.set_offload(Offload::Nothing);
+        let _ = first.set_header_bytes(before.header_bytes);
+        let _ = first.set_little_endian(before.is_little_endian);
+        self.steering.give_back(first);
+    }
+}
+
+impl Before {
+    fn of(queue: &TunQueue) -> rustix::io::Result<Self> {
+        Ok(Self {
+            header_bytes: queue.header_bytes()?,
+            is_little_endian: queue.is_little_endian()?,
+        })
+    }
+}
+
+fn open_file(name: &str) -> Result<TunQueue> {
+    TunQueue::open().map_err(|errno| {
+        let help = match errno {
+            Errno::ACCESS | Errno::PERM => "it takes read and write permission on that file",
+            _ => "load the module (modprobe tun); a container must be given that file",
+        };
+        let what = "open /dev/net/tun".to_owned();
+        Error::Device { name: name.into(), what, source: errno.into(), help: help.into() }
+    })
+}
+
+fn attach(
+    queue: &TunQueue,
+    name: &str,
+    kind: TunKind,
+    is_multi_queue: bool,
+) -> rustix::io::Result<Found> {
+    let new = Attach { name, kind, is_multi_queue, is_new: true };
+    match queue.attach(new) {
+        Ok(()) => return Ok(Found::New),
+        Err(Errno::BUSY) => {}
+        Err(errno) => return Err(errno),
+    }
+    let there = Attach { is_new: false, ..new };
+    match queue.attach(there) {
+        // One with several queues will do where one is asked for, but must be told so.
+        Err(Errno::INVAL) if !is_multi_queue => {
+            queue.attach(Attach { is_multi_queue: true, ..there })?;
+        }
+        attached => attached?,
+    }
+    Ok(Found::There)
+}
+
+/// Offers as much as the kernel knows.
+fn offer(queue: &TunQueue) -> rustix::io::Result<Offload> {
+    for offload in [Offload::TcpAndUdp, Offload::Tcp] {
+        match queue.set_offload(offload) {
+            Err(Errno::INVAL) => {}
+            set => return set.map(|()| offload),
+        }
+    }
+    Ok(Offload::Nothing)
+}
+
+/// Says why the kernel did not attach us.
+fn not_attached(name: &str, kind: TunKind, queues: u16, errno: Errno) -> Error {
+    let (asked, command) = match kind {
+        TunKind::Tun => ("a TUN", "tun"),
+        TunKind::Tap => ("a TAP", "tap"),
+    };
+    let (what, mut source) = (format!("open it as {asked}"), io::Error::from(errno));
+    let help = match errno {
+        Errno::PERM | Errno::ACCESS if let Err(missing) = privilege::for_tun(name) => {
+            return missing;
+        }
+        Errno::BUSY => {
+            source = io::Error::new(source.kind(), "another program has it open");
+            format!("end the program that has it (see `ip -details link show {name}`)")
+        }
+        Errno::TOOBIG => "the kernel gives a device 256 queues at most".to_owned(),
+        Errno::INVAL => {
+            let (found, help) = what_it_is(name, kind, queues);
+            source = io::Error::new(io::ErrorKind::InvalidInput, found);
+            help
+        }
+        _ => format!("see whether `ip tuntap add {name} mode {command}` works"),
+    };
+    Error::Device { name: name.to_owned(), what, source, help }
+}
+
+/// Error for a device of that name of another kind: what it is, and what to do.
+fn what_it_is(name: &str, kind: TunKind, queues: u16) -> (String, String) {
+    let Ok(there) = Interface::named(name) else {
+        return ("the kernel refuses".to_owned(), format!("see `ip link show {name}`"));
+    };
+    let Some(tun) = there.tun else {
+        let driver = there.driver.map_or(String::new(), |driver| format!(" ({driver})"));
+        let found = format!("it is neither a TUN nor a TAP{driver}");
+        return (found, "open it by af_packet or af_xdp, or give another name".to_owned());
+    };
+    let (found, is_it) = if tun.is_tap {
+        ("it is a TAP", kind == TunKind::Tap)
+    } else {
+        ("it is a TUN", kind == TunKind::Tun)
+    };
+    if is_it {
+        let help = "take one queue, or make it anew with `ip tuntap add … multi_queue`";
+        (format!("it has one queue, not {queues}"), help.to_owned())
+    } else {
+        (found.to_owned(), "open it as what it is, or give another name".to_owned())
+    }
+}
+
+/// Names a device and what was tried in an error of the kernel's: for `map_err`.
+fn refused(name: &str, what: &'static str) -> impl FnOnce(Errno) -> Error {
+    move |errno| Error::Device {
+        name: name.to_owned(),
+        what: what.to_owned(),
+        source: errno.into(),
+        help: "the kernel's tun driver must be that of Linux 3.19 or later".to_owned(),
+    }
+}

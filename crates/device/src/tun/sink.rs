@@ -1,0 +1,208 @@
+//! Packets that the kernel receives from the device.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use forebay_rx::Packet;
+use forebay_rx::coalesce::gso::{GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
+use forebay_rx::coalesce::resegment;
+use forebay_rx::parse::{Link, Network};
+use forebay_sys::error::{Error, Result};
+use rustix::io::{self, Errno};
+
+use super::TunKind;
+use super::open::OpenTun;
+use crate::sink::{SendDrop, Sent, Sink, SinkCounters};
+
+/// Pieces that are gathered into one write. A packet in more of them is copied together: the
+/// kernel reads a list of them as slowly as so many bytes.
+const PIECES_MAX: usize = 64;
+
+/// One CPU's way into a device. Each packet is one write, a merged one too.
+#[derive(Debug)]
+pub struct TunSink {
+    device: Arc<OpenTun>,
+    counters: Arc<SinkCounters>,
+    /// Packets on their way through [`Sink::send`]; empty in between.
+    sending: Vec<Packet>,
+    /// A packet of too many pieces, as one.
+    copied: Vec<u8>,
+}
+
+/// Reason why a write failed.
+enum Failed {
+    /// The packet is dropped.
+    Drop(SendDrop),
+    /// The kernel cannot cut it.
+    Uncut,
+    /// The device is gone.
+    Gone,
+}
+
+impl TunSink {
+    pub(super) fn new(device: Arc<OpenTun>) -> Self {
+        let (counters, sending, copied) = (Arc::default(), Vec::new(), Vec::new());
+        Self { device, counters, sending, copied }
+    }
+
+    /// Sends a packet, and gives back what is left of it in `done`.
+    fn send_one(&mut self, mut packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
+        let mut sent = Sent { packets: 1, frames: packet.wire_count().into(), bytes: 0 };
+        let written = match self.begin(&packet) {
+            Ok(begin) => self.write(&mut packet, begin),
+            Err(drop) => Err(Failed::Drop(drop)),
+        };
+        match written {
+            Ok(bytes) => {
+                sent.bytes = bytes;
+                self.counters.add_sent(sent);
+                done.push(packet);
+                Ok(())
+            }
+            Err(Failed::Uncut) if packet.is_merged() => self.send_cut(packet, done),
+            Err(failed) => {
+                done.push(packet);
+                Err(match failed {
+                    Failed::Uncut => Failed::Drop(SendDrop::Refused),
+                    failed => failed,
+                })
+            }
+        }
+    }
+
+    /// Sends a merged packet as the segments that it was made of.
+    fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
+        let first = done.len();
+        resegment(packet, done);
+        let mut sent = Sent { packets: 1, frames: 0, bytes: 0 };
+        for segment in &mut done[first..] {
+            let written = match self.begin(segment) {
+                Ok(begin) => self.write(segment, begin),
+                Err(drop) => Err(Failed::Drop(drop)),
+            };
+            match written {
+                Ok(bytes) => {
+                    sent.frames += 1;
+                    sent.bytes += bytes;
+                }
+                Err(Failed::Uncut) => return Err(Failed::Drop(SendDrop::Refused)),
+                Err(failed) => return Err(failed),
+            }
+        }
+        self.counters.add_sent(sent);
+        Ok(())
+    }
+
+    /// Offset in the packet of the part that the device takes.
+    fn begin(&self, packet: &Packet) -> Result<u16, SendDrop> {
+        match (self.device.kind(), packet.headers.link) {
+            (TunKind::Tap, Link::Ethernet) => Ok(0),
+            (TunKind::Tap, Link::Ip) => Err(SendDrop::LinkHeader),
+            (TunKind::Tun, _) if packet.headers.network == Network::Other => Err(SendDrop::NotIp),
+            (TunKind::Tun, _) => Ok(packet.headers.network_offset.into()),
+        }
+    }
+
+    /// Writes a packet from `begin` on, and returns how many bytes that was.
+    fn write(&mut self, packet: &mut Packet, begin: u16) -> Result<u64, Failed> {
+        let mut header = describe(packet);
+        if header.gso_type == GSO_UDP_L4 && !self.device.cuts_udp() {
+            return Err(Failed::Uncut);
+        }
+        header.hdr_len = header.hdr_len.saturating_sub(begin);
+        header.csum_start = header.csum_start.saturating_sub(begin);
+        let written = if !packet.is_chain() && !packet.is_in_pieces() {
+            let bytes = packet.view().bytes();
+            let bytes = bytes.get(begin.into()..).unwrap_or_default();
+            self.write_pieces(&[IoSlice::new(&header.to_bytes()), IoSlice::new(bytes)])
+        } else {
+            self.write_gathered(header, packet, begin)
+        };
+        let is_cut = packet.gso_size() > 0;
+        let bytes = written.map_err(|errno| match errno {
+            Errno::BADFD => Failed::Gone,
+            Errno::INVAL if is_cut => Failed::Uncut,
+            Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => Failed::Drop(SendDrop::Full),
+            Errno::IO => Failed::Drop(SendDrop::Down),
+            _ => Failed::Drop(SendDrop::Refused),
+        })?;
+        let bytes = bytes.saturating_sub(header.to_bytes().len());
+        Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+
+    fn write_gathered(
+        &mut self,
+        header: VirtioNetHdr,
+        packet: &Packet,
+        begin: u16,
+    ) -> io::Result<usize> {
+        let header = header.to_bytes();
+        let begin = usize::from(begin);
+        // Only the first fragment has what the device does not take.
+        let fragments = move || {
+            let mut begin = begin;
+            packet
+                .fragments()
+                .map(move |bytes| bytes.get(std::mem::take(&mut begin)..).unwrap_or_default())
+        };
+        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        pieces[0] = IoSlice::new(&header);
+        let mut count = 1;
+        for fragment in fragments() {
+            let Some(place) = pieces.get_mut(count) else {
+                return self.write_copied(header, fragments());
+            };
+            *place = IoSlice::new(fragment);
+            count += 1;
+        }
+        self.write_pieces(&pieces[..count])
+    }
+
+    fn write_copied<'a>(
+        &mut self,
+        header: [u8; VIRTIO_NET_HDR_BYTES],
+        fragments: impl Iterator<Item = &'a [u8]>,
+    ) -> io::Result<usize> {
+        self.copied.clear();
+        fragments.for_each(|bytes| self.copied.extend_from_slice(bytes));
+        self.write_pieces(&[IoSlice::new(&header), IoSlice::new(&self.copied)])
+    }
+
+    fn write_pieces(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        io::retry_on_intr(|| io::writev(self.device.descriptor(0), pieces))
+    }
+}
+
+impl Sink for TunSink {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<()> {
+        let mut sending = std::mem::take(&mut self.sending);
+        std::mem::swap(&mut sending, packets);
+        let mut is_gone = false;
+        for packet in sending.drain(..) {
+            if is_gone {
+                self.counters.add_dropped(SendDrop::Down, 1);
+                packets.push(packet);
+                continue;
+            }
+            match self.send_one(packet, packets) {
+                Ok(()) => {}
+                Err(Failed::Drop(reason)) => self.counters.add_dropped(reason, 1),
+                Err(Failed::Uncut) => self.counters.add_dropped(SendDrop::Refused, 1),
+                Err(Failed::Gone) => {
+                    is_gone = true;
+                    self.counters.add_dropped(SendDrop::Down, 1);
+                }
+            }
+        }
+        self.sending = sending;
+        if is_gone {
+            Err(Error::DeviceGone { name: self.device.name().to_owned() })
+        } else {
+            Ok(())
+        }
+    }
+
+    fn counters(&self) -> &Arc<SinkCounters> {
+        &self.counters
+    }
+}

@@ -1,0 +1,282 @@
+//! The control queue: how a device is given commands (virtio 1.2, section 5.1.6.5).
+//!
+//! All commands of a session are posted before the device sees the ring, so one kick is enough, and it
+//! is given with the ring: an event that a back end has in its hands may be made to hold up whoever
+//! signals it. The answers are looked for, not called for.
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use forebay_buf::{PageFrag, PageFragCache};
+use forebay_sys::virtio::{BufferId, Descriptor, RingAddresses, Virtqueue};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_net::VIRTIO_NET_OK;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+use super::commands::{Answer, COMMANDS_MAX, Command, HashKey};
+use super::features::Features;
+use super::memory::RingPlace;
+use super::receive::layout;
+
+/// Entries of the ring: room for all commands, of three pieces each.
+pub(super) const CONTROL_QUEUE_SIZE: u16 = 16;
+
+/// Time that a device may take to answer all commands. One that never does may be used all the same (see
+/// [`Commands`](super::commands::Commands)), and with it packets flow within a second, too.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Time between two looks for an answer.
+const ANSWER_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+/// Number of sessions in a row that may end by what came of the queue. Not one: a back end may just have been
+/// killed.
+const TRIES: u32 = 2;
+
+/// `class` and `command` (struct virtio_net_ctrl).
+const HEADER_BYTES: u32 = 2;
+
+/// Room for a command, or for its answer, on lines of their own.
+const ROOM_BYTES: u32 = 64;
+
+/// Value of an answer before there is one: neither `VIRTIO_NET_OK` nor `VIRTIO_NET_ERR`.
+const UNANSWERED: u8 = 0xff;
+
+/// Place of commands and their ring in the shared memory.
+#[derive(Debug)]
+pub(super) struct ControlPlace {
+    ring: RingPlace,
+    slots: [Slot; COMMANDS_MAX],
+    pub(super) hash_key: HashKey,
+    /// Sessions in a row that ended by what came of the queue, and why the last one did.
+    failures: u32,
+    last_failure: String,
+}
+
+/// Place of one command, and of its answer.
+#[derive(Debug)]
+struct Slot {
+    request: PageFrag,
+    answer: PageFrag,
+}
+
+impl ControlPlace {
+    /// Commands lie in a block of their own.
+    pub(super) fn new(ring: RingPlace, mut block: PageFragCache) -> Self {
+        let mut room = || {
+            let cut = block.cut(ROOM_BYTES);
+            cut.unwrap_or_else(|| unreachable!("a block has room for all commands"))
+        };
+        let slots = [(); COMMANDS_MAX].map(|()| Slot { request: room(), answer: room() });
+        let (failures, last_failure) = (0, String::new());
+        Self { ring, slots, hash_key: HashKey::drawn(), failures, last_failure }
+    }
+
+    /// The session ends by what came of the queue.
+    pub(super) fn failed(&mut self, why: String) {
+        (self.failures, self.last_failure) = (self.failures + 1, why);
+    }
+
+    /// Nothing was wrong with it.
+    pub(super) fn worked(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Reason why this session does without the queue, if it does: a back end that refuses such a ring, or
+    /// lies there, may serve packets all the same. The next session tries again, since it may be with
+    /// another back end.
+    pub(super) fn given_up(&mut self) -> Option<String> {
+        if self.failures < TRIES {
+            return None;
+        }
+        self.failures = 0;
+        Some(format!("it is done without commands: {}", self.last_failure))
+    }
+
+    /// A new ring with these commands in it. No device uses the one that was.
+    pub(super) fn post(&mut self, features: Features, commands: &[Command]) -> Posted<'_> {
+        let event_idx = features.has(VIRTIO_RING_F_EVENT_IDX);
+        let mut ring = self.ring.ring(layout(features), event_idx);
+        let slots = commands.iter().zip(&mut self.slots);
+        let waiting = slots.map(|(command, slot)| Waiting {
+            id: slot.post(&command.bytes(), &mut ring),
+            slot,
+            answer: Answer::Silence,
+        });
+        let waiting = waiting.collect();
+        let _ = ring.ask_for_call(false);
+        // The kick comes with the ring.
+        let _ = ring.publish();
+        Posted { ring, waiting }
+    }
+}
+
+impl Slot {
+    /// Puts a command into the ring, in pieces as the kernel does: header, body, answer.
+    fn post(&mut self, command: &[u8], ring: &mut Virtqueue) -> BufferId {
+        self.request.copy_out(0, command);
+        self.answer.copy_out(0, &[UNANSWERED]);
+        let address = self.request.address();
+        let len_bytes = u32::try_from(command.len()).unwrap_or(ROOM_BYTES);
+        let header = Descriptor { address, len_bytes: HEADER_BYTES };
+        let body = Descriptor {
+            address: address + u64::from(HEADER_BYTES),
+            len_bytes: len_bytes - HEADER_BYTES,
+        };
+        let answer = Descriptor { address: self.answer.address(), len_bytes: 1 };
+        let posted = ring.post_request(&[header, body], &[answer]);
+        posted.unwrap_or_else(|_| unreachable!("a new ring has room for all commands"))
+    }
+
+    /// Answer of the device: copied, since it may change.
+    fn answer(&self) -> Answer {
+        let mut answer = [0];
+        self.answer.copy_in(0, &mut answer);
+        if u32::from(answer[0]) == VIRTIO_NET_OK { Answer::Done } else { Answer::Refused }
+    }
+}
+
+/// Commands in their ring.
+#[derive(Debug)]
+pub(super) struct Posted<'a> {
+    ring: Virtqueue,
+    waiting: Vec<Waiting<'a>>,
+}
+
+/// A command that may be answered.
+#[derive(Debug)]
+struct Waiting<'a> {
+    id: BufferId,
+    slot: &'a Slot,
+    answer: Answer,
+}
+
+impl Posted<'_> {
+    /// Description of the ring for the device.
+    pub(super) fn addresses(&self) -> RingAddresses {
+        self.ring.addresses()
+    }
+
+    /// Waits for the answers, one for each command; not for ever.
+    ///
+    /// # Errors
+    /// What the device says of the ring that cannot be, or that it is gone.
+    pub(super) fn answers(mut self, stream: &UnixStream) -> Result<Vec<Answer>, String> {
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        let mut left = self.waiting.len();
+        loop {
+            left -= self.take_answers()?;
+            if left == 0 || Instant::now() >= until {
+                return Ok(self.waiting.iter().map(|waiting| waiting.answer).collect());
+            }
+            if is_cut(stream) {
+                return Err("the back end closed the connection".to_owned());
+            }
+        }
+    }
+
+    /// Takes those that are there; how many. They are no more than there are commands: each is taken
+    /// once.
+    fn take_answers(&mut self) -> Result<usize, String> {
+        let mut taken = 0;
+        while let Some(used) = self.ring.next_used().map_err(|lie| lie.to_string())? {
+            let id = self.ring.take(used.id);
+            let waiting = self.waiting.iter_mut().find(|waiting| Some(waiting.id) == id);
+            let Some(waiting) = waiting else {
+                return Err(format!("it answered {}, which is no command that it has", used.id));
+            };
+            if used.len_bytes != 1 {
+                return Err(format!("it answered with {} bytes, not with one", used.len_bytes));
+            }
+            waiting.answer = waiting.slot.answer();
+            taken += 1;
+        }
+        Ok(taken)
+    }
+}
+
+/// Waits a moment; whether the connection has ended meanwhile.
+fn is_cut(stream: &UnixStream) -> bool {
+    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    // Whatever interrupts it, it is looked again.
+    poll(&mut watched, Some(&ANSWER_LOOK)).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_sys::virtio::SharedMemory;
+    use forebay_sys::virtio::twin::Twin;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+
+    use super::*;
+    use crate::virtio::VirtioOptions;
+    use crate::virtio::features::Wishes;
+    use crate::virtio::memory::MemoryPlan;
+
+    const COMMANDS: [Command; 2] = [Command::QueuePairs(2), Command::QueuePairs(3)];
+
+    fn place() -> ControlPlace {
+        let plan = MemoryPlan::of(&VirtioOptions::default());
+        let memory = SharedMemory::new(plan.len_bytes(0)).unwrap();
+        plan.control(&memory, 0)
+    }
+
+    fn features(is_packed: bool) -> Features {
+        let offered = 1 << VIRTIO_F_VERSION_1 | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
+        Features::negotiate(offered, Wishes { packed: true, ..Wishes::default() }).unwrap()
+    }
+
+    proptest! {
+        /// Ids and lengths are anything; many of them are near what is right.
+        #[test]
+        fn promise_5_whatever_is_said_of_commands_each_is_answered_once_at_most(
+            is_packed: bool,
+            said in vec((prop_oneof![0..4_u16, any::<u16>()], 0..3_u32, 1..4_usize), 1..8),
+        ) {
+            let mut place = place();
+            let mut posted = place.post(features(is_packed), &COMMANDS);
+            let mut device = Twin::of(&posted.ring);
+            let has: Vec<_> = std::iter::from_fn(|| device.take()).map(|got| got.id).collect();
+            prop_assert_eq!(has.len(), COMMANDS.len());
+            let mut taken = 0;
+            let mut in_batch = 0;
+            for (id, len_bytes, batch) in said {
+                if has.contains(&id) {
+                    device.give(id, len_bytes);
+                } else {
+                    device.give_bad(id);
+                }
+                in_batch += 1;
+                if in_batch < batch {
+                    continue;
+                }
+                in_batch = 0;
+                match posted.take_answers() {
+                    Ok(more) => taken += more,
+                    Err(why) => {
+                        prop_assert!(!why.is_empty());
+                        break;
+                    }
+                }
+            }
+            prop_assert!(taken <= COMMANDS.len());
+            // Nothing was written: nothing is done.
+            prop_assert!(posted.waiting.iter().all(|waiting| waiting.answer != Answer::Done));
+        }
+    }
+
+    #[test]
+    fn a_ring_is_tried_twice_then_done_without_once() {
+        let mut place = place();
+        assert_eq!(place.given_up(), None);
+        place.failed("one".to_owned());
+        assert_eq!(place.given_up(), None);
+        place.worked();
+        place.failed("another".to_owned());
+        assert_eq!(place.given_up(), None);
+        place.failed("one more".to_owned());
+        assert!(place.given_up().is_some_and(|why| why.contains("one more")));
+        assert_eq!(place.given_up(), None);
+    }
+}

@@ -1,0 +1,428 @@
+//! The link to a back end: a thread that meets it, sets it up, sees it end and begins anew.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use forebay_sys::error::{Error, Result};
+use forebay_sys::{Event, Signaller};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::commands::Remarks;
+use super::control::ControlPlace;
+use super::ends::{Ends, Kind, Reason};
+use super::features::Wishes;
+use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
+use super::meet::{Meeting, is_absence};
+use super::options::Role;
+use super::port::{Port, Session, Shut, Switchboard, Wish};
+use crate::Facts;
+
+/// Time that a back end may take to be set up, or to stop.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time between two looks for a back end that is not there.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest pause after one that could not be set up; it doubles each time.
+const REFUSED_PAUSE_MAX: Duration = Duration::from_millis(400);
+
+/// Time that the link's thread may take to end: longer than it takes to cut off a back end that does
+/// not stop. What else could hold it is in the hands of the kernel, as the closing of a descriptor of
+/// another file system that a back end sends.
+const END_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The most queue pairs: a message names a ring by eight bits (`SET_VRING_KICK`).
+pub const QUEUE_PAIRS_MAX: usize = 128;
+
+/// Settings of a link.
+#[derive(Debug)]
+pub(super) struct LinkConfig<'a> {
+    /// The socket.
+    pub(super) path: &'a Path,
+    /// Side that makes it.
+    pub(super) role: Role,
+    /// Features asked for.
+    pub(super) wishes: Wishes,
+    /// The memory that the device gets.
+    pub(super) memory: MemoryTable,
+    /// The rings in it, for each queue pair.
+    pub(super) queues: Vec<QueueRings>,
+    /// Place of commands to the device in it.
+    pub(super) control: ControlPlace,
+    /// Facts that it keeps: `link`, `features`, `queues`, `sessions`, `device_hash`, and
+    /// what [`Ends`] tells.
+    pub(super) facts: Facts,
+}
+
+/// A link; the back end is let go of when it is dropped.
+#[derive(Debug)]
+pub(super) struct Link {
+    shared: Arc<Switchboard>,
+    thread: Option<JoinHandle<()>>,
+    /// The thread is about to end.
+    ended: Arc<Event>,
+    facts: Facts,
+}
+
+impl Link {
+    /// Begins to look for a back end, and to keep one set up. Returns a port for each queue pair.
+    ///
+    /// # Errors
+    /// When there can never be one at that path, or the system refuses. That none is there yet is no
+    /// error.
+    pub(super) fn start(config: LinkConfig<'_>) -> Result<(Self, Vec<Port>)> {
+        let LinkConfig { path, role, wishes, memory, queues, control, facts } = config;
+        if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
+            return Err(Error::Setting {
+                what: "the queue pairs of a vhost-user device",
+                value: queues.len().to_string(),
+                why: format!("there are 1 to {QUEUE_PAIRS_MAX}"),
+            });
+        }
+        let refused = |source| Error::Device {
+            name: path.display().to_string(),
+            what: "start its link".to_owned(),
+            source,
+            help: "check the limits on descriptors and threads (ulimit -n, ulimit -u)".to_owned(),
+        };
+        let (meeting, first) = Meeting::open(path, role)?;
+        let signaller = Signaller::new().map_err(|source| no_signals(path, source))?;
+        let (shared, ports) = Switchboard::new(queues.len(), signaller).map_err(refused)?;
+        let ended = Arc::new(Event::new().map_err(refused)?);
+        let place = path.display().to_string();
+        let plan = Plan { memory, queues, control, wishes };
+        let (of_thread, told) = (Arc::clone(&shared), facts.clone());
+        let ends = Ends::new(told.clone());
+        let keeper =
+            Keeper { shared: of_thread, meeting, plan, facts: told, ends, place, number: 0 };
+        facts.set("sessions", "0".to_owned());
+        let thread = thread::Builder::new().name("forebay-virtio".to_owned());
+        let about_to_end = Arc::clone(&ended);
+        let run = move || {
+            keeper.run(first);
+            about_to_end.signal();
+        };
+        let thread = thread.spawn(run).map_err(refused)?;
+        Ok((Self { shared, thread: Some(thread), ended, facts }, ports))
+    }
+
+    /// One that nobody keeps: what is on the board is a test's.
+    #[cfg(test)]
+    pub(super) fn without_thread(shared: &Arc<Switchboard>) -> Self {
+        let ended = Arc::new(Event::new().unwrap_or_else(|error| panic!("{error}")));
+        Self { shared: Arc::clone(shared), thread: None, ended, facts: Facts::default() }
+    }
+
+    /// Has the device stop using the rings, and lets go of it. It takes as long as the device takes to
+    /// answer, but no longer than [`CONTROL_TIMEOUT`]; and whatever holds the thread, no longer than
+    /// [`END_TIMEOUT`].
+    pub(super) fn stop(&mut self) {
+        self.shared.stop.signal();
+        let Some(thread) = self.thread.take() else { return };
+        let ended = self.ended.descriptor();
+        wait(&mut [PollFd::from_borrowed_fd(ended, PollFlags::IN)], END_TIMEOUT);
+        if is_readable(ended) {
+            // It has nothing to tell, and nothing in it panics.
+            let _ = thread.join();
+        } else {
+            // All that it has is its own, the memory of the rings included.
+            self.facts.set("link", "left alone: its thread does not end".to_owned());
+        }
+    }
+}
+
+/// Error when the kernel gives no context for signals.
+fn no_signals(path: &Path, source: io::Error) -> Error {
+    let help = match source.raw_os_error() {
+        Some(libc::EAGAIN) => "raise fs.aio-max-nr with sysctl: fs.aio-nr has come up to it",
+        _ => "it takes a kernel with CONFIG_AIO, and leave to call io_setup (seccomp)",
+    };
+    Error::Device {
+        name: path.display().to_string(),
+        what: "make a context to kick it by (io_setup)".to_owned(),
+        source,
+        help: help.to_owned(),
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// State of the thread.
+struct Keeper {
+    shared: Arc<Switchboard>,
+    meeting: Meeting,
+    plan: Plan,
+    facts: Facts,
+    ends: Ends,
+    /// The socket's path.
+    place: String,
+    /// Of the last session.
+    number: u64,
+}
+
+/// Reason why a session is over.
+enum End {
+    /// The back end is gone.
+    Gone(Reason),
+    /// We want another one.
+    Renew(Reason),
+    /// The link ends.
+    Stop,
+}
+
+impl Keeper {
+    /// One session after the other.
+    fn run(mut self, mut met: Option<UnixStream>) {
+        let mut refused_pause = RECONNECT_PAUSE;
+        while self.wait_for_release() {
+            let Some(stream) = met.take().or_else(|| self.meet()) else { break };
+            self.tell_link("setting up".to_owned());
+            match self.set_up(&stream) {
+                Ok((front, session)) => {
+                    refused_pause = RECONNECT_PAUSE;
+                    match self.session(front, session, &stream) {
+                        End::Gone(why) => self.ends.ended(&why),
+                        End::Renew(why) => {
+                            self.ends.ended(&why);
+                            self.rest(RECONNECT_PAUSE);
+                        }
+                        End::Stop => break,
+                    }
+                }
+                Err(why) => {
+                    drop(stream);
+                    self.tell_link(format!("refused: {why}"));
+                    self.rest(refused_pause);
+                    refused_pause = (refused_pause * 2).min(REFUSED_PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    /// Waits until no source uses the rings any more. Returns whether the link goes on.
+    fn wait_for_release(&self) -> bool {
+        loop {
+            if self.is_stopped() || self.shared.wish() == Wish::Leave {
+                return false;
+            }
+            let held = self.shared.held();
+            if held.is_empty() {
+                return true;
+            }
+            self.tell_link(format!("waiting for queues to let go of their rings: {held:?}"));
+            self.shared.tell.wait(&[self.shared.stop.descriptor()], None);
+        }
+    }
+
+    /// Waits for a back end. None: the link ends.
+    fn meet(&self) -> Option<UnixStream> {
+        loop {
+            let error = match self.meeting.try_meet() {
+                Ok(stream) => return Some(stream),
+                Err(error) => error,
+            };
+            // Somebody who waits at the door and cannot be let in would have us look without end.
+            let door = self.meeting.descriptor().filter(|_| is_absence(&error));
+            let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
+            self.tell_link(format!("waiting for a back end at {}{why}", self.place));
+            let at_most = door.is_none().then_some(RECONNECT_PAUSE);
+            let stop = self.shared.stop.descriptor();
+            let watched: Vec<_> = door.into_iter().chain([stop]).collect();
+            self.shared.tell.wait(&watched, at_most);
+            if self.is_stopped() || self.shared.wish() == Wish::Leave {
+                return None;
+            }
+        }
+    }
+
+    /// Sets a back end up, or says why it cannot be.
+    fn set_up(&mut self, stream: &UnixStream) -> Result<(Front, Session), String> {
+        let number = self.number + 1;
+        let asked = self.plan.queues.len();
+        let set_up = || Front::set_up(stream, &mut self.plan, number);
+        let (front, session) = within(stream, Some(&self.shared.stop), set_up)?;
+        self.number = number;
+        self.facts.set("sessions", number.to_string());
+        self.facts.set("features", session.features.to_string());
+        let Remarks { queues, device_hash } = front.remarks().clone();
+        let has = session.pairs.len();
+        let count = if has < asked { format!("{has} of {asked}") } else { has.to_string() };
+        let fewer = (has < asked).then(|| "the back end has no more".to_owned());
+        let why = queues.or(fewer).map_or_else(String::new, |why| format!(": {why}"));
+        self.facts.set("queues", count + &why);
+        if let Some(device_hash) = device_hash {
+            self.facts.set("device_hash", device_hash);
+        }
+        self.tell_link("up".to_owned());
+        Ok((front, session))
+    }
+
+    /// One session, from all queues being enabled to its end.
+    fn session(&mut self, front: Front, session: Session, stream: &UnixStream) -> End {
+        self.shared.publish(Some(Arc::new(session)));
+        let mut front = front;
+        let end = self.watch(&mut front, stream);
+        if !matches!(end, End::Gone(_)) {
+            // Whoever does not answer is cut off: there is nothing more to be done about it.
+            let _ = within(stream, None, || front.stop());
+        }
+        drop(front);
+        // Cut before the sources let go, so that a device that lives knows that it is over.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        self.shared.publish(None);
+        end
+    }
+
+    /// Watches a session until it ends.
+    fn watch(&mut self, front: &mut Front, stream: &UnixStream) -> End {
+        let mut told_shut = Vec::new();
+        loop {
+            if self.is_stopped() {
+                return End::Stop;
+            }
+            let done = match self.shared.wish() {
+                Wish::Leave => return End::Stop,
+                Wish::Renew(shut) => {
+                    self.tell_shut(&shut, &mut told_shut);
+                    let why = shut.into_iter().next().map(|(_, why)| why);
+                    return End::Renew(why.unwrap_or_else(|| unreachable!("some are shut")));
+                }
+                Wish::GoOn { shut, sated } => {
+                    let news = self.tell_shut(&shut, &mut told_shut);
+                    self.tell_device(front, stream, &sated, &news)
+                }
+            };
+            if let Err(why) = done {
+                return End::Gone(Kind::Message.because(why));
+            }
+            if self.is_cut(stream) {
+                return End::Gone(Kind::Closed.because("the back end closed the connection"));
+            }
+        }
+    }
+
+    /// Tells of queues that are shut, once; which those were.
+    fn tell_shut(&mut self, shut: &Shut, told: &mut Vec<usize>) -> Vec<usize> {
+        let news = shut.iter().filter(|(pair, _)| !told.contains(pair));
+        let news = news.map(|(pair, why)| {
+            self.ends.shut(self.number, *pair, why);
+            *pair
+        });
+        let news: Vec<_> = news.collect();
+        told.extend(&news);
+        news
+    }
+
+    /// Has the device give some queues no more, and leave others alone.
+    fn tell_device(
+        &self,
+        front: &mut Front,
+        stream: &UnixStream,
+        sated: &[usize],
+        shut: &[usize],
+    ) -> Result<(), String> {
+        for &pair in sated {
+            within(stream, Some(&self.shared.stop), || front.stop_receiving(pair))?;
+            self.shared.stopped_receiving(pair);
+        }
+        shut.iter()
+            .try_for_each(|&pair| within(stream, Some(&self.shared.stop), || front.disable(pair)))
+    }
+
+    /// Waits for something to happen; returns whether the connection has ended.
+    fn is_cut(&self, stream: &UnixStream) -> bool {
+        // What a back end says unasked is left alone: only its end counts.
+        let mut watched = [
+            PollFd::new(stream, PollFlags::RDHUP),
+            PollFd::from_borrowed_fd(self.shared.stop.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.tell.descriptor(), PollFlags::IN),
+        ];
+        // Whatever interrupts it, it is looked again.
+        let _ = poll(&mut watched, None);
+        let is_told = watched[2].revents().contains(PollFlags::IN);
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        let is_cut = watched[0].revents().intersects(ends);
+        if is_told {
+            self.shared.tell.clear();
+        }
+        is_cut
+    }
+
+    /// Does nothing for a while, unless the link ends.
+    fn rest(&self, pause: Duration) {
+        let stop = self.shared.stop.descriptor();
+        wait(&mut [PollFd::from_borrowed_fd(stop, PollFlags::IN)], pause);
+    }
+
+    fn is_stopped(&self) -> bool {
+        is_readable(self.shared.stop.descriptor())
+    }
+
+    fn tell_link(&self, how: String) {
+        self.facts.set("link", how);
+    }
+}
+
+/// Holds a conversation with the back end, which is cut off when it takes too long, or when `stop`
+/// happens.
+fn within<T>(
+    stream: &UnixStream,
+    stop: Option<&Event>,
+    conversation: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, String> {
+    let done = Event::new().map_err(|error| format!("eventfd: {error}"))?;
+    let guard = || {
+        let mut watched = vec![PollFd::from_borrowed_fd(done.descriptor(), PollFlags::IN)];
+        watched.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop.descriptor(), PollFlags::IN)));
+        wait(&mut watched, CONTROL_TIMEOUT);
+        let is_late = !is_readable(done.descriptor());
+        if is_late {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        is_late
+    };
+    thread::scope(|scope| {
+        let guard = thread::Builder::new().spawn_scoped(scope, guard);
+        let guard = guard.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let said = conversation();
+        done.signal();
+        let is_late = guard.join().unwrap_or(true);
+        match said {
+            Err(failure) if is_late && stop.is_none_or(|stop| !is_readable(stop.descriptor())) => {
+                Err(format!("{failure} (no answer in {} s)", CONTROL_TIMEOUT.as_secs()))
+            }
+            said => said.map_err(|failure| failure.to_string()),
+        }
+    })
+}
+
+/// Waits for one of them, at most that long. A signal may interrupt it: it waits on.
+fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
+    let until = std::time::Instant::now() + at_most;
+    loop {
+        let left = until.saturating_duration_since(std::time::Instant::now());
+        let Ok(left) = Timespec::try_from(left) else { return };
+        match poll(watched, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// True if it has happened, or somebody is there.
+fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
+    poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests;

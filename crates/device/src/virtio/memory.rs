@@ -1,0 +1,217 @@
+//! Memory that a device shares with its back end, and its layout.
+
+use std::sync::Arc;
+
+use forebay_buf::{Claim, PageFragCache, Region};
+use forebay_sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
+
+use super::buffers::{Sizing, pitch_bytes};
+use super::control::{CONTROL_QUEUE_SIZE, ControlPlace};
+use super::header::HEADER_BYTES;
+use super::options::VirtioOptions;
+use super::transmit::SLOT_BYTES;
+
+/// Memory beyond what the device has in its rings, for packets on their way through the engine, of
+/// one queue: when three quarters of all are away, packets are copied.
+const UNDER_WAY_BYTES: usize = 16 << 20;
+
+/// Buffers that a block is for, at least: what is left at its end is a small part of it.
+const BUFFERS_A_BLOCK: u32 = 4;
+
+/// The least and the most that a block has, unless a buffer is larger. Blocks are used again as
+/// wholes: large ones spread the same buffers over more memory than the back end's cache has.
+const BLOCK_BYTES_MIN: u32 = 128 << 10;
+const BLOCK_BYTES_MAX: u32 = 1 << 20;
+
+/// A page: the parts begin on one.
+const PAGE_BYTES: usize = 4096;
+
+/// Receive buffers begin so far behind a cache line's beginning that the device's header ends with the
+/// line, and the packet begins with the next: the back end copies in whole lines. Both are of one pair
+/// of lines, which come together.
+const BLOCKS_SHIFT: usize = 64 - HEADER_BYTES as usize;
+
+/// Block that commands to the device are cut from: the least that a block has.
+const COMMANDS_BYTES: u32 = 4096;
+
+/// The places of one queue pair's rings and buffers, one behind the other, pair by pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemoryPlan {
+    queue_size: u16,
+    block_bytes: u32,
+    blocks: u32,
+}
+
+/// Offsets of the parts of a queue pair, in bytes from the beginning of the memory.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    rx_ring: usize,
+    tx_ring: usize,
+    slots: usize,
+    blocks: usize,
+    end: usize,
+}
+
+impl MemoryPlan {
+    pub(super) fn of(options: &VirtioOptions) -> Self {
+        let largest = pitch_bytes(Sizing::of(options).largest_bytes());
+        let block_bytes = largest
+            .saturating_mul(BUFFERS_A_BLOCK)
+            .next_power_of_two()
+            .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
+            .max(largest.next_power_of_two());
+        // A block may end in a hole that is almost a buffer.
+        let whole = (block_bytes / largest).max(1) as usize;
+        let posted = usize::from(options.queue_size).div_ceil(whole);
+        let under_way = UNDER_WAY_BYTES / block_bytes as usize;
+        let blocks = u32::try_from(posted + under_way.max(BUFFERS_A_BLOCK as usize) + 1);
+        Self { queue_size: options.queue_size, block_bytes, blocks: blocks.unwrap_or(u32::MAX) }
+    }
+
+    /// The memory of so many queue pairs, and of the control queue.
+    pub(super) fn len_bytes(&self, pairs: usize) -> usize {
+        let control = control_ring_bytes() + COMMANDS_BYTES as usize;
+        self.control_offset_bytes(pairs).saturating_add(control)
+    }
+
+    /// Behind all pairs.
+    fn control_offset_bytes(&self, pairs: usize) -> usize {
+        self.places(0).end.saturating_mul(pairs)
+    }
+
+    fn places(&self, pair: usize) -> Places {
+        let ring = ring_bytes_max(self.queue_size).next_multiple_of(PAGE_BYTES);
+        let slots = usize::from(self.queue_size) * SLOT_BYTES as usize;
+        let blocks = self.blocks as usize * self.block_bytes as usize + BLOCKS_SHIFT;
+        let blocks = blocks.next_multiple_of(PAGE_BYTES);
+        let len = 2 * ring + slots.next_multiple_of(PAGE_BYTES) + blocks;
+        let begin = pair.saturating_mul(len);
+        let places = [begin, begin + ring, begin + 2 * ring];
+        let [rx_ring, tx_ring, slots] = places;
+        let end = begin + len;
+        Places { rx_ring, tx_ring, slots, blocks: end - blocks, end }
+    }
+
+    /// Places of a pair's rings: for receiving and for sending.
+    pub(super) fn rings(&self, memory: &SharedMemory, pair: usize) -> [RingPlace; 2] {
+        let at = self.places(pair);
+        [at.rx_ring, at.tx_ring].map(|at| RingPlace::new(memory.region(), at, self.queue_size))
+    }
+
+    /// Place that a pair's slots for packets to be sent are cut from: as many as its ring has
+    /// entries, of [`SLOT_BYTES`].
+    pub(super) fn slots(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
+        let len_bytes = u32::from(self.queue_size) * SLOT_BYTES;
+        PageFragCache::new(memory.region(), self.places(pair).slots, len_bytes, 1)
+    }
+
+    /// Place that a pair's receive buffers are cut from.
+    pub(super) fn cache(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
+        let at = self.places(pair).blocks + BLOCKS_SHIFT;
+        PageFragCache::new(memory.region(), at, self.block_bytes, self.blocks)
+    }
+
+    /// Place of the control queue, behind so many pairs.
+    pub(super) fn control(&self, memory: &SharedMemory, pairs: usize) -> ControlPlace {
+        let at = self.control_offset_bytes(pairs);
+        let ring = RingPlace::new(memory.region(), at, CONTROL_QUEUE_SIZE);
+        let commands = at + control_ring_bytes();
+        ControlPlace::new(ring, PageFragCache::new(memory.region(), commands, COMMANDS_BYTES, 1))
+    }
+}
+
+/// Place of a ring, whatever its layout: that is known only with a session.
+#[derive(Debug)]
+pub(super) struct RingPlace {
+    memory: Arc<Claim>,
+    size: u16,
+}
+
+impl RingPlace {
+    fn new(memory: &Arc<Region>, offset_bytes: usize, size: u16) -> Self {
+        let part = offset_bytes..offset_bytes + ring_bytes_max(size);
+        let Some(memory) = Region::claim(memory, part) else {
+            unreachable!("the parts of the plan lie one behind the other")
+        };
+        Self { memory: Arc::new(memory), size }
+    }
+
+    /// Its entries.
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// A new ring there. No device uses the one that was.
+    pub(super) fn ring(&self, layout: Layout, event_idx: bool) -> Virtqueue {
+        let config = RingConfig { layout, size: self.size, event_idx };
+        Virtqueue::new(&self.memory, config)
+    }
+
+    /// Description of it for the device.
+    pub(super) fn addresses(&self, layout: Layout) -> RingAddresses {
+        self.ring(layout, false).addresses()
+    }
+}
+
+/// The most memory that a ring takes.
+fn ring_bytes_max(size: u16) -> usize {
+    ring_bytes(Layout::Split, size).max(ring_bytes(Layout::Packed, size))
+}
+
+fn control_ring_bytes() -> usize {
+    ring_bytes_max(CONTROL_QUEUE_SIZE).next_multiple_of(PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virtio::BufferPolicy;
+
+    #[test]
+    fn the_parts_of_all_pairs_lie_one_behind_the_other_in_the_memory() {
+        for (queue_size, max_bytes) in [(16, 1536), (256, 16 << 10), (1024, 65_600), (32_768, 4096)]
+        {
+            let options =
+                VirtioOptions { queue_size, rx_buffer_max_bytes: max_bytes, ..Default::default() };
+            let plan = MemoryPlan::of(&options);
+            let mut last = 0;
+            for pair in 0..3 {
+                let Places { rx_ring, tx_ring, slots, blocks, end } = plan.places(pair);
+                let parts = [last, rx_ring, tx_ring, slots, blocks, end];
+                assert!(parts.is_sorted(), "{parts:?}");
+                assert!(parts.iter().all(|part| part.is_multiple_of(PAGE_BYTES)));
+                assert!(tx_ring - rx_ring >= ring_bytes_max(queue_size));
+                last = end;
+            }
+            assert_eq!(plan.len_bytes(3), last + 4096 + 4096);
+        }
+    }
+
+    /// Nobody gets what is another's: see [`Region::claim`].
+    #[test]
+    fn all_parts_of_two_pairs_and_the_control_queue_are_there_at_once() {
+        let plan = MemoryPlan::of(&VirtioOptions::default());
+        let memory = SharedMemory::new(plan.len_bytes(2)).unwrap();
+        let of_pair = |pair| {
+            (plan.rings(&memory, pair), plan.slots(&memory, pair), plan.cache(&memory, pair))
+        };
+        let _pairs = [0, 1].map(of_pair);
+        let _control = plan.control(&memory, 2);
+    }
+
+    #[test]
+    fn there_is_memory_for_a_full_ring_of_the_largest_buffers_and_for_packets_under_way() {
+        for max_bytes in [1536, 4096, 9216, 16 << 10, 65_600, 1 << 20] {
+            let options = VirtioOptions {
+                rx_buffers: BufferPolicy::Auto,
+                rx_buffer_max_bytes: max_bytes,
+                ..Default::default()
+            };
+            let plan = MemoryPlan::of(&options);
+            let in_ring = u64::from(options.queue_size) * u64::from(max_bytes);
+            let all = u64::from(plan.blocks) * u64::from(plan.block_bytes);
+            assert!(plan.block_bytes >= max_bytes, "{max_bytes}");
+            assert!(all >= in_ring + UNDER_WAY_BYTES as u64, "{max_bytes}: {all}");
+        }
+    }
+}

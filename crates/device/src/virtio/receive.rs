@@ -1,0 +1,491 @@
+//! From used buffers to packets: the driver's side of the receive ring, and what it makes of a device
+//! that lies.
+
+use std::sync::Arc;
+
+use forebay_buf::frags::FRAG_TABLE_BYTES;
+use forebay_buf::{Frame, Pool};
+use forebay_rx::arrive::{Burst, HEAD_BYTES, Numbering, Refused};
+use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Link;
+use forebay_rx::{DropReason, Packet};
+use forebay_sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_CSUM;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+use super::buffers::{Buffers, GOOD_PACKET_LEN};
+use super::features::Features;
+use super::header::{HASH_HEADER_BYTES, NetHeader};
+use super::heads::{Heads, copied, copy_head};
+use super::memory::RingPlace;
+use super::port::Session;
+use crate::KernelCounts;
+
+/// A packet up to this length is copied out of its buffer, which is posted again on the spot: what
+/// it costs to keep the buffer and cut another one is more than that.
+const COPYBREAK_BYTES: u32 = 256;
+
+/// An Ethernet header: nothing shorter is a packet (SEED1).
+const ETHERNET_BYTES: u32 = 14;
+
+/// The longest packet: an IP packet of 64 KiB with an Ethernet header and two tags.
+pub(super) const LARGEST_BYTES: u32 = (1 << 16) + 22;
+
+/// Time for which the rest of a packet may fail to come, if all buffers so far are full (NET10).
+const REST_NS: u64 = 100_000_000;
+
+/// Used buffers ahead of the one in hand whose first line is asked for.
+const PREFETCH_AHEAD: u16 = 8;
+
+/// Counters of the driver, in this order.
+pub(super) const COUNTS: [&str; 4] =
+    ["rx_length_errors", "rx_bad_ids", "rx_vnet_header", "rx_buffers_short"];
+
+/// The places of these in [`COUNTS`].
+#[derive(Clone, Copy)]
+enum Count {
+    LengthErrors,
+    BadIds,
+    VnetHeaders,
+    BuffersShort,
+}
+
+/// The receive side of one queue pair.
+pub(super) struct Receiver {
+    place: RingPlace,
+    ring: Virtqueue,
+    buffers: Buffers,
+    heads: Heads,
+    features: Features,
+    device_hash: bool,
+    numbering: Numbering,
+    /// There was no memory for all buffers when they were last posted.
+    is_starved: bool,
+    /// A packet whose last buffers have not come.
+    partial: Option<Partial>,
+    /// Used entries that are looked at yet; without end while buffers are posted.
+    left: usize,
+    counts: Arc<KernelCounts>,
+}
+
+/// The first buffers of a packet.
+struct Partial {
+    /// If the packet is lost already, why: its other buffers are only waited for.
+    frame: Result<Frame, DropReason>,
+    header: NetHeader,
+    /// Bytes so far, without the device's header.
+    len_bytes: u32,
+    /// Buffers that have not come.
+    missing: u16,
+    /// True if all so far are full, as the specification wants it of all but the last (5.1.6.4.1).
+    is_full: bool,
+    /// When the latest came.
+    since_ns: u64,
+}
+
+/// State after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rest {
+    /// More, perhaps.
+    More,
+    /// Nothing before the rest of a packet, which is given up at this time.
+    Part {
+        /// In the engine's time.
+        until_ns: u64,
+    },
+    /// Nothing.
+    Nothing,
+}
+
+impl Receiver {
+    pub(super) fn new(
+        place: RingPlace,
+        buffers: Buffers,
+        device_hash: bool,
+        counts: Arc<KernelCounts>,
+    ) -> Self {
+        Self {
+            ring: place.ring(Layout::Split, false),
+            place,
+            buffers,
+            heads: Heads::default(),
+            features: Features::default(),
+            device_hash,
+            numbering: Numbering::of_queue(forebay_rx::RxQueue(0), 1),
+            is_starved: false,
+            partial: None,
+            left: usize::MAX,
+            counts,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn ring(&self) -> &Virtqueue {
+        &self.ring
+    }
+
+    pub(super) fn number_by(&mut self, numbering: Numbering) {
+        self.numbering = numbering;
+    }
+
+    /// Begins with a device that has agreed on these features, and fills its ring. Returns whether
+    /// it is to be told.
+    pub(super) fn begin(&mut self, session: &Session) -> bool {
+        let features = session.features;
+        self.features = features;
+        self.ring = self.place.ring(layout(features), features.has(VIRTIO_RING_F_EVENT_IDX));
+        // Without buffers that are merged, each must hold a packet (NET2).
+        let mtu = session.mtu.map_or(GOOD_PACKET_LEN, |mtu| u32::from(mtu) + ETHERNET_BYTES + 4);
+        let min_packet_bytes = if features.mergeable() { 0 } else { mtu };
+        self.buffers.sizing.begin(features.header_bytes(), min_packet_bytes);
+        self.left = usize::MAX;
+        // Until its CPU is to sleep; nothing can have come.
+        let _ = self.ring.ask_for_call(false);
+        self.refill()
+    }
+
+    /// Ends with a device that is gone or has stopped: its buffers come home. A packet that is not
+    /// there as a whole is lost.
+    pub(super) fn end(&mut self, pool: &mut Pool, burst: &mut Burst) {
+        self.give_up(pool, burst);
+        self.buffers.take_back();
+        self.ring = self.place.ring(Layout::Split, false);
+    }
+
+    /// Nothing is posted any more: what the device says beyond the buffers that it has is not looked at.
+    pub(super) fn post_no_more(&mut self) {
+        self.left = self.left.min((self.ring.size() - self.ring.free()).into());
+    }
+
+    /// The spine: takes up to `max` frames out of the ring, and looks at no more used entries than that,
+    /// whatever they are.
+    ///
+    /// # Errors
+    /// When the ring means nothing any more.
+    pub(super) fn turn(
+        &mut self,
+        max: usize,
+        now_ns: u64,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Rest, RingLie> {
+        let (mut taken, most) = (0, max.min(self.left));
+        let rest = loop {
+            if taken == most || burst.len() >= max {
+                break if taken < self.left { Rest::More } else { self.rest(now_ns, pool, burst) };
+            }
+            let Some(used) = self.ring.next_used()? else {
+                break self.rest(now_ns, pool, burst);
+            };
+            if taken == 0 {
+                self.prefetch_first(used);
+            }
+            self.prefetch(PREFETCH_AHEAD - 1);
+            self.take(used, now_ns, pool, burst);
+            taken += 1;
+        };
+        self.left = self.left.saturating_sub(taken);
+        self.buffers.shown().add_used(taken as u64);
+        Ok(rest)
+    }
+
+    /// Posts buffers for those that were taken. Returns whether the device is to be told.
+    #[must_use]
+    pub(super) fn refill(&mut self) -> bool {
+        self.is_starved = !self.buffers.refill(&mut self.ring);
+        if self.is_starved {
+            self.count(Count::BuffersShort);
+        }
+        self.ring.publish()
+    }
+
+    /// Says whether the device is to tell when there is something. Returns whether there is, already.
+    pub(super) fn ask_for_call(&mut self, wanted: bool) -> bool {
+        self.ring.ask_for_call(wanted)
+    }
+
+    /// True if the device has fewer buffers than it could: too few, perhaps, for the next packet.
+    pub(super) fn is_starved(&self) -> bool {
+        self.is_starved
+    }
+
+    /// Asks for the first buffers of a turn.
+    #[inline(never)] // once for a turn
+    fn prefetch_first(&self, used: Used) {
+        self.prefetch_used(used);
+        (0..PREFETCH_AHEAD - 1).for_each(|ahead| self.prefetch(ahead));
+    }
+
+    /// Asks for the buffer that is taken after so many others.
+    #[inline(always)] // once for a packet
+    fn prefetch(&self, ahead: u16) {
+        if let Some(used) = self.ring.peek_used(ahead) {
+            self.prefetch_used(used);
+        }
+    }
+
+    #[inline(always)] // once for a packet
+    fn prefetch_used(&self, used: Used) {
+        let header_bytes = self.features.header_bytes();
+        if used.len_bytes <= header_bytes + COPYBREAK_BYTES {
+            self.buffers.prefetch(used.id, used.len_bytes);
+        } else {
+            self.buffers.prefetch(used.id, header_bytes + self.heads.len_bytes());
+            // Another buffer will be posted in its place.
+            self.ring.prefetch_place(used.id);
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, used: Used, now_ns: u64, pool: &mut Pool, burst: &mut Burst) {
+        let Some(id) = self.ring.take(used.id) else { return self.count(Count::BadIds) };
+        match self.partial.take() {
+            None => self.first(id, used.len_bytes, now_ns, pool, burst),
+            Some(partial) => self.next(partial, (id, used.len_bytes), now_ns, pool, burst),
+        }
+    }
+
+    /// The buffer that a packet begins in.
+    #[inline]
+    fn first(
+        &mut self,
+        id: BufferId,
+        used_bytes: u32,
+        now_ns: u64,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) {
+        let header_bytes = self.features.header_bytes();
+        let out = self.ring.size() - self.ring.free();
+        let is_mergeable = self.features.mergeable();
+        let Some(frag) = self.buffers.posted(id) else { return self.count(Count::BadIds) };
+        let fits = (header_bytes + ETHERNET_BYTES..=frag.room_bytes()).contains(&used_bytes);
+        let mut header = [0; HASH_HEADER_BYTES as usize];
+        // Of a header without a hash a few bytes too many: a length that is known is copied faster,
+        // and every buffer has as many.
+        frag.copy_in(0, &mut header);
+        let header = NetHeader::from_bytes(&header, header_bytes == HASH_HEADER_BYTES);
+        let buffers = if is_mergeable { header.num_buffers } else { 1 };
+        if !fits || buffers == 0 || buffers - 1 > out {
+            let wire_len = used_bytes.saturating_sub(header_bytes);
+            self.ring.post_again(id);
+            return self.refuse(wire_len, DropReason::LengthError, burst);
+        }
+        let len_bytes = used_bytes - header_bytes;
+        if buffers == 1 && len_bytes <= COPYBREAK_BYTES {
+            let frame = copied(frag, header_bytes, len_bytes, pool);
+            if self.buffers.is_outgrown(frag) {
+                self.buffers.take(id);
+            } else {
+                self.ring.post_again(id);
+            }
+            return match frame {
+                Some(frame) => self.finish(frame, &header, len_bytes, pool, burst),
+                None => self.refuse(len_bytes, DropReason::NoBuffer, burst),
+            };
+        }
+        let is_full = used_bytes == frag.room_bytes();
+        let frame = self.head(id, used_bytes, pool);
+        if buffers > 1 {
+            let missing = buffers - 1;
+            let since_ns = now_ns;
+            self.partial = Some(Partial { frame, header, len_bytes, missing, is_full, since_ns });
+            return;
+        }
+        match frame {
+            Ok(frame) => self.finish(frame, &header, len_bytes, pool, burst),
+            Err(reason) => self.refuse(len_bytes, reason, burst),
+        }
+    }
+
+    /// A private frame with the first bytes of a packet, and what is behind them in the buffer.
+    #[inline]
+    fn head(
+        &mut self,
+        id: BufferId,
+        used_bytes: u32,
+        pool: &mut Pool,
+    ) -> Result<Frame, DropReason> {
+        let Some(mut frame) = pool.allocate(HEAD_BYTES + FRAG_TABLE_BYTES) else {
+            self.ring.post_again(id);
+            return Err(DropReason::NoBuffer);
+        };
+        let Some(mut frag) = self.buffers.take(id) else { return Err(DropReason::LengthError) };
+        let header_bytes = self.features.header_bytes();
+        let head_bytes = (used_bytes - header_bytes).min(self.heads.len_bytes());
+        frame.set_len(head_bytes);
+        copy_head(&frag, header_bytes, frame.data_mut());
+        self.heads.add(frame.data());
+        frag.set_len(used_bytes);
+        frag.pull(header_bytes + head_bytes);
+        if frag.len_bytes() > 0 && frame.attach(frag).is_err() {
+            pool.put(frame);
+            return Err(DropReason::Oversize);
+        }
+        Ok(frame)
+    }
+
+    /// One more buffer of a packet.
+    fn next(
+        &mut self,
+        mut partial: Partial,
+        (id, used_bytes): (BufferId, u32),
+        now_ns: u64,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) {
+        let room_bytes = self.buffers.posted(id).map_or(0, |frag| frag.room_bytes());
+        let len_bytes = partial.len_bytes.saturating_add(used_bytes);
+        let fits = used_bytes <= room_bytes && len_bytes <= LARGEST_BYTES;
+        partial.is_full &= used_bytes == room_bytes;
+        partial.missing -= 1;
+        partial.since_ns = now_ns;
+        match (&mut partial.frame, fits) {
+            (Ok(frame), true) if used_bytes > 0 => {
+                partial.len_bytes = len_bytes;
+                let attached = self.buffers.take(id).map(|mut frag| {
+                    frag.set_len(used_bytes);
+                    frame.attach(frag).is_ok()
+                });
+                if attached != Some(true) {
+                    partial.lose(DropReason::LengthError, pool);
+                }
+            }
+            (Ok(_), true) | (Err(_), _) => self.ring.post_again(id),
+            (Ok(_), false) => {
+                self.ring.post_again(id);
+                partial.lose(DropReason::LengthError, pool);
+            }
+        }
+        if partial.missing > 0 {
+            self.partial = Some(partial);
+            return;
+        }
+        match partial.frame {
+            Ok(frame) => self.finish(frame, &partial.header, partial.len_bytes, pool, burst),
+            Err(reason) => self.refuse(partial.len_bytes, reason, burst),
+        }
+    }
+
+    /// A packet that is there as a whole.
+    #[inline(always)] // a frame that is passed on in memory is waited for: half of this stage's time
+    fn finish(
+        &mut self,
+        frame: Frame,
+        header: &NetHeader,
+        len_bytes: u32,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) {
+        let arrival = self.numbering.next_arrival();
+        let is_pinning = self.buffers.is_short() && frame.frag_count() > 0;
+        if header.says_nothing(self.device_hash) && !is_pinning {
+            self.buffers.sizing.add(len_bytes);
+            burst.packets.push(Packet::received(frame, arrival, len_bytes, Link::Ethernet));
+            return;
+        }
+        let packet = Packet::received(frame, arrival, len_bytes, Link::Ethernet);
+        self.finish_as_said(packet, header, pool, burst);
+    }
+
+    /// The same of one that the device says something of, or while memory is short.
+    #[inline(never)]
+    fn finish_as_said(
+        &mut self,
+        mut packet: Packet,
+        header: &NetHeader,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) {
+        let (arrival, wire_len) = (packet.arrival, packet.wire_len);
+        if self.device_hash && header.hash.is_some() {
+            packet.hash = header.hash;
+        }
+        if !self.carry(header, &mut packet) {
+            pool.put(packet.frame);
+            self.count(Count::VnetHeaders);
+            burst.refused.push(Refused { arrival, wire_len, reason: DropReason::VnetHeader });
+            return;
+        }
+        self.buffers.sizing.add(wire_len);
+        // Packets that somebody holds hold whole blocks. With few left, none should leave.
+        if packet.is_in_pieces()
+            && self.buffers.is_short()
+            && let Some(copy) = packet.copied(pool)
+        {
+            pool.put(std::mem::replace(&mut packet, copy).frame);
+        }
+        burst.packets.push(packet);
+    }
+
+    /// Has the packet carry what the device says of it, as far as that was agreed on (NET11) and goes
+    /// with the packet.
+    fn carry(&self, header: &NetHeader, packet: &mut Packet) -> bool {
+        let mut offloads = header.offloads;
+        // All other bits are to be ignored (NET4).
+        offloads.flags &= NEEDS_CSUM | DATA_VALID;
+        if !self.features.has(VIRTIO_NET_F_GUEST_CSUM) {
+            // It was not agreed on: that a checksum is right is not believed, that it is missing is a lie.
+            if offloads.flags & NEEDS_CSUM != 0 {
+                return false;
+            }
+            offloads.flags = 0;
+        }
+        let is_agreed =
+            offloads.gso_type == GSO_NONE || self.features.accepts_gso(offloads.gso_type);
+        // Its length is a hint, and no more (NET6).
+        offloads.hdr_len = 0;
+        is_agreed && offloads.carry_into(packet).is_ok()
+    }
+
+    /// Rest when the ring is empty: perhaps a packet that is not there as a whole.
+    fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> Rest {
+        let Some(partial) = &self.partial else { return Rest::Nothing };
+        let until_ns = partial.since_ns.saturating_add(REST_NS);
+        // Of a packet whose last buffer so far is not full, the rest comes at once or never (SEED2).
+        if partial.is_full && now_ns < until_ns {
+            return Rest::Part { until_ns };
+        }
+        self.give_up(pool, burst);
+        Rest::Nothing
+    }
+
+    /// Lets go of a packet that is not there as a whole.
+    fn give_up(&mut self, pool: &mut Pool, burst: &mut Burst) {
+        if let Some(mut partial) = self.partial.take() {
+            partial.lose(DropReason::LengthError, pool);
+            let reason = partial.frame.err().unwrap_or(DropReason::LengthError);
+            self.refuse(partial.len_bytes, reason, burst);
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, wire_len: u32, reason: DropReason, burst: &mut Burst) {
+        if reason == DropReason::LengthError {
+            self.count(Count::LengthErrors);
+        }
+        let arrival: Arrival = self.numbering.next_arrival();
+        burst.refused.push(Refused { arrival, wire_len, reason });
+    }
+
+    #[cold]
+    fn count(&mut self, what: Count) {
+        self.counts.add(what as usize, 1);
+    }
+}
+
+/// Layout of rings where these features were agreed on.
+pub(super) fn layout(features: Features) -> Layout {
+    if features.has(VIRTIO_F_RING_PACKED) { Layout::Packed } else { Layout::Split }
+}
+
+impl Partial {
+    /// Lets go of what is there; the other buffers are still waited for.
+    fn lose(&mut self, reason: DropReason, pool: &mut Pool) {
+        if let Ok(frame) = std::mem::replace(&mut self.frame, Err(reason)) {
+            pool.put(frame);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! One queue pair of a virtio device, as an engine polls it: from session to session.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use forebay_buf::Pool;
+use forebay_rx::Source;
+use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_sys::clock::now_since_1970_ns;
+use forebay_sys::virtio::RingLie;
+
+use super::ends::Kind;
+use super::link::Link;
+use super::port::{Port, Session};
+use super::receive::{LARGEST_BYTES, Receiver, Rest};
+use super::transmit::Transmit;
+use crate::egress::EGRESS_PACKETS;
+
+/// Time that the device may take to stop receiving when a run ends.
+const STOPPING_NS: u64 = 500_000_000;
+
+/// Time for which a source that waits for memory, or for the rest of a packet, may sleep.
+const SHORT_SLEEP_NS: u64 = 1_000_000;
+
+/// One queue pair.
+pub struct VirtioSource {
+    port: Port,
+    /// The one that the rings are used in.
+    session: Option<Arc<Session>>,
+    receiver: Receiver,
+    transmit: Transmit,
+    /// The device has lied in this session: its receive ring is left alone until the next.
+    is_shut: bool,
+    /// True if the device is to say when there is something, for either ring.
+    is_armed: bool,
+    /// The end of the run: when it is no longer waited for that the device stops.
+    stopping: Option<u64>,
+    /// Ends with the last source, and after its port: so that it has nobody to wait for.
+    _link: Arc<Link>,
+}
+
+impl VirtioSource {
+    pub(super) fn new(link: Arc<Link>, port: Port, receiver: Receiver, transmit: Transmit) -> Self {
+        let (session, stopping) = (None, None);
+        let (is_shut, is_armed) = (false, false);
+        Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
+    }
+
+    /// Begins and ends with sessions. What a device has given before it went is taken first; returns
+    /// whether that is done.
+    fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> bool {
+        let now = self.port.session();
+        if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number)
+        {
+            return true;
+        }
+        let now = now.cloned();
+        if self.session.is_some() {
+            // A device that is cut off may go on writing.
+            self.receiver.post_no_more();
+            if self.take(ask, pool, burst) == Ok(Rest::More) {
+                return false;
+            }
+            self.receiver.end(pool, burst);
+            self.transmit.set_session(None);
+            self.session = None;
+            (self.is_shut, self.is_armed) = (false, false);
+            self.port.released();
+        } else if let Some(session) = now {
+            if self.receiver.begin(&session) {
+                self.port.kick_rx();
+            }
+            self.transmit.set_session(Some(&session));
+            self.session = Some(session);
+        }
+        true
+    }
+
+    /// Ends a sleep: the device need not call.
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.is_armed) {
+            self.port.acknowledge_call();
+            if !self.is_shut {
+                self.receiver.ask_for_call(false);
+            }
+        }
+    }
+
+    /// Takes what there is.
+    fn take(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Rest, RingLie> {
+        let first = burst.packets.len();
+        let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst);
+        if burst.packets.len() > first {
+            let timestamp_ns = now_since_1970_ns();
+            burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
+        }
+        rest
+    }
+
+    /// Takes what there is, and gives the device buffers for it.
+    fn receive(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Rest {
+        match self.take(ask, pool, burst) {
+            Ok(rest) => {
+                // When the run ends nothing is shown any more, so that a device that does not stop comes
+                // to an end: it has a ring's worth of buffers.
+                if self.stopping.is_none() && self.receiver.refill() {
+                    self.port.kick_rx();
+                }
+                rest
+            }
+            Err(lie) => {
+                self.is_shut = true;
+                self.port.shut(Kind::UsedIndex.because(lie.to_string()));
+                Rest::Nothing
+            }
+        }
+    }
+
+    /// Work left when a run ends: the device stops, and what it has given is taken.
+    fn is_over(&mut self, ask: Ask, rest: Rest, pool: &mut Pool, burst: &mut Burst) -> bool {
+        let until_ns = *self.stopping.get_or_insert_with(|| {
+            self.port.stop_receiving();
+            self.receiver.post_no_more();
+            ask.now_ns.saturating_add(STOPPING_NS)
+        });
+        if rest == Rest::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns) {
+            return false;
+        }
+        self.receiver.end(pool, burst);
+        true
+    }
+}
+
+impl Source for VirtioSource {
+    fn needs(&self) -> FrameNeeds {
+        FrameNeeds {
+            device_frames: EGRESS_PACKETS,
+            largest_bytes: LARGEST_BYTES,
+            head_frames: 1,
+            ..FrameNeeds::default()
+        }
+    }
+
+    fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
+        self.receiver.number_by(at.numbering);
+        self.transmit.departures().wake_by(Arc::clone(&at.wake));
+        self.port.wake_by(at.wake);
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.disarm();
+        if !self.follow(ask, pool, burst) {
+            return Ok(Polled::Ready); // the rest in the next turn
+        }
+        if self.session.is_none() {
+            return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
+        }
+        let rest = if self.is_shut { Rest::Nothing } else { self.receive(ask, pool, burst) };
+        if ask.is_last {
+            let is_over = self.is_over(ask, rest, pool, burst);
+            return Ok(if is_over { Polled::Exhausted } else { Polled::Ready });
+        }
+        let soon_ns = ask.now_ns.saturating_add(SHORT_SLEEP_NS);
+        Ok(match rest {
+            Rest::More => Polled::Ready,
+            Rest::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
+            // Of memory that comes home nobody tells.
+            Rest::Nothing if self.receiver.is_starved() => Polled::IdleUntil { now_ns: soon_ns },
+            // Nor of what was sent, and it is counted then.
+            Rest::Nothing if self.transmit.is_sending() => Polled::IdleUntil { now_ns: soon_ns },
+            Rest::Nothing => Polled::Idle,
+        })
+    }
+
+    fn transmit(&mut self, pool: &mut Pool) -> usize {
+        self.transmit.turn(&mut self.port, pool)
+    }
+
+    /// Calls that nobody waits for are left where they are, so they are not slept on: those of a queue
+    /// that is shut would have its CPU awake until the next session.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let is_deaf = self.session.is_some() && !self.is_armed;
+        Some(if is_deaf { self.port.change() } else { self.port.call() })
+    }
+
+    /// Has the device say when there is something: whoever asks is about to sleep. A session that
+    /// began or ended since the last poll woke a CPU that was awake, and will not do so again.
+    fn has_work(&mut self) -> bool {
+        let is_ending = self.stopping.is_some();
+        let is_receiving = self.session.is_some() && !self.is_shut && !is_ending;
+        let has_work = !is_ending && self.port.has_changed()
+            || self.transmit.has_work()
+            || is_ending && self.transmit.is_sending()
+            || is_receiving && self.arm();
+        self.is_armed |= self.transmit.is_armed();
+        has_work
+    }
+}
+
+impl VirtioSource {
+    fn arm(&mut self) -> bool {
+        self.is_armed = true;
+        self.receiver.ask_for_call(true)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! What a queue pair does with a device that says too much, and what its CPU sleeps on meanwhile.
+
+use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_sys::Signaller;
+use forebay_sys::virtio::SharedMemory;
+use forebay_sys::virtio::twin::Twin;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::*;
+use crate::egress::{Egress, EgressSink};
+use crate::sink::Sink;
+use crate::virtio::VirtioOptions;
+use crate::virtio::buffers::{Buffers, Sizing};
+use crate::virtio::features::{Features, Wishes};
+use crate::virtio::memory::MemoryPlan;
+use crate::virtio::port::{PairEvents, Switchboard};
+use crate::virtio::receive::COUNTS;
+use crate::{KernelCounts, RxBuffers};
+
+const QUEUE_SIZE: u16 = 64;
+
+/// A source in a session, and both rings from the device's side.
+struct Rig {
+    source: VirtioSource,
+    pool: Pool,
+    burst: Burst,
+    shown: Arc<RxBuffers>,
+    board: Arc<Switchboard>,
+    call: EventFd,
+    rx: Twin,
+    tx: Twin,
+    sink: EgressSink,
+    _memory: SharedMemory,
+}
+
+impl Rig {
+    fn new(is_packed: bool) -> Self {
+        let options = VirtioOptions { queue_size: QUEUE_SIZE, ..VirtioOptions::default() };
+        let plan = MemoryPlan::of(&options);
+        let memory = SharedMemory::new(plan.len_bytes(1)).unwrap();
+        let [rx, tx] = plan.rings(&memory, 0);
+        let shown = Arc::<RxBuffers>::default();
+        let (cache, of_buffers) = (plan.cache(&memory, 0), Arc::clone(&shown));
+        let buffers = Buffers::new(Sizing::of(&options), cache, QUEUE_SIZE, of_buffers);
+        let receiver = Receiver::new(rx, buffers, false, KernelCounts::new(&COUNTS));
+        let (egress, departures) = Egress::new();
+        let sink = EgressSink::new("twin".to_owned(), &[egress]);
+        let transmit = Transmit::new(departures, tx, plan.slots(&memory, 0));
+        let (board, mut ports) = Switchboard::new(1, Signaller::new().unwrap()).unwrap();
+        let link = Arc::new(Link::without_thread(&board));
+        let mut source = VirtioSource::new(link, ports.remove(0), receiver, transmit);
+        let offered = 1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_NET_F_MRG_RXBUF
+            | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
+        let wishes = Wishes { packed: is_packed, ..Wishes::default() };
+        let features = Features::negotiate(offered, wishes).unwrap();
+        let events = PairEvents::new().unwrap();
+        let call = events.call.handle().unwrap();
+        let pairs = vec![events];
+        board.publish(Some(Arc::new(Session { number: 1, features, mtu: None, pairs })));
+        let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1000 }]];
+        let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
+        let (mut pool, mut burst) = (pool, Burst::default());
+        let ask = Ask { now_ns: 0, max: 64, may_wait: false, is_last: false };
+        assert_eq!(source.poll(ask, &mut pool, &mut burst).unwrap(), Polled::Idle);
+        let rx = Twin::of(source.receiver.ring());
+        let tx = Twin::of(source.transmit.ring().unwrap());
+        Self { source, pool, burst, shown, board, call, rx, tx, sink, _memory: memory }
+    }
+
+    /// Polls once, and lets go of what came: how many entries were looked at.
+    fn poll(&mut self, max: usize, is_last: bool) -> (Polled, u64) {
+        let before = self.shown.used();
+        let ask = Ask { now_ns: 0, max, may_wait: false, is_last };
+        let polled = self.source.poll(ask, &mut self.pool, &mut self.burst).unwrap();
+        assert!(self.burst.len() <= max);
+        self.burst.packets.drain(..).for_each(|packet| self.pool.put(packet.frame));
+        self.burst.refused.clear();
+        (polled, self.shown.used() - before)
+    }
+
+    /// True if a CPU with nothing but this source would sleep now, and for long.
+    fn sleeps(&mut self) -> bool {
+        self.source.transmit(&mut self.pool);
+        self.poll(64, false);
+        self.source.transmit(&mut self.pool);
+        if self.source.has_work() {
+            return false;
+        }
+        let descriptor = self.source.descriptor().unwrap();
+        let mut watched = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec::default())).unwrap() == 0
+    }
+
+    /// The device says that it has used more than it was given.
+    fn shut(&mut self) {
+        for _ in 0..=QUEUE_SIZE {
+            self.rx.give_bad(0);
+        }
+        self.poll(64, false);
+        assert!(self.source.is_shut);
+    }
+
+    fn hand(&mut self, packets: usize) {
+        let packets = (0..packets).map(|number| {
+            let mut frame = self.pool.allocate(60).unwrap();
+            frame.copy_from(&[0; 60]);
+            let arrival = forebay_rx::packet::Arrival(u32::try_from(number).unwrap());
+            forebay_rx::Packet::received(frame, arrival, 60, forebay_rx::parse::Link::Ethernet)
+        });
+        self.sink.send(&mut packets.collect()).unwrap();
+    }
+}
+
+/// What a device says of one buffer.
+#[derive(Clone, Copy, Debug)]
+enum Said {
+    /// That it has used the next one that it has, to that length.
+    Used(u32),
+    /// The same of one that it does not have.
+    Bad(u16),
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    prop_oneof![
+        prop_oneof![Just(0), Just(11), Just(72), Just(1512), any::<u32>()].prop_map(Said::Used),
+        any::<u16>().prop_map(Said::Bad),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is said of how many buffers: a turn looks at no more entries than its budget, and a
+    /// device that goes on when it is over is not listened to beyond the buffers that it had.
+    #[test]
+    fn promise_3_a_turn_looks_at_so_many_entries(
+        is_packed: bool,
+        turns in vec((vec(said(), 0..48), 1..40_usize), 1..24),
+        is_cut: bool,
+    ) {
+        let mut rig = Rig::new(is_packed);
+        let mut has = std::collections::VecDeque::new();
+        let mut say = |rig: &mut Rig, said| {
+            has.extend(std::iter::from_fn(|| rig.rx.take()));
+            match said {
+                Said::Used(len_bytes) => {
+                    if let Some(got) = has.pop_front() {
+                        rig.rx.give(got.id, len_bytes);
+                    }
+                }
+                Said::Bad(id) => {
+                    if !is_packed || !has.is_empty() {
+                        rig.rx.give_bad(id);
+                    }
+                }
+            }
+        };
+        for (all, max) in turns {
+            all.into_iter().for_each(|said| say(&mut rig, said));
+            let (_, looked) = rig.poll(max, false);
+            prop_assert!(looked <= max as u64, "{looked} of {max}");
+        }
+        if is_cut {
+            rig.board.publish(None);
+        }
+        let mut looked_at_last = 0;
+        for turn in 0..3 * QUEUE_SIZE {
+            (0..8).for_each(|_| if !is_packed { rig.rx.give_bad(turn) });
+            let (polled, looked) = rig.poll(4, !is_cut);
+            prop_assert!(looked <= 4);
+            looked_at_last += looked;
+            if polled != Polled::Ready {
+                break;
+            }
+        }
+        // One turn may pass before it is over.
+        prop_assert!(looked_at_last <= u64::from(QUEUE_SIZE) + 4, "{looked_at_last}");
+    }
+}
+
+/// Ids that nobody has, as fast as they are looked at.
+#[test]
+fn promise_3_bad_ids_end_no_later_than_others() {
+    let mut rig = Rig::new(false);
+    for _ in 0..100 {
+        (0..QUEUE_SIZE).for_each(|_| rig.rx.give_bad(u16::MAX));
+        assert_eq!(rig.poll(16, false), (Polled::Ready, 16));
+        (0..3).for_each(|_| assert_eq!(rig.poll(16, false), (Polled::Ready, 16)));
+    }
+    assert_eq!(rig.source.receiver.ring().free(), 0, "the device has all buffers still");
+}
+
+#[test]
+fn promise_10_calls_of_a_shut_queue_wake_nobody() {
+    for is_packed in [false, true] {
+        let mut rig = Rig::new(is_packed);
+        assert!(rig.sleeps());
+        rig.call.write(1).unwrap();
+        assert!(!rig.sleeps() || is_woken_once(&mut rig), "a call wakes");
+        assert!(rig.sleeps(), "once");
+        if is_packed {
+            continue; // there is nothing that such a ring is shut for
+        }
+        rig.shut();
+        rig.call.write(1).unwrap();
+        assert!(rig.sleeps() && rig.sleeps(), "nobody waits for that");
+        // What is sent waits for the device: its calls are heard again.
+        rig.hand(QUEUE_SIZE.into());
+        assert!(rig.source.transmit(&mut rig.pool) > 0);
+        rig.hand(8);
+        rig.source.transmit(&mut rig.pool);
+        rig.poll(64, false);
+        assert!(!rig.source.has_work() && rig.source.is_armed);
+        rig.call.write(1).unwrap();
+        assert!(rig.sleeps(), "it was heard, once");
+        let got = rig.tx.take().unwrap();
+        rig.tx.give(got.id, 0);
+        assert!(rig.tx.calls(), "the device is to say so");
+    }
+}
+
+/// The call was taken by the poll before the sleep.
+fn is_woken_once(rig: &mut Rig) -> bool {
+    rig.sleeps()
+}

@@ -1,0 +1,441 @@
+//! From packets to what the device sends: the driver's side of the transmit ring.
+//!
+//! A packet is copied into slots of the shared memory, behind the header that tells the device what
+//! is left to be done with it, and its frame goes home at once. There is a slot for each descriptor of
+//! the ring; what needs several is a chain of them. A device that takes nothing back holds up slots
+//! and nothing else: what comes then waits in the lanes of the CPUs that send, which are bounded.
+//!
+//! Packets in the ring count as sent once the device has taken it, and as dropped if the session ends
+//! before. Without a session, packets are dropped at once: the link is down.
+
+use std::iter;
+
+use forebay_buf::{PageFrag, PageFragCache, Pool};
+use forebay_rx::Packet;
+use forebay_rx::coalesce::gso::{
+    GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, describe, gso_type,
+};
+use forebay_sys::virtio::{Descriptor, Direction, Virtqueue};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO,
+};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+use super::ends::{Kind, Reason};
+use super::features::Features;
+use super::header::HASH_HEADER_BYTES;
+use super::memory::RingPlace;
+use super::port::{Port, Session};
+use super::receive::layout;
+use crate::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
+use crate::sink::{SendDrop, Sent};
+
+/// Bytes of a slot: an ordinary packet, or a part of a longer one.
+pub(super) const SLOT_BYTES: u32 = 2048;
+
+/// The most slots of a packet: 64 KiB, with the headers of the link and of the device.
+const CHAIN_SLOTS_MAX: u32 = 33;
+
+/// The most packets that are put into the ring before the device is shown them.
+const BATCH_PACKETS: usize = 256;
+
+/// The most entries of what the device has sent that are looked at in a turn: it takes back faster than
+/// it gives.
+const COMPLETIONS_MAX: usize = 2 * BATCH_PACKETS;
+
+/// The transmit side of one queue pair.
+pub(super) struct Transmit {
+    outgoing: Outgoing,
+    place: RingPlace,
+    /// While there is a session.
+    ring: Option<Virtqueue>,
+    /// The device has lied in this session: nothing is read or written any more that it has.
+    is_shut: bool,
+    slots: Slots,
+    /// By the number that the ring gave each buffer: what the device has. Our own record, in private
+    /// memory.
+    chains: Box<[Option<Chain>]>,
+    limits: Limits,
+    /// Slots that the next packet waits for; 0 if it waits for none.
+    awaited: u16,
+    /// The device is to call when it has taken something.
+    is_armed: bool,
+    /// The last turn has not looked at all that was sent.
+    has_more_sent: bool,
+}
+
+/// One buffer in the ring: a packet, or a segment of one.
+struct Chain {
+    first_slot: u16,
+    slots: u16,
+    lane: LaneId,
+    /// Count when it is sent; a packet only with its last segment.
+    sent: Sent,
+}
+
+/// Outcome of a turn.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Step {
+    /// Packets that left their lanes.
+    count: usize,
+    /// True if the device is to be told.
+    kick: bool,
+    /// Reason why it is not believed any more.
+    lie: Option<Reason>,
+}
+
+/// Packets that the device takes.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    features: Features,
+    /// The longest IP packet.
+    mtu: u32,
+    /// The most slots that a packet may take.
+    slots_max: u32,
+}
+
+impl Transmit {
+    /// For a ring there, with pieces of [`SLOT_BYTES`] of `memory` as slots.
+    ///
+    /// # Panics
+    /// When the memory has fewer of them than the ring has descriptors.
+    pub(super) fn new(departures: Departures, place: RingPlace, memory: PageFragCache) -> Self {
+        let size = place.size();
+        let slots_max = CHAIN_SLOTS_MAX.min(size.into());
+        Self {
+            outgoing: Outgoing::new(departures),
+            place,
+            ring: None,
+            is_shut: false,
+            slots: Slots::new(memory, size),
+            chains: iter::repeat_with(|| None).take(size.into()).collect(),
+            limits: Limits { features: Features::default(), mtu: u32::MAX, slots_max },
+            awaited: 0,
+            is_armed: false,
+            has_more_sent: false,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn ring(&self) -> Option<&Virtqueue> {
+        self.ring.as_ref()
+    }
+
+    /// Lanes that packets come from.
+    pub(super) fn departures(&self) -> &Departures {
+        self.outgoing.departures()
+    }
+
+    /// Begins with a device, or ends with one: `None` is for when it does not use the ring any more.
+    /// What it has not taken then is dropped.
+    pub(super) fn set_session(&mut self, session: Option<&Session>) {
+        self.end();
+        if let Some(session) = session {
+            self.begin(session.features, session.mtu);
+        }
+    }
+
+    fn begin(&mut self, features: Features, mtu: Option<u16>) {
+        let event_idx = features.has(VIRTIO_RING_F_EVENT_IDX);
+        let ring = self.ring.insert(self.place.ring(layout(features), event_idx));
+        // Nobody waits for it: as many calls as there are packets would be for nothing.
+        let _ = ring.ask_for_call(false);
+        self.limits.features = features;
+        self.limits.mtu = mtu.map_or(u32::MAX, u32::from);
+    }
+
+    /// Gives up what the device has not taken, and leaves the ring as new.
+    fn end(&mut self) {
+        if !self.is_shut {
+            // What it has taken before it went was sent: at most what it was given. A lie is no news
+            // any more.
+            let _ = self.complete(usize::MAX);
+        }
+        for chain in self.chains.iter_mut().filter_map(Option::take) {
+            self.slots.free(&chain);
+            let lost = chain.sent.packets;
+            self.outgoing.count(chain.lane, Sent::default(), SendDrop::Down, lost);
+        }
+        if let Some(mut ring) = self.ring.take() {
+            ring.reset(false);
+        }
+        (self.is_shut, self.awaited, self.is_armed) = (false, 0, false);
+        self.has_more_sent = false;
+    }
+
+    /// Counts what the device has taken, and gives it what there is, as far as there is room. Returns
+    /// how many packets left their lanes.
+    pub(super) fn turn(&mut self, port: &mut Port, pool: &mut Pool) -> usize {
+        let step = self.step(pool);
+        if let Some(lie) = step.lie {
+            port.shut(lie);
+        }
+        if step.kick {
+            port.kick_tx();
+        }
+        step.count
+    }
+
+    fn step(&mut self, pool: &mut Pool) -> Step {
+        let Some(ring) = self.ring.as_mut().filter(|_| !self.is_shut) else {
+            let count = self.outgoing.discard(SendDrop::Down, BATCH_PACKETS, pool);
+            return Step { count, ..Step::default() };
+        };
+        if std::mem::take(&mut self.is_armed) {
+            let _ = ring.ask_for_call(false); // it is looked at right now
+        }
+        if let Err(lie) = self.complete(COMPLETIONS_MAX) {
+            self.is_shut = true;
+            return Step { lie: Some(lie), ..Step::default() };
+        }
+        let count = self.fill(pool);
+        let kick = count > 0 && self.ring.as_mut().is_some_and(Virtqueue::publish);
+        Step { count, kick, lie: None }
+    }
+
+    /// True if a turn would find something to do. If packets wait for slots, the device is asked to
+    /// call when it has taken some: whoever asks is about to sleep.
+    pub(super) fn has_work(&mut self) -> bool {
+        if self.has_more_sent {
+            return true;
+        }
+        if !self.outgoing.has_some() {
+            return false;
+        }
+        match &mut self.ring {
+            Some(ring) if !self.is_shut && ring.free() < self.awaited => {
+                self.is_armed = true;
+                ring.ask_for_call(true)
+            }
+            _ => true,
+        }
+    }
+
+    /// True if the device was asked to call, since the last turn.
+    pub(super) fn is_armed(&self) -> bool {
+        self.is_armed
+    }
+
+    /// True if the device has something that it may send yet. It is counted by the next turn after
+    /// that, of which nobody tells.
+    pub(super) fn is_sending(&self) -> bool {
+        let in_use = |ring: &Virtqueue| ring.free() < ring.size();
+        !self.is_shut && self.ring.as_ref().is_some_and(in_use)
+    }
+
+    /// Takes back what the device has sent, as far as so many entries go.
+    ///
+    /// # Errors
+    /// How it has lied: the ring means nothing any more.
+    fn complete(&mut self, entries_max: usize) -> Result<(), Reason> {
+        self.has_more_sent = false;
+        if !self.is_sending() {
+            return Ok(());
+        }
+        let Some(ring) = &mut self.ring else { return Ok(()) };
+        let (mut lane, mut sent) = (LaneId(0), Sent::default());
+        let mut taken = 0;
+        let end = loop {
+            if taken == entries_max {
+                self.has_more_sent = true;
+                break Ok(());
+            }
+            let used = match ring.next_used() {
+                Ok(Some(used)) => used,
+                Ok(None) => break Ok(()),
+                Err(lie) => break Err(Kind::UsedIndex.because(lie.to_string())),
+            };
+            taken += 1;
+            let chain = ring.take(used.id).and_then(|id| self.chains[id.index()].take());
+            let Some(chain) = chain else {
+                let why = format!("it has sent buffer {}, which it was not given", used.id);
+                break Err(Kind::NotGiven.because(why));
+            };
+            if chain.lane != lane {
+                self.outgoing.count(lane, std::mem::take(&mut sent), SendDrop::Down, 0);
+                lane = chain.lane;
+            }
+            sent.packets += chain.sent.packets;
+            sent.frames += chain.sent.frames;
+            sent.bytes += chain.sent.bytes;
+            self.slots.free(&chain);
+        };
+        self.outgoing.count(lane, sent, SendDrop::Down, 0);
+        end
+    }
+
+    /// Puts packets into the ring. They are to be shown to the device.
+    fn fill(&mut self, pool: &mut Pool) -> usize {
+        let (limits, free) = (self.limits, self.ring.as_ref().map_or(0, Virtqueue::free));
+        let mut free = u32::from(free);
+        self.awaited = 0;
+        let mut count = 0;
+        while count < BATCH_PACKETS {
+            let Some(segment) = self.outgoing.next(pool, |packet| limits.shape(packet)) else {
+                break;
+            };
+            let slots = limits.slots(len_bytes(&segment.packet));
+            if slots > free {
+                self.awaited = u16::try_from(slots).unwrap_or(u16::MAX);
+                self.outgoing.put_back(segment);
+                break;
+            }
+            let Packet { frame, .. } = self.post(segment);
+            pool.put(frame);
+            free -= slots;
+            count += 1;
+        }
+        count
+    }
+
+    /// Puts a packet into the ring that there is room for.
+    fn post(&mut self, Segment { lane, mut packet, is_last }: Segment) -> Packet {
+        let mut sent = Sent::default();
+        sent.add(&packet);
+        sent.packets = is_last.into();
+        let mut header = [0; HASH_HEADER_BYTES as usize];
+        // The count of buffers is the device's to set, and so is the hash.
+        header[..VIRTIO_NET_HDR_BYTES].copy_from_slice(&describe(&mut packet).to_bytes());
+        let header = &header[..self.limits.features.header_bytes() as usize];
+        let (first_slot, pieces) = self.slots.fill(iter::once(header).chain(packet.fragments()));
+        let slots = u16::try_from(pieces.len()).unwrap_or(u16::MAX);
+        let chain = Chain { first_slot, slots, lane, sent };
+        let ring = self.ring.as_mut();
+        match ring.and_then(|ring| ring.post(pieces, Direction::ToDevice).ok()) {
+            Some(id) => self.chains[id.index()] = Some(chain),
+            // As many descriptors are free as slots, so this does not come to pass.
+            None => {
+                self.slots.free(&chain);
+                self.outgoing.count(lane, Sent::default(), SendDrop::Full, is_last.into());
+            }
+        }
+        packet
+    }
+}
+
+impl Drop for Transmit {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Limits {
+    /// Way in which a packet can be sent, or the reason why it cannot.
+    fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
+        let longest = longest_frame_bytes(packet, self.mtu)?;
+        let len_bytes = len_bytes(packet);
+        let is_short = self.slots(len_bytes) <= self.slots_max;
+        if packet.gso_size() == 0 {
+            let fits = is_short && len_bytes <= longest;
+            return if fits { Ok(Shape::Whole) } else { Err(SendDrop::TooLong) };
+        }
+        let segment_bytes = u32::from(packet.headers.payload_offset) + u32::from(packet.gso_size());
+        match () {
+            () if segment_bytes > longest => Err(SendDrop::TooLong),
+            () if is_short && self.is_cut_by_device(packet) => Ok(Shape::Whole),
+            () => Ok(Shape::Cut),
+        }
+    }
+
+    /// True if the device cuts such a packet (`VIRTIO_NET_F_HOST_*`), which takes that it completes
+    /// checksums.
+    fn is_cut_by_device(self, packet: &Packet) -> bool {
+        let gso_type = gso_type(packet);
+        let feature = match gso_type & !GSO_ECN {
+            GSO_TCPV4 => VIRTIO_NET_F_HOST_TSO4,
+            GSO_TCPV6 => VIRTIO_NET_F_HOST_TSO6,
+            GSO_UDP_L4 => VIRTIO_NET_F_HOST_USO,
+            _ => return false,
+        };
+        let takes_ecn = gso_type & GSO_ECN == 0 || self.features.has(VIRTIO_NET_F_HOST_ECN);
+        takes_ecn && self.features.has(feature)
+    }
+
+    /// Slots that a packet of this length takes.
+    fn slots(self, len_bytes: u32) -> u32 {
+        len_bytes.saturating_add(self.features.header_bytes()).div_ceil(SLOT_BYTES)
+    }
+}
+
+/// Bytes of a packet that go over the wire, headers counted once.
+#[inline]
+fn len_bytes(packet: &Packet) -> u32 {
+    if !packet.is_chain() {
+        return packet.frame.total_len_bytes();
+    }
+    let bytes = packet.fragments().map(<[u8]>::len).sum::<usize>();
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Shared memory for packets on their way out.
+struct Slots {
+    slots: Box<[PageFrag]>,
+    /// Slots that the device does not have, the latest that it had last: they are warm.
+    free: Vec<u16>,
+    /// By slot: the next one of the same packet.
+    next: Box<[u16]>,
+    /// Of the packet in hand.
+    pieces: Vec<Descriptor>,
+}
+
+impl Slots {
+    fn new(mut memory: PageFragCache, count: u16) -> Self {
+        let slots: Box<_> = iter::from_fn(|| memory.cut(SLOT_BYTES)).take(count.into()).collect();
+        assert_eq!(slots.len(), usize::from(count), "there is memory for a slot per descriptor");
+        let (free, next) = ((0..count).rev().collect(), vec![0; count.into()].into());
+        Self { slots, free, next, pieces: Vec::new() }
+    }
+
+    /// Copies some bytes into slots, one after the other: the first of these, and what the device is
+    /// told.
+    ///
+    /// # Panics
+    /// When there are not enough.
+    fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>) -> (u16, &[Descriptor]) {
+        self.pieces.clear();
+        let first = self.take();
+        let (mut slot, mut end) = (first, 0);
+        for mut bytes in stretches {
+            while !bytes.is_empty() {
+                if end == SLOT_BYTES as usize {
+                    self.tell(slot, end);
+                    let next = self.take();
+                    self.next[usize::from(slot)] = next;
+                    (slot, end) = (next, 0);
+                }
+                let (here, rest) = bytes.split_at(bytes.len().min(SLOT_BYTES as usize - end));
+                #[expect(clippy::cast_possible_truncation, reason = "less than a slot")]
+                self.slots[usize::from(slot)].copy_out(end as u32, here);
+                end += here.len();
+                bytes = rest;
+            }
+        }
+        self.tell(slot, end);
+        (first, &self.pieces)
+    }
+
+    fn take(&mut self) -> u16 {
+        let Some(slot) = self.free.pop() else {
+            panic!("as many slots are free as descriptors, and was it not asked for those?")
+        };
+        slot
+    }
+
+    fn tell(&mut self, slot: u16, len: usize) {
+        let address = self.slots[usize::from(slot)].address();
+        #[expect(clippy::cast_possible_truncation, reason = "at most a slot")]
+        self.pieces.push(Descriptor { address, len_bytes: len as u32 });
+    }
+
+    /// Takes back the slots of a packet.
+    fn free(&mut self, chain: &Chain) {
+        let mut slot = chain.first_slot;
+        for _ in 0..chain.slots {
+            self.free.push(slot);
+            slot = self.next[usize::from(slot)];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

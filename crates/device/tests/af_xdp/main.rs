@@ -1,0 +1,67 @@
+//! AF_XDP on a veth pair, against the kernel's own sockets at the far end. Each test has a network
+//! namespace of its own, which goes with its thread.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod receive;
+mod rig;
+mod send;
+
+use std::path::Path;
+use std::thread;
+
+use forebay_sys::interface::Interface;
+use forebay_sys::netdev;
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::trial_inside;
+use libtest_mimic::Arguments;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let missing = missing();
+    let no_hash = missing.clone().or_else(hash_missing);
+    let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
+    let hashed = "the_devices_hash_comes_with_each_packet_where_it_has_one";
+    let trials = vec![
+        trial("datagrams_arrive_as_they_were_sent_in_order", receive::as_sent),
+        trial("datagrams_arrive_in_generic_mode_too", receive::generic),
+        trial("datagrams_arrive_when_calls_poll_the_driver", receive::busy_polled),
+        trial_inside(hashed, no_hash.as_ref(), receive::hashed),
+        trial("promise_2_what_finds_no_room_is_counted_exactly", receive::overrun),
+        trial("promise_2_what_finds_no_frame_is_counted_exactly", receive::starved),
+        trial("promise_2_nothing_is_lost_at_the_end_uncounted", receive::ended),
+        trial("two_queues_share_the_packet_memory", receive::two_queues),
+        trial("frames_larger_than_a_chunk_come_whole", receive::jumbo),
+        trial("promise_4_twenty_opens_and_closes_leak_nothing", receive::reopened),
+        trial("a_link_that_goes_down_comes_back", receive::link_down),
+        trial("an_interface_that_is_deleted_ends_its_source", receive::deleted),
+        trial("what_cannot_be_opened_is_refused_with_a_reason", receive::refused),
+        trial("what_is_sent_back_arrives_in_order", send::echoed),
+        trial("what_came_whole_leaves_as_its_segments", send::cut),
+        trial("promise_1_a_flow_leaves_in_order_whichever_cpu_sends", send::two_queues),
+        trial("a_device_may_be_opened_only_to_send", send::only),
+        trial("promise_2_what_is_not_sent_is_dropped_by_name", send::dropped),
+        trial("frames_of_other_memory_are_sent_as_copies", send::copied),
+        trial("jumbo_frames_are_sent_in_pieces", send::jumbo),
+    ];
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// Why there can be no AF_XDP here.
+fn missing() -> Option<String> {
+    let refused = || forebay_sys::privilege::for_af_xdp("a test").err();
+    namespaces::missing(&["ip"]).or_else(|| refused().map(|error| error.to_string()))
+}
+
+/// Why there can be no hash of a device here.
+fn hash_missing() -> Option<String> {
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Some("this kernel does not tell its own types".to_owned());
+    }
+    let has_hash = thread::spawn(|| {
+        namespaces::enter_new();
+        rig::make_link(1, 1500);
+        netdev::has_rx_hash(Interface::named(rig::OURS).unwrap().index).unwrap()
+    });
+    let has_hash = has_hash.join().ok()?;
+    (has_hash != Some(true)).then(|| "veth has no receive hash on this kernel".to_owned())
+}

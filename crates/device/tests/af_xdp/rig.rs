@@ -1,0 +1,159 @@
+//! A pair of interfaces in a namespace of the test's own, a device on one of them, and a socket of
+//! the kernel's on the other.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_buf::Pool;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_device::sink::Sink;
+use forebay_device::{Device, DeviceConfig, Via};
+use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled, SourceError};
+use forebay_rx::{Packet, RxQueue, Source};
+use forebay_sys::interface::Interface;
+use forebay_testkit::namespaces::ip;
+
+/// Ours is `xka`; the kernel's sockets are at `xkb`.
+pub(crate) const OURS: &str = "xka";
+const ADDRESS: &str = "10.77.0.1";
+pub(crate) const PORT: u16 = 9000;
+
+/// Makes the pair, with so many queues at both ends.
+pub(crate) fn make_link(queues: u16, mtu: u32) {
+    ip(&format!(
+        "link add xka mtu {mtu} numrxqueues {queues} numtxqueues {queues} address \
+         02:00:00:00:00:01 type veth peer name xkb mtu {mtu} numrxqueues {queues} numtxqueues \
+         {queues} address 02:00:00:00:00:02"
+    ));
+    ip("link set xka up");
+    ip("link set xkb up");
+    ip("addr add 10.77.0.2/24 dev xkb");
+    ip("neigh add 10.77.0.1 lladdr 02:00:00:00:00:01 dev xkb nud permanent");
+}
+
+/// A socket at the far end.
+pub(crate) fn far_socket() -> UdpSocket {
+    let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
+    socket.connect(SocketAddr::new(ADDRESS.parse().unwrap(), PORT)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+}
+
+/// What is taken: the datagrams to our port.
+pub(crate) fn config(queues: u16) -> DeviceConfig {
+    let mut config = DeviceConfig::new(OURS, Via::AfXdp);
+    config.queues = queues;
+    config.take = format!("udp:{PORT}").parse().unwrap();
+    config
+}
+
+/// What an engine would be.
+pub(crate) struct Rig {
+    // Before the pools: frames come home first.
+    pub(crate) device: Device,
+    pub(crate) sources: Vec<Box<dyn Source>>,
+    pub(crate) pools: Vec<Pool>,
+    pub(crate) kernel_dropped: u64,
+    started: Instant,
+}
+
+impl Rig {
+    pub(crate) fn open(config: &DeviceConfig) -> Self {
+        Self::with_memory(config, 8192, &[])
+    }
+
+    /// A device whose queues have so many frames besides those that they hold, and larger ones.
+    pub(crate) fn with_memory(config: &DeviceConfig, spare: u32, larger: &[ChunkClass]) -> Self {
+        // A program that another test starts has the descriptors of the rig before for a moment.
+        while Interface::named(OURS).unwrap().xdp_program.is_some() {
+            std::thread::yield_now();
+        }
+        let mut device = Device::open(config).unwrap();
+        let mut sources = std::mem::take(&mut device.sources);
+        let shares: Vec<_> = sources
+            .iter()
+            .map(|source| {
+                let chunks = source.needs().device_frames + spare;
+                let mut classes = vec![ChunkClass { chunk_bytes: 2048, chunks }];
+                classes.extend(larger);
+                classes
+            })
+            .collect();
+        let region = forebay_sys::map_packet_memory(region_bytes(&shares)).unwrap();
+        let mut pools = carve(region, &shares).unwrap();
+        let queues = u16::try_from(sources.len()).unwrap();
+        for ((number, source), pool) in (0..).zip(&mut sources).zip(&mut pools) {
+            let numbering = Numbering::of_queue(RxQueue(number), queues);
+            source.attach(Attachment { pool, numbering, wake: Arc::new(|| {}) }).unwrap();
+        }
+        Self { device, sources, pools, kernel_dropped: 0, started: Instant::now() }
+    }
+
+    /// A turn of one queue.
+    pub(crate) fn turn(
+        &mut self,
+        queue: usize,
+        is_last: bool,
+    ) -> Result<(Vec<Packet>, Polled), SourceError> {
+        let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap();
+        let ask = Ask { now_ns, max: 64, may_wait: false, is_last };
+        let (source, pool) = (&mut self.sources[queue], &mut self.pools[queue]);
+        pool.collect();
+        source.transmit(pool);
+        let mut burst = Burst::default();
+        let polled = source.poll(ask, pool, &mut burst)?;
+        assert!(burst.refused.is_empty(), "{:?}", burst.refused);
+        self.kernel_dropped += burst.kernel_dropped;
+        Ok((burst.packets, polled))
+    }
+
+    /// Takes what has come, until there is nothing.
+    pub(crate) fn take(&mut self, queue: usize, mut each: impl FnMut(&mut Self, Packet)) {
+        loop {
+            let (packets, polled) = self.turn(queue, false).unwrap();
+            let is_empty = packets.is_empty();
+            packets.into_iter().for_each(|packet| each(self, packet));
+            if is_empty && polled != Polled::Ready {
+                return;
+            }
+        }
+    }
+
+    /// Ends a queue as a run would: what is here is still taken.
+    pub(crate) fn finish(&mut self, queue: usize, mut each: impl FnMut(&mut Self, Packet)) {
+        loop {
+            let (packets, polled) = self.turn(queue, true).unwrap();
+            packets.into_iter().for_each(|packet| each(self, packet));
+            if polled == Polled::Exhausted {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn sink(&self) -> Box<dyn Sink> {
+        self.device.sink().unwrap()
+    }
+}
+
+/// The payload of a datagram over IPv4, of this length.
+pub(crate) fn payload(packet: &Packet) -> &[u8] {
+    let data = packet.frame.data();
+    assert_eq!((&data[12..14], data[23]), (&[8, 0][..], 17), "a datagram over IPv4: {data:02x?}");
+    let len = usize::from(u16::from_be_bytes([data[38], data[39]]));
+    &data[42..34 + len]
+}
+
+/// Turns a datagram round, without a checksum.
+pub(crate) fn turn_round(packet: &mut Packet) {
+    let data = packet.frame.data_mut();
+    for at in 0..6 {
+        data.swap(at, at + 6);
+    }
+    for at in 26..30 {
+        data.swap(at, at + 4);
+    }
+    data.swap(34, 36);
+    data.swap(35, 37);
+    data[40..42].fill(0);
+}

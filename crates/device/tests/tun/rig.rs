@@ -1,0 +1,123 @@
+//! What the tests share: packet memory, and sources that are polled by hand.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_device::tun::{TunDevice, TunSource};
+use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled};
+use forebay_rx::{Packet, RxQueue, Source};
+use forebay_testkit::namespaces::{command, ip};
+
+/// A device's sources, polled by hand, with packet memory of their own.
+pub(crate) struct Rig {
+    pub(crate) pool: Pool,
+    pub(crate) sources: Vec<TunSource>,
+    pub(crate) burst: Burst,
+    /// What the kernel is said to have dropped, so far.
+    pub(crate) dropped: u64,
+    begun: Instant,
+}
+
+/// How a poll ended that brought no more packets.
+pub(crate) type Ended = Result<Polled, Box<dyn std::error::Error + Send + Sync>>;
+
+impl Rig {
+    pub(crate) fn new(device: &TunDevice) -> Self {
+        Self::with_chunks(device, 2048, 256)
+    }
+
+    /// With so many small and large chunks.
+    pub(crate) fn with_chunks(device: &TunDevice, small: u32, large: u32) -> Self {
+        let mut sources = device.sources(forebay_rx::parse::Verify::Checksums);
+        let largest = sources[0].needs().largest_bytes;
+        let share = vec![
+            ChunkClass { chunk_bytes: 2048, chunks: small },
+            ChunkClass { chunk_bytes: (largest + 256).next_multiple_of(64), chunks: large },
+        ];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        let mut pool = carve(region, &[share]).unwrap().remove(0);
+        let queues = u16::try_from(sources.len()).unwrap();
+        for (queue, source) in (0..).map(RxQueue).zip(&mut sources) {
+            let numbering = Numbering::of_queue(queue, queues);
+            let wake: forebay_rx::arrive::Waker = Arc::new(|| {});
+            source.attach(Attachment { pool: &mut pool, numbering, wake }).unwrap();
+        }
+        let (burst, dropped, begun) = (Burst::default(), 0, Instant::now());
+        Self { pool, sources, burst, dropped, begun }
+    }
+
+    /// Polls one queue until it has no more.
+    pub(crate) fn drain(&mut self, queue: usize) -> (Vec<Packet>, Ended) {
+        self.poll(queue, false)
+    }
+
+    /// Polls one queue until it is exhausted.
+    pub(crate) fn finish(&mut self, queue: usize) -> Vec<Packet> {
+        let mut packets = Vec::new();
+        loop {
+            let (more, ended) = self.poll(queue, true);
+            packets.extend(more);
+            if ended.unwrap() == Polled::Exhausted {
+                return packets;
+            }
+        }
+    }
+
+    /// Drains a queue until `count` packets came.
+    pub(crate) fn take(&mut self, queue: usize, count: usize) -> Vec<Packet> {
+        let mut packets = Vec::new();
+        while packets.len() < count {
+            packets.extend(self.drain(queue).0);
+            std::thread::yield_now();
+        }
+        packets
+    }
+
+    fn poll(&mut self, queue: usize, is_last: bool) -> (Vec<Packet>, Ended) {
+        let mut packets = Vec::new();
+        loop {
+            let now_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap();
+            let ask = Ask { now_ns, max: 64, may_wait: false, is_last };
+            let polled = self.sources[queue].poll(ask, &mut self.pool, &mut self.burst);
+            assert!(self.burst.refused.is_empty(), "{:?}", self.burst.refused);
+            self.dropped += std::mem::take(&mut self.burst.kernel_dropped);
+            let is_empty = self.burst.is_empty();
+            packets.append(&mut self.burst.packets);
+            match polled {
+                Ok(Polled::Ready) if !is_empty => {}
+                ended => return (packets, ended),
+            }
+        }
+    }
+
+    /// Gives packets back, and sees that none is missing.
+    pub(crate) fn all_home(mut self, packets: Vec<Packet>) {
+        for packet in packets {
+            self.pool.put(packet.frame);
+        }
+        drop(self.sources);
+        assert_eq!(self.pool.away(), 0);
+    }
+}
+
+/// Gives an interface an address.
+pub(crate) fn address(name: &str) {
+    ip(&format!("addr add 10.9.0.1/24 dev {name}"));
+}
+
+/// Keeps the kernel from sending anything of its own accord, as router solicitations.
+pub(crate) fn silence() {
+    command("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+}
+
+/// The neighbour that packets through a TAP go to.
+pub(crate) fn neighbour(name: &str) {
+    ip(&format!("neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev {name} nud permanent"));
+}
+
+/// Bytes by which a datagram is told from others.
+pub(crate) fn payload(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| u8::try_from((number * 31 + at * 7) % 251).unwrap()).collect()
+}

@@ -1,0 +1,85 @@
+//! The virtio-net driver against devices: an honest one, a hostile one, and DPDK's.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
+
+mod backend; //  the device's side of the socket
+mod commands; // what a device is told, and how it takes that
+mod control; //  the ring that it is told by, from its side
+mod device; //   what it does with its rings
+mod frames; //   frames that are told apart
+mod handshake; // odd before there is a ring
+mod honest; //   what an honest device does
+mod hostile; //  how lies are told and judged
+mod lies; //     these
+mod live; //     against DPDK's device
+mod memory; //   what the front end shares
+mod messages; // of the protocol
+mod offloads; // lies of packets that are to be cut
+mod packed; //   the packed ring, from the device's side
+mod peer; //     the device of these tests, judged
+mod report; //   what a run says of it
+mod restart; //  devices that come again
+mod rig; //      the driver under test
+mod ring; //     a ring, in either layout
+mod scribbles; // lies told by what is shared
+mod split; //    the split one
+mod stubborn; // devices that do not do as they are told
+mod testpmd; //  DPDK's
+
+use backend::Offer;
+use forebay_testkit::namespaces::trial;
+use libtest_mimic::{Arguments, Trial};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MRG_RXBUF,
+};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+/// A test and its name.
+type Test = (&'static str, fn());
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // Each has an engine's threads already.
+    arguments.test_threads = Some(1);
+    let no_dpdk = testpmd::missing();
+    let all = [
+        lies::LENGTHS,
+        lies::BUFFERS,
+        lies::IDS,
+        lies::RINGS,
+        lies::HEADERS,
+        offloads::LIES,
+        scribbles::LIES,
+    ];
+    let usual = Offer::usual();
+    let unmerged = usual.clone().without(VIRTIO_NET_F_MRG_RXBUF);
+    let with_events = usual.clone().with(VIRTIO_RING_F_EVENT_IDX);
+    let with_hash = usual.clone().with(VIRTIO_NET_F_CTRL_VQ).with(VIRTIO_NET_F_HASH_REPORT);
+    let lies = [
+        ("", usual, all.concat()),
+        ("unmerged_", unmerged, [lies::LENGTHS, lies::IDS].concat()),
+        ("event_idx_", with_events, lies::RINGS.to_vec()),
+        ("hash_report_", with_hash, [lies::LENGTHS, lies::BUFFERS].concat()),
+    ];
+    let lies = lies.into_iter().flat_map(|(with, offer, lies)| {
+        lies.into_iter().map(move |lie| {
+            let offer = offer.clone();
+            trial(&format!("promise_5_{with}{}", lie.0), None, move || hostile::tell(&offer, lie))
+        })
+    });
+    let tests = [
+        trials(honest::TESTS, None),
+        trials(handshake::TESTS, None),
+        lies.collect(),
+        trials(report::TESTS, None),
+        trials(commands::TESTS, None),
+        trials(restart::TESTS, None),
+        trials(stubborn::TESTS, None),
+        trials(peer::TESTS, no_dpdk.as_ref()),
+        trials(live::TESTS, no_dpdk.as_ref()),
+    ];
+    libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit();
+}
+
+fn trials(tests: &[Test], missing: Option<&String>) -> Vec<Trial> {
+    tests.iter().map(|&(name, test)| trial(name, missing, test)).collect()
+}

@@ -1,0 +1,42 @@
+//! Packets for tests of what looks at them.
+
+use std::sync::Arc;
+
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{PageFragCache, Region};
+use forebay_rx::Packet;
+use forebay_rx::arrive::HEAD_CHUNK_BYTES;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify, parse_packet};
+
+/// A datagram with this payload, in one frame; and the same with all but `head_len` bytes in pieces,
+/// as a device gives it that shares its memory. Both are parsed.
+pub fn datagrams(payload: &[u8], head_len: usize) -> [Packet; 2] {
+    let mut bytes = Vec::new();
+    let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]);
+    let builder = builder.ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(1000, 9);
+    builder.write(&mut bytes, payload).unwrap();
+    let class = |chunk_bytes| ChunkClass { chunk_bytes, chunks: 2 };
+    let share = vec![class(HEAD_CHUNK_BYTES), class(4096)];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    let mut pool = carve(region, &[share]).unwrap().remove(0);
+    let shared = Arc::new(Region::allocate_shared(1 << 16));
+    let mut cache = PageFragCache::new(&shared, 0, 1 << 16, 1);
+    [bytes.len(), head_len].map(|head_len| {
+        let mut frame = pool.allocate(if head_len == bytes.len() { 3000 } else { 832 }).unwrap();
+        let (head, rest) = bytes.split_at(head_len);
+        frame.copy_from(head);
+        for piece in rest.chunks(101) {
+            let mut frag = cache.cut(128).unwrap();
+            frag.copy_out(0, piece);
+            frag.set_len(u32::try_from(piece.len()).unwrap());
+            frame.attach(frag).unwrap();
+        }
+        let wire_len = u32::try_from(bytes.len()).unwrap();
+        let mut packet = Packet::received(frame, Arrival(7), wire_len, Link::Ethernet);
+        packet.timestamp_ns = 5;
+        parse_packet(&mut packet, Verify::Checksums, &mut pool).unwrap();
+        assert_eq!(packet.is_in_pieces(), head_len < bytes.len());
+        packet
+    })
+}
