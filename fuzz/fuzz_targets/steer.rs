@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use forebay::control::{Coalesce, CoalesceAt};
+use forebay_engine::knobs::{Coalesce, CoalesceAt};
 use forebay_device::synthetic::stamped_udp;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Position, Region};

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use forebay::control::{FlowName, ScriptedChange};
+use forebay::control::FlowName;
+use forebay_engine::knobs::ScriptedChange;
 use forebay_device::Rate;
 
 use crate::options::{ControlOptions, EngineOptions, TraceOptions};

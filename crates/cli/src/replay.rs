@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay::engine::{Config, WhenFull};
+use forebay_engine::{Config, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
 use forebay_device::pcap::{Capture, ReplayPlan};
 use forebay_device::synthetic::SyntheticPlan;

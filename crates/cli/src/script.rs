@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use forebay::control::ScriptedChange;
+use forebay_engine::knobs::ScriptedChange;
 
 use crate::failure::Failure;
 

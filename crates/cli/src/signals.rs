@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use forebay::engine::Stopper;
+use forebay_engine::Stopper;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::ticker::Ticker;

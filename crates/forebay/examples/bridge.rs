@@ -5,7 +5,9 @@
 
 use std::error::Error;
 
-use forebay::{Batch, Config, Engine, Handler};
+use forebay_rx::delivery::Batch;
+use forebay_engine::{Config, Engine};
+use forebay_rx::Handler;
 use forebay_device::sink::Sink;
 use forebay_device::{Device, DeviceConfig, Via};
 use signal_hook::consts::SIGINT;

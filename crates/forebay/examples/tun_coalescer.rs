@@ -6,8 +6,10 @@
 
 use std::error::Error;
 
-use forebay::control::Coalesce;
-use forebay::{Batch, Config, Engine, Handler};
+use forebay_engine::knobs::Coalesce;
+use forebay_rx::delivery::Batch;
+use forebay_engine::{Config, Engine};
+use forebay_rx::Handler;
 use forebay_device::sink::Sink;
 use forebay_device::{Device, DeviceConfig, TunDevice, Via};
 use signal_hook::consts::SIGINT;

@@ -7,7 +7,9 @@
 //! over it: one thread for each CPU, packets of one flow always in order, wherever they go.
 //!
 //! ```no_run
-//! use crate::{Batch, Config, Engine, Handler};
+//! use forebay_rx::delivery::Batch;
+//! use forebay_engine::{Config, Engine};
+//! use forebay_rx::Handler;
 //! use forebay_device::{Device, DeviceConfig, Via};
 //!
 //! /// Counts what one CPU gets.
@@ -22,10 +24,10 @@
 //!     }
 //! }
 //!
-//! # fn main() -> crate::Result<()> {
+//! # fn main() -> forebay::Result<()> {
 //! let device = Device::open(&DeviceConfig::new("veth0", Via::AfPacket))?;
 //! let engine = Engine::over(&Config::live(), &mut [device], |_cpu| Count::default())?;
-//! let (control, stopper) = (engine.control(), engine.stopper());
+//! let (control, stopper) = (Control::of(&engine), engine.stopper());
 //! std::thread::spawn(move || {
 //!     std::thread::sleep(std::time::Duration::from_secs(5));
 //!     control.set("rps_cpus", "0").ok(); // from now on, all on the CPU that polls
@@ -43,7 +45,9 @@
 //! The same over made-up traffic runs anywhere:
 //!
 //! ```
-//! # use crate::{Batch, Config, Engine, Handler};
+//! # use forebay_rx::delivery::Batch;
+//! # use forebay_engine::{Config, Engine};
+//! # use forebay_rx::Handler;
 //! use crate::clock::Clock;
 //! use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 //!
@@ -52,13 +56,13 @@
 //! # impl Handler for Count {
 //! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.packets += batch.packets.len() as u64; }
 //! # }
-//! # fn main() -> crate::Result<()> {
-//! let config = Config { when_full: crate::engine::WhenFull::Wait, ..Config::live() };
+//! # fn main() -> forebay::Result<()> {
+//! let config = Config { when_full: forebay_engine::WhenFull::Wait, ..Config::live() };
 //! let traffic = SyntheticSource::new(SyntheticPlan { frames: 10_000, ..Default::default() }, None);
 //! let engine =
 //!     Engine::build(&config, vec![Box::new(traffic)], Clock::machine(), |_| Count::default())?;
-//! assert_eq!(engine.control().knob("netdev_max_backlog").as_deref(), Ok("1000"));
-//! engine.control().set("netdev_max_backlog", "300").unwrap();
+//! assert_eq!(Control::of(&engine).knob("netdev_max_backlog").as_deref(), Ok("1000"));
+//! Control::of(&engine).set("netdev_max_backlog", "300").unwrap();
 //! let outcome = engine.run()?;
 //! assert_eq!(outcome.handlers.iter().map(|count| count.packets).sum::<u64>(), 10_000);
 //! # Ok(())
@@ -68,7 +72,6 @@
 //! `examples/` has a counter of packets per flow, a bridge between two interfaces, and a coalescer
 //! before a TUN.
 
-pub mod engine; //  one pinned thread for each CPU, or one seeded scheduler
 pub mod control; // what can be set, in the kernel's words
 pub mod net; //     UDP sockets
 pub mod run; //     live devices through it, and on to where packets go
@@ -77,13 +80,13 @@ pub mod replay; //  a capture through the whole path, every packet checked
 pub mod report; //   what a run came to
 mod outputs; //     what it may write over
 pub mod ledger; //  was every flow delivered in order?
-pub mod trace; //   plain files from which outsiders can judge a run
 
 pub use control::Control;
-pub use engine::{Config, Engine, Outcome, Stopper};
+pub use forebay_engine::{Config, Engine, Outcome, Stopper};
 pub use forebay_device as device;
 pub use forebay_device::sink::Sink;
 pub use forebay_device::{Device, DeviceConfig, Via};
 pub use forebay_rx::delivery::Batch;
 pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};
 pub use forebay_sys::{Error, Result, clock};
+pub use forebay_engine as engine;

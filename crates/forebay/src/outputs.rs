@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_sys::error::{Error, Result};
 
-use crate::trace::{self, COUNTERS_FILE, PARSE_FILE, TracePlan};
+use forebay_engine::trace::{self, COUNTERS_FILE, PARSE_FILE, TracePlan};
 
 /// The directories that a run writes to.
 #[derive(Clone, Debug, Default)]

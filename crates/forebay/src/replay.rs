@@ -19,11 +19,11 @@ use handler::ReplayHandler;
 pub use report::Report;
 
 use crate::control::{Control, Explanation, FlowName};
-use crate::engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
+use forebay_engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
 use crate::ledger::Ledger;
 use crate::outputs::Outputs;
-use crate::trace::Trace;
-pub use crate::trace::TracePlan;
+use forebay_engine::trace::Trace;
+pub use forebay_engine::trace::TracePlan;
 
 /// Input of the replay.
 #[derive(Clone, Debug)]
@@ -130,7 +130,7 @@ impl Replay {
     /// Handle that changes the run while it lasts.
     #[must_use]
     pub fn control(&self) -> Control {
-        self.engine.control()
+        Control::of(&self.engine)
     }
 
     /// Runs to the end.

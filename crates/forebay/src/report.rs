@@ -8,7 +8,7 @@ use forebay_rx::coalesce::{FlushReason, Refusal};
 use forebay_rx::counters::{CoalesceCounters, Counter, IntakeCounters};
 use serde::Serialize;
 
-use crate::engine::{CpuOutcome, Outcome};
+use forebay_engine::{CpuOutcome, Outcome};
 use crate::ledger::Flows;
 
 /// Work of the path on the frames of a run.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay::control::list::list;
 use forebay::control::{Control, EntryKind};
-use forebay::engine::{Config, DeviceQueues, Engine, VirtualCosts};
+use forebay_engine::{Config, DeviceQueues, Engine, VirtualCosts};
 use forebay_device::RxBuffers;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_rx::delivery::Batch;
@@ -38,7 +38,7 @@ fn engine(config: &Config) -> (Engine<Idler>, Control) {
     });
     let clock = Clock::virtual_at_zero();
     let engine = Engine::build(config, sources.collect(), clock, |_| Idler).unwrap();
-    let control = engine.control();
+    let control = Control::of(&engine);
     (engine, control)
 }
 

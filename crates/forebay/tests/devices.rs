@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay::control::list::{Listed, list};
 use forebay::control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
-use forebay::engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
+use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -40,7 +40,7 @@ fn engine(devices: &[(&str, u16)], sources: u64) -> Result<Engine<Idler>> {
 
 /// The control of an engine with two devices, one of two queues.
 fn control() -> Control {
-    engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap().control()
+    Control::of(&engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap())
 }
 
 fn masks(settings: &Settings) -> Vec<String> {

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use forebay::engine::Config;
+use forebay_engine::Config;
 use forebay::run::{Plan, Report, Run, StoppedBy, To};
-use forebay::trace::TracePlan;
+use forebay_engine::trace::TracePlan;
 use forebay_buf::Pool;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Device, Rate, Via};

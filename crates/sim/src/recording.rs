@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay::trace::{DeliverTrace, IntakeTrace, Trace};
+use forebay_engine::trace::{DeliverTrace, IntakeTrace, Trace};
 use forebay_rx::counters::{DeliveryCounters, IntakeCounters};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{Hasher, KEYED_KEY_BYTES};

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use forebay::engine::log::Writer;
+use forebay_engine::log::Writer;
 
 use super::figures::Figures;
 use super::{BenchArgs, solo};

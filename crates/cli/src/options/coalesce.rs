@@ -1,8 +1,8 @@
 //! How segments are merged.
 
 use clap::{Args, ValueEnum};
-use forebay::control::coalesce::{MTU_MAX, MTU_MIN};
-use forebay::control::{Coalesce, CoalesceAt};
+use forebay_engine::knobs::coalesce::{MTU_MAX, MTU_MIN};
+use forebay_engine::knobs::{Coalesce, CoalesceAt};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
 
 /// How packets are coalesced at first.

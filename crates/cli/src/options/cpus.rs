@@ -1,7 +1,7 @@
 //! Which CPUs.
 
 use clap::Args;
-use forebay::control::Change;
+use forebay_engine::knobs::Change;
 use forebay_rx::CpuId;
 use forebay_sys as sys;
 use forebay_sys::cpu_list::{CpuList, MAX_CPUS};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use forebay::trace::TracePlan;
+use forebay_engine::trace::TracePlan;
 
 /// A trace.
 #[derive(Debug, Args)]

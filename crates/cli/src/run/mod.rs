@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 pub(crate) use args::RunArgs;
 use forebay::control::{ConfigFile, Control, places};
-use forebay::engine::{Config, SPARE_FRAMES};
+use forebay_engine::{Config, SPARE_FRAMES};
 use forebay::run::{Plan, Report, Run, To};
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use forebay::engine::Config;
+use forebay_engine::Config;
 use forebay::run::{Plan, Report, Run};
 use forebay_device::{DeviceConfig, Via};
 

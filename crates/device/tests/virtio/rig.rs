@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay::engine::{Config, Engine, Outcome, Stopper};
-use forebay::{Batch, Handler};
+use forebay_engine::{Config, Engine, Outcome, Stopper};
+use forebay_rx::delivery::Batch;
+use forebay_rx::Handler;
 use forebay_device::sink::Sink;
 use forebay_device::virtio::{Role, VirtioOptions};
 use forebay_device::{Device, DeviceConfig, Facts, KernelCounts, Via};

@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay::CpuId;
-use forebay::engine::CpuThread;
+use forebay_rx::CpuId;
+use forebay_engine::CpuThread;
 use forebay::net::{Datagrams, Net, NetStack, UdpSocket};
 
 use crate::answer::{PAYLOAD_MAX_BYTES, answer};

@@ -6,7 +6,8 @@ use std::thread;
 
 use clap::Args;
 use forebay::net::{Addresses, NetConfig, NetStack, NetworkDrop, parse_prefix};
-use forebay::{Config, DropReason, Outcome, Stopper};
+use forebay_engine::{Config, Outcome, Stopper};
+use forebay_rx::DropReason;
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_sys::cpu_list::CpuList;
 use signal_hook::consts::{SIGINT, SIGTERM};

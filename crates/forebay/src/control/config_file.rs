@@ -25,7 +25,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::refused::Refused;
 use toml::de::{DeTable, DeValue};
 
-use super::knob::Knob;
+use forebay_engine::knobs::knob::Knob;
 use super::list::Listed;
 use super::live::Control;
 use super::names::{self, Names, OfDevice};

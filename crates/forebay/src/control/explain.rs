@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::flow::FlowName;
 use super::live::Control;
-use crate::engine::Explained;
+use forebay_engine::Explained;
 
 /// Knowledge of an engine about a flow.
 #[derive(Clone, PartialEq, Eq, Debug)]

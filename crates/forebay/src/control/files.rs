@@ -7,13 +7,13 @@ use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
 use forebay_sys::refused::{Refused, Written};
 
-use super::change::{Change, Queues};
-use super::coalesce::CoalesceChange;
-use super::knob::{Knob, Value};
+use forebay_engine::knobs::change::{Change, Queues};
+use forebay_engine::knobs::coalesce::CoalesceChange;
+use forebay_engine::knobs::knob::{Knob, Value};
 use super::live::Control;
 use super::stats::{CpuStats, softnet_stat};
 use super::tree::{Entry, File};
-use crate::engine::Settings;
+use forebay_engine::Settings;
 
 impl Control {
     /// Entries of a directory of the tree. Paths begin at its root; slashes in front do not count.

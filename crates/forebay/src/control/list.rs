@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
 use forebay_sys::topology::{SYSFS, Topology};
 
-use super::knob::Knob;
+use forebay_engine::knobs::knob::Knob;
 use super::live::Control;
 use super::names;
 use super::tree::MERGEABLE_RX_BUFFER_SIZE;

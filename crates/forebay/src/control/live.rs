@@ -9,11 +9,12 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::refused::{Refused, Written};
 
-use super::change::{Change, Queues};
-use super::machine::Machine;
+use forebay_engine::knobs::change::{Change, Queues};
+use forebay_engine::knobs::machine::Machine;
 use super::names;
 use super::tree::Tree;
-use crate::engine::{Explained, Question, Settings, Shared};
+use forebay_rx::Handler;
+use forebay_engine::{Engine, Explained, Question, Settings, Shared};
 
 /// Time that the queues have to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
@@ -28,7 +29,10 @@ pub struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    /// Handle on an engine that is about to run.
+    #[must_use]
+    pub fn of<H: Handler + 'static>(engine: &Engine<H>) -> Self {
+        let shared = engine.shared();
         let here = Machine::here();
         let highest = shared.cpus().cpus().last().map_or(0, |cpu| cpu.0 + 1);
         // In virtual time there may be more CPUs than this machine has.
@@ -54,7 +58,7 @@ impl Control {
     ///
     /// # Errors
     /// When it cannot be: `EINVAL` for a CPU or a key that cannot be, `ENOENT` for a queue, `EBUSY`
-    /// for the last CPU that runs and while [`CHANGES_MAX`](crate::engine::CHANGES_MAX) changes wait
+    /// for the last CPU that runs and while [`CHANGES_MAX`](forebay_engine::CHANGES_MAX) changes wait
     /// for the engine, `ENOMEM` for a table too large.
     #[expect(clippy::needless_pass_by_value, reason = "a change is made for this")]
     pub fn change(&self, change: Change) -> Result<Written, Refused> {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use forebay_rx::counters::Counter;
 use forebay_rx::{CpuId, DropReason};
 
-use crate::engine::Shared;
+use forebay_engine::Shared;
 
 /// The files with the counters of one CPU.
 pub(super) const CPU_COUNTERS: [&str; 10] = [

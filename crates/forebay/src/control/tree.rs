@@ -6,11 +6,11 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
 
-use super::coalesce::CoalesceChange;
-use super::knob::{Knob, Place};
+use forebay_engine::knobs::coalesce::CoalesceChange;
+use forebay_engine::knobs::knob::{Knob, Place};
 use super::names::OfDevice;
 use super::stats::CPU_COUNTERS;
-use crate::engine::Devices;
+use forebay_engine::Devices;
 
 /// Name by which virtio-net calls the size of the buffers that it posts, of each queue
 /// (drivers/net/virtio_net.c, where it can only be read too).
@@ -212,7 +212,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::DeviceQueues;
+    use forebay_engine::DeviceQueues;
 
     fn tree_of(devices: &[(&str, u16)]) -> Tree {
         let cpus = CpuList::new([0, 1].map(CpuId));

@@ -15,7 +15,7 @@
 //!
 //! ```no_run
 //! use crate::net::{Datagrams, Net, NetConfig};
-//! use crate::Config;
+//! use forebay_engine::Config;
 //! use forebay_device::{Device, DeviceConfig, Via};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -85,7 +85,7 @@ pub use udp::{SocketCounts, UdpSocket};
 use wake::Wake;
 
 use crate::control::Control;
-use crate::engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
+use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 
 /// Packet memory that a socket may hold by default, in bytes: what the kernel's
 /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
@@ -379,7 +379,7 @@ impl NetEngine {
     /// Handle that changes the engine while it runs, and tells its state.
     #[must_use]
     pub fn control(&self) -> Control {
-        self.engine.control()
+        Control::of(&self.engine)
     }
 
     /// Handle that asks it to stop.

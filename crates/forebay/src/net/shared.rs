@@ -22,7 +22,7 @@ use super::directory::Directory;
 use super::transmit::Transmitter;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
-use crate::engine::Flows;
+use forebay_engine::Flows;
 
 /// The most sockets that there are at once.
 pub const SOCKETS_MAX: usize = 1 << 17;

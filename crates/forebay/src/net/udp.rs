@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::datagram::Datagrams;
 use super::endpoint::{Flush, Inner};
-use crate::engine::CpuThread;
+use forebay_engine::CpuThread;
 
 /// A UDP socket of a [`Net`](super::Net).
 ///

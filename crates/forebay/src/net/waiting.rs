@@ -12,7 +12,7 @@ use forebay_sys::readiness::readiness;
 use super::endpoint::Inner;
 use super::shared::Shared;
 use super::wake::Wake;
-use crate::engine::is_cpu;
+use forebay_engine::is_cpu;
 
 /// Looked so often, at first and at most, for packet memory that has come home: nobody tells of it.
 const PAUSE: Duration = Duration::from_micros(20);

@@ -12,7 +12,7 @@ use forebay_sys::error::Result;
 
 use super::{Mode, Plan};
 use crate::ledger::Ledger;
-use crate::trace::{DeliverTrace, Trace};
+use forebay_engine::trace::{DeliverTrace, Trace};
 
 /// One CPU's part of the application.
 pub(super) struct ReplayHandler {

@@ -9,7 +9,7 @@ use forebay_sys::error::Error;
 use serde::Serialize;
 
 use crate::control::Explanation;
-use crate::engine::Outcome;
+use forebay_engine::Outcome;
 use crate::ledger::Ledger;
 use crate::report::PathReport;
 

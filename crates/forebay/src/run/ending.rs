@@ -11,7 +11,7 @@ use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError
 use forebay_sys::error::{Error, Result};
 
 use super::report::StoppedBy;
-use crate::engine::Stopper;
+use forebay_engine::Stopper;
 
 /// Descriptor by which a run hears that it is to end.
 pub(super) struct Ending {

@@ -11,7 +11,7 @@ use forebay_sys::error::Error;
 use super::destination::{Way, Ways};
 use super::ending::{Alarm, Ending};
 use crate::ledger::Ledger;
-use crate::trace::{DeliverTrace, Trace};
+use forebay_engine::trace::{DeliverTrace, Trace};
 
 /// One CPU's part of it.
 pub(super) struct RunHandler {

@@ -25,10 +25,10 @@ pub use to::To;
 pub use watch::{CpuSnapshot, Snapshot, Watch};
 
 use crate::control::Control;
-use crate::engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
+use forebay_engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
 use crate::ledger::{Flows, Ledger};
 use crate::outputs::Outputs;
-use crate::trace::{Trace, TracePlan};
+use forebay_engine::trace::{Trace, TracePlan};
 
 /// A run to be made.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl Run {
     /// Handle that changes the run while it lasts.
     #[must_use]
     pub fn control(&self) -> Control {
-        self.engine.control()
+        Control::of(&self.engine)
     }
 
     /// Handle that asks the run to end: it takes nothing more from the devices, and what it has taken goes
@@ -130,7 +130,7 @@ impl Run {
     #[must_use]
     pub fn watch(&self) -> Watch {
         let failure = Arc::clone(&self.failure);
-        Watch::new(self.engine.control(), self.destinations.counters(), failure)
+        Watch::new(Control::of(&self.engine), self.destinations.counters(), failure)
     }
 
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.

@@ -10,7 +10,7 @@ use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceCounters};
 use serde::Serialize;
 
-use crate::engine::Outcome;
+use forebay_engine::Outcome;
 use crate::ledger::Flows;
 use crate::report::PathReport;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay::engine::{Config, Engine, Outcome, VirtualCosts};
+use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay_buf::Pool;
 use forebay_device::synthetic::SyntheticSource;
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};

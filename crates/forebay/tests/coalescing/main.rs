@@ -13,7 +13,7 @@ mod written; // what is written of merged packets
 use std::num::NonZeroU16;
 use std::path::Path;
 
-use forebay::control::{Coalesce, CoalesceAt};
+use forebay_engine::knobs::{Coalesce, CoalesceAt};
 use forebay::replay::{Input, Mode, Plan, Report};
 use forebay_device::Rate;
 use forebay_device::pcap::{Capture, ReplayPlan};

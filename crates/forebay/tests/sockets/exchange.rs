@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use forebay::Config;
+use forebay_engine::Config;
 use forebay::net::{Datagrams, NetConfig};
 
 use crate::Trial;

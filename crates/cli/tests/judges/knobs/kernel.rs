@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use forebay::control::{Knob, Machine, Place};
+use forebay_engine::knobs::{Knob, Machine, Place};
 use forebay_rx::RxQueue;
 use libtest_mimic::Failed;
 

@@ -6,7 +6,7 @@ mod strings; // what is written to them
 
 use std::fs;
 
-use forebay::control::{Knob, Machine, REFUSED_NONSENSE, Refusal, Taken, Value};
+use forebay_engine::knobs::{Knob, Machine, REFUSED_NONSENSE, Refusal, Taken, Value};
 use forebay_sys::errno::Errno;
 pub(crate) use kernel::missing;
 use libtest_mimic::Failed;

@@ -1,6 +1,6 @@
 //! Good and bad strings for knobs: those that somebody thought of, and some that nobody did.
 
-use forebay::control::{Knob, Machine};
+use forebay_engine::knobs::{Knob, Machine};
 use forebay_sys::random::Random;
 
 /// Of those that nobody thought of, for each knob.

@@ -1,7 +1,7 @@
 //! File systems of the kernel that files behave like: they differ in what they do with offsets,
 //! and with what cannot be done at all.
 
-use crate::control::Knob;
+use forebay_engine::knobs::Knob;
 
 /// Bytes of one write that an attribute of sysfs takes (`kernfs_fop_write_iter` in
 /// fs/kernfs/file.c); also the size that it pretends to have.

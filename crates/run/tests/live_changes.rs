@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, thread};
 
-use forebay::control::{Change, Control, Queues};
-use forebay::engine::{Config, Engine, Outcome, VirtualCosts};
+use forebay_engine::knobs::{Change, Queues};
+use forebay::control::Control;
+use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay::ledger::Ledger;
 use forebay::replay::{Plan, Report, TracePlan};
 use forebay_device::QueueShare;
@@ -208,7 +209,7 @@ mod one_engine {
         let came: u64 = outcome.queues.iter().map(|queue| queue.frames.get()).sum();
         let drops = outcome.queues.iter().flat_map(|queue| &queue.drops);
         let dropped: u64 = drops.map(Counter::get).sum();
-        let sum = |counter: fn(&forebay::engine::CpuOutcome) -> u64| -> u64 {
+        let sum = |counter: fn(&forebay_engine::CpuOutcome) -> u64| -> u64 {
             outcome.cpus.iter().map(counter).sum()
         };
         let delivered = sum(|cpu| cpu.delivery.frames.get());
@@ -234,7 +235,7 @@ mod one_engine {
     fn promise_1_everything_changes_at_once_on_threads() {
         let rig = rig(u64::MAX, 64, 2, Clock::machine(), None);
         let (control, flows, stopper) =
-            (rig.engine.control(), rig.engine.flows(), rig.engine.stopper());
+            (Control::of(&rig.engine), rig.engine.flows(), rig.engine.stopper());
         let (seen, cpus) = (Arc::clone(&rig.seen), rig.cpus.clone());
         let changes = thread::spawn(move || {
             let mut random = forebay_sys::random::Random::new(7);
@@ -278,7 +279,7 @@ mod one_engine {
     #[test]
     fn rfs_1_a_flow_goes_where_its_application_is_said_to_run() {
         let Rig { engine, ledger, cpus, .. } = rig(4000, 1, 1, Clock::virtual_at_zero(), None);
-        let control = engine.control();
+        let control = Control::of(&engine);
         let flows = engine.flows();
         let flow = hash_of_first_packet();
         for cpu in cpus.iter().rev() {
@@ -333,7 +334,7 @@ mod one_engine {
     #[test]
     fn what_cannot_be_is_refused_and_nothing_changes() {
         let Rig { engine, cpus, .. } = rig(10, 1, 1, Clock::virtual_at_zero(), None);
-        let control: Control = engine.control();
+        let control: Control = Control::of(&engine);
         let before = control.settings();
         let refused = |change: Change| control.change(change).unwrap_err().errno;
         let none = CpuList::default();
@@ -355,7 +356,7 @@ mod one_engine {
     #[test]
     fn explaining_an_engine_that_has_ended_takes_no_longer_than_it_may() {
         let Rig { engine, .. } = rig(10, 1, 1, Clock::virtual_at_zero(), None);
-        let control = engine.control();
+        let control = Control::of(&engine);
         drop(engine.run_stepped(1, VirtualCosts::default()));
         assert!(control.explain(FlowHash(5)).is_empty());
     }

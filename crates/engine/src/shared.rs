@@ -22,11 +22,11 @@ use super::flows::Flows;
 use super::question::Question;
 use super::reclaim::Reclaimer;
 use super::settings::Settings;
-use crate::control::{Change, Script};
+use crate::knobs::{Change, Script};
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub struct Shared {
     pub(super) clock: Clock,
     cpus: CpuList,
     devices: Devices,
@@ -67,9 +67,9 @@ pub(crate) struct Shared {
 
 /// Counters of an engine.
 #[derive(Debug)]
-pub(crate) struct Counters {
-    pub(crate) queues: Vec<Arc<IntakeCounters>>,
-    pub(crate) cpus: Vec<Arc<DeliveryCounters>>,
+pub struct Counters {
+    pub queues: Vec<Arc<IntakeCounters>>,
+    pub cpus: Vec<Arc<DeliveryCounters>>,
 }
 
 impl Shared {
@@ -109,7 +109,7 @@ impl Shared {
         }
     }
 
-    pub(crate) fn bell(&self, index: usize) -> &Bell {
+    pub fn bell(&self, index: usize) -> &Bell {
         &self.bells[index]
     }
 
@@ -183,7 +183,7 @@ impl Shared {
         busy.store(busy.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
     }
 
-    pub(crate) fn busy_ns(&self, index: usize) -> u64 {
+    pub fn busy_ns(&self, index: usize) -> u64 {
         self.busy_ns[index].load(Ordering::Relaxed)
     }
 
@@ -231,7 +231,7 @@ impl Shared {
     }
 
     /// Makes a change, wakes all CPUs to follow it, and says what of it is in force.
-    pub(crate) fn change(&self, change: &Change) -> Result<Written, Refused> {
+    pub fn change(&self, change: &Change) -> Result<Written, Refused> {
         let written = self.changes().change(change);
         self.wake_all();
         written
@@ -243,7 +243,7 @@ impl Shared {
     }
 
     /// Asks all queues, and wakes the CPUs that poll them.
-    pub(crate) fn ask(&self, question: Question) {
+    pub fn ask(&self, question: Question) {
         self.changes().ask(question);
         self.wake_all();
     }
@@ -254,17 +254,17 @@ impl Shared {
     }
 
     /// Settings now.
-    pub(crate) fn settings(&self) -> Settings {
+    pub fn settings(&self) -> Settings {
         self.changes().settings().clone()
     }
 
     /// Hash function of flows now.
-    pub(crate) fn hasher(&self) -> Arc<Hasher> {
+    pub fn hasher(&self) -> Arc<Hasher> {
         Arc::clone(self.changes().hasher())
     }
 
     /// The CPUs of a list that packets can go to now.
-    pub(crate) fn in_force(&self, cpus: &CpuList) -> CpuList {
+    pub fn in_force(&self, cpus: &CpuList) -> CpuList {
         self.changes().in_force(cpus)
     }
 
@@ -280,7 +280,7 @@ impl Shared {
     }
 
     /// Counters of everything.
-    pub(crate) fn counters(&self) -> Option<&Counters> {
+    pub fn counters(&self) -> Option<&Counters> {
         self.counters.get()
     }
 
@@ -308,22 +308,22 @@ impl Shared {
     }
 
     /// The CPU that polls a queue.
-    pub(crate) fn polls(&self, queue: u16) -> Option<CpuId> {
+    pub fn polls(&self, queue: u16) -> Option<CpuId> {
         Some(CpuId(self.polling.get(usize::from(queue))?.cpu()))
     }
 
     /// The devices, and whose each queue is.
-    pub(crate) fn devices(&self) -> &Devices {
+    pub fn devices(&self) -> &Devices {
         &self.devices
     }
 
     /// The CPUs of the engine.
-    pub(crate) fn cpus(&self) -> &CpuList {
+    pub fn cpus(&self) -> &CpuList {
         &self.cpus
     }
 
     /// Turns of a CPU that ended for want of budget.
-    pub(crate) fn squeezed(&self, index: usize) -> u64 {
+    pub fn squeezed(&self, index: usize) -> u64 {
         self.squeezed[index].load(Ordering::Relaxed)
     }
 

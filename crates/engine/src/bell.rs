@@ -14,7 +14,7 @@ const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 
 /// Wake-up of one CPU's thread.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub struct Bell {
     /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
     state: SleepState,
     /// The thread of the CPU; another one once it is lost.
@@ -120,12 +120,12 @@ impl Bell {
     }
 
     /// Number of times the CPU was woken.
-    pub(crate) fn rung(&self) -> u64 {
+    pub fn rung(&self) -> u64 {
         self.rung.load(Ordering::Relaxed)
     }
 
     /// Number of times it was woken for packets of another CPU.
-    pub(crate) fn rung_for_packets(&self) -> u64 {
+    pub fn rung_for_packets(&self) -> u64 {
         self.rung_for_packets.load(Ordering::Relaxed)
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use forebay::control::Script;
-use forebay::engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
+use forebay_engine::knobs::Script;
+use forebay_engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
 use forebay_device::Rate;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};

@@ -5,8 +5,8 @@ use forebay_sys::cpu_list::CpuList;
 
 use super::config::Config;
 use super::limits::Limits;
-use crate::control::change::{Change, Queues};
-use crate::control::coalesce::Coalesce;
+use crate::knobs::change::{Change, Queues};
+use crate::knobs::coalesce::Coalesce;
 
 /// Buckets of a flow limit when nobody says otherwise: the kernel's default.
 pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;

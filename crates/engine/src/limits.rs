@@ -2,7 +2,7 @@
 
 use forebay_rx::intake::DEV_WEIGHT;
 
-use crate::control::Change;
+use crate::knobs::Change;
 
 /// The most frames that are taken from a queue at once, whatever the `dev_weight`: a burst is in
 /// hand as a whole.

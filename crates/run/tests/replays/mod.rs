@@ -7,8 +7,8 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay::control::Script;
-use forebay::engine::{Config, WhenFull};
+use forebay_engine::knobs::Script;
+use forebay_engine::{Config, WhenFull};
 use forebay::replay::{Input, Mode, Plan, Replay, Report};
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_rx::CpuId;

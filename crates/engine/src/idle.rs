@@ -5,7 +5,7 @@
 //! are long: what it wastes is bounded by what a wake-up would have cost. Where other programs want
 //! the CPU it looks no longer than a moment: it may be the application that waits for it.
 
-use crate::control::Coalesce;
+use crate::knobs::Coalesce;
 
 /// The longest that a CPU looks for work: about what waking costs it and whoever wakes it.
 pub const SPIN_MAX_NS: u64 = 100_000;

@@ -16,7 +16,7 @@ use forebay_sys::topology::{SYSFS, Topology};
 use super::devices::DeviceQueues;
 use super::idle::SPIN_MAX_NS;
 use super::limits::Limits;
-use crate::control::{Change, Coalesce, Machine, Script};
+use crate::knobs::{Change, Coalesce, Machine, Script};
 use crate::trace::{IntakeTrace, Trace};
 
 /// Frames that a CPU has for packets that its handler makes, behind live devices.

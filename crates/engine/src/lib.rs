@@ -4,6 +4,9 @@
 //! and sleeps when there is nothing to do. [`live`] runs that on threads; [`stepped`] runs the
 //! same turns on one thread, in an order that a seed determines.
 
+pub mod knobs; //  what can be set, and what that answers
+pub mod trace; //  plain files from which outsiders can judge a run
+
 mod bell;
 mod changes;
 mod config;
@@ -30,9 +33,9 @@ use std::sync::Arc;
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use cpu_thread::CpuThread;
-pub(crate) use cpu_thread::is_cpu;
+pub use cpu_thread::is_cpu;
 pub use devices::DeviceQueues;
-pub(crate) use devices::Devices;
+pub use devices::Devices;
 pub use flows::Flows;
 use forebay_buf::{Pool, Position};
 use forebay_device::Device;
@@ -50,15 +53,14 @@ pub use live::PANICS_IN_A_ROW;
 use mailbox::Mailbox;
 pub use outcome::{CpuOutcome, Outcome};
 pub use question::Explained;
-pub(crate) use question::Question;
+pub use question::Question;
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};
 use shared::Counters;
-pub(crate) use shared::Shared;
+pub use shared::Shared;
 pub use stepped::VirtualCosts;
 use worker::{Deaths, Life, Mailboxes, Worker};
 
-use crate::control::Control;
 
 /// An engine, ready to run.
 pub struct Engine<H> {
@@ -145,7 +147,7 @@ impl<H: Handler + 'static> Engine<H> {
     ///
     /// # Panics
     /// When there are fewer CPUs.
-    pub(crate) fn handler_mut(&mut self, index: usize) -> &mut H {
+    pub fn handler_mut(&mut self, index: usize) -> &mut H {
         &mut self.workers[index].handler
     }
 
@@ -162,10 +164,10 @@ impl<H: Handler + 'static> Engine<H> {
         std::mem::take(&mut self.small)
     }
 
-    /// Handle that changes the engine while it runs, and tells its state.
+    /// State that handles on the engine share with it, such as the one that changes it while it runs.
     #[must_use]
-    pub fn control(&self) -> Control {
-        Control::new(Arc::clone(&self.shared))
+    pub fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 
     /// Table in which applications record the CPU that they run on, for RFS.

@@ -42,7 +42,7 @@ thread_local! {
 }
 
 /// True if the calling thread turns a CPU of an engine: then what it waits for would not come.
-pub(crate) fn is_cpu() -> bool {
+pub fn is_cpu() -> bool {
     IS_CPU.get()
 }
 

@@ -26,17 +26,17 @@ use forebay_rx::parse::Verify;
 use forebay_rx::{Packet, RxQueue};
 use forebay_sys::error::{Error, Result};
 
-use crate::engine::Config;
+use crate::Config;
 
 const DELIVER_FILE: &str = "deliver.csv";
 const DROP_FILE: &str = "drop.csv";
 const CONFIG_FILE: &str = "config.csv";
-pub(crate) const PARSE_FILE: &str = "parse.csv";
+pub const PARSE_FILE: &str = "parse.csv";
 pub(crate) const LRO_FILE: &str = "lro.jsonl";
-pub(crate) const COUNTERS_FILE: &str = "counters.json";
+pub const COUNTERS_FILE: &str = "counters.json";
 
 /// Every file that a trace may have.
-pub(crate) const FILES: [&str; 6] =
+pub const FILES: [&str; 6] =
     [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, LRO_FILE, COUNTERS_FILE];
 
 const DELIVER_HEADER: &str =

@@ -8,10 +8,11 @@ use forebay_rx::{CpuId, RxQueue};
 
 /// Explain this flow. Each queue answers when it comes by.
 #[derive(Debug)]
-pub(crate) struct Question {
-    pub(crate) flow: FlowHash,
+pub struct Question {
+    /// Hash of the flow.
+    pub flow: FlowHash,
     /// Takes one answer from each queue, and never makes one wait.
-    pub(crate) answers: Sender<Explained>,
+    pub answers: Sender<Explained>,
 }
 
 /// Knowledge of a queue about a flow.

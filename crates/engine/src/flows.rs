@@ -33,7 +33,7 @@ impl Flows {
 
     /// Datagrams of these flows were read on the calling CPU. Flows to a socket that is not connected
     /// are anybody's, and have less right to be known.
-    pub(crate) fn read_here(&self, flows: impl Iterator<Item = FlowHash>, is_connected: bool) {
+    pub fn read_here(&self, flows: impl Iterator<Item = FlowHash>, is_connected: bool) {
         let Some(table) = &*self.0.load() else { return };
         let cpu = sys::current_cpu();
         if is_connected {

@@ -74,14 +74,14 @@ fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
 
 /// The devices of an engine, in the order of their queues.
 #[derive(Clone, Debug)]
-pub(crate) struct Devices(Arc<[DeviceQueues]>);
+pub struct Devices(Arc<[DeviceQueues]>);
 
 impl Devices {
     /// Devices of a configuration, which must have `queues` queues together; one for all queues if none is named.
     ///
     /// # Errors
     /// When the numbers do not fit, or a name is none or comes twice.
-    pub(crate) fn of(named: &[DeviceQueues], queues: usize) -> Result<Self> {
+    pub fn of(named: &[DeviceQueues], queues: usize) -> Result<Self> {
         let refused = |what: &str, why: String| Error::Setting {
             what: "devices",
             value: what.to_owned(),
@@ -117,12 +117,12 @@ impl Devices {
     }
 
     /// Number of devices.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 
     /// The names, each with the numbers of its queues in the engine.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, std::ops::Range<u16>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, std::ops::Range<u16>)> {
         let mut first = 0;
         self.0.iter().map(move |DeviceQueues { name, queues, .. }| {
             let own = first..first + queues;
@@ -132,7 +132,7 @@ impl Devices {
     }
 
     /// Receive buffers of a queue, if its device is virtio.
-    pub(crate) fn rx_buffers(&self, queue: RxQueue) -> Option<&RxBuffers> {
+    pub fn rx_buffers(&self, queue: RxQueue) -> Option<&RxBuffers> {
         let of_device = self.0.iter().zip(self.iter());
         let (device, own) = of_device
             .map(|(device, (_, own))| (device, own))

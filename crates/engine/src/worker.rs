@@ -12,7 +12,7 @@ use super::limits::{Budget, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::queue::{Activity, Queue};
 use super::shared::Shared;
-use crate::control::{Change, Coalesce};
+use crate::knobs::{Change, Coalesce};
 use crate::trace::IntakeTrace;
 
 /// Queues that were handed to each CPU, by its place in the engine.

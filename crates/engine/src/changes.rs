@@ -19,7 +19,7 @@ use super::log::{Cursor, Writer};
 use super::question::Question;
 use super::reclaim::{Reclaimer, Retired};
 use super::settings::Settings;
-use crate::control::{Change, CoalesceChange, Queues, Script};
+use crate::knobs::{Change, CoalesceChange, Queues, Script};
 use crate::trace::Trace;
 
 /// Entries that may wait for a thread to come to them, before more are refused.

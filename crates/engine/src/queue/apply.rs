@@ -5,9 +5,9 @@ use std::sync::Arc;
 use forebay_rx::backlog::FlowLimit;
 
 use super::Queue;
-use crate::control::Change;
-use crate::engine::changes::{Made, Parts};
-use crate::engine::shared::Shared;
+use crate::knobs::Change;
+use crate::changes::{Made, Parts};
+use crate::shared::Shared;
 
 impl Queue {
     /// Has a change take effect from the next packet on, and writes down when it first did.

@@ -20,7 +20,7 @@ use super::question::Explained;
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::Shared;
-use crate::control::{Coalesce, ScriptedChange};
+use crate::knobs::{Coalesce, ScriptedChange};
 use crate::trace::IntakeTrace;
 
 /// Time that a source may take to give its last frames once a run is to end.
