@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use forebay_engine::knobs::{Coalesce, CoalesceAt};
-use forebay_device::synthetic::stamped_udp;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Position, Region};
+use forebay_device::synthetic::stamped_udp;
+use forebay_engine::knobs::{Coalesce, CoalesceAt};
 use forebay_rx::arrive::{Behind, Burst, Refused};
 use forebay_rx::backlog::FlowLimit;
 use forebay_rx::coalesce::CoalesceConfig;

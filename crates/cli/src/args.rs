@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use forebay::control::FlowName;
-use forebay_engine::knobs::ScriptedChange;
+use forebay_control::FlowName;
 use forebay_device::Rate;
+use forebay_engine::knobs::ScriptedChange;
 
 use crate::options::{ControlOptions, EngineOptions, TraceOptions};
 use crate::synthetic::SyntheticSpec;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_engine::{Config, WhenFull};
-use forebay::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
 use forebay_device::pcap::{Capture, ReplayPlan};
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_device::{Progress, Rate};
+use forebay_engine::{Config, WhenFull};
+use forebay_run::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
 use forebay_rx::hash::RETA_ENTRIES;
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;

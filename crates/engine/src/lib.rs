@@ -32,10 +32,8 @@ use std::sync::Arc;
 
 pub use changes::CHANGES_MAX;
 pub use config::{Config, SPARE_FRAMES, WhenFull};
-pub use cpu_thread::CpuThread;
-pub use cpu_thread::is_cpu;
-pub use devices::DeviceQueues;
-pub use devices::Devices;
+pub use cpu_thread::{CpuThread, is_cpu};
+pub use devices::{DeviceQueues, Devices};
 pub use flows::Flows;
 use forebay_buf::{Pool, Position};
 use forebay_device::Device;
@@ -52,15 +50,13 @@ pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 pub use live::PANICS_IN_A_ROW;
 use mailbox::Mailbox;
 pub use outcome::{CpuOutcome, Outcome};
-pub use question::Explained;
-pub use question::Question;
+pub use question::{Explained, Question};
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};
 use shared::Counters;
 pub use shared::Shared;
 pub use stepped::VirtualCosts;
 use worker::{Deaths, Life, Mailboxes, Worker};
-
 
 /// An engine, ready to run.
 pub struct Engine<H> {

@@ -109,6 +109,7 @@ impl Shared {
         }
     }
 
+    /// Bell of a CPU, by its place.
     pub fn bell(&self, index: usize) -> &Bell {
         &self.bells[index]
     }
@@ -183,6 +184,7 @@ impl Shared {
         busy.store(busy.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
     }
 
+    /// Time that a CPU has been busy, by its place, in nanoseconds.
     pub fn busy_ns(&self, index: usize) -> u64 {
         self.busy_ns[index].load(Ordering::Relaxed)
     }

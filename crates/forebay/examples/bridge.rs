@@ -5,11 +5,11 @@
 
 use std::error::Error;
 
-use forebay_rx::delivery::Batch;
-use forebay_engine::{Config, Engine};
-use forebay_rx::Handler;
 use forebay_device::sink::Sink;
 use forebay_device::{Device, DeviceConfig, Via};
+use forebay_engine::{Config, Engine};
+use forebay_rx::Handler;
+use forebay_rx::delivery::Batch;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 

@@ -24,7 +24,7 @@
 //!     }
 //! }
 //!
-//! # fn main() -> forebay::Result<()> {
+//! # fn main() -> forebay_sys::Result<()> {
 //! let device = Device::open(&DeviceConfig::new("veth0", Via::AfPacket))?;
 //! let engine = Engine::over(&Config::live(), &mut [device], |_cpu| Count::default())?;
 //! let (control, stopper) = (Control::of(&engine), engine.stopper());
@@ -56,7 +56,7 @@
 //! # impl Handler for Count {
 //! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.packets += batch.packets.len() as u64; }
 //! # }
-//! # fn main() -> forebay::Result<()> {
+//! # fn main() -> forebay_sys::Result<()> {
 //! let config = Config { when_full: forebay_engine::WhenFull::Wait, ..Config::live() };
 //! let traffic = SyntheticSource::new(SyntheticPlan { frames: 10_000, ..Default::default() }, None);
 //! let engine =
@@ -72,21 +72,15 @@
 //! `examples/` has a counter of packets per flow, a bridge between two interfaces, and a coalescer
 //! before a TUN.
 
-pub mod control; // what can be set, in the kernel's words
 pub mod net; //     UDP sockets
-pub mod run; //     live devices through it, and on to where packets go
-pub mod replay; //  a capture through the whole path, every packet checked
 
-pub mod report; //   what a run came to
-mod outputs; //     what it may write over
-pub mod ledger; //  was every flow delivered in order?
-
-pub use control::Control;
-pub use forebay_engine::{Config, Engine, Outcome, Stopper};
+pub use forebay_control as control;
+pub use forebay_control::Control;
 pub use forebay_device as device;
 pub use forebay_device::sink::Sink;
 pub use forebay_device::{Device, DeviceConfig, Via};
+pub use forebay_engine as engine;
+pub use forebay_engine::{Config, Engine, Outcome, Stopper};
 pub use forebay_rx::delivery::Batch;
 pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};
 pub use forebay_sys::{Error, Result, clock};
-pub use forebay_engine as engine;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use forebay_engine::knobs::Script;
-use forebay_engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
-use forebay::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
 use forebay_device::Rate;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_engine::knobs::Script;
+use forebay_engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
+use forebay_run::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
 use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, thread};
 
-use forebay_engine::knobs::{Change, Queues};
-use forebay::control::Control;
-use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
-use forebay::ledger::Ledger;
-use forebay::replay::{Plan, Report, TracePlan};
+use forebay_control::Control;
 use forebay_device::QueueShare;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_engine::knobs::{Change, Queues};
+use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
+use forebay_run::ledger::Ledger;
+use forebay_run::replay::{Plan, Report, TracePlan};
 use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};

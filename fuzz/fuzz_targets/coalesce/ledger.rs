@@ -8,8 +8,9 @@ use forebay_rx::coalesce::{CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, res
 use forebay_rx::counters::{CoalesceCounters, Counter};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
-use forebay_rx::parse::DeviceSum;
-use forebay_rx::parse::{Checksum, Fragment, Headers, Network, Transport, Verify, View, parse};
+use forebay_rx::parse::{
+    Checksum, DeviceSum, Fragment, Headers, Network, Transport, Verify, View, parse,
+};
 
 const IP_PACKET_BYTES_MAX: usize = 65_535;
 

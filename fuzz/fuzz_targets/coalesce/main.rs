@@ -10,6 +10,7 @@ mod ledger;
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
+use flows::{Change, Flows, Received};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_rx::Packet;
@@ -19,10 +20,8 @@ use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{DeviceSum, Headers, Link, Verify, parse, parse_into};
-use libfuzzer_sys::fuzz_target;
-
-use flows::{Change, Flows, Received};
 use ledger::Ledger;
+use libfuzzer_sys::fuzz_target;
 
 /// Enough for the longest packet of the smallest segments, and for one of the largest.
 const CHUNKS: [ChunkClass; 3] = [

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
-use forebay::control::{ConfigFile, Control, ControlSocket, Mount, places};
+use forebay_control::{ConfigFile, Control, ControlSocket, Mount, places};
 
 use crate::failure::Failure;
 

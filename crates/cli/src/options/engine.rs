@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use forebay_engine::knobs::{Change, Script, ScriptedChange};
 use forebay_engine::Config;
+use forebay_engine::knobs::{Change, Script, ScriptedChange};
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use forebay_sys::cpu_list::CpuList;

@@ -5,9 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use forebay::run::To;
 use forebay_device::take::Take;
 use forebay_device::{Via, XdpMode};
+use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;
 
 use crate::options::{ControlOptions, EngineOptions, TraceOptions, VhostUserOptions};

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use forebay::run::{Snapshot, Watch};
+use forebay_run::run::{Snapshot, Watch};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::table::figures::{as_f64, grouped, percent, scaled, seconds};
@@ -97,7 +97,7 @@ fn shares(before: &Snapshot, now: &Snapshot) -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay::run::CpuSnapshot;
+    use forebay_run::run::CpuSnapshot;
     use forebay_rx::CpuId;
 
     use super::*;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
-use forebay::report::{CpuReport, PathReport};
+use forebay_run::report::{CpuReport, PathReport};
 use forebay_sys::cpu_list::CpuList;
 
 use super::figures::{as_f64, bytes, counted, grouped, nanoseconds, percent, scaled, seconds};

@@ -1,6 +1,6 @@
 //! The end of a replay.
 
-use forebay::replay::Report;
+use forebay_run::replay::Report;
 use forebay_sys::cpu_list::CpuList;
 
 use super::figures::counted;

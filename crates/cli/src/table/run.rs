@@ -2,8 +2,8 @@
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
-use forebay::run::{DeviceReport, Report, SentReport, StoppedBy};
 use forebay_device::Via;
+use forebay_run::run::{DeviceReport, Report, SentReport, StoppedBy};
 use forebay_sys::cpu_list::CpuList;
 
 use super::figures::{bytes, counted, grouped};
@@ -93,7 +93,7 @@ fn verdict(report: &Report) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use forebay::run::QueueReport;
+    use forebay_run::run::QueueReport;
 
     use super::*;
 

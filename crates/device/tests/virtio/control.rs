@@ -9,7 +9,7 @@ use crate::ring::{Chain, Layout, Part, Place, Used, is_readable};
 
 /// What becomes of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Control {
+pub(crate) enum Control {
     /// They are done.
     Serves,
     /// They are answered by `VIRTIO_NET_ERR`.

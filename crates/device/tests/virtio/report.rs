@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use forebay_engine::Config;
-use forebay::run::{Plan, Report, Run};
 use forebay_device::{DeviceConfig, Via};
+use forebay_engine::Config;
+use forebay_run::run::{Plan, Report, Run};
 
 use crate::Test;
 use crate::backend::{Offer, Site};

@@ -6,15 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Config, Engine, Outcome, Stopper};
-use forebay_rx::delivery::Batch;
-use forebay_rx::Handler;
 use forebay_device::sink::Sink;
 use forebay_device::virtio::{Role, VirtioOptions};
 use forebay_device::{Device, DeviceConfig, Facts, KernelCounts, Via};
-use forebay_rx::DropReason;
+use forebay_engine::{Config, Engine, Outcome, Stopper};
+use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::parse::Checksum;
+use forebay_rx::{DropReason, Handler};
 
 use crate::backend::{Backend, Closed, DEADLINE};
 use crate::frames::number_of;

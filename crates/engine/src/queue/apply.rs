@@ -5,8 +5,8 @@ use std::sync::Arc;
 use forebay_rx::backlog::FlowLimit;
 
 use super::Queue;
-use crate::knobs::Change;
 use crate::changes::{Made, Parts};
+use crate::knobs::Change;
 use crate::shared::Shared;
 
 impl Queue {

@@ -31,8 +31,10 @@ use crate::Config;
 const DELIVER_FILE: &str = "deliver.csv";
 const DROP_FILE: &str = "drop.csv";
 const CONFIG_FILE: &str = "config.csv";
+/// File of what was read of each packet.
 pub const PARSE_FILE: &str = "parse.csv";
 pub(crate) const LRO_FILE: &str = "lro.jsonl";
+/// File of the counters at the end.
 pub const COUNTERS_FILE: &str = "counters.json";
 
 /// Every file that a trace may have.

@@ -4,9 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_rx::CpuId;
-use forebay_engine::CpuThread;
 use forebay::net::{Datagrams, Net, NetStack, UdpSocket};
+use forebay_engine::CpuThread;
+use forebay_rx::CpuId;
 
 use crate::answer::{PAYLOAD_MAX_BYTES, answer};
 use crate::prepared::Zone;

@@ -6,9 +6,9 @@ use std::thread;
 
 use clap::Args;
 use forebay::net::{Addresses, NetConfig, NetStack, NetworkDrop, parse_prefix};
+use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::{Config, Outcome, Stopper};
 use forebay_rx::DropReason;
-use forebay_device::{Device, DeviceConfig, Via};
 use forebay_sys::cpu_list::CpuList;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

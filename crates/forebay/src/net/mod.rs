@@ -61,7 +61,9 @@ use std::{fmt, io};
 
 pub use datagram::{Datagram, Datagrams, NoRoom};
 use endpoint::Inner;
+use forebay_control::Control;
 use forebay_device::{Device, Via};
+use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 use forebay_rx::CpuId;
 use forebay_stack::ingress::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
@@ -83,9 +85,6 @@ pub use stack::NetStack;
 use transmit::Transmitter;
 pub use udp::{SocketCounts, UdpSocket};
 use wake::Wake;
-
-use crate::control::Control;
-use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 
 /// Packet memory that a socket may hold by default, in bytes: what the kernel's
 /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.

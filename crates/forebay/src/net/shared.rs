@@ -7,6 +7,7 @@ use std::{fmt, io};
 
 use arc_swap::{ArcSwap, Guard};
 use forebay_buf::Pool;
+use forebay_engine::Flows;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
@@ -22,7 +23,6 @@ use super::directory::Directory;
 use super::transmit::Transmitter;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
-use forebay_engine::Flows;
 
 /// The most sockets that there are at once.
 pub const SOCKETS_MAX: usize = 1 << 17;

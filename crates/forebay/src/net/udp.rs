@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
+use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::socket::reader::Reader;
 use rustix::io::Errno;
 
 use super::datagram::Datagrams;
 use super::endpoint::{Flush, Inner};
-use forebay_engine::CpuThread;
 
 /// A UDP socket of a [`Net`](super::Net).
 ///

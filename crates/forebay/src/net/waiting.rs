@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use forebay_engine::is_cpu;
 use forebay_stack::socket::reader::Reader;
 use forebay_sys::readiness::readiness;
 
 use super::endpoint::Inner;
 use super::shared::Shared;
 use super::wake::Wake;
-use forebay_engine::is_cpu;
 
 /// Looked so often, at first and at most, for packet memory that has come home: nobody tells of it.
 const PAUSE: Duration = Duration::from_micros(20);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use forebay_engine::Config;
 use forebay::net::{Addresses, Net, NetConfig, parse_prefix};
 use forebay_device::{Device, DeviceConfig, Via};
+use forebay_engine::Config;
 use forebay_testkit::namespaces::ip;
 
 use crate::answer::answer;

@@ -2,8 +2,8 @@
 
 use std::thread;
 
-use forebay_engine::Config;
 use forebay::net::{Datagrams, NetConfig};
+use forebay_engine::Config;
 
 use crate::Trial;
 use crate::rig::{OURS, OURS_V6, Running, client, over_strange_tap};

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay_engine::knobs::Queues;
 use forebay::net::{Datagrams, NetConfig};
 use forebay_engine::Config;
+use forebay_engine::knobs::Queues;
 use forebay_rx::CpuId;
 use forebay_rx::steer::SpreadPolicy;
 use forebay_sys as sys;
@@ -99,7 +99,7 @@ fn fragments() {
     let socket = net.bind(format!("{OURS}:7")).unwrap();
     socket.set_followed(false);
     socket.set_recv_buffer_size(u32::MAX);
-    let control = Control::of(&engine);
+    let control = engine.control();
     let running = Running::begin(engine);
     let is_over = Arc::new(AtomicBool::new(false));
     let flips = {

@@ -4,10 +4,9 @@ use std::net::{SocketAddr, UdpSocket};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay_engine::{CpuThread, Outcome};
 use forebay::net::{Addresses, Net, NetConfig, NetEngine, NetStack, parse_prefix};
-use forebay_engine::{Config, Stopper};
 use forebay_device::{Device, DeviceConfig, Via};
+use forebay_engine::{Config, CpuThread, Outcome, Stopper};
 use forebay_testkit::namespaces::ip;
 
 pub(crate) const OURS: &str = "10.9.0.2";

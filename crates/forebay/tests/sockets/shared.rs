@@ -4,11 +4,10 @@ use std::io::ErrorKind;
 use std::net::UdpSocket as KernelSocket;
 use std::time::Duration;
 
-use forebay_engine::CpuThread;
 use forebay::net::{Datagrams, Net, NetConfig, NetEngine, NetStack, UdpSocket};
-use forebay_engine::Config;
-use forebay_rx::CpuId;
 use forebay_device::{Device, DeviceConfig, Via};
+use forebay_engine::{Config, CpuThread};
+use forebay_rx::CpuId;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
 use forebay_testkit::namespaces::command;
 

@@ -7,10 +7,10 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_device::synthetic::SyntheticPlan;
 use forebay_engine::knobs::Script;
 use forebay_engine::{Config, WhenFull};
-use forebay::replay::{Input, Mode, Plan, Replay, Report};
-use forebay_device::synthetic::SyntheticPlan;
+use forebay_run::replay::{Input, Mode, Plan, Replay, Report};
 use forebay_rx::CpuId;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;

@@ -50,7 +50,9 @@ impl Namespace {
 
 /// A cable (veth) from `near` to `far`, which are stations 1 and 2 on it, both ends up.
 pub struct Cable<'a> {
+    /// Namespace of the near end, and its interface.
     pub near: (&'a Namespace, &'a str),
+    /// The same of the far end.
     pub far: (&'a Namespace, &'a str),
 }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay::control::ControlClient;
+use forebay_control::ControlClient;
 use libtest_mimic::Failed;
 use serde_json::Value;
 use tempfile::TempDir;

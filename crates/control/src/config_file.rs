@@ -1,0 +1,353 @@
+//! The config file: what the knobs are set to when a run begins.
+//!
+//! The format is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
+//! value a string or a number, which is written to the knob as `echo` would. What is about one device,
+//! queue or CPU may stand in a table of its own:
+//!
+//! ```toml
+//! [knobs]
+//! netdev_max_backlog = 300
+//! rps_cpus = "3"
+//!
+//! [knobs.rx-0]
+//! rps_cpus = "1"
+//!
+//! [knobs.eth1.rx-0]
+//! rps_cpus = "2"
+//! ```
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use forebay_engine::knobs::knob::Knob;
+use forebay_sys as sys;
+use forebay_sys::error::{Error, Result};
+use forebay_sys::refused::Refused;
+use toml::de::{DeTable, DeValue};
+
+use super::list::Listed;
+use super::live::Control;
+use super::names::{self, Names, OfDevice};
+use super::session::told;
+
+/// Tables that a knob may stand in, below `knobs`: its device's and its queue's.
+const TABLES_MAX: usize = 2;
+
+/// A config file that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigFile {
+    path: PathBuf,
+    /// Lines for all devices and queues come before those for one.
+    entries: Vec<Entry>,
+}
+
+/// Value of a knob in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    name: String,
+    value: String,
+    line: usize,
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not of the form above: with the line.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self> {
+        let wrong = |at: usize, problem: String| Error::Config {
+            path: path.to_owned(),
+            line: line_of(text, at),
+            problem,
+        };
+        let root = DeTable::parse(text).map_err(|error| {
+            wrong(error.span().map_or(0, |span| span.start), error.message().to_owned())
+        })?;
+        let mut entries = Vec::new();
+        for (key, value) in root.get_ref() {
+            match value.get_ref() {
+                DeValue::Table(knobs) if key.get_ref() == "knobs" => {
+                    gather(knobs, "", &mut entries, &wrong)?;
+                }
+                _ => {
+                    let problem = format!("there is only the table [knobs], not {}", key.get_ref());
+                    return Err(wrong(key.span().start, problem));
+                }
+            }
+        }
+        entries.sort_by_key(|(at, entry)| (levels(&entry.name), *at));
+        let entries =
+            entries.into_iter().map(|(at, entry)| Entry { line: line_of(text, at), ..entry });
+        Ok(Self { path: path.to_owned(), entries: entries.collect() })
+    }
+
+    /// Sets the knobs, but for those of the names in `except`, and returns what of that is not as
+    /// the file has it, a line for each.
+    ///
+    /// # Errors
+    /// When there is no such knob, or it cannot be set to that: with the line.
+    pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
+        let names = Names::in_run(control);
+        let mut notes = Vec::new();
+        for entry in self.entries_but(except) {
+            notes.extend(self.set(control, &names, entry)?);
+        }
+        notes.dedup();
+        Ok(notes)
+    }
+
+    /// The same, but what cannot be set keeps nothing else from being set: returns what is not as
+    /// the file has it, and what is wrong.
+    pub fn apply_all(&self, control: &Control, except: &[&str]) -> (Vec<String>, Vec<Error>) {
+        let names = Names::in_run(control);
+        let (mut notes, mut errors) = (Vec::new(), Vec::new());
+        for entry in self.entries_but(except) {
+            match self.set(control, &names, entry) {
+                Ok(told) => notes.extend(told),
+                Err(error) => errors.push(error),
+            }
+        }
+        notes.dedup();
+        (notes, errors)
+    }
+
+    fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
+    }
+
+    /// Sets one knob, or that of every queue, and returns what of it is not in force.
+    fn set(&self, control: &Control, names: &Names, entry: &Entry) -> Result<Vec<String>> {
+        let Entry { name, value, line } = entry;
+        let wrong = |Refused { errno, why }: Refused| Error::Config {
+            path: self.path.clone(),
+            line: *line,
+            problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
+        };
+        let mut notes = Vec::new();
+        for path in names::find_for_writing(control, name).map_err(wrong)? {
+            let written = control.echo(&path, value);
+            let written = written.map_err(wrong)?;
+            let name = names.short(&path);
+            let told = told(control, &written).into_iter();
+            notes.extend(told.map(|note| format!("{name}: {note}")));
+        }
+        Ok(notes)
+    }
+
+    /// Path that it was read from.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Adds what a table says, each with where it says it. `above` is the device, queue or CPU it is
+/// about, as in `rx-0/`.
+fn gather(
+    table: &DeTable<'_>,
+    above: &str,
+    entries: &mut Vec<(usize, Entry)>,
+    wrong: &impl Fn(usize, String) -> Error,
+) -> Result<()> {
+    for (key, value) in table {
+        let name = format!("{above}{}", key.get_ref());
+        let at = key.span().start;
+        let value = match value.get_ref() {
+            DeValue::Table(table) if levels(above) < TABLES_MAX => {
+                gather(table, &format!("{name}/"), entries, wrong)?;
+                continue;
+            }
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) => {
+                let radix = match number.radix() {
+                    16 => "0x",
+                    8 => "0o",
+                    2 => "0b",
+                    _ => "",
+                };
+                format!("{radix}{}", number.as_str())
+            }
+            other => {
+                let problem = format!("{name} is a string or a number, not {}", other.type_str());
+                return Err(wrong(at, problem));
+            }
+        };
+        entries.push((at, Entry { name, value, line: 0 }));
+    }
+    Ok(())
+}
+
+/// Number of names above a knob's.
+fn levels(name: &str) -> usize {
+    name.matches('/').count()
+}
+
+/// Writes the knobs that are not at their defaults to a file, and nothing else. What is drawn for
+/// each run is left out, for it is secret; and each CPU's `online`, for `cpus` says it.
+///
+/// # Errors
+/// When the file cannot be written. It is then as it was.
+pub fn save(path: &Path, knobs: &[Listed]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    let [one, other, ..] = sys::random_key();
+    name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
+    let new = path.with_file_name(name);
+    // Made anew: nothing that somebody put there is written to or through.
+    let written = fs::File::create_new(&new).and_then(|mut file| {
+        if let Ok(old) = fs::metadata(path) {
+            file.set_permissions(old.permissions())?;
+        }
+        file.write_all(render(knobs).as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    });
+    written.map_err(|error| {
+        // It is not there, or was left half written: either way nobody misses it.
+        let _ = fs::remove_file(&new);
+        Error::file("write", path)(error)
+    })
+}
+
+fn render(knobs: &[Listed]) -> String {
+    let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
+    let names = Names::of(&paths);
+    let mut table = toml::Table::new();
+    for Listed { path, value, default, .. } in knobs {
+        if value == default || default.is_empty() || last(path) == "online" {
+            continue;
+        }
+        let name =
+            if is_same_everywhere(path, knobs) { last(path).into() } else { names.short(path) };
+        insert(&mut table, &name, toml_value(last(path), value));
+    }
+    let mut root = toml::Table::new();
+    root.insert("knobs".to_owned(), toml::Value::Table(table));
+    format!("# Written by `forebay set --save`: the knobs that are not at their defaults.\n{root}")
+}
+
+/// Puts a value where its name says, as in `rx-0/rps_cpus`.
+fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
+    match name.split_once('/') {
+        None => drop(table.insert(name.to_owned(), value)),
+        Some((above, below)) => {
+            let empty = || toml::Value::Table(toml::Table::new());
+            let above = table.entry(above).or_insert_with(empty);
+            if let Some(above) = above.as_table_mut() {
+                insert(above, below, value);
+            }
+        }
+    }
+}
+
+/// Values that all devices and queues agree on fit a run with any number of them.
+fn is_same_everywhere(path: &str, knobs: &[Listed]) -> bool {
+    let is_of_device = |path: &str| OfDevice::of(path).is_some();
+    let of_devices = knobs.iter().filter(|knob| is_of_device(&knob.path));
+    let mut values =
+        of_devices.filter(|knob| last(&knob.path) == last(path)).map(|knob| &knob.value);
+    let first = values.next();
+    is_of_device(path) && values.all(|value| Some(value) == first)
+}
+
+/// A number where it is one: a mask may look like one, and have zeros in front.
+fn toml_value(name: &str, value: &str) -> toml::Value {
+    let is_mask = Knob::named(name).is_some_and(Knob::is_mask);
+    let number = value.parse::<i64>().ok();
+    let number = number.filter(|number| !is_mask && number.to_string() == value);
+    number.map_or_else(|| toml::Value::String(value.to_owned()), toml::Value::Integer)
+}
+
+fn last(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(_, last)| last)
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(text: &str) -> Result<Vec<(String, String, usize)>, String> {
+        let file =
+            ConfigFile::parse(Path::new("f.toml"), text).map_err(|error| error.to_string())?;
+        let entries = file.entries.into_iter();
+        Ok(entries.map(|entry| (entry.name, entry.value, entry.line)).collect())
+    }
+
+    fn entry(name: &str, value: &str, line: usize) -> (String, String, usize) {
+        (name.to_owned(), value.to_owned(), line)
+    }
+
+    #[test]
+    fn strings_and_numbers_are_taken_as_they_stand_and_all_queues_come_before_one() {
+        let text = "[knobs.rx-1]\nrps_cpus = \"2\"\n[knobs]\nmtu = 9_000\nrps_flow_cnt = 0x401\n\
+                    \"proc/sys/net/core/dev_weight\" = 5\nrps_cpus = \"0-1\"\n\
+                    [knobs.eth0.rx-1]\nrps_cpus = \"3\"\n[knobs.\"eth1.7\"]\nmtu = 70\n";
+        let expected = [
+            entry("mtu", "9000", 4),
+            entry("rps_flow_cnt", "0x401", 5),
+            entry("rps_cpus", "0-1", 7),
+            entry("rx-1/rps_cpus", "2", 2),
+            entry("eth1.7/mtu", "70", 11),
+            entry("eth0/rx-1/rps_cpus", "3", 9),
+            entry("proc/sys/net/core/dev_weight", "5", 6),
+        ];
+        assert_eq!(entries(text).unwrap(), expected);
+        assert_eq!(entries("").unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_no_config_is_refused_with_its_line() {
+        for (text, problem) in [
+            ("[knobs]\nmtu = \n", "f.toml:2: "),
+            ("\n[knob]\nmtu = 1\n", "f.toml:2: there is only the table [knobs], not knob"),
+            ("mtu = 1\n", "f.toml:1: there is only the table [knobs], not mtu"),
+            ("[knobs]\nmtu = 1\nmtu = 2\n", "f.toml:3: duplicate key"),
+            ("[knobs]\n\nmtu = true\n", "f.toml:3: mtu is a string or a number, not boolean"),
+            ("[knobs]\nmtu = [1]\n", "f.toml:2: mtu is a string or a number, not array"),
+            ("[knobs.a.b.c]\nd = 1\n", "f.toml:1: a/b/c is a string or a number, not table"),
+        ] {
+            let refused = entries(text).unwrap_err();
+            assert!(refused.starts_with(problem), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_back() {
+        let listed = |path: &str, value: &str, default: &str| Listed {
+            path: path.to_owned(),
+            value: value.to_owned(),
+            default: default.to_owned(),
+            meaning: String::new(),
+        };
+        let knobs = [
+            listed("sys/class/net/replay/queues/rx-0/rps_cpus", "10", "3"),
+            listed("sys/class/net/replay/queues/rx-1/rps_cpus", "3", "3"),
+            listed("sys/class/net/replay/queues/rx-0/rps_flow_cnt", "512", "4096"),
+            listed("sys/class/net/replay/queues/rx-1/rps_flow_cnt", "512", "4096"),
+            listed("proc/sys/net/core/netdev_max_backlog", "300", "1000"),
+            listed("forebay/coalesce", "gro", "off"),
+            listed("forebay/hash_key", "00ff", ""),
+            listed("sys/devices/system/cpu/cpu1/online", "0", "1"),
+        ];
+        let text = render(&knobs);
+        assert!(text.contains("netdev_max_backlog = 300\n"), "{text}");
+        let saved: Vec<_> =
+            entries(&text).unwrap().into_iter().map(|(name, value, _)| (name, value)).collect();
+        let expected = [
+            ("coalesce", "gro"),
+            ("netdev_max_backlog", "300"),
+            ("rps_flow_cnt", "512"),
+            ("rx-0/rps_cpus", "10"),
+        ];
+        assert_eq!(saved, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+}

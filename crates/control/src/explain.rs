@@ -1,0 +1,413 @@
+//! Explanation of a flow's CPU, in words.
+
+use std::fmt::{self, Display};
+
+use forebay_engine::Explained;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
+use forebay_rx::{Because, DropReason};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::flow::FlowName;
+use super::live::Control;
+
+/// Knowledge of an engine about a flow.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Explanation {
+    /// The flow, as it was asked for.
+    pub name: FlowName,
+    /// The hash that it has.
+    pub hash: FlowHash,
+    /// Answers of the queues, in their order; of those that answered.
+    pub queues: Vec<Explained>,
+}
+
+/// Asks all queues about a flow, under the hash that it has now.
+#[must_use]
+pub fn explain(control: &Control, name: &FlowName) -> Explanation {
+    let hash = name.hash(&control.hasher());
+    Explanation { name: *name, hash, queues: control.explain(hash) }
+}
+
+impl Display for Explanation {
+    /// Several lines, each with its end. Times are seconds since the engine began.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name {
+            FlowName::Hash(_) => writeln!(f, "flow {}", hex(self.hash))?,
+            FlowName::Endpoints { .. } => {
+                writeln!(f, "flow {}, hash {}", self.name, hex(self.hash))?;
+            }
+        }
+        if self.queues.is_empty() {
+            writeln!(f, "  no queue has answered: the engine does not run")?;
+        }
+        self.queues.iter().try_for_each(|queue| tell_queue(f, queue, self.hash))
+    }
+}
+
+fn tell_queue(f: &mut fmt::Formatter<'_>, told: &Explained, flow: FlowHash) -> fmt::Result {
+    let Explained { name, polling_cpu, at_ns, state, drops, .. } = told;
+    writeln!(f, "{name}, polled by CPU {polling_cpu}, at {}", seconds(*at_ns))?;
+    writeln!(f, "  now:   {}", now(state, flow))?;
+    writeln!(f, "  next:  {}", next(state, *at_ns))?;
+    writeln!(f, "  slot:  {}", slot(state, *at_ns, flow))?;
+    match state.moves.len() {
+        0 => writeln!(f, "  moves: none that is remembered")?,
+        moves => writeln!(f, "  moves: {moves} remembered, the oldest first")?,
+    }
+    for moved in &state.moves {
+        writeln!(f, "    {}", how_it_moved(moved, flow))?;
+    }
+    if drops.is_empty() {
+        writeln!(f, "  drops: none that is remembered")?;
+    }
+    drops.iter().try_for_each(|drops| writeln!(f, "  drops: {}", how_it_dropped(drops)))
+}
+
+/// Current CPU of the flow.
+fn now(state: &FlowState, flow: FlowHash) -> String {
+    match state.cpu {
+        _ if state.is_fenced => {
+            "only the fence knows: the table was replaced since its last packet".to_owned()
+        }
+        None => "nowhere: no packet has come through its slot".to_owned(),
+        Some(cpu) if state.last_flow == flow => format!("on CPU {cpu}: its last packet went there"),
+        Some(cpu) => {
+            let last = hex(state.last_flow);
+            format!("on CPU {cpu}: the last packet of its slot, which was of {last}, went there")
+        }
+    }
+}
+
+/// CPU of its next packet, the reason, and the packets that it waits for.
+fn next(state: &FlowState, at_ns: u64) -> String {
+    let (wished, because) = state.wish;
+    let follows = match (state.held, state.cpu) {
+        _ if state.is_fenced => {
+            "; it waits until every CPU has processed what it had when the table was replaced"
+                .to_owned()
+        }
+        (Some((held, since_ns)), cpu) => {
+            let until = match cpu {
+                Some(cpu) if cpu != wished => {
+                    format!(", until CPU {cpu} has processed {}", packets(state.ahead.into()))
+                }
+                _ => String::new(),
+            };
+            let (held, waited) = (packets(held as u64), span(at_ns.saturating_sub(since_ns)));
+            format!("; it waits behind {held} held for {waited}{until}")
+        }
+        (None, Some(cpu)) if cpu != wished && state.ahead > 0 => {
+            let stayed = state.stayed.map_or_else(String::new, |(stayed, since_ns)| {
+                let waited = span(at_ns.saturating_sub(since_ns));
+                format!("; {} did so in {waited}", packets(stayed.into()))
+            });
+            format!(
+                ", once CPU {cpu} has processed {} up to the slot's last one; until then it goes \
+                 behind them, or is held{stayed}",
+                packets(state.ahead.into())
+            )
+        }
+        (None, Some(cpu)) if cpu != wished => {
+            format!("; at once, for CPU {cpu} has processed all before it")
+        }
+        _ => String::new(),
+    };
+    format!("to CPU {wished}, since {}{follows}", reason(because))
+}
+
+/// The slot of the flow table, and who else is in it.
+fn slot(state: &FlowState, at_ns: u64, flow: FlowHash) -> String {
+    let Some(slot) = state.slot else {
+        return "none: it has no hash, and is kept in order with all that have none".to_owned();
+    };
+    let [first, last] = hashes(slot, state.slots).map(hex);
+    let others = state.sharers.iter().filter(|sharer| **sharer != flow);
+    let others: Vec<_> = others.map(|sharer| hex(*sharer)).collect();
+    let shared = match state.watched_since_ns.map(|since_ns| at_ns.saturating_sub(since_ns)) {
+        None => "who shares it is noted from now on".to_owned(),
+        Some(watched) if others.is_empty() => {
+            format!("shared with nobody in {} of watching", span(watched))
+        }
+        Some(watched) => {
+            let more = if state.sharers.len() < SHARERS_MAX { "" } else { " and maybe others" };
+            format!("shared with {}{more} in {} of watching", others.join(", "), span(watched))
+        }
+    };
+    format!("{slot} of {}, for the hashes {first} to {last}; {shared}", state.slots)
+}
+
+/// The first and the last hash value of a slot: of all that there are, an even share.
+fn hashes(slot: u32, slots: usize) -> [FlowHash; 2] {
+    let share = (1u64 << u32::BITS) / (slots as u64).max(1);
+    let narrow = |hash: u64| FlowHash(u32::try_from(hash).unwrap_or(u32::MAX));
+    let first = u64::from(slot) * share;
+    [narrow(first), narrow(first + share - 1)]
+}
+
+fn how_it_moved(moved: &Move, flow: FlowHash) -> String {
+    let Move { from, to, .. } = moved;
+    let with = if moved.flow == flow {
+        String::new()
+    } else {
+        format!(" with a packet of {}", hex(moved.flow))
+    };
+    let how = if moved.ahead == 0 && moved.stayed == 0 && moved.held_ns == 0 {
+        format!("at once, for CPU {from} had processed all before it")
+    } else {
+        let held = match moved.held_ns {
+            0 => "none was held".to_owned(),
+            held_ns => format!("packets were held for {} of that", span(held_ns)),
+        };
+        format!(
+            "after {}: CPU {from} had {} to process, {} stayed, {held}",
+            span(moved.waited_ns.max(moved.held_ns)),
+            packets(moved.ahead.into()),
+            packets(moved.stayed.into()),
+        )
+    };
+    format!(
+        "{}: CPU {from} to CPU {to}{with}, since {}; {how} ({})",
+        seconds(moved.at_ns),
+        reason(moved.wish),
+        moved.because.name()
+    )
+}
+
+fn how_it_dropped(drops: &Drops) -> String {
+    let at = drops.cpu.map_or_else(String::new, |cpu| format!(" for CPU {cpu}"));
+    let (name, why) = (drops.reason.name(), loss(drops.reason));
+    let last = seconds(drops.last_ns);
+    format!("at least {}{at}, {name}: {why}; the last at {last}", counted(drops.frames, "frame"))
+}
+
+/// Reason for a desired CPU.
+fn reason(because: Because) -> &'static str {
+    match because {
+        Because::Rfs => "its application runs there (rfs)",
+        Because::Rps => "the RPS map says so (rps)",
+        Because::Inline => "that CPU polls the queue, and nothing sends it elsewhere (inline)",
+        Because::Stay => "its predecessors are there (stay)",
+        Because::Drained => "the old CPU has processed all before it (drained)",
+        Because::Held => "it was held (held)",
+    }
+}
+
+fn loss(reason: DropReason) -> &'static str {
+    match reason {
+        DropReason::LinkType => "its link type cannot be read",
+        DropReason::LengthError => "the device's lengths of it do not go together",
+        DropReason::VnetHeader => "what came before it does not go with it",
+        DropReason::Oversize => "larger than any memory for packets",
+        DropReason::NoBuffer => "no memory for packets was free",
+        DropReason::HoldFull => "as many packets were held as may be",
+        DropReason::BacklogFull => "the backlog was at netdev_max_backlog",
+        DropReason::FlowLimit => "the flow had more than its share of a backlog half full",
+        DropReason::CpuLost => "the CPU's thread died with it in its hands",
+    }
+}
+
+impl Explanation {
+    /// The same as a document.
+    #[must_use]
+    pub fn document(&self) -> Value {
+        let queues: Vec<_> = self.queues.iter().map(queue_document).collect();
+        json!({ "flow": self.name.to_string(), "hash": hex(self.hash), "queues": queues })
+    }
+}
+
+impl Serialize for Explanation {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.document().serialize(serializer)
+    }
+}
+
+fn queue_document(told: &Explained) -> Value {
+    let Explained { name, polling_cpu, at_ns, state, drops, .. } = told;
+    let range = state.slot.map(|slot| hashes(slot, state.slots).map(hex));
+    let held =
+        state.held.map(|(packets, since_ns)| json!({ "packets": packets, "since_ns": since_ns }));
+    let stayed =
+        state.stayed.map(|(packets, since_ns)| json!({ "packets": packets, "since_ns": since_ns }));
+    let sharers: Vec<_> = state.sharers.iter().copied().map(hex).collect();
+    json!({
+        "queue": name,
+        "polling_cpu": polling_cpu.0,
+        "at_ns": at_ns,
+        "cpu": state.cpu.map(|cpu| cpu.0),
+        "fenced": state.is_fenced,
+        "wish": { "cpu": state.wish.0.0, "because": state.wish.1.name() },
+        "ahead": state.ahead,
+        "stayed": stayed,
+        "held": held,
+        "slot": state.slot,
+        "slots": state.slots,
+        "hashes": range,
+        "last_flow": hex(state.last_flow),
+        "watched_since_ns": state.watched_since_ns,
+        "sharers": sharers,
+        "moves": state.moves.iter().map(move_document).collect::<Vec<_>>(),
+        "drops": drops.iter().map(drop_document).collect::<Vec<_>>(),
+    })
+}
+
+fn move_document(moved: &Move) -> Value {
+    json!({
+        "at_ns": moved.at_ns,
+        "flow": hex(moved.flow),
+        "from": moved.from.0,
+        "to": moved.to.0,
+        "wish": moved.wish.name(),
+        "because": moved.because.name(),
+        "ahead": moved.ahead,
+        "stayed": moved.stayed,
+        "waited_ns": moved.waited_ns,
+        "held_ns": moved.held_ns,
+    })
+}
+
+fn drop_document(drops: &Drops) -> Value {
+    json!({
+        "reason": drops.reason.name(),
+        "cpu": drops.cpu.map(|cpu| cpu.0),
+        "frames": drops.frames,
+        "last_ns": drops.last_ns,
+    })
+}
+
+fn hex(flow: FlowHash) -> String {
+    FlowName::Hash(flow).to_string()
+}
+
+fn packets(count: u64) -> String {
+    counted(count, "packet")
+}
+
+fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
+/// A time since the engine began.
+fn seconds(ns: u64) -> String {
+    format!("{}.{:06} s", ns / 1_000_000_000, ns % 1_000_000_000 / 1_000)
+}
+
+/// Duration in words.
+fn span(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{}.{} µs", ns / 1_000, ns % 1_000 / 100),
+        1_000_000..1_000_000_000 => format!("{}.{} ms", ns / 1_000_000, ns % 1_000_000 / 100_000),
+        _ => format!("{}.{} s", ns / 1_000_000_000, ns % 1_000_000_000 / 100_000_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_rx::CpuId;
+
+    use super::*;
+
+    const FLOW: FlowHash = FlowHash(0x0bad_cafe);
+    const OTHER: FlowHash = FlowHash(0x0bad_cafd);
+
+    /// On CPU 3, where it should be.
+    fn settled() -> FlowState {
+        FlowState {
+            slot: Some(186),
+            slots: 4096,
+            cpu: Some(CpuId(3)),
+            is_fenced: false,
+            wish: (CpuId(3), Because::Rps),
+            ahead: 0,
+            stayed: None,
+            held: None,
+            last_flow: FLOW,
+            watched_since_ns: None,
+            sharers: Vec::new(),
+            moves: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn where_a_flow_is_and_will_be_is_told_in_words() {
+        let wanted = FlowState { wish: (CpuId(1), Because::Rfs), ..settled() };
+        let behind = FlowState { ahead: 37, ..wanted.clone() };
+        for (state, words) in [
+            (settled(), ["on CPU 3: its last packet", "to CPU 3, since the RPS map says so (rps)"]),
+            (
+                FlowState { last_flow: OTHER, ..settled() },
+                ["which was of 0badcafd", "to CPU 3, since"],
+            ),
+            (FlowState { cpu: None, ..settled() }, ["nowhere: no packet", "to CPU 3, since"]),
+            (
+                wanted,
+                [
+                    "on CPU 3",
+                    "to CPU 1, since its application runs there (rfs); at once, for CPU 3",
+                ],
+            ),
+            (
+                behind.clone(),
+                ["on CPU 3", "once CPU 3 has processed 37 packets up to the slot's last one"],
+            ),
+            (
+                FlowState { stayed: Some((5, 1_000)), ..behind.clone() },
+                ["on CPU 3", "or is held; 5 packets did so in 1.0 ms"],
+            ),
+            (
+                FlowState { held: Some((1, 1_000)), ..behind },
+                ["on CPU 3", "behind 1 packet held for 1.0 ms, until CPU 3 has processed 37"],
+            ),
+            (
+                FlowState { cpu: None, is_fenced: true, ..settled() },
+                ["only the fence knows", "it waits until every CPU has processed"],
+            ),
+        ] {
+            let told = [now(&state, FLOW), next(&state, 1_001_000)];
+            for (told, words) in told.iter().zip(words) {
+                assert!(told.contains(words), "{words:?} is not in {told:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_is_told_with_its_hashes_and_who_shares_it() {
+        let range = "186 of 4096, for the hashes 0ba00000 to 0bafffff; ";
+        let watched = FlowState { watched_since_ns: Some(0), sharers: vec![FLOW], ..settled() };
+        let crowd = (1..16).map(FlowHash).chain([FLOW]).collect();
+        for (state, words) in [
+            (settled(), format!("{range}who shares it is noted from now on")),
+            (watched.clone(), format!("{range}shared with nobody in 2.0 s of watching")),
+            (
+                FlowState { sharers: vec![FLOW, OTHER], ..watched.clone() },
+                format!("{range}shared with 0badcafd in 2.0 s of watching"),
+            ),
+            (FlowState { sharers: crowd, ..watched }, "and maybe others in 2.0 s".to_owned()),
+            (FlowState { slot: None, ..settled() }, "none: it has no hash".to_owned()),
+        ] {
+            let told = slot(&state, 2_000_000_000, FLOW);
+            assert!(told.contains(&words), "{words:?} is not in {told:?}");
+        }
+        assert_eq!(hashes(0, 2).map(hex), ["00000000", "7fffffff"]);
+        assert_eq!(hashes(4095, 4096).map(hex), ["fff00000", "ffffffff"]);
+    }
+
+    #[test]
+    fn drops_are_told_with_their_name_and_reason() {
+        let drops = Drops {
+            flow: FLOW,
+            reason: DropReason::BacklogFull,
+            cpu: Some(CpuId(2)),
+            frames: 1,
+            last_ns: 1_234_567_890,
+        };
+        assert_eq!(
+            how_it_dropped(&drops),
+            "at least 1 frame for CPU 2, backlog_full: the backlog was at netdev_max_backlog; the \
+             last at 1.234567 s"
+        );
+    }
+}

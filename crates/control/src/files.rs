@@ -1,0 +1,206 @@
+//! Reading and writing the files of the tree: what they answer is what the kernel's answer.
+
+use forebay_device::RxBuffers;
+use forebay_engine::Settings;
+use forebay_engine::knobs::change::{Change, Queues};
+use forebay_engine::knobs::coalesce::CoalesceChange;
+use forebay_engine::knobs::knob::{Knob, Value};
+use forebay_rx::RxQueue;
+use forebay_rx::steer::RPS_FLOW_CNT_MAX;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
+use forebay_sys::refused::{Refused, Written};
+
+use super::live::Control;
+use super::stats::{CpuStats, softnet_stat};
+use super::tree::{Entry, File};
+
+impl Control {
+    /// Entries of a directory of the tree. Paths begin at its root; slashes in front do not count.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ENOTDIR`.
+    pub fn entries(&self, directory: &str) -> Result<Vec<Entry>, Errno> {
+        self.tree().entries(directory)
+    }
+
+    /// The paths of the files that a name stands for: a path, or the end of one. `rps_cpus` is a
+    /// file of each queue, `rx-0/rps_cpus` of the first of each device.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none, and what else a path can be wrong with.
+    pub fn named(&self, name: &str) -> Result<Vec<String>, Errno> {
+        self.tree().named(name)
+    }
+
+    /// Text of a file, with its newline.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EISDIR` or `ENOTDIR` for the path; `EACCES` for what can only be written.
+    pub fn read(&self, path: &str) -> Result<String, Errno> {
+        let file = self.tree().file(path)?;
+        let settings = self.settings();
+        let list = |cpus: &CpuList| format!("{cpus}\n");
+        Ok(match file {
+            File::HashKey => return Err(Errno::Access),
+            File::Knob(knob, queue) => self.value(knob, queue).print(self.machine()),
+            File::CpuOnline(cpu) => format!("{}\n", u8::from(settings.cpus.contains(cpu))),
+            File::Online | File::Cpus => list(&settings.cpus),
+            File::Possible => list(self.shared().cpus()),
+            File::SoftnetStat => softnet_stat(self.shared()),
+            File::Coalesce(knob) => format!("{}\n", coalesce_value(knob, &settings)),
+            File::RxBufferSize(queue) => {
+                let buffers = self.shared().devices().rx_buffers(queue);
+                format!("{}\n", buffers.map_or(0, RxBuffers::size_bytes))
+            }
+            File::Counter(cpu, name) => {
+                format!("{}\n", CpuStats::of(cpu, self.shared()).named(name))
+            }
+        })
+    }
+
+    /// Writes `text` to a file at once.
+    ///
+    /// # Errors
+    /// As the kernel's, with the reason in words; `EACCES` for what can only be read.
+    pub fn write(&self, path: &str, text: &str) -> Result<Written, Refused> {
+        let file = self.tree().file(path).map_err(|errno| at_path(errno, path))?;
+        if file.mode() & 0o200 == 0 {
+            return Err(Refused::new(Errno::Access, format!("{path} can only be read")));
+        }
+        let line = text.trim();
+        let set = |change: Result<Change, forebay_sys::Error>| {
+            let invalid = |error: forebay_sys::Error| Refused::new(Errno::Inval, error.to_string());
+            self.change(change.map_err(invalid)?)
+        };
+        match file {
+            File::Knob(knob, queue) => return self.write_knob(knob, queue, text),
+            File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(line)?)),
+            File::Coalesce(knob) => set(format!("{knob}={line}").parse()),
+            File::HashKey => set(format!("hash_key={line}").parse()),
+            _ => set(format!("cpus={line}").parse()),
+        }
+        .map(|written| Written { len_bytes: text.len(), ..written })
+    }
+
+    /// Writes a line to a file, as `echo` does: an empty one too is something that was written, which
+    /// clears a mask and is no number.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn echo(&self, path: &str, line: &str) -> Result<Written, Refused> {
+        self.write(path, &format!("{line}\n"))
+    }
+
+    fn write_knob(&self, knob: Knob, queue: RxQueue, text: &str) -> Result<Written, Refused> {
+        let machine = self.machine();
+        let taken = knob.answer(text.as_bytes(), machine).map_err(|errno| {
+            let why = match knob.refuses(text.as_bytes(), machine) {
+                Some(refusal) => refusal.why.to_owned(),
+                None => format!("{knob} takes {}", knob.takes()),
+            };
+            Refused::new(errno, why)
+        })?;
+        let written = match taken.value {
+            None => Written::default(),
+            Some(value) => match change(knob, queue, value)? {
+                Some(change) => self.change(change)?,
+                None => Written::default(),
+            },
+        };
+        Ok(Written { len_bytes: taken.len_bytes, ..written })
+    }
+
+    /// Text that a knob reads back as.
+    fn value(&self, knob: Knob, queue: RxQueue) -> Value {
+        let settings = self.settings();
+        let of_queue = settings.queue(queue);
+        let limits = settings.limits;
+        Value::Number(match knob {
+            Knob::RpsCpus => {
+                return Value::Cpus(self.rps_cpus_in_force(queue).unwrap_or_default());
+            }
+            Knob::RpsDefaultMask => return Value::Cpus(settings.rps_default_mask),
+            Knob::FlowLimitCpuBitmap => return Value::Cpus(settings.flow_limit_cpu_bitmap),
+            Knob::RpsFlowCnt => of_queue.map_or(0, |queue| queue.rps_flow_cnt).into(),
+            Knob::GroFlushTimeout => settings.coalesce.config.gro_flush_timeout_ns,
+            Knob::NapiDeferHardIrqs => settings.coalesce.napi_defer_hard_irqs.into(),
+            Knob::Mtu => settings.coalesce.config.mtu.into(),
+            Knob::RpsSockFlowEntries => settings.rps_sock_flow_entries.into(),
+            Knob::FlowLimitTableLen => settings.flow_limit_table_len.into(),
+            Knob::NetdevMaxBacklog => settings.netdev_max_backlog.into(),
+            Knob::NetdevBudget => limits.netdev_budget.into(),
+            Knob::NetdevBudgetUsecs => limits.netdev_budget_usecs.into(),
+            Knob::DevWeight => limits.dev_weight.into(),
+            Knob::DevWeightRxBias => limits.dev_weight_rx_bias.into(),
+            Knob::SkbDeferMax => limits.skb_defer_max.into(),
+        })
+    }
+}
+
+/// Change that writing a value makes.
+fn change(knob: Knob, queue: RxQueue, value: Value) -> Result<Option<Change>, Refused> {
+    let queue = Queues::One(queue);
+    let number = match value {
+        Value::Cpus(cpus) => {
+            return Ok(Some(match knob {
+                Knob::RpsCpus => Change::RpsCpus(queue, cpus),
+                Knob::RpsDefaultMask => Change::RpsDefaultMask(cpus),
+                _ => Change::FlowLimitCpuBitmap(cpus),
+            }));
+        }
+        Value::Number(number) => number,
+    };
+    let small = u32::try_from(number).ok();
+    let slots = small.filter(|slots| knob != Knob::RpsFlowCnt || *slots <= RPS_FLOW_CNT_MAX);
+    let Some(small) = slots else {
+        if knob == Knob::GroFlushTimeout {
+            return Ok(Some(Change::Coalesce(CoalesceChange::GroFlushTimeout(number))));
+        }
+        let why = format!("there is no memory for a table of {number} slots");
+        return Err(Refused::new(Errno::NoMem, why));
+    };
+    Ok(Some(match knob {
+        Knob::RpsFlowCnt => Change::RpsFlowCnt(queue, small),
+        Knob::GroFlushTimeout => Change::Coalesce(CoalesceChange::GroFlushTimeout(number)),
+        Knob::NapiDeferHardIrqs => Change::Coalesce(CoalesceChange::NapiDeferHardIrqs(small)),
+        Knob::Mtu => Change::Coalesce(CoalesceChange::Mtu(small)),
+        Knob::RpsSockFlowEntries => Change::RpsSockFlowEntries(small),
+        Knob::FlowLimitTableLen => Change::FlowLimitTableLen(small),
+        Knob::NetdevMaxBacklog => Change::NetdevMaxBacklog(small),
+        Knob::NetdevBudget => Change::NetdevBudget(small),
+        Knob::NetdevBudgetUsecs => Change::NetdevBudgetUsecs(small),
+        Knob::DevWeight => Change::DevWeight(small),
+        Knob::DevWeightRxBias => Change::DevWeightRxBias(small),
+        Knob::SkbDeferMax => Change::SkbDeferMax(small),
+        Knob::RpsCpus | Knob::RpsDefaultMask | Knob::FlowLimitCpuBitmap => return Ok(None),
+    }))
+}
+
+fn coalesce_value(knob: &str, settings: &Settings) -> String {
+    let coalesce = settings.coalesce;
+    let change = match knob {
+        "coalesce" => CoalesceChange::Mode(coalesce.is_on.then_some(coalesce.config.mode)),
+        "coalesce_at" => CoalesceChange::At(coalesce.at),
+        _ => CoalesceChange::Descriptors(coalesce.config.descriptors),
+    };
+    change.value()
+}
+
+/// Yes or no as the kernel reads it (`kstrtobool` in lib/kstrtox.c).
+fn truth(text: &str) -> Result<bool, Refused> {
+    match text.as_bytes() {
+        [b'y' | b'Y' | b't' | b'T' | b'1', ..] | [b'o' | b'O', b'n' | b'N', ..] => Ok(true),
+        [b'n' | b'N' | b'f' | b'F' | b'0', ..] | [b'o' | b'O', b'f' | b'F', ..] => Ok(false),
+        _ => Err(Refused::new(Errno::Inval, "it takes 1 to run the CPU and 0 to take it out")),
+    }
+}
+
+fn at_path(errno: Errno, path: &str) -> Refused {
+    let why = match errno {
+        Errno::IsDir => format!("{path} is a directory"),
+        Errno::NotDir => format!("a part of {path} is no directory"),
+        _ => format!("there is no {path}"),
+    };
+    Refused::new(errno, why)
+}

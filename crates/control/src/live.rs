@@ -1,0 +1,184 @@
+//! Control: what changes an engine while it runs.
+
+use std::fmt;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use forebay_engine::knobs::change::{Change, Queues};
+use forebay_engine::knobs::machine::Machine;
+use forebay_engine::{Engine, Explained, Question, Settings, Shared};
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::{CpuId, Handler, RxQueue};
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::refused::{Refused, Written};
+
+use super::names;
+use super::tree::Tree;
+
+/// Time that the queues have to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+
+/// The knobs of an engine, before, during and after its run. Cheap to clone; from any thread.
+///
+/// A change is in the log of changes when these return. The CPUs come to it at their next turns.
+#[derive(Clone)]
+pub struct Control {
+    shared: Arc<Shared>,
+    machine: Machine,
+}
+
+impl Control {
+    /// Handle on an engine that is about to run.
+    #[must_use]
+    pub fn of<H: Handler + 'static>(engine: &Engine<H>) -> Self {
+        let shared = engine.shared();
+        let here = Machine::here();
+        let highest = shared.cpus().cpus().last().map_or(0, |cpu| cpu.0 + 1);
+        // In virtual time there may be more CPUs than this machine has.
+        let machine = Machine { cpus: here.cpus.max(highest), ..here };
+        Self { shared, machine }
+    }
+
+    /// State of the engine.
+    #[must_use]
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Facts of the machine that the answers of knobs depend on.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(super) fn tree(&self) -> Tree {
+        Tree { devices: self.shared.devices().clone(), cpus: self.shared.cpus().clone() }
+    }
+
+    /// Makes a change.
+    ///
+    /// # Errors
+    /// When it cannot be: `EINVAL` for a CPU or a key that cannot be, `ENOENT` for a queue, `EBUSY`
+    /// for the last CPU that runs and while [`CHANGES_MAX`](forebay_engine::CHANGES_MAX) changes wait
+    /// for the engine, `ENOMEM` for a table too large.
+    #[expect(clippy::needless_pass_by_value, reason = "a change is made for this")]
+    pub fn change(&self, change: Change) -> Result<Written, Refused> {
+        self.shared.change(&change)
+    }
+
+    /// Writes a knob as on the command line, and as `echo VALUE > FILE` would: by its name alone (`rps_cpus`: of all queues), with the
+    /// queue or CPU that it is of (`rx-0/rps_cpus`), or by its path in the tree.
+    ///
+    /// # Errors
+    /// When there is no such knob, or it cannot be that: what the kernel would say.
+    pub fn set(&self, knob: &str, value: &str) -> Result<(), Refused> {
+        for path in names::find_for_writing(self, knob)? {
+            self.echo(&path, value)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a knob by such a name, the first if there are several, without its newline.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read.
+    pub fn knob(&self, knob: &str) -> Result<String, Refused> {
+        let paths = names::find(self, knob)?;
+        let text = paths.first().map_or(Ok(String::new()), |path| self.read(path));
+        Ok(text
+            .map_err(|errno| Refused { errno, why: format!("{knob} cannot be read") })?
+            .trim_end()
+            .to_owned())
+    }
+
+    /// Says which CPUs packets may go to, and returns those that are ignored, since the engine has
+    /// them not or they do not run (RPS-9).
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn set_rps_cpus(&self, queues: Queues, cpus: CpuList) -> Result<CpuList, Refused> {
+        self.change(Change::RpsCpus(queues, cpus)).map(|written| written.ignored)
+    }
+
+    /// Takes a CPU out, or puts it back. One that is taken out delivers what it has; its flows leave
+    /// by the drain rule, and its queues are polled by another CPU.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn set_online(&self, cpu: CpuId, runs: bool) -> Result<(), Refused> {
+        self.change(Change::Online(cpu, runs)).map(|_| ())
+    }
+
+    /// Says that the application of a flow runs on `cpu`, as its own calls would.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn rfs_desired(&self, flow: FlowHash, cpu: CpuId) -> Result<Written, Refused> {
+        self.change(Change::RfsDesired { flow, cpu })
+    }
+
+    /// Has a CPU leave its backlogs alone.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn pause(&self, cpu: CpuId) -> Result<(), Refused> {
+        self.change(Change::Pause(cpu)).map(|_| ())
+    }
+
+    /// Has it go on.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn resume(&self, cpu: CpuId) -> Result<(), Refused> {
+        self.change(Change::Resume(cpu)).map(|_| ())
+    }
+
+    /// Has a CPU's thread end with the next batch that it takes in hand, and be replaced.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn kill(&self, cpu: CpuId) -> Result<(), Refused> {
+        self.change(Change::Kill(cpu)).map(|_| ())
+    }
+
+    /// Settings now.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.shared.settings()
+    }
+
+    /// Hash function of flows now.
+    #[must_use]
+    pub fn hasher(&self) -> Arc<Hasher> {
+        self.shared.hasher()
+    }
+
+    /// Answers of the queues about a flow, in their order; of those that answer within a
+    /// second, while the engine runs. What shares the flow's slot is noted from the first time on.
+    #[must_use]
+    pub fn explain(&self, flow: FlowHash) -> Vec<Explained> {
+        let queues = self.shared.settings().queues.len();
+        let (answers, answered) = mpsc::channel();
+        self.shared.ask(Question { flow, answers });
+        let until = Instant::now() + ANSWER_TIME;
+        let left = || until.saturating_duration_since(Instant::now());
+        let answers = (0..queues).map_while(|_| answered.recv_timeout(left()).ok());
+        let mut answers: Vec<Explained> = answers.collect();
+        answers.sort_by_key(|explained| explained.queue);
+        answers
+    }
+
+    /// The CPUs that packets of a queue go to: those of its mask that run. `None`: there is no such
+    /// queue.
+    #[must_use]
+    pub fn rps_cpus_in_force(&self, queue: RxQueue) -> Option<CpuList> {
+        let settings = self.settings();
+        Some(self.shared.in_force(&settings.queue(queue)?.rps_cpus))
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Control").field(&self.shared.settings()).finish()
+    }
+}

@@ -1,0 +1,178 @@
+//! The tree of knobs of an engine: what its files say, take and refuse.
+
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+use std::sync::Arc;
+
+use forebay_control::list::list;
+use forebay_control::{Control, EntryKind};
+use forebay_device::RxBuffers;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_engine::{Config, DeviceQueues, Engine, VirtualCosts};
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::Hasher;
+use forebay_rx::steer::SpreadPolicy;
+use forebay_rx::{CpuId, Handler, Source};
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
+
+/// Has no use for packets.
+struct Idler;
+
+impl Handler for Idler {
+    fn handle(&mut self, _: &mut Batch<'_>) {}
+}
+
+fn config() -> Config {
+    let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+    let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
+    config.spread = SpreadPolicy::Always;
+    config
+}
+
+fn engine(config: &Config) -> (Engine<Idler>, Control) {
+    let sources = (0..2).map(|seed| -> Box<dyn Source> {
+        let plan = SyntheticPlan { frames: 2000, seed, ..SyntheticPlan::default() };
+        Box::new(SyntheticSource::new(plan, None))
+    });
+    let clock = Clock::virtual_at_zero();
+    let engine = Engine::build(config, sources.collect(), clock, |_| Idler).unwrap();
+    let control = Control::of(&engine);
+    (engine, control)
+}
+
+/// What a knob reads back as after a write, or why it is refused.
+fn set(control: &Control, name: &str, text: &str) -> Result<String, Errno> {
+    let paths = control.named(name)?;
+    for path in &paths {
+        control.write(path, text).map_err(|refused| refused.errno)?;
+    }
+    Ok(control.read(&paths[0])?.trim_end().to_owned())
+}
+
+#[test]
+fn promise_8_the_size_of_receive_buffers_is_read_as_it_is_now_and_cannot_be_written() {
+    let buffers = [Arc::<RxBuffers>::default(), Arc::default()];
+    let virtio = DeviceQueues { rx_buffers: buffers.to_vec(), ..DeviceQueues::new("switch", 2) };
+    let (_engine, control) = engine(&Config { devices: vec![virtio], ..config() });
+    let name = "mergeable_rx_buffer_size";
+    assert_eq!(control.knob(&format!("rx-1/{name}")).unwrap(), "0");
+    buffers[1].set_size_bytes(1536);
+    assert_eq!(control.knob(&format!("rx-0/{name}")).unwrap(), "0");
+    assert_eq!(control.knob(&format!("rx-1/{name}")).unwrap(), "1536");
+    for text in ["1536", "", "junk"] {
+        assert_eq!(control.set(&format!("rx-1/{name}"), text).unwrap_err().errno, Errno::Access);
+    }
+    let listed = list(&control).into_iter().filter(|knob| knob.path.ends_with(name));
+    let listed: Vec<_> = listed.map(|knob| (knob.path, knob.value, knob.default)).collect();
+    let path = |queue| format!("sys/class/net/switch/queues/rx-{queue}/{name}");
+    let of = |queue, value: &str| (path(queue), value.to_owned(), String::new());
+    assert_eq!(listed, [of(0, "0"), of(1, "1536")]);
+}
+
+#[test]
+fn every_file_is_read_and_takes_back_what_it_said() {
+    let (_engine, control) = engine(&config());
+    let mut directories = vec![String::new()];
+    let mut files = 0;
+    while let Some(directory) = directories.pop() {
+        for entry in control.entries(&directory).unwrap() {
+            let path = format!("{directory}/{}", entry.name);
+            let EntryKind::File { mode } = entry.kind else {
+                directories.push(path);
+                continue;
+            };
+            files += 1;
+            let text = control.read(&path);
+            match mode {
+                0o200 => assert_eq!(text, Err(Errno::Access), "{path}"),
+                0o444 => {
+                    assert!(text.unwrap().ends_with('\n'), "{path}");
+                    assert_eq!(control.write(&path, "1").unwrap_err().errno, Errno::Access);
+                }
+                _ => {
+                    let text = text.unwrap();
+                    let written = control.write(&path, &text).unwrap();
+                    assert_eq!(written.len_bytes, text.len(), "{path}");
+                    assert_eq!(control.read(&path).unwrap(), text, "{path}");
+                }
+            }
+        }
+    }
+    assert!(files > 40, "{files}");
+}
+
+#[test]
+fn rps_8_and_rfs_10_knobs_read_back_what_is_in_force() {
+    let (_engine, control) = engine(&config());
+    let set = |name, text| set(&control, name, text);
+    let mask = control.read("sys/class/net/replay/queues/rx-0/rps_cpus").unwrap();
+    assert_eq!(set("rps_cpus", "0-1"), Ok(mask.trim_end().to_owned()));
+    assert_eq!(set("rx-1/rps_cpus", "3g"), Err(Errno::Inval));
+    assert_eq!(set("rps_flow_cnt", "0x401\n"), Ok("2048".to_owned()));
+    assert_eq!(set("rx-1/rps_flow_cnt", "0"), Ok("0".to_owned()));
+    assert_eq!(set("rx-0/rps_flow_cnt", "4294967296"), Err(Errno::NoMem));
+    assert_eq!(set("rps_sock_flow_entries", "40000"), Ok("65536".to_owned()));
+    assert_eq!(set("netdev_max_backlog", "-1"), Err(Errno::Inval));
+    assert_eq!(set("netdev_budget", "17"), Ok("17".to_owned()));
+    assert_eq!(set("gro_flush_timeout", "18446744073709551615"), Ok(u64::MAX.to_string()));
+    assert_eq!(set("coalesce", "lro\n"), Ok("lro".to_owned()));
+    assert_eq!(set("coalesce", "on"), Err(Errno::Inval));
+    assert_eq!(set("cpu1/online", "0\n"), Ok("0".to_owned()));
+    assert_eq!(set("cpu0/online", "off"), Err(Errno::Busy), "the last one stays");
+    assert_eq!(control.read("sys/devices/system/cpu/online"), Ok("0\n".to_owned()));
+    assert_eq!(set("forebay/cpus", "0-1\n"), Ok("0-1".to_owned()));
+    assert_eq!(set("softnet_stat", "1"), Err(Errno::Access));
+    assert_eq!(set("no_such_knob", "1"), Err(Errno::NoEnt));
+}
+
+#[test]
+fn writes_say_what_is_ignored_and_what_is_in_force_instead() {
+    let (_engine, control) = engine(&config());
+    let core = |name: &str| format!("proc/sys/net/core/{name}");
+    let in_effect = |name, text| control.write(&core(name), text).unwrap().in_effect;
+    assert_eq!(in_effect("dev_weight", "100"), "");
+    assert!(in_effect("dev_weight", "100000").starts_with("1024: "));
+    assert!(in_effect("netdev_max_backlog", "2000000000").starts_with("1048575: "));
+    assert_eq!(control.read(&core("netdev_max_backlog")), Ok("2000000000\n".to_owned()));
+    control.write("sys/devices/system/cpu/cpu1/online", "0").unwrap();
+    let path = "sys/class/net/replay/queues/rx-0/rps_cpus";
+    let written = control.write(path, "0-1").unwrap();
+    assert_eq!((written.ignored.to_string(), written.in_effect.as_str()), ("1".to_owned(), ""));
+    let written = control.write(path, "2").unwrap();
+    assert_eq!(
+        (written.ignored.to_string(), written.in_effect.is_empty()),
+        ("1".to_owned(), false)
+    );
+    assert!(control.read(path).unwrap().trim_end().chars().all(|digit| "0,".contains(digit)));
+}
+
+#[test]
+fn softnet_stat_adds_up_and_tells_of_turns_that_were_too_short() {
+    let mut config = config();
+    config.limits.netdev_budget = 20;
+    let (engine, control) = engine(&config);
+    let outcome = engine.run_stepped(3, VirtualCosts::default());
+    let text = control.read("proc/net/softnet_stat").unwrap();
+    let rows: Vec<Vec<u64>> = text
+        .lines()
+        .map(|line| line.split(' ').map(|field| u64::from_str_radix(field, 16).unwrap()).collect())
+        .collect();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row.len() == 15), "{text}");
+    assert_eq!(rows.iter().map(|row| row[0]).sum::<u64>(), 4000);
+    assert_eq!(rows.iter().map(|row| row[12]).collect::<Vec<_>>(), [0, 1]);
+    assert!(rows.iter().all(|row| row[1] == 0 && row[11] == 0), "{text}");
+    assert!(rows[0][2] > 0, "a burst of 64 does not fit: {text}");
+    for (cpu, row) in outcome.cpus.iter().zip(&rows) {
+        let counter = |name: &str| {
+            let text = control.read(&format!("forebay/cpu{}/{name}", cpu.cpu)).unwrap();
+            text.trim_end().parse::<u64>().unwrap()
+        };
+        assert_eq!([counter("processed"), counter("time_squeeze")], [row[0], row[2]]);
+        assert_eq!(counter("busy_ns"), cpu.busy_ns);
+    }
+    let (engine, control) = self::engine(&self::config());
+    drop(engine.run_stepped(3, VirtualCosts::default()));
+    assert_eq!(control.read("forebay/cpu0/time_squeeze"), Ok("0\n".to_owned()));
+}

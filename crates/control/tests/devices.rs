@@ -1,0 +1,149 @@
+//! Several devices in one engine: each has its directory in the tree of knobs, and its queues are
+//! counted and named within it.
+
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+use std::sync::Arc;
+
+use forebay_control::list::{Listed, list};
+use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::{CpuId, Handler, Source};
+use forebay_sys::Result;
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+
+/// Has no use for packets.
+struct Idler;
+
+impl Handler for Idler {
+    fn handle(&mut self, _: &mut Batch<'_>) {}
+}
+
+const FLOW: FlowHash = FlowHash(0x0bad_cafe);
+
+fn engine(devices: &[(&str, u16)], sources: u64) -> Result<Engine<Idler>> {
+    let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+    let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
+    config.explain = vec![FLOW];
+    config.devices =
+        devices.iter().map(|(name, queues)| DeviceQueues::new(*name, *queues)).collect();
+    let sources = (0..sources).map(|seed| -> Box<dyn Source> {
+        let plan = SyntheticPlan { frames: 100, seed, ..SyntheticPlan::default() };
+        Box::new(SyntheticSource::new(plan, None))
+    });
+    Engine::build(&config, sources.collect(), Clock::virtual_at_zero(), |_| Idler)
+}
+
+/// The control of an engine with two devices, one of two queues.
+fn control() -> Control {
+    Control::of(&engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap())
+}
+
+fn masks(settings: &Settings) -> Vec<String> {
+    settings.queues.iter().map(|queue| queue.rps_cpus.to_mask(2)).collect()
+}
+
+#[test]
+fn rps_7_each_device_has_a_directory_and_what_is_written_there_is_its_own() {
+    let control = control();
+    let names = |path| {
+        let entries = control.entries(path).unwrap();
+        entries.into_iter().map(|entry| entry.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names("sys/class/net"), ["eth0", "v.1"]);
+    assert_eq!(names("sys/class/net/eth0/queues"), ["rx-0", "rx-1"]);
+    assert_eq!(names("sys/class/net/v.1/queues"), ["rx-0"]);
+    let after = |knob, value| {
+        control.set(knob, value).unwrap();
+        masks(&control.settings())
+    };
+    assert_eq!(after("sys/class/net/v.1/queues/rx-0/rps_cpus", "1"), ["3", "3", "1"]);
+    assert_eq!(control.knob("v.1/rx-0/rps_cpus").unwrap().trim_start_matches(['0', ',']), "1");
+    assert_eq!(after("eth0/rx-1/rps_cpus", "2"), ["3", "2", "1"]);
+    assert_eq!(after("eth0/rps_cpus", "1"), ["1", "1", "1"]);
+    assert_eq!(after("rx-0/rps_cpus", "2"), ["2", "1", "2"]);
+    assert_eq!(after("rps_cpus", "3"), ["3", "3", "3"]);
+    assert!(control.set("v.1/rx-1/rps_cpus", "1").is_err());
+}
+
+#[test]
+fn a_knob_that_devices_share_says_so() {
+    let control = control();
+    control.set("coalesce", "gro").unwrap();
+    let written = control.write("sys/class/net/v.1/mtu", "9000").unwrap();
+    assert_eq!(written.in_effect, "for all devices of the run, which share it");
+    assert_eq!(control.knob("eth0/mtu").unwrap(), "9000");
+    control.set("mtu", "1400").unwrap();
+    assert_eq!(control.knob("v.1/mtu").unwrap(), "1400");
+}
+
+#[test]
+fn a_flow_is_explained_with_the_device_of_each_queue() {
+    let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap();
+    let outcome = engine.run_stepped(1, VirtualCosts::default());
+    let names: Vec<_> = outcome.explained[0].iter().map(|told| told.name.as_str()).collect();
+    assert_eq!(names, ["eth0/rx-0", "eth0/rx-1", "v.1/rx-0"]);
+    let [flow] = outcome.explained.try_into().unwrap();
+    let name = FlowName::Hash(FLOW);
+    let told = forebay_control::Explanation { name, hash: FLOW, queues: flow };
+    assert!(told.to_string().contains("\nv.1/rx-0, polled by CPU 0, at "), "{told}");
+    assert_eq!(told.document()["queues"][1]["queue"], "eth0/rx-1");
+}
+
+#[test]
+fn the_control_socket_tells_devices_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.sock");
+    let _socket = ControlSocket::open(control(), &path, None).unwrap();
+    let mut client = ControlClient::connect(&path).unwrap();
+    let set = client.ask("set eth0/rx-1/rps_flow_cnt 64").unwrap();
+    assert_eq!(set, ["now eth0/rx-1/rps_flow_cnt 64"]);
+    let read = client.ask("get rps_flow_cnt").unwrap();
+    let expected =
+        ["eth0/rx-0/rps_flow_cnt 4096", "eth0/rx-1/rps_flow_cnt 64", "v.1/rx-0/rps_flow_cnt 4096"];
+    assert_eq!(read, expected);
+    let refused = client.ask("set online 1").unwrap_err().to_string();
+    assert!(refused.contains("say which of them"), "{refused}");
+}
+
+#[test]
+fn what_is_saved_of_several_devices_makes_the_next_run_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("knobs.toml");
+    let saved = control();
+    for (knob, value) in [
+        ("eth0/rx-1/rps_cpus", "2"),
+        ("rps_flow_cnt", "64"),
+        ("v.1/rx-0/rps_flow_cnt", "0"),
+        ("mtu", "1400"),
+        ("netdev_budget", "17"),
+    ] {
+        saved.set(knob, value).unwrap();
+    }
+    let knobs: Vec<Listed> = list(&saved);
+    config_file::save(&path, &knobs).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains("[knobs.eth0.rx-1]") && text.contains("[knobs.\"v.1\".rx-0]"), "{text}");
+    let next = control();
+    ConfigFile::read(&path).unwrap().apply(&next, &[]).unwrap();
+    // A secret that each engine draws for itself, and no knob.
+    let knobs_of = |control: &Control| {
+        let mut settings = Settings::clone(&control.settings());
+        settings.coalesce.config.seed = 0;
+        settings
+    };
+    assert_eq!(knobs_of(&next), knobs_of(&saved));
+    assert_ne!(knobs_of(&next), knobs_of(&control()));
+}
+
+#[test]
+fn devices_have_as_many_queues_as_there_are_sources() {
+    let refused = |devices, sources| engine(devices, sources).err().unwrap().to_string();
+    let said = refused(&[("eth0", 2), ("v.1", 1)], 2);
+    assert!(said.contains("they have 3 queues, and there are 2 sources"), "{said}");
+    assert!(refused(&[("../eth0", 1)], 1).contains("no interface can have that name"));
+}

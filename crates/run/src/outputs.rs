@@ -1,0 +1,118 @@
+//! Files that a run may write over: those of earlier runs, and never what it is to read.
+
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use forebay_engine::trace::{self, COUNTERS_FILE, PARSE_FILE, TracePlan};
+use forebay_sys::error::{Error, Result};
+
+/// The directories that a run writes to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outputs<'a> {
+    /// Captures of what each CPU delivered, and what the setting is called that says so.
+    pub(crate) captures: Vec<(&'static str, &'a Path)>,
+    /// The trace.
+    pub(crate) trace: Option<&'a TracePlan>,
+}
+
+/// A file that this run may write over or remove.
+struct Output<'a> {
+    what: &'static str,
+    directory: &'a Path,
+    path: PathBuf,
+    /// True if it would otherwise stay as an earlier run left it.
+    is_stale: bool,
+}
+
+impl Outputs<'_> {
+    /// Removes what an earlier run left in these directories, so that what lies there afterwards is
+    /// of one run. `inputs` are the files that this one reads.
+    ///
+    /// # Errors
+    /// When a file to be written over is to be read, before any is touched; when a directory cannot
+    /// be read, or a file not be removed.
+    pub(crate) fn clear<'p>(&self, inputs: impl Iterator<Item = &'p Path>) -> Result<()> {
+        let outputs = self.files()?;
+        let inputs: Vec<_> = inputs.filter_map(identity).collect();
+        for Output { what, directory, path, .. } in &outputs {
+            if identity(path).is_some_and(|file| inputs.contains(&file)) {
+                return Err(Error::Setting {
+                    what,
+                    value: directory.display().to_string(),
+                    why: format!("{} is to be replayed and would be lost", path.display()),
+                });
+            }
+        }
+        outputs.iter().filter(|output| output.is_stale).try_for_each(|output| remove(&output.path))
+    }
+
+    fn files(&self) -> Result<Vec<Output<'_>>> {
+        let mut outputs = Vec::new();
+        for &(what, directory) in &self.captures {
+            let written = entries(directory)?.into_iter().filter(|path| is_written(path));
+            // Each is created with its first packet, if there is one.
+            let output = |path| Output { what, directory, path, is_stale: true };
+            outputs.extend(written.map(output));
+        }
+        if let Some(TracePlan { directory, parse }) = self.trace {
+            outputs.extend(trace::FILES.iter().map(|&name| Output {
+                what: "trace",
+                directory,
+                path: directory.join(name),
+                is_stale: name == COUNTERS_FILE || name == PARSE_FILE && !parse,
+            }));
+        }
+        Ok(outputs)
+    }
+}
+
+/// True if that is a name of ours: `cpuN.pcap` or `cpuN-ip.pcap`.
+fn is_written(path: &Path) -> bool {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let stem = name.and_then(|name| name.strip_prefix("cpu")?.strip_suffix(".pcap"));
+    let digits = stem.map(|stem| stem.strip_suffix("-ip").unwrap_or(stem));
+    digits.is_some_and(|digits| {
+        !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
+    })
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(Error::file("read", directory))?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    paths.collect::<Result<_, _>>().map_err(Error::file("read", directory))
+}
+
+/// Identity of a file, by whatever name: its device and inode.
+fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
+    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    path.as_ref().metadata().ok().map(identity)
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(Error::file("remove", path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_ours_are_told_from_others() {
+        for name in ["cpu0.pcap", "d/cpu17.pcap", "cpu4095-ip.pcap"] {
+            assert!(is_written(Path::new(name)), "{name}");
+        }
+        for name in ["cpu.pcap", "cpu-ip.pcap", "cpu1.pcapng", "mycpu1.pcap", "cpu1-ipx.pcap", "f"]
+        {
+            assert!(!is_written(Path::new(name)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Replay: a capture, or made-up traffic, through the whole path, with every packet checked.
+
+mod handler;
+mod report;
+
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_control::{Control, Explanation, FlowName};
+use forebay_device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_device::{Progress, QueueShare};
+use forebay_engine::trace::Trace;
+pub use forebay_engine::trace::TracePlan;
+use forebay_engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
+use forebay_rx::hash::Indirection;
+use forebay_rx::{RxQueue, Source};
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use forebay_sys::error::{Error, Result};
+use handler::ReplayHandler;
+pub use report::Report;
+
+use crate::ledger::Ledger;
+use crate::outputs::Outputs;
+
+/// Input of the replay.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Captures.
+    Captures(ReplayPlan),
+    /// Made-up traffic.
+    Synthetic(SyntheticPlan),
+}
+
+/// Mode in which the engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// On threads, by the machine's clock.
+    Live,
+    /// On one thread, in virtual time, in an order that the seed determines.
+    Stepped {
+        /// Seed that determines the order.
+        seed: u64,
+    },
+}
+
+/// A replay to be made.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Input of the replay.
+    pub input: Input,
+    /// Over how many rx queues it is dealt out.
+    pub queues: NonZeroU16,
+    /// Configuration of the engine. The trace is added by the plan.
+    pub engine: Config,
+    /// Mode in which the engine runs.
+    pub mode: Mode,
+    /// The application's work on each packet.
+    pub work_ns: u64,
+    /// Directory for delivered packets, one capture for each CPU.
+    pub write_pcap: Option<PathBuf>,
+    /// True if merged packets are written as the frames that they were merged of.
+    pub resegment: bool,
+    /// Directory of the trace.
+    pub trace: Option<TracePlan>,
+    /// Flows that are watched from the first packet on, for the report to tell of.
+    pub explain: Vec<FlowName>,
+}
+
+/// A replay, ready to run.
+pub struct Replay {
+    engine: Engine<ReplayHandler>,
+    plan: Plan,
+    ledger: Arc<Ledger>,
+    progress: Arc<Progress>,
+    trace: Option<Arc<Trace>>,
+    failure: FirstFailure,
+}
+
+impl Replay {
+    /// Opens everything that the plan names.
+    ///
+    /// # Errors
+    /// When one of the captures cannot be replayed, a file not be created or would be written over a capture, or
+    /// there is no memory.
+    pub fn open(mut plan: Plan) -> Result<Self> {
+        let clock = match plan.mode {
+            Mode::Live => Clock::machine(),
+            Mode::Stepped { .. } => Clock::virtual_at_zero(),
+        };
+        check_inputs_can_be_read_again(&plan)?;
+        let (sources, progress) = open_sources(&plan)?;
+        let captures = plan.write_pcap.iter().map(|directory| ("write_pcap", directory.as_path()));
+        let outputs = Outputs { captures: captures.collect(), trace: plan.trace.as_ref() };
+        outputs.clear(inputs(&plan))?;
+        let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
+        let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
+        plan.engine.explain = flows.collect();
+        if let Some(directory) = &plan.write_pcap {
+            std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
+        }
+        let ledger = Arc::new(Ledger::new(plan.queues.get()));
+        let failure = FirstFailure::default();
+        let engine = Engine::build(&plan.engine, sources, clock.clone(), |cpu| {
+            ReplayHandler::new(cpu, &plan, &clock, &ledger, trace.as_ref(), &failure)
+        })?;
+        Ok(Self { engine, plan, ledger, progress, trace, failure })
+    }
+
+    /// Progress of the run.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Tells, while it runs, what keeps delivered packets from being written, once anything does.
+    #[must_use]
+    pub fn failure(&self) -> &FirstFailure {
+        &self.failure
+    }
+
+    /// Handle that asks the run to end early; everything taken in is delivered all the same.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.engine.stopper()
+    }
+
+    /// Handle that changes the run while it lasts.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::of(&self.engine)
+    }
+
+    /// Runs to the end.
+    ///
+    /// # Errors
+    /// When a thread fails. What goes wrong with the input, or with a file that is written, is part
+    /// of the report.
+    pub fn run(self) -> Result<Report> {
+        let cpu_ns = sys::process_cpu_ns();
+        let mut outcome = match self.plan.mode {
+            Mode::Live => self.engine.run()?,
+            Mode::Stepped { seed } => {
+                let work_ns = self.plan.work_ns;
+                self.engine.run_stepped(seed, VirtualCosts { work_ns, ..VirtualCosts::default() })
+            }
+        };
+        let cpu_ns = sys::process_cpu_ns() - cpu_ns;
+        finish_handlers(&mut outcome);
+        let mut report = Report::of(&outcome, &self.ledger, &self.progress, cpu_ns);
+        report.errors = outcome.errors;
+        let Plan { explain: names, engine, .. } = &self.plan;
+        let flows = names.iter().zip(&engine.explain).zip(outcome.explained);
+        let told =
+            flows.map(|((name, hash), queues)| Explanation { name: *name, hash: *hash, queues });
+        report.explain = told.collect();
+        if let Some(trace) = &self.trace {
+            report.errors.extend(trace.finish(&report.path.counters_json()));
+        }
+        report.error = report.errors.first().map(ToString::to_string);
+        Ok(report)
+    }
+}
+
+/// Writes out what the handlers hold, and ends them, each whatever becomes of the others.
+fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) {
+    let finished = outcome.handlers.drain(..).map(ReplayHandler::finish);
+    outcome.errors.extend(finished.filter_map(Result::err));
+}
+
+/// Each queue and each loop opens a capture anew, and a pipe gives what it holds only once.
+fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
+    let Input::Captures(replay) = &plan.input else { return Ok(()) };
+    if replay.captures.iter().filter(|capture| matches!(capture, Capture::Stdin)).count() > 1 {
+        let why = "standard input can be read only once; name it once".to_owned();
+        return Err(Error::Setting { what: "files", value: "-".to_owned(), why });
+    }
+    let (what, value) = match (plan.queues.get(), replay.loops) {
+        (queues @ 2.., _) => ("queues", u64::from(queues)),
+        (_, loops @ 2..) => ("loops", loops),
+        _ => return Ok(()),
+    };
+    match replay.captures.iter().find(|capture| capture.is_read_once()) {
+        Some(capture) => {
+            let name = capture.name();
+            let why = match capture {
+                Capture::Stdin => format!("{name} can be read only once; copy it to a file"),
+                _ => format!("{name} is not a regular file and can be read only once; copy it"),
+            };
+            Err(Error::Setting { what, value: value.to_string(), why })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The files that are replayed.
+fn inputs(plan: &Plan) -> impl Iterator<Item = &Path> {
+    let captures = match &plan.input {
+        Input::Captures(replay) => replay.captures.as_slice(),
+        Input::Synthetic(_) => &[],
+    };
+    captures.iter().filter_map(|capture| match capture {
+        Capture::File(path) | Capture::Kept(path, _) => Some(path.as_path()),
+        // It may be a file all the same.
+        Capture::Stdin => Some(Path::new("/proc/self/fd/0")),
+        Capture::Bundled(..) => None,
+    })
+}
+
+type Sources = Vec<Box<dyn Source>>;
+
+/// A source for each queue; the first one's progress stands for all.
+fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
+    let queues = plan.queues.get();
+    let mut progress = None;
+    let mut sources = Sources::new();
+    let input = match &plan.input {
+        // Before the run begins: reading takes half as long as a packet's whole way, and whoever
+        // names a file that cannot be replayed is told before any packet is.
+        Input::Captures(replay) => {
+            let mut left_bytes = KEPT_BYTES_MAX;
+            let captures = replay.captures.iter().cloned();
+            let captures: Vec<_> = captures.map(|capture| capture.kept(&mut left_bytes)).collect();
+            captures.iter().try_for_each(Capture::judge)?;
+            Input::Captures(ReplayPlan { captures, ..replay.clone() })
+        }
+        Input::Synthetic(_) => plan.input.clone(),
+    };
+    for queue in 0..queues {
+        let share = (queues > 1).then(|| QueueShare {
+            queue: RxQueue(queue),
+            indirection: Indirection::new(queues),
+            hasher: Arc::clone(&plan.engine.hasher),
+        });
+        match &input {
+            Input::Captures(replay) => {
+                let source = PcapSource::open(replay.clone(), share, plan.engine.verify)?;
+                let source = match plan.mode {
+                    Mode::Live => source.never_waiting(),
+                    // Time does not go on while nothing happens.
+                    Mode::Stepped { .. } => source,
+                };
+                progress.get_or_insert_with(|| Arc::clone(source.progress()));
+                sources.push(Box::new(source));
+            }
+            Input::Synthetic(synthetic) => {
+                let source = SyntheticSource::new(synthetic.clone(), share.as_ref());
+                progress.get_or_insert_with(|| Arc::clone(source.progress()));
+                sources.push(Box::new(source));
+            }
+        }
+    }
+    Ok((sources, progress.unwrap_or_default()))
+}
+
+/// A capture that comes with the program: 32,000 DNS queries of 64 flows.
+#[must_use]
+pub fn bundled_capture() -> Capture {
+    Capture::Bundled("dnsflood.pcap (bundled)", include_bytes!("../captures/dnsflood.pcap"))
+}

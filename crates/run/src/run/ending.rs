@@ -1,0 +1,142 @@
+//! When a run ends by itself: its time is over, or something that it needs has failed.
+
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use forebay_buf::Pool;
+use forebay_engine::Stopper;
+use forebay_rx::Source;
+use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_sys::error::{Error, Result};
+
+use super::report::StoppedBy;
+
+/// Descriptor by which a run hears that it is to end.
+pub(super) struct Ending {
+    /// A copy for whoever can fail.
+    tells: Sender<Told>,
+    told: Receiver<Told>,
+}
+
+/// Tells a run that something it needs has failed.
+#[derive(Clone)]
+pub(super) struct Alarm(Sender<Told>);
+
+enum Told {
+    /// Something has failed.
+    Failure,
+    /// The run is over.
+    Over,
+}
+
+impl Default for Ending {
+    fn default() -> Self {
+        let (tells, told) = mpsc::channel();
+        Self { tells, told }
+    }
+}
+
+impl Alarm {
+    /// Tells it. Nobody listens any more only if the run is over.
+    pub(super) fn ring(&self) {
+        let _ = self.0.send(Told::Failure);
+    }
+}
+
+impl Ending {
+    pub(super) fn alarm(&self) -> Alarm {
+        Alarm(self.tells.clone())
+    }
+
+    /// Stops the run when its time is over or something fails, until the guard is told that it has
+    /// ended.
+    ///
+    /// # Errors
+    /// When there can be no thread for that.
+    pub(super) fn guard(self, stopper: Stopper, duration: Option<Duration>) -> Result<Guard> {
+        let Self { tells, told } = self;
+        let until = duration.and_then(|duration| Instant::now().checked_add(duration));
+        let watch = move || {
+            let stopped_by = wait(&told, until);
+            if stopped_by.is_some() {
+                stopper.stop();
+            }
+            stopped_by
+        };
+        let thread = thread::Builder::new().name("forebay-ending".to_owned()).spawn(watch);
+        let refused = |source| Error::Guard { source };
+        Ok(Guard { tells, thread: thread.map_err(refused)? })
+    }
+}
+
+/// Waits for the first reason to end; `None` if the run is over without one.
+fn wait(told: &Receiver<Told>, until: Option<Instant>) -> Option<StoppedBy> {
+    let told = match until {
+        Some(until) => told.recv_timeout(until.saturating_duration_since(Instant::now())),
+        None => told.recv().map_err(RecvTimeoutError::from),
+    };
+    match told {
+        Ok(Told::Failure) => Some(StoppedBy::Failure),
+        Err(RecvTimeoutError::Timeout) => Some(StoppedBy::Duration),
+        Ok(Told::Over) | Err(RecvTimeoutError::Disconnected) => None,
+    }
+}
+
+/// Watches over a run.
+pub(super) struct Guard {
+    tells: Sender<Told>,
+    thread: JoinHandle<Option<StoppedBy>>,
+}
+
+impl Guard {
+    /// Ends the watch, for the run is over, and says what ended it, if that was heard here.
+    pub(super) fn finish(self) -> Option<StoppedBy> {
+        let _ = self.tells.send(Told::Over);
+        self.thread.join().unwrap_or(None)
+    }
+}
+
+/// A source whose failure is told.
+pub(super) struct WatchedSource {
+    source: Box<dyn Source>,
+    alarm: Alarm,
+}
+
+impl WatchedSource {
+    pub(super) fn new(source: Box<dyn Source>, ending: &Ending) -> Self {
+        Self { source, alarm: ending.alarm() }
+    }
+}
+
+impl Source for WatchedSource {
+    fn needs(&self) -> FrameNeeds {
+        self.source.needs()
+    }
+
+    fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
+        self.source.attach(at)
+    }
+
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.source.poll(ask, pool, burst).inspect_err(|_| self.alarm.ring())
+    }
+
+    fn transmit(&mut self, pool: &mut Pool) -> usize {
+        self.source.transmit(pool)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.source.descriptor()
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.source.has_work()
+    }
+}

@@ -1,0 +1,89 @@
+//! Handler of delivered packets: they are checked, if that is asked for, and go where they are
+//! to go.
+
+use std::sync::Arc;
+
+use forebay_engine::trace::{DeliverTrace, Trace};
+use forebay_rx::delivery::Batch;
+use forebay_rx::{Handler, RxQueue};
+use forebay_sys::clock::Clock;
+use forebay_sys::error::Error;
+
+use super::destination::{Way, Ways};
+use super::ending::{Alarm, Ending};
+use crate::ledger::Ledger;
+
+/// One CPU's part of it.
+pub(super) struct RunHandler {
+    ways: Ways,
+    /// By queue; empty if order is not checked.
+    ledgers: Arc<[Ledger]>,
+    trace: Option<DeliverTrace>,
+    clock: Clock,
+    alarm: Alarm,
+    failed: Vec<Error>,
+}
+
+impl RunHandler {
+    pub(super) fn new(
+        ways: Ways,
+        ledgers: &Arc<[Ledger]>,
+        trace: Option<&Arc<Trace>>,
+        clock: &Clock,
+        ending: &Ending,
+    ) -> Self {
+        Self {
+            ways,
+            ledgers: Arc::clone(ledgers),
+            trace: trace.map(|trace| DeliverTrace::new(Arc::clone(trace))),
+            clock: clock.clone(),
+            alarm: ending.alarm(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Writes out what is still buffered, so that all of it is counted.
+    pub(super) fn flush(&mut self) {
+        self.ways.flush();
+    }
+
+    /// Packets handed to each destination.
+    pub(super) fn ways(&self) -> &Ways {
+        &self.ways
+    }
+
+    /// Writes out what is still buffered, and returns all that has gone wrong.
+    pub(super) fn finish(self) -> impl Iterator<Item = Error> {
+        self.failed.into_iter().chain(self.ways.finish())
+    }
+
+    fn check(&mut self, batch: &Batch<'_>) {
+        let Some(ledger) = self.ledgers.get(usize::from(batch.rx_queue.0)) else { return };
+        for (index, packet) in batch.packets.iter().enumerate() {
+            ledger.deliver(packet, RxQueue(0), batch.cpu);
+            if let Some(trace) = &mut self.trace {
+                trace.delivered(batch, index, self.clock.now_ns());
+            }
+        }
+    }
+}
+
+impl Handler for RunHandler {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        self.check(batch);
+        let Some(way) = self.ways.of(batch.rx_queue) else { return };
+        way.handed += batch.packets.len() as u64;
+        match &mut way.way {
+            Way::Count | Way::Gone => {}
+            Way::Capture(capture) => capture.write(batch.packets),
+            Way::Sink(sink) => {
+                if let Err(error) = sink.send(batch.packets) {
+                    // The others need not find out one after another.
+                    way.way = Way::Gone;
+                    self.failed.push(error);
+                    self.alarm.ring();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A run: live devices through the path, and on to where packets are to go.
+
+mod destination;
+mod ending;
+mod handler;
+mod report;
+mod to;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use destination::{Captured, Destinations};
+use ending::{Ending, WatchedSource};
+use forebay_control::Control;
+use forebay_device::pcap::FirstFailure;
+use forebay_device::{Device, DeviceConfig};
+use forebay_engine::trace::{Trace, TracePlan};
+use forebay_engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
+use forebay_rx::Source;
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use forebay_sys::error::{Error, Result};
+use handler::RunHandler;
+use report::DeviceWatch;
+pub use report::{DeviceReport, InterfaceReport, QueueReport, Report, SentReport, StoppedBy};
+pub use to::To;
+pub use watch::{CpuSnapshot, Snapshot, Watch};
+
+use crate::ledger::{Flows, Ledger};
+use crate::outputs::Outputs;
+
+/// A run to be made.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The devices whose packets are taken, in the order of their rx queues.
+    pub devices: Vec<DeviceConfig>,
+    /// Configuration of the engine. The trace is added by the plan; a full backlog always drops, for a
+    /// device does not wait.
+    pub engine: Config,
+    /// Destinations: one for all, or one for each device. None: packets are counted.
+    pub to: Vec<To>,
+    /// True if merged packets are written to captures as the frames that they were merged of.
+    pub resegment: bool,
+    /// Directory of the trace.
+    pub trace: Option<TracePlan>,
+    /// True if it is checked that every flow is delivered in order. A trace checks it too.
+    pub check_order: bool,
+    /// Duration, unless it is stopped before.
+    pub duration: Option<Duration>,
+}
+
+impl Plan {
+    /// Everything that comes from `devices` goes through `engine`, is counted, and goes nowhere.
+    #[must_use]
+    pub fn new(devices: Vec<DeviceConfig>, engine: Config) -> Self {
+        let (to, resegment, trace, check_order, duration) = (Vec::new(), false, None, false, None);
+        Self { devices, engine, to, resegment, trace, check_order, duration }
+    }
+}
+
+/// A run, ready to begin: its devices are open.
+pub struct Run {
+    engine: Engine<RunHandler>,
+    devices: Vec<DeviceWatch>,
+    destinations: Destinations,
+    /// The first capture that cannot be written says so here.
+    failure: FirstFailure,
+    /// One for each queue, for a flow may come by several; none if order is not checked.
+    ledgers: Arc<[Ledger]>,
+    trace: Option<Arc<Trace>>,
+    ending: Ending,
+    duration: Option<Duration>,
+}
+
+impl Run {
+    /// Opens everything that the plan names.
+    ///
+    /// # Errors
+    /// When a device cannot be opened or used, a file not be created, or there is no memory.
+    pub fn open(plan: Plan) -> Result<Self> {
+        DeviceConfig::check_named_once(&plan.devices)?;
+        let devices = plan.devices.iter().map(Device::open).collect::<Result<Vec<_>>>()?;
+        Self::with_devices(plan, devices)
+    }
+
+    /// The same with devices that are open, in place of those that the plan names.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn with_devices(mut plan: Plan, mut devices: Vec<Device>) -> Result<Self> {
+        plan.engine.when_full = WhenFull::Drop;
+        plan.engine.devices = DeviceQueues::of(&devices);
+        let cpus = plan.engine.cpus.cpus();
+        let failure = FirstFailure::default();
+        let captured = Captured { resegments: plan.resegment, failure: Arc::clone(&failure) };
+        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, &captured)?;
+        clear_outputs(&plan)?;
+        let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
+        let ending = Ending::default();
+        let watched = devices.iter().map(DeviceWatch::new).collect();
+        let sources = take_sources(&mut devices, &ending);
+        let checked = if plan.check_order || trace.is_some() { sources.len() } else { 0 };
+        let ledgers: Arc<[Ledger]> = (0..checked).map(|_| Ledger::new(1)).collect();
+        let clock = Clock::machine();
+        let mut ways = ways.into_iter();
+        let engine = Engine::build(&plan.engine, sources, clock.clone(), |_| {
+            let ways = ways.next().unwrap_or_default();
+            RunHandler::new(ways, &ledgers, trace.as_ref(), &clock, &ending)
+        })?;
+        let duration = plan.duration;
+        let devices = watched;
+        Ok(Self { engine, devices, destinations, failure, ledgers, trace, ending, duration })
+    }
+
+    /// Handle that changes the run while it lasts.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::of(&self.engine)
+    }
+
+    /// Handle that asks the run to end: it takes nothing more from the devices, and what it has taken goes
+    /// where it is to go.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.engine.stopper()
+    }
+
+    /// Handle that tells the state of the run while it lasts.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        let failure = Arc::clone(&self.failure);
+        Watch::new(Control::of(&self.engine), self.destinations.counters(), failure)
+    }
+
+    /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.
+    ///
+    /// # Errors
+    /// When a thread fails. What goes wrong with a device, or with a file that is written, is part
+    /// of the report.
+    pub fn run(self) -> Result<Report> {
+        let Self { engine, devices, destinations, ledgers, trace, ending, duration, .. } = self;
+        let stopper = engine.stopper();
+        let guard = ending.guard(stopper.clone(), duration)?;
+        let cpu_ns = sys::process_cpu_ns();
+        let outcome = engine.run();
+        let ended_by = guard.finish();
+        let mut outcome = outcome?;
+        outcome.handlers.iter_mut().for_each(RunHandler::flush);
+        let cpu_ns = sys::process_cpu_ns() - cpu_ns;
+        let stopped_by = match ended_by {
+            Some(stopped_by) => stopped_by,
+            None if stopper.is_asked() => StoppedBy::Request,
+            None => StoppedBy::Sources,
+        };
+        let sent = destinations.report(outcome.handlers.iter().map(RunHandler::ways));
+        let flows = (!ledgers.is_empty()).then(|| {
+            let cpus = outcome.cpu_count();
+            ledgers.iter().fold(Flows::default(), |sum, ledger| sum.plus(&ledger.flows(cpus)))
+        });
+        let mut report = Report::of(&outcome, flows.as_ref(), &devices, cpu_ns);
+        (report.sent, report.stopped_by) = (sent, stopped_by);
+        report.errors = outcome.errors;
+        report.errors.extend(outcome.handlers.into_iter().flat_map(RunHandler::finish));
+        if let Some(trace) = &trace {
+            report.errors.extend(trace.finish(&report.path.counters_json()));
+        }
+        report.error = report.errors.first().map(ToString::to_string);
+        Ok(report)
+    }
+}
+
+/// All queues of all devices, in order; a failure of one ends the run.
+fn take_sources(devices: &mut [Device], ending: &Ending) -> Vec<Box<dyn Source>> {
+    let sources = devices.iter_mut().flat_map(|device| device.sources.drain(..));
+    let watched =
+        sources.map(|source| Box::new(WatchedSource::new(source, ending)) as Box<dyn Source>);
+    watched.collect()
+}
+
+/// Makes room for what the plan writes.
+fn clear_outputs(plan: &Plan) -> Result<()> {
+    let directories = plan.to.iter().filter_map(|to| match to {
+        To::Pcap(directory) => Some(("to", directory.as_path())),
+        To::Count | To::Tun(_) | To::Dev(_) => None,
+    });
+    let outputs = Outputs { captures: directories.collect(), trace: plan.trace.as_ref() };
+    outputs.clear(std::iter::empty())?;
+    outputs.captures.iter().try_for_each(|(_, directory)| {
+        std::fs::create_dir_all(directory).map_err(Error::file("create", *directory))
+    })
+}

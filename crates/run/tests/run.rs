@@ -1,0 +1,205 @@
+//! Runs of sources that are there without privileges: what is reported, what ends them, and where
+//! packets go.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use forebay_buf::Pool;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_device::{Device, Rate, Via};
+use forebay_engine::Config;
+use forebay_engine::trace::TracePlan;
+use forebay_run::run::{Plan, Report, Run, StoppedBy, To};
+use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
+use forebay_rx::steer::SpreadPolicy;
+use forebay_rx::{CpuId, Source};
+use forebay_sys::cpu_list::CpuList;
+
+/// Made-up packets.
+fn frames(frames: u64) -> Box<dyn Source> {
+    let plan =
+        SyntheticPlan { frames, rate: Rate::PerSecond(2_000_000), ..SyntheticPlan::default() };
+    Box::new(SyntheticSource::new(plan, None))
+}
+
+fn endless() -> Box<dyn Source> {
+    frames(u64::MAX)
+}
+
+fn device(name: &str, sources: Vec<Box<dyn Source>>) -> Device {
+    Device::of_sources(name, Via::Tap, sources)
+}
+
+/// Two CPUs, and every packet is spread.
+fn plan() -> Plan {
+    let cpus = CpuList::new([0, 1].map(CpuId));
+    let engine = Config { rps_cpus: cpus.clone(), cpus, ..Config::live() };
+    let engine = Config { spread: SpreadPolicy::Always, ..engine };
+    Plan { check_order: true, ..Plan::new(Vec::new(), engine) }
+}
+
+/// The report of a run that keeps all promises.
+fn report(plan: Plan, devices: Vec<Device>) -> Report {
+    kept(Run::with_devices(plan, devices).unwrap().run().unwrap())
+}
+
+fn kept(report: Report) -> Report {
+    assert_eq!(report.broken_promises(), Vec::<String>::new(), "{report:?}");
+    report
+}
+
+/// A device that fails after some frames.
+struct Failing {
+    source: Box<dyn Source>,
+    polls: u32,
+}
+
+impl Source for Failing {
+    fn poll(
+        &mut self,
+        ask: Ask,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.polls += 1;
+        let polled = self.source.poll(ask, pool, burst)?;
+        if self.polls < 50 {
+            return Ok(polled);
+        }
+        Err(Box::new(forebay_sys::Error::DeviceGone { name: "f0".to_owned() }))
+    }
+}
+
+#[test]
+fn promise_2_what_comes_by_each_queue_is_told_and_adds_up() {
+    let devices =
+        vec![device("a0", vec![frames(3000), frames(2000)]), device("b0", vec![frames(1000)])];
+    let report = report(plan(), devices);
+    let queues = report.devices.iter().map(|device| {
+        let queues = device.queues.iter();
+        let queues = queues.map(|queue| (queue.rx_queue, queue.packets)).collect::<Vec<_>>();
+        (device.name.as_str(), queues)
+    });
+    let queues: Vec<_> = queues.collect();
+    assert_eq!(queues, [("a0", vec![(0, 3000), (1, 2000)]), ("b0", vec![(0, 1000)])]);
+    let path = &report.path;
+    assert_eq!((path.packets_in, report.stopped_by), (6000, StoppedBy::Sources));
+    assert_eq!(path.delivered + path.dropped_in_all(), 6000);
+    assert!(report.sent.is_empty() && report.error.is_none());
+}
+
+/// The same flows come by both queues here, at their own pace.
+#[test]
+fn promise_1_order_is_checked_for_each_queue_and_only_if_asked_for() {
+    let two = || vec![device("a0", vec![frames(20_000), frames(20_000)])];
+    let checked = report(plan(), two());
+    assert_eq!((checked.reordered, checked.order_unchecked), (Some(0), Some(0)));
+    assert_eq!(checked.flows, Some(2 * 64));
+    assert!(checked.path.per_cpu.iter().all(|cpu| cpu.flows.is_some()));
+    let unchecked = report(Plan { check_order: false, ..plan() }, two());
+    assert_eq!((unchecked.reordered, unchecked.flows), (None, None));
+    let json = serde_json::to_value(&unchecked).unwrap();
+    assert!(json.as_object().unwrap()["reordered"].is_null());
+    assert!(json["per_cpu"][0]["flows"].is_null());
+}
+
+#[test]
+fn a_device_that_fails_ends_the_run_and_what_is_in_is_delivered() {
+    let failing = Failing { source: endless(), polls: 0 };
+    let devices = vec![device("f0", vec![Box::new(failing)]), device("e0", vec![endless()])];
+    let report = report(plan(), devices);
+    assert_eq!(report.stopped_by, StoppedBy::Failure);
+    assert_eq!(report.error.as_deref(), Some("the interface f0 is gone"));
+    assert!(report.errors[0].is_refusal());
+    assert!(report.devices.iter().all(|device| device.queues[0].packets > 0));
+    assert_eq!(report.path.queued, 0);
+}
+
+#[test]
+fn a_run_ends_when_its_time_is_over_or_it_is_asked_to() {
+    let in_time = Plan { duration: Some(Duration::from_millis(50)), ..plan() };
+    let ended = report(in_time, vec![device("e0", vec![endless()])]);
+    assert_eq!(ended.stopped_by, StoppedBy::Duration);
+    let run = Run::with_devices(plan(), vec![device("e0", vec![endless()])]).unwrap();
+    let (stopper, watch) = (run.stopper(), run.watch());
+    let asker = thread::spawn(move || {
+        while watch.look().delivered < 1000 {
+            thread::yield_now();
+        }
+        stopper.stop();
+    });
+    let ended = kept(run.run().unwrap());
+    asker.join().unwrap();
+    assert_eq!(ended.stopped_by, StoppedBy::Request);
+    assert!(ended.path.delivered >= 1000);
+}
+
+#[test]
+fn promise_7_a_watch_sees_in_the_end_what_the_report_says() {
+    let run = Run::with_devices(plan(), vec![device("a0", vec![frames(5000)])]).unwrap();
+    let watch = run.watch();
+    assert_eq!(watch.look().packets_in, 0);
+    let report = kept(run.run().unwrap());
+    let seen = watch.look();
+    assert_eq!((seen.packets_in, seen.bytes_in), (5000, report.path.bytes_in));
+    assert_eq!((seen.delivered, &seen.dropped), (report.path.delivered, &report.path.dropped));
+    let by_cpu = report.path.per_cpu.iter().map(|cpu| cpu.packets);
+    assert!(seen.per_cpu.iter().map(|cpu| cpu.packets).eq(by_cpu));
+    assert!(seen.per_cpu.iter().all(|cpu| cpu.queued == 0));
+}
+
+#[test]
+fn promise_2_each_device_has_its_place_and_a_full_disk_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let captures = directory.path().join("of a");
+    let to = vec![To::Pcap(captures.clone()), To::Count];
+    let devices = || vec![device("a0", vec![frames(700)]), device("b0", vec![frames(300)])];
+    let plan_to = |to| Plan { to, ..plan() };
+    let written = report(plan_to(to), devices());
+    let [sent] = &written.sent[..] else { panic!("{:?}", written.sent) };
+    assert_eq!((sent.handed, sent.packets, sent.frames), (700, 700, 700));
+    assert_eq!(sent.to, format!("pcap:{}", captures.display()));
+    assert!(records_bytes(&captures) > 700 * 16);
+
+    // The file that a capture would be cannot be one.
+    for cpu in 0..2 {
+        std::fs::create_dir(directory.path().join(format!("cpu{cpu}.pcap"))).unwrap();
+    }
+    let refused = plan_to(vec![To::Pcap(directory.path().to_owned())]);
+    let run = Run::with_devices(refused, devices());
+    assert!(run.is_err(), "a directory in the way cannot be removed");
+
+    let unwritable = plan_to(vec![To::Pcap("/proc/self/fd".into())]);
+    let run = Run::with_devices(unwritable, devices()).unwrap();
+    let report = kept(run.run().unwrap());
+    assert_eq!((report.sent[0].packets, report.sent[0].dropped["not_written"]), (0, 1000));
+    assert!(report.error.unwrap().starts_with("cannot create /proc/self/fd/cpu"));
+}
+
+fn records_bytes(directory: &Path) -> u64 {
+    let files = std::fs::read_dir(directory).unwrap();
+    files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn a_trace_is_written_and_has_its_counters() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = TracePlan { directory: directory.path().to_owned(), parse: false };
+    let traced = Plan { trace: Some(trace), check_order: false, ..plan() };
+    let report = report(traced, vec![device("a0", vec![frames(400)])]);
+    assert_eq!(report.reordered, Some(0), "a trace checks order too");
+    let rows = std::fs::read_to_string(directory.path().join("deliver.csv")).unwrap();
+    assert_eq!(rows.lines().count() as u64, 1 + report.path.delivered);
+    let counters = std::fs::read_to_string(directory.path().join("counters.json")).unwrap();
+    assert!(counters.contains("\"rx_frames\":400"), "{counters}");
+}
+
+#[test]
+fn places_that_do_not_fit_the_devices_are_refused() {
+    let to = vec![To::Count, To::Count];
+    let refused = Run::with_devices(Plan { to, ..plan() }, vec![device("a0", vec![frames(1)])]);
+    let error = refused.err().unwrap();
+    assert!(!error.is_refusal() && error.to_string().contains("one for each of 1 devices"));
+}
