@@ -57,7 +57,8 @@ lint() {
 
 # The storeys, lowest first: a crate may use those before it.
 layers() {
-    local order="forebay-buf forebay-rx forebay-stack forebay forebay-sim forebay-cli" below="" crate used
+    local order="forebay-buf forebay-rx forebay-sys forebay-device forebay-stack forebay-engine forebay-control
+        forebay-run forebay forebay-sim forebay-cli" below="" crate used
     for crate in $order; do
         for used in $(cargo tree --locked --package "$crate" --depth 1 --edges normal --prefix none |
             tail -n +2 | cut -d ' ' -f 1); do

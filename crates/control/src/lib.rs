@@ -4,6 +4,7 @@ pub mod live; //     whoever changes a running engine
 pub mod tree; //     the same as files, at the kernel's places
 mod files; //       what they say and take
 mod stats; //       what is counted
+#[cfg(feature = "mount")]
 pub mod mount; //   the files in a directory, for shells and scripts
 pub mod flow; //    flows as people write them
 pub mod explain; // where a flow is, and why, in words
@@ -22,6 +23,7 @@ pub use config_file::ConfigFile;
 pub use explain::Explanation;
 pub use flow::FlowName;
 pub use live::Control;
+#[cfg(feature = "mount")]
 pub use mount::Mount;
 pub use socket::ControlSocket;
 pub use tree::{Entry, EntryKind};

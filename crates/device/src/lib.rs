@@ -1,30 +1,48 @@
 //! Devices: where frames come from.
+#![cfg_attr(
+    not(all(feature = "af-xdp", feature = "capture", feature = "tun", feature = "vhost-user")),
+    allow(dead_code, reason = "some of what devices share is used by few of them")
+)]
 
+#[cfg(feature = "capture")]
 pub mod pcap; //      capture files
 pub mod synthetic; // made-up flows
 mod pace; //          when a recorded or made-up frame is due
 
-pub mod live; //      interfaces: how one is named, opened and counted
+pub mod config; //    a device to be opened: its name, its way, its options
+pub mod open; //      an open one: its queues, and the ways into it
+pub mod stats; //     what is counted and found out about it
 pub mod take; //      which packets are taken from the kernel
+#[cfg(feature = "af-xdp")]
 pub mod af_xdp; //    straight into packet memory
 pub mod af_packet; // copies of what any interface sees
+#[cfg(feature = "tun")]
 pub mod tun; //       the kernel's stack on the other side
+#[cfg(feature = "vhost-user")]
 pub mod virtio; //    a device that another process is, over vhost-user
 pub mod sink; //      the way out of a device
+#[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
 mod egress; //        from any CPU to the one that drives a device queue, in order
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
+pub use config::{DeviceConfig, Via, XdpMode, XdpOptions};
+#[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
 pub use egress::EgressSink;
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};
 pub use forebay_sys::xdp::CopyMode;
-pub use live::{Device, DeviceConfig, Facts, KernelCounts, RxBuffers, Via, XdpMode, XdpOptions};
+pub use open::Device;
 pub use pace::Rate;
+pub use stats::{Facts, KernelCounts, RxBuffers};
+#[cfg(feature = "tun")]
 pub use tun::TunDevice;
+
+/// Captured bytes of a record at most, as in tcpdump and Wireshark.
+pub const MAX_RECORD_BYTES: u32 = 262_144;
 
 /// Progress that a source tells while it runs.
 #[derive(Debug, Default)]

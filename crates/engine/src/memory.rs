@@ -3,7 +3,7 @@
 use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, LOT_FRAMES, MIN_CHUNK_BYTES, carve, region_bytes};
-use forebay_device::pcap::MAX_RECORD_BYTES;
+use forebay_device::MAX_RECORD_BYTES;
 use forebay_rx::Source;
 use forebay_rx::arrive::{FrameNeeds, HEAD_CHUNK_BYTES};
 use forebay_rx::intake::DEV_WEIGHT;

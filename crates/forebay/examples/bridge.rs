@@ -5,18 +5,14 @@
 
 use std::error::Error;
 
-use forebay_device::sink::Sink;
-use forebay_device::{Device, DeviceConfig, Via};
-use forebay_engine::{Config, Engine};
-use forebay_rx::Handler;
-use forebay_rx::delivery::Batch;
+use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Sink, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 
 /// One CPU's ways out, by the queue that packets came from.
 struct Bridge {
     across: [Box<dyn Sink>; 2],
-    failed: Option<forebay_sys::Error>,
+    failed: Option<forebay::Error>,
 }
 
 impl Handler for Bridge {
@@ -40,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let across = [devices[1].sink()?, devices[0].sink()?];
         Ok(Bridge { across, failed: None })
     });
-    let mut bridges = bridges.collect::<forebay_sys::Result<Vec<_>>>()?.into_iter();
+    let mut bridges = bridges.collect::<forebay::Result<Vec<_>>>()?.into_iter();
     let engine = Engine::over(&config, &mut devices, |_cpu| bridges.next().expect("one a CPU"))?;
     let (stopper, mut signals) = (engine.stopper(), Signals::new([SIGINT])?);
     std::thread::spawn(move || signals.forever().take(1).for_each(|_| stopper.stop()));

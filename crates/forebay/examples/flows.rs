@@ -4,10 +4,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::net::IpAddr;
 
-use forebay_device::{Device, DeviceConfig, Via};
-use forebay_engine::{Config, Engine};
-use forebay_rx::Handler;
-use forebay_rx::delivery::Batch;
+use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 

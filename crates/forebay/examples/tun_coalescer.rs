@@ -6,12 +6,9 @@
 
 use std::error::Error;
 
-use forebay_device::sink::Sink;
-use forebay_device::{Device, DeviceConfig, TunDevice, Via};
-use forebay_engine::knobs::Coalesce;
-use forebay_engine::{Config, Engine};
-use forebay_rx::Handler;
-use forebay_rx::delivery::Batch;
+use forebay::{
+    Batch, Coalesce, Config, Device, DeviceConfig, Engine, Handler, Sink, TunDevice, Via,
+};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 

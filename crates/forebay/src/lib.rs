@@ -1,30 +1,25 @@
-//! Forebay: a modern kernel's receive path, in user space.
+//! A modern kernel's receive path, in user space: packets come from one receive queue, and are
+//! delivered on every core, in order, where the application runs.
 //!
-//! Packets come from one receive queue and are delivered on every core, in order. The path itself
-//! is in `forebay-rx`, its memory in `forebay-buf`; this crate is where they meet Linux.
+//! # A handler
 //!
 //! A program opens a device, says what is to be done with batches of packets, and runs an engine
-//! over it: one thread for each CPU, packets of one flow always in order, wherever they go.
+//! over it: one thread for each CPU, the packets of one flow always in order, whichever CPU they go
+//! to. [`Control`] changes it while it runs, in the kernel's words.
 //!
 //! ```no_run
-//! use forebay_rx::delivery::Batch;
-//! use forebay_engine::{Config, Engine};
-//! use forebay_rx::Handler;
-//! use forebay_device::{Device, DeviceConfig, Via};
+//! use forebay::{Batch, Config, Control, Device, DeviceConfig, Engine, Handler, Via};
 //!
-//! /// Counts what one CPU gets.
 //! #[derive(Default)]
-//! struct Count {
-//!     packets: u64,
-//! }
+//! struct Count(u64);
 //!
 //! impl Handler for Count {
 //!     fn handle(&mut self, batch: &mut Batch<'_>) {
-//!         self.packets += batch.packets.len() as u64;
+//!         self.0 += batch.packets.len() as u64;
 //!     }
 //! }
 //!
-//! # fn main() -> forebay_sys::Result<()> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Device::open(&DeviceConfig::new("veth0", Via::AfPacket))?;
 //! let engine = Engine::over(&Config::live(), &mut [device], |_cpu| Count::default())?;
 //! let (control, stopper) = (Control::of(&engine), engine.stopper());
@@ -36,51 +31,139 @@
 //! });
 //! let outcome = engine.run()?;
 //! for (cpu, count) in outcome.cpus.iter().zip(&outcome.handlers) {
-//!     println!("CPU {}: {} packets", cpu.cpu, count.packets);
+//!     println!("CPU {}: {} packets", cpu.cpu, count.0);
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The same over made-up traffic runs anywhere:
+//! # A UDP server
+//!
+//! [`net`] lays sockets over devices. Here each CPU answers what it took in, on its own thread.
+//!
+//! ```no_run
+//! use forebay::net::{Datagrams, Net, NetConfig};
+//! use forebay::{Config, Device, DeviceConfig, Via};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut config = DeviceConfig::new("eth1", Via::AfPacket);
+//! config.take = "udp:7".parse()?; // the rest stays with the kernel
+//! let device = Device::open(&config)?;
+//! let (net, engine) = Net::over(&Config::live(), &NetConfig::default(), &mut [device])?;
+//! let bind = |&cpu| Ok((cpu, net.socket().reuse_port_on(cpu).bind("0.0.0.0:7")?));
+//! let sockets = net.cpus().iter().map(bind).collect::<std::io::Result<Vec<_>>>()?;
+//! engine.run_with(move |cpu| {
+//!     let here = cpu.cpu();
+//!     let Some((_, socket)) = sockets.iter().find(|(of, _)| *of == here) else { return };
+//!     let mut batch = Datagrams::new();
+//!     while socket.recv_batch_on(cpu, &mut batch, 64) > 0 {
+//!         for datagram in &mut batch {
+//!             let heard = datagram.payload().to_vec();
+//!             datagram.reply(&heard).ok();
+//!         }
+//!         socket.send_replies(&mut batch).ok();
+//!     }
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A bridge
+//!
+//! A [`Sink`] is the way out of a device. What comes in by one goes out by the other, spread over
+//! all CPUs in between.
+//!
+//! ```no_run
+//! use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Result, Sink, Via};
+//!
+//! struct Bridge([Box<dyn Sink>; 2]);
+//!
+//! impl Handler for Bridge {
+//!     fn handle(&mut self, batch: &mut Batch<'_>) {
+//!         let across = &mut self.0[usize::from(batch.rx_queue.0)];
+//!         across.send(batch.packets).ok(); // a device that is gone ends the run
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! let open = |name| {
+//!     Device::open(&DeviceConfig { promiscuous: true, ..DeviceConfig::new(name, Via::AfPacket) })
+//! };
+//! let mut devices = [open("veth0")?, open("veth1")?];
+//! let config = Config::live();
+//! let bridge = |_| Ok(Bridge([devices[1].sink()?, devices[0].sink()?]));
+//! let mut bridges = config.cpus.cpus().iter().map(bridge).collect::<Result<Vec<_>>>()?;
+//! let engine = Engine::over(&config, &mut devices, |_cpu| bridges.pop().expect("one a CPU"))?;
+//! engine.run()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Without a device
+//!
+//! Made-up traffic runs anywhere, without privileges:
 //!
 //! ```
-//! # use forebay_rx::delivery::Batch;
-//! # use forebay_engine::{Config, Engine};
-//! # use forebay_rx::Handler;
-//! use crate::clock::Clock;
-//! use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+//! # use forebay::{Batch, Config, Control, Engine, Handler, WhenFull};
+//! use forebay::{Clock, SyntheticPlan, SyntheticSource};
 //!
 //! # #[derive(Default)]
-//! # struct Count { packets: u64 }
+//! # struct Count(u64);
 //! # impl Handler for Count {
-//! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.packets += batch.packets.len() as u64; }
+//! #     fn handle(&mut self, batch: &mut Batch<'_>) { self.0 += batch.packets.len() as u64; }
 //! # }
-//! # fn main() -> forebay_sys::Result<()> {
-//! let config = Config { when_full: forebay_engine::WhenFull::Wait, ..Config::live() };
+//! # fn main() -> forebay::Result<()> {
+//! let config = Config { when_full: WhenFull::Wait, ..Config::live() };
 //! let traffic = SyntheticSource::new(SyntheticPlan { frames: 10_000, ..Default::default() }, None);
 //! let engine =
 //!     Engine::build(&config, vec![Box::new(traffic)], Clock::machine(), |_| Count::default())?;
 //! assert_eq!(Control::of(&engine).knob("netdev_max_backlog").as_deref(), Ok("1000"));
 //! Control::of(&engine).set("netdev_max_backlog", "300").unwrap();
 //! let outcome = engine.run()?;
-//! assert_eq!(outcome.handlers.iter().map(|count| count.packets).sum::<u64>(), 10_000);
+//! assert_eq!(outcome.handlers.iter().map(|count| count.0).sum::<u64>(), 10_000);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! `examples/` has a counter of packets per flow, a bridge between two interfaces, and a coalescer
-//! before a TUN.
+//! # Features
+//!
+//! | feature | what it builds |
+//! |---|---|
+//! | `af-xdp` | `Via::AfXdp`: straight into packet memory |
+//! | `tun` | `Via::Tap` and `Via::Tun` |
+//! | `vhost-user` | `Via::VhostUser`: a virtio device that another process is |
+//! | `control-mount` | [`Mount`]: the knobs as files, by FUSE |
+//!
+//! All are on by default. `AF_PACKET`, made-up traffic and sockets need none.
+//!
+//! The crates below this one (`forebay-rx`, `forebay-stack`, …) are public because their types
+//! are seen from here; what is not re-exported here may change with any version.
 
-pub mod net; //     UDP sockets
+#![forbid(unsafe_code)]
 
-pub use forebay_control as control;
-pub use forebay_control::Control;
-pub use forebay_device as device;
+pub mod net; // UDP sockets
+
+pub use forebay_buf::{Frame, Pool};
+#[cfg(feature = "control-mount")]
+pub use forebay_control::Mount;
+pub use forebay_control::{
+    ConfigFile, Control, ControlClient, ControlSocket, Explanation, FlowName,
+};
+#[cfg(feature = "tun")]
+pub use forebay_device::TunDevice;
+pub use forebay_device::config::virtio::VirtioOptions;
 pub use forebay_device::sink::Sink;
-pub use forebay_device::{Device, DeviceConfig, Via};
-pub use forebay_engine as engine;
-pub use forebay_engine::{Config, Engine, Outcome, Stopper};
+pub use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+pub use forebay_device::take::Take;
+pub use forebay_device::{CopyMode, Device, DeviceConfig, Via, XdpMode, XdpOptions};
+pub use forebay_engine::knobs::Coalesce;
+pub use forebay_engine::{Config, CpuOutcome, CpuThread, Engine, Outcome, Stopper, WhenFull};
 pub use forebay_rx::delivery::Batch;
+pub use forebay_rx::hash::FlowHash;
+pub use forebay_rx::parse::{Verify, View};
 pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};
-pub use forebay_sys::{Error, Result, clock};
+pub use forebay_sys::clock::Clock;
+pub use forebay_sys::cpu_list::CpuList;
+pub use forebay_sys::errno::Errno;
+pub use forebay_sys::refused::Refused;
+pub use forebay_sys::{Error, Result};

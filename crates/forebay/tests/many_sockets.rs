@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, thread};
 
-use forebay::net::{Net, NetConfig, SOCKETS_MAX};
+use forebay::net::{Net, NetConfig};
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial_inside;
 use libtest_mimic::Arguments;
@@ -77,10 +77,10 @@ fn all() {
         || [OURS_V6, OURS].into_iter().flat_map(|own| (1..=u16::MAX).map(move |port| (own, port)));
     let mut sockets: Vec<_> = places().map(|place| net.bind(place).unwrap()).collect();
     let group = || net.socket().reuse_port().bind("239.0.0.1:7");
-    sockets.extend((sockets.len()..SOCKETS_MAX).map(|_| group().unwrap()));
+    sockets.extend((sockets.len()..Net::SOCKETS_MAX).map(|_| group().unwrap()));
     let refused = group().unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(nix::libc::EMFILE));
-    let each = (resident_kib() - before) * 1024 / SOCKETS_MAX as u64;
+    let each = (resident_kib() - before) * 1024 / Net::SOCKETS_MAX as u64;
     assert!(each <= SOCKET_BYTES, "{each} bytes each");
     for socket in sockets.iter().take(2 * usize::from(u16::MAX)).step_by(997) {
         let client = client(socket.local_addr());

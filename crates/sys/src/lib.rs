@@ -4,7 +4,9 @@ mod cpus; //          which there are, and who runs where for how long
 mod memory; //        for packets
 mod event; //         what wakes a thread that sleeps on descriptors
 pub mod readiness; // a descriptor that tells whether one may read, and write
+#[cfg(feature = "vhost-user")]
 mod peer_event; //    the same, shared with another process
+#[cfg(feature = "vhost-user")]
 mod aio; //           and signalled without waiting for that one
 
 pub mod interface; // network interfaces, in the namespace of the calling thread
@@ -22,6 +24,7 @@ pub mod tun; //       TUN and TAP
 mod user; //          who runs this process
 pub mod privilege; // what a device takes, and letting go of it
 pub mod xdp; //       sockets that receive into frames and send from them
+#[cfg(feature = "vhost-user")]
 pub mod virtio; //    rings and memory that a device in another process reads and writes
 
 pub mod errno; //     the kernel's names for what is refused
@@ -37,6 +40,7 @@ pub mod error; //     what can go wrong, where, and what to do
 use std::io;
 use std::path::Path;
 
+#[cfg(feature = "vhost-user")]
 pub use aio::Signaller;
 pub use cpus::{
     allowed_cpus, ask_to_be_woken_promptly, current_cpu, make_timers_precise, pin_to, preemptions,
@@ -45,6 +49,7 @@ pub use cpus::{
 pub use error::{Error, Result};
 pub use event::Event;
 pub use memory::{available_memory_bytes, map_packet_memory};
+#[cfg(feature = "vhost-user")]
 pub use peer_event::PeerEvent;
 use rustix::mount::{self, UnmountFlags};
 pub use user::{User, may_make_files_in, user};

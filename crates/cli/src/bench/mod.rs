@@ -95,7 +95,7 @@ pub(crate) struct BenchArgs {
     work_ns: u32,
 
     /// udp: what the socket may hold, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = forebay::net::RMEM_DEFAULT)]
+    #[arg(long, value_name = "BYTES", default_value_t = forebay::net::NetConfig::RMEM_DEFAULT)]
     rcvbuf: u32,
 
     /// pool: write and read packet bytes too; virtio: read the first ones

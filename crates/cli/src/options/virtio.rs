@@ -1,7 +1,7 @@
 //! How a vhost-user back end is reached, and what buffers it gets.
 
 use clap::Args;
-use forebay_device::virtio::{
+use forebay_device::config::virtio::{
     BufferPolicy, QUEUE_SIZE_DEFAULT, RX_BUFFER_MAX_BYTES_DEFAULT, Role, VirtioOptions,
 };
 

@@ -1,6 +1,6 @@
 //! From the command line to the devices of a run.
 
-use forebay_device::virtio::VirtioOptions;
+use forebay_device::config::virtio::VirtioOptions;
 use forebay_device::{DeviceConfig, Via, XdpOptions};
 use forebay_rx::parse::Verify;
 use forebay_sys::Error;

@@ -20,7 +20,8 @@ use source::QueueConfig;
 pub use source::XdpSource;
 
 use super::egress::{Egress, EgressSink};
-use super::live::{DeviceConfig, Facts, XdpMode};
+use crate::config::{DeviceConfig, XdpMode};
+use crate::stats::Facts;
 
 /// The largest MTU whose frames come in one piece: what veth allows a program that takes no pieces,
 /// and a page holds.

@@ -26,7 +26,7 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
-pub use reader::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES, Reader, Record};
+pub use reader::{MAX_BLOCK_BYTES, Reader, Record};
 pub use tally::Damage;
 
 use super::pace::{Pace, Rate};

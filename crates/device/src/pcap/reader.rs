@@ -16,9 +16,7 @@ use super::interface::Interface;
 use super::link::{Begin, EthernetHeader, LinkType, READ};
 use super::tally::{Damage, Tally};
 use super::window::{GZIP_MAGIC, Window};
-
-/// The most that a record may hold, as in tcpdump and Wireshark.
-pub const MAX_RECORD_BYTES: u32 = 262_144;
+use crate::MAX_RECORD_BYTES;
 
 /// The most that a pcapng block may hold, as in Wireshark.
 pub const MAX_BLOCK_BYTES: u32 = 16 << 20;

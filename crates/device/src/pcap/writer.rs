@@ -9,7 +9,7 @@ use forebay_rx::Packet;
 use forebay_rx::parse::Link;
 use forebay_sys::error::Error;
 
-use super::reader::MAX_RECORD_BYTES;
+use crate::MAX_RECORD_BYTES;
 use crate::sink::Sent;
 
 /// The link types of what is written (tcpdump.org/linktypes.html).

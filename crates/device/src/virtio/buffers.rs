@@ -7,8 +7,8 @@ use forebay_buf::{PageFrag, PageFragCache};
 use forebay_sys::virtio::{BufferId, Descriptor, Direction, Virtqueue};
 
 use super::average::Average;
-use super::options::{BufferPolicy, VirtioOptions};
 use crate::RxBuffers;
+use crate::config::virtio::{BufferPolicy, VirtioOptions};
 
 /// A frame of an ordinary network with a VLAN tag, without the checksum at its end: the kernel's
 /// `GOOD_PACKET_LEN` (VIO-3).

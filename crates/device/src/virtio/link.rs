@@ -18,9 +18,9 @@ use super::ends::{Ends, Kind, Reason};
 use super::features::Wishes;
 use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
 use super::meet::{Meeting, is_absence};
-use super::options::Role;
 use super::port::{Port, Session, Shut, Switchboard, Wish};
 use crate::Facts;
+use crate::config::virtio::Role;
 
 /// Time that a back end may take to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ use forebay_sys::private_listener::{PrivateListener, address_of};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::options::Role;
+use crate::config::virtio::Role;
 
 /// Name of the socket in errors.
 const WHAT: &str = "the vhost-user socket";

@@ -8,8 +8,8 @@ use forebay_sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtq
 use super::buffers::{Sizing, pitch_bytes};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace};
 use super::header::HEADER_BYTES;
-use super::options::VirtioOptions;
 use super::transmit::SLOT_BYTES;
+use crate::config::virtio::VirtioOptions;
 
 /// Memory beyond what the device has in its rings, for packets on their way through the engine, of
 /// one queue: when three quarters of all are away, packets are copied.
@@ -165,7 +165,7 @@ fn control_ring_bytes() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::virtio::BufferPolicy;
+    use crate::config::virtio::BufferPolicy;
 
     #[test]
     fn the_parts_of_all_pairs_lie_one_behind_the_other_in_the_memory() {

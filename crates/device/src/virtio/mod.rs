@@ -10,7 +10,6 @@
 //! receive buffers and what is to be sent. All that the driver goes by is private: which buffers the
 //! device has, where they are, how long; and what is parsed was copied in before.
 
-mod options; //  how a back end is reached, and what is asked of it
 mod memory; //   what is shared with it
 mod meet; //     the socket that it is reached by
 mod front; //    what is said there
@@ -38,10 +37,6 @@ pub use average::Average;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::virtio::{Layout, SharedMemory};
 pub use link::QUEUE_PAIRS_MAX;
-pub use options::{
-    BufferPolicy, QUEUE_SIZE_DEFAULT, QUEUE_SIZE_MAX, QUEUE_SIZE_MIN, RX_BUFFER_MAX_BYTES_DEFAULT,
-    Role, VirtioOptions,
-};
 pub use source::VirtioSource;
 
 use self::buffers::{Buffers, Sizing};
@@ -53,6 +48,7 @@ use self::receive::{COUNTS, Receiver};
 use self::transmit::Transmit;
 use super::egress::{Egress, EgressSink};
 use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
+use crate::config::virtio::VirtioOptions;
 
 /// A device, and the link to whoever plays it.
 pub struct VirtioDevice {

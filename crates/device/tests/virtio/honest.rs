@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_device::virtio::BufferPolicy;
+use forebay_device::config::virtio::BufferPolicy;
 use forebay_rx::parse::Checksum;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::{

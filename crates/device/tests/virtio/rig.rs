@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use forebay_device::config::virtio::{Role, VirtioOptions};
 use forebay_device::sink::Sink;
-use forebay_device::virtio::{Role, VirtioOptions};
 use forebay_device::{Device, DeviceConfig, Facts, KernelCounts, Via};
 use forebay_engine::{Config, Engine, Outcome, Stopper};
 use forebay_rx::delivery::Batch;

@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay::net::{Datagrams, Net, NetStack, UdpSocket};
-use forebay_engine::CpuThread;
-use forebay_rx::CpuId;
+use forebay::{CpuId, CpuThread};
 
 use crate::answer::{PAYLOAD_MAX_BYTES, answer};
 use crate::prepared::Zone;

@@ -5,11 +5,8 @@ use std::net::IpAddr;
 use std::thread;
 
 use clap::Args;
-use forebay::net::{Addresses, NetConfig, NetStack, NetworkDrop, parse_prefix};
-use forebay_device::{Device, DeviceConfig, Via};
-use forebay_engine::{Config, Outcome, Stopper};
-use forebay_rx::DropReason;
-use forebay_sys::cpu_list::CpuList;
+use forebay::net::{Addresses, NetConfig, NetStack, NetworkDrop};
+use forebay::{Config, CpuList, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -26,7 +23,7 @@ pub(crate) struct From {
     via: Via,
 
     /// Who we are behind a TAP or TUN, or on a vhost-user device, as in 10.0.0.2/24; repeatable
-    #[arg(long = "address", value_name = "PREFIX", value_parser = parse_prefix)]
+    #[arg(long = "address", value_name = "PREFIX", value_parser = Addresses::parse_prefix)]
     addresses: Vec<(IpAddr, u8)>,
 
     /// CPUs that take part, a thread each: the first ones that this process may use [default: all]

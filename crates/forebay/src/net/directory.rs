@@ -9,7 +9,7 @@ use forebay_stack::ingress::Sockets;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::Hub;
 
-use super::SOCKETS_MAX;
+use super::shared::SOCKETS_MAX;
 
 /// Sockets whose places are made at once.
 const SHELF: usize = 256;

@@ -30,24 +30,26 @@ pub enum Addresses {
     },
 }
 
+impl Addresses {
+    /// Reads `10.0.0.2/24`; without the bits, a network of one.
+    ///
+    /// # Errors
+    /// When it is no address, or has more bits than there are: says so.
+    pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
+        let wrong = || format!("{text:?} is no address: give one as 10.0.0.2/24 or fd00::2/64");
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| wrong()))?;
+        if bits > most { Err(wrong()) } else { Ok((address, bits)) }
+    }
+}
+
 /// Default MTU of devices.
 const ETHERNET_MTU: u32 = 1500;
-
-/// Reads `10.0.0.2/24`; without the bits, a network of one.
-///
-/// # Errors
-/// When it is no address, or has more bits than there are: says so.
-pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
-    let wrong = || format!("{text:?} is no address: give one as 10.0.0.2/24 or fd00::2/64");
-    let (address, bits) = match text.split_once('/') {
-        Some((address, bits)) => (address, Some(bits)),
-        None => (text, None),
-    };
-    let address: IpAddr = address.parse().map_err(|_| wrong())?;
-    let most = if address.is_ipv4() { 32 } else { 128 };
-    let bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| wrong()))?;
-    if bits > most { Err(wrong()) } else { Ok((address, bits)) }
-}
 
 /// The device of each rx queue.
 pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {

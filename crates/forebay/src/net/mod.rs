@@ -77,21 +77,13 @@ use forebay_stack::socket::policy::{Relief, ReliefCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
-pub use identities::{Addresses, parse_prefix};
+pub use identities::Addresses;
 use neighbours::Neighbours;
-pub use shared::SOCKETS_MAX;
 use shared::{NetDevice, Parts, Shared};
 pub use stack::NetStack;
 use transmit::Transmitter;
 pub use udp::{SocketCounts, UdpSocket};
 use wake::Wake;
-
-/// Packet memory that a socket may hold by default, in bytes: what the kernel's
-/// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
-pub const RMEM_DEFAULT: u32 = 3 * 212_992;
-
-/// The most that a socket may be given.
-pub const RMEM_MAX: u32 = 64 << 20;
 
 /// Configuration of the socket layer.
 #[derive(Clone, Debug)]
@@ -114,12 +106,21 @@ pub struct NetConfig {
     pub copy_cache_bytes: Option<u64>,
 }
 
+impl NetConfig {
+    /// Packet memory that a socket may hold by default, in bytes: what the kernel's
+    /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
+    pub const RMEM_DEFAULT: u32 = 3 * 212_992;
+
+    /// Packet memory that a socket may be given at most by default, in bytes.
+    pub const RMEM_MAX: u32 = 64 << 20;
+}
+
 impl Default for NetConfig {
     fn default() -> Self {
         Self {
             addresses: Vec::new(),
-            rmem_default: RMEM_DEFAULT,
-            rmem_max: RMEM_MAX,
+            rmem_default: Self::RMEM_DEFAULT,
+            rmem_max: Self::RMEM_MAX,
             policy: BufferPolicy::default(),
             kept_frames: 8192,
             send_frames: 1024,
@@ -139,6 +140,9 @@ pub struct NetEngine {
 }
 
 impl Net {
+    /// Sockets that there may be at once.
+    pub const SOCKETS_MAX: usize = shared::SOCKETS_MAX;
+
     /// Lays sockets over devices: an engine, and where to bind.
     ///
     /// # Errors

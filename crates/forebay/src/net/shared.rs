@@ -24,8 +24,8 @@ use super::transmit::Transmitter;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
 
-/// The most sockets that there are at once.
-pub const SOCKETS_MAX: usize = 1 << 17;
+/// Sockets that there may be at once.
+pub(super) const SOCKETS_MAX: usize = 1 << 17;
 
 /// Slots that each CPU's ring to a socket begins with.
 const SLOTS: u32 = 32;

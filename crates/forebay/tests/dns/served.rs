@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use forebay::net::{Addresses, Net, NetConfig, parse_prefix};
+use forebay::net::{Addresses, Net, NetConfig};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::Config;
 use forebay_testkit::namespaces::ip;
@@ -25,7 +25,7 @@ pub(crate) fn over_a_tap() {
     ip("addr add 10.9.0.1/24 dev dns");
     ip("link set dns up");
     ip("neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev dns nud permanent");
-    let own = vec![parse_prefix("10.9.0.2/24").unwrap()];
+    let own = vec![Addresses::parse_prefix("10.9.0.2/24").unwrap()];
     let addresses = vec![Addresses::Own { mac: Some([2, 0, 0, 0, 0, 2]), addresses: own }];
     let config = Config::live();
     let (net, engine) =

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay::net::{Addresses, Net, NetConfig, NetEngine, NetStack, parse_prefix};
+use forebay::net::{Addresses, Net, NetConfig, NetEngine, NetStack};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::{Config, CpuThread, Outcome, Stopper};
 use forebay_testkit::namespaces::ip;
@@ -35,7 +35,7 @@ pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, Net
     ip("link set skt up");
     let own = [OURS, OURS_V6].map(|address| {
         let bits = if address == OURS { 24 } else { 64 };
-        parse_prefix(&format!("{address}/{bits}")).unwrap()
+        Addresses::parse_prefix(&format!("{address}/{bits}")).unwrap()
     });
     let own = Addresses::Own { mac: Some([2, 0, 0, 0, 0, 2]), addresses: own.to_vec() };
     let net = NetConfig { addresses: vec![own], ..config.clone() };

@@ -1,6 +1,7 @@
 //! Captures that are none, or are damaged: refused, or read as far as they can be.
 
-use forebay_device::pcap::{MAX_BLOCK_BYTES, MAX_RECORD_BYTES};
+use forebay_device::MAX_RECORD_BYTES;
+use forebay_device::pcap::MAX_BLOCK_BYTES;
 
 use super::*;
 use crate::bytes::{Order, block, enhanced, gzip, interface, pcap, record, section, simple};

@@ -4,9 +4,9 @@ use std::fs;
 use std::num::NonZeroU16;
 use std::path::Path;
 
-use forebay_device::Rate;
-use forebay_device::pcap::{Capture, MAX_BLOCK_BYTES, MAX_RECORD_BYTES, ReplayPlan};
+use forebay_device::pcap::{Capture, MAX_BLOCK_BYTES, ReplayPlan};
 use forebay_device::synthetic::stamped_udp;
+use forebay_device::{MAX_RECORD_BYTES, Rate};
 use forebay_run::replay::{Input, Mode, Plan, Replay};
 use forebay_rx::CpuId;
 use forebay_sys::cpu_list::CpuList;

@@ -14,8 +14,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MTU;
 
 use super::super::front::PairRings;
 use super::super::memory::MemoryPlan;
-use super::super::options::VirtioOptions;
 use super::*;
+use crate::config::virtio::VirtioOptions;
 
 mod back_end;
 

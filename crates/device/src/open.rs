@@ -1,0 +1,245 @@
+//! An open device: its queues, and the ways into it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use forebay_rx::Source;
+use forebay_sys::error::Result;
+use forebay_sys::interface::Interface;
+use forebay_sys::privilege;
+
+use crate::af_packet::{self, PacketOptions, PacketSink};
+#[cfg(feature = "af-xdp")]
+use crate::af_xdp::{Opened, XdpDevice};
+use crate::config::{DeviceConfig, Via};
+use crate::sink::Sink;
+use crate::stats::{Facts, KernelCounts, RxBuffers};
+#[cfg(feature = "af-xdp")]
+use crate::take::Take;
+#[cfg(feature = "tun")]
+use crate::tun::{TunDevice, TunKind};
+#[cfg(feature = "vhost-user")]
+use crate::virtio::VirtioDevice;
+
+/// An open device.
+pub struct Device {
+    /// The interface's name; of a vhost-user device, the path of its socket.
+    pub name: String,
+    /// Way in which it was opened.
+    pub via: Via,
+    /// One for each queue: what an engine polls.
+    pub sources: Vec<Box<dyn Source>>,
+    /// Counters of the kernel, or of our driver, for each queue.
+    pub counts: Vec<Arc<KernelCounts>>,
+    /// Receive buffers of each queue of a virtio device; any other device has none.
+    pub rx_buffers: Vec<Arc<RxBuffers>>,
+    /// Facts found out about it, for reports.
+    pub facts: Facts,
+    /// None for frames from elsewhere.
+    way_out: Option<WayOut>,
+    /// True if the kernel has the interface too, and hears nothing of what comes by it.
+    takes_all: bool,
+}
+
+/// Parts that sinks are made of.
+enum WayOut {
+    #[cfg(feature = "af-xdp")]
+    Xdp(XdpDevice),
+    Packet(Interface),
+    #[cfg(feature = "tun")]
+    Tun(TunDevice),
+    #[cfg(feature = "vhost-user")]
+    Virtio(VirtioDevice),
+}
+
+impl Device {
+    /// Opens a device, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When there is none of that name, this process may not, or the kernel cannot.
+    pub fn open(config: &DeviceConfig) -> Result<Self> {
+        match config.via {
+            Via::AfPacket => Self::open_af_packet(config),
+            #[cfg(feature = "af-xdp")]
+            Via::AfXdp => Self::open_af_xdp(config),
+            #[cfg(feature = "tun")]
+            Via::Tap => Self::open_tun(config, TunKind::Tap),
+            #[cfg(feature = "tun")]
+            Via::Tun => Self::open_tun(config, TunKind::Tun),
+            #[cfg(feature = "vhost-user")]
+            Via::VhostUser => Self::open_vhost_user(config),
+            #[cfg(not(all(feature = "af-xdp", feature = "tun", feature = "vhost-user")))]
+            via => Err(not_built_in(via)),
+        }
+    }
+
+    /// Frames from elsewhere, in place of those of a device: a queue for each source.
+    #[must_use]
+    pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
+        let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
+        let name = name.to_owned();
+        let (rx_buffers, facts) = (Vec::new(), Facts::default());
+        Self { name, via, sources, counts, rx_buffers, facts, way_out: None, takes_all: false }
+    }
+
+    /// True if this is the device that somebody calls so: by its name, or as on the command line
+    /// with how it is opened in front, as in `vhost-user:/run/switch.sock`.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        let opened_so = name.strip_prefix(self.via.name()).and_then(|name| name.strip_prefix(':'));
+        self.name == name || opened_so == Some(&self.name)
+    }
+
+    /// The interface that it is, looked up now; none if it is no interface.
+    pub fn interface(&self) -> Option<Result<Interface>> {
+        self.via.is_interface().then(|| Interface::named(&self.name))
+    }
+
+    /// True if it takes from the kernel all that comes by an interface, ARP too.
+    pub fn takes_all(&self) -> bool {
+        self.takes_all
+    }
+
+    /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
+    /// TAP or TUN, reaches the kernel's stack.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn sink(&self) -> Result<Box<dyn Sink>> {
+        Ok(match &self.way_out {
+            #[cfg(feature = "af-xdp")]
+            Some(WayOut::Xdp(device)) => Box::new(device.sink()),
+            Some(WayOut::Packet(interface)) => Box::new(PacketSink::open(interface)?),
+            #[cfg(feature = "tun")]
+            Some(WayOut::Tun(device)) => Box::new(device.sink()),
+            #[cfg(feature = "vhost-user")]
+            Some(WayOut::Virtio(device)) => Box::new(device.sink()),
+            None => Box::new(PacketSink::open(&Interface::named(&self.name)?)?),
+        })
+    }
+
+    #[cfg(feature = "af-xdp")]
+    fn open_af_xdp(config: &DeviceConfig) -> Result<Self> {
+        let interface = Interface::named(&config.name)?;
+        privilege::for_af_xdp(&config.name)?;
+        let (device, sources) = XdpDevice::open(&interface, config, Opened::Both)?;
+        let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts,
+            rx_buffers: Vec::new(),
+            facts: device.facts().clone(),
+            way_out: Some(WayOut::Xdp(device)),
+            takes_all: config.take == Take::All,
+        })
+    }
+
+    fn open_af_packet(config: &DeviceConfig) -> Result<Self> {
+        let interface = Interface::named(&config.name)?;
+        privilege::for_af_packet(&config.name, config.promiscuous)?;
+        let options = PacketOptions {
+            queues: config.queues,
+            take: config.take.clone(),
+            promiscuous: config.promiscuous,
+            device_hash: config.device_hash,
+            verify: config.verify,
+        };
+        let sources = af_packet::open(&interface, &options)?;
+        let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts,
+            rx_buffers: Vec::new(),
+            facts: Facts::default(),
+            way_out: Some(WayOut::Packet(interface)),
+            takes_all: false,
+        })
+    }
+
+    #[cfg(feature = "tun")]
+    fn open_tun(config: &DeviceConfig, kind: TunKind) -> Result<Self> {
+        let device = TunDevice::open(&config.name, kind, config.queues)?;
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: device.sources(config.verify).into_iter().map(boxed).collect(),
+            counts: device.counts(),
+            rx_buffers: Vec::new(),
+            facts: Facts::of(device.facts()),
+            way_out: Some(WayOut::Tun(device)),
+            takes_all: false,
+        })
+    }
+
+    #[cfg(feature = "vhost-user")]
+    fn open_vhost_user(config: &DeviceConfig) -> Result<Self> {
+        let (device, sources) = VirtioDevice::open(config)?;
+        Ok(Self {
+            name: config.name.clone(),
+            via: config.via,
+            sources: sources.into_iter().map(boxed).collect(),
+            counts: device.counts(),
+            rx_buffers: device.rx_buffers(),
+            facts: device.facts().clone(),
+            way_out: Some(WayOut::Virtio(device)),
+            takes_all: false,
+        })
+    }
+}
+
+/// Refusal of a way for which this build has no code.
+#[cfg(not(all(feature = "af-xdp", feature = "tun", feature = "vhost-user")))]
+fn not_built_in(via: Via) -> forebay_sys::Error {
+    let feature = match via {
+        Via::AfXdp => "af-xdp",
+        Via::Tap | Via::Tun => "tun",
+        Via::VhostUser => "vhost-user",
+        Via::AfPacket => "default",
+    };
+    forebay_sys::Error::Setting {
+        what: "via",
+        value: via.name().to_owned(),
+        why: format!("this program was built without the feature `{feature}` of forebay"),
+    }
+}
+
+fn boxed<'a>(source: impl Source + 'a) -> Box<dyn Source + 'a> {
+    Box::new(source)
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, via, sources, .. } = self;
+        write!(f, "Device({name} via {via}, {} queues)", sources.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_called_by_its_name_and_by_how_it_was_opened() {
+        let socket = Device::of_sources("/run/a.sock", Via::VhostUser, Vec::new());
+        for (name, expected) in [
+            ("/run/a.sock", true),
+            ("vhost-user:/run/a.sock", true),
+            ("tun:/run/a.sock", false),
+            ("vhost-user/run/a.sock", false),
+            ("a.sock", false),
+            ("", false),
+        ] {
+            assert_eq!(socket.is_called(name), expected, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_no_interface_even_if_one_is_called_so() {
+        assert!(Device::of_sources("lo", Via::AfPacket, Vec::new()).interface().is_some());
+        assert!(Device::of_sources("lo", Via::VhostUser, Vec::new()).interface().is_none());
+    }
+}
