@@ -18,23 +18,23 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::frame::Frame;
-use crate::lot::{Home, HomeId};
+use crate::lot::{RemoteFreeList, PoolId};
 use crate::pool::MIN_CHUNK_BYTES;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU8, Ordering};
 
 /// The buffers of one owner, which fills them.
-pub struct Carousel {
-    home: NonNull<Home>,
+pub struct RecycleRing {
+    home: NonNull<RemoteFreeList>,
     /// The buffer that is looked at next.
     next: usize,
 }
 
 // SAFETY: a carousel has the only handle on its free buffers; `Home` is made of atomics and
 // constants.
-unsafe impl Send for Carousel {}
+unsafe impl Send for RecycleRing {}
 
-impl Carousel {
+impl RecycleRing {
     /// Makes as many buffers as `region` holds, in chunks of `chunk_bytes`, for the owner with the
     /// number `owner` (as [`Frame::owner`] will say).
     ///
@@ -50,7 +50,7 @@ impl Carousel {
         );
         assert!(!region.is_shared(), "a frame is never cut from memory that a peer can rewrite");
         let marks = Marks::of_free(region.len_bytes() >> chunk_bytes.trailing_zeros());
-        let mut home = Home::new(HomeId(0), owner, chunk_bytes, Arc::new(region));
+        let mut home = RemoteFreeList::new(PoolId(0), owner, chunk_bytes, Arc::new(region));
         home.marks = Some(marks);
         Self { home: NonNull::from(Box::leak(home)), next: 0 }
     }
@@ -88,7 +88,7 @@ impl Carousel {
         self.marks().0.iter().filter(|mark| mark.load(Ordering::Acquire) != FREE).count()
     }
 
-    fn home(&self) -> &Home {
+    fn home(&self) -> &RemoteFreeList {
         // SAFETY: alive until Drop closes it.
         unsafe { self.home.as_ref() }
     }
@@ -101,15 +101,15 @@ impl Carousel {
     }
 }
 
-impl Drop for Carousel {
+impl Drop for RecycleRing {
     fn drop(&mut self) {
         let held = self.marks().close();
         // SAFETY: closed just now, with so many frames away; the home is not used again.
-        unsafe { Home::settle(self.home, held) };
+        unsafe { RemoteFreeList::settle(self.home, held) };
     }
 }
 
-impl fmt::Debug for Carousel {
+impl fmt::Debug for RecycleRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Carousel(cpu slot {}, {} buffers)", self.home().owner, self.buffers())
     }
@@ -188,8 +188,8 @@ mod tests {
     use super::*;
     use crate::pool::{ChunkClass, Pool, carve, region_bytes};
 
-    fn carousel(buffers: usize) -> Carousel {
-        Carousel::new(Region::allocate(buffers * 512), 512, 3)
+    fn carousel(buffers: usize) -> RecycleRing {
+        RecycleRing::new(Region::allocate(buffers * 512), 512, 3)
     }
 
     fn pool() -> Pool {
@@ -197,7 +197,7 @@ mod tests {
         carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
     }
 
-    fn filled(carousel: &mut Carousel, mark: u32) -> Option<Frame> {
+    fn filled(carousel: &mut RecycleRing, mark: u32) -> Option<Frame> {
         let mut frame = carousel.take(1)?;
         frame.copy_from(&mark.to_ne_bytes());
         Some(frame)
@@ -210,7 +210,7 @@ mod tests {
             (filled(&mut carousel, 1).unwrap(), filled(&mut carousel, 2).unwrap());
         assert_eq!((first.owner(), first.truesize()), (3, 512));
         assert!(carousel.take(2).is_none());
-        pool.way_home().put(second);
+        pool.return_handle().put(second);
         assert_eq!(carousel.away(), 1);
         let second = filled(&mut carousel, 3);
         assert!(second.is_none(), "the first is next");
@@ -219,14 +219,14 @@ mod tests {
         let mut head = pool.allocate(1).unwrap();
         head.append(second);
         pool.put(head);
-        assert_eq!((carousel.away(), pool.away()), (0, 0));
+        assert_eq!((carousel.away(), pool.in_use()), (0, 0));
     }
 
     #[test]
     fn a_region_that_is_no_multiple_is_used_as_far_as_whole_buffers_go() {
-        let carousel = Carousel::new(Region::allocate(5 * 1024 + 1023), 1024, 0);
+        let carousel = RecycleRing::new(Region::allocate(5 * 1024 + 1023), 1024, 0);
         assert_eq!(carousel.buffers(), 5);
-        let mut none = Carousel::new(Region::allocate(511), 512, 0);
+        let mut none = RecycleRing::new(Region::allocate(511), 512, 0);
         assert!(none.take(8).is_none());
     }
 
@@ -323,8 +323,8 @@ mod loom_tests {
 
     use super::*;
 
-    fn carousel(buffers: usize) -> Carousel {
-        Carousel::new(Region::allocate(buffers * 512), 512, 0)
+    fn carousel(buffers: usize) -> RecycleRing {
+        RecycleRing::new(Region::allocate(buffers * 512), 512, 0)
     }
 
     /// The owner fills a buffer again only after what its reader did with it.

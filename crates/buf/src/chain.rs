@@ -22,14 +22,14 @@ const LINK_FRAMES: usize = 5;
 /// Link at the beginning of a chunk that carries a part of a chain. The head's chunk has
 /// the first link; each further one lies in the chunk of the last frame of the link before it.
 #[repr(C)]
-struct Link {
+struct ChainLink {
     frames: [MaybeUninit<Frame>; LINK_FRAMES],
     /// Place of the latest handle. Kept in the first link only; in others it is what a packet
     /// or a list has left there, which is no pointer.
-    last: MaybeUninit<NonNull<Link>>,
+    last: MaybeUninit<NonNull<ChainLink>>,
 }
 
-const _: () = assert!(size_of::<Link>() <= CHAIN_BYTES as usize, "a link stays in its place");
+const _: () = assert!(size_of::<ChainLink>() <= CHAIN_BYTES as usize, "a link stays in its place");
 
 /// The most frames that may follow a frame.
 pub const FOLLOWERS_MAX: u16 = HAS_FRAGS - 1;
@@ -46,7 +46,7 @@ impl Frame {
         let followers = self.follower_count();
         assert!(followers < FOLLOWERS_MAX, "a chain has no room for another frame");
         let place = usize::from(followers) % LINK_FRAMES;
-        let first = self.chunk.cast::<Link>();
+        let first = self.chunk.cast::<ChainLink>();
         let link = if followers == 0 {
             first
         } else {
@@ -105,7 +105,7 @@ impl Frame {
 pub struct Followers<'a> {
     head: &'a Frame,
     /// The link of the next one; beyond the last one it is not read.
-    link: NonNull<Link>,
+    link: NonNull<ChainLink>,
     next: u16,
 }
 
@@ -241,7 +241,7 @@ mod tests {
             assert_eq!((head.follower_count(), head.data()), (0, &[0; 100][..]));
             taken.into_iter().for_each(|frame| pool.put(frame));
             pool.put(head);
-            assert_eq!(pool.away(), 0);
+            assert_eq!(pool.in_use(), 0);
         }
     }
 
@@ -250,16 +250,16 @@ mod tests {
         let [mut pool, mut other] = pools();
         let head = chain(&mut pool, 11);
         pool.put(head);
-        assert_eq!(pool.away(), 0);
+        assert_eq!(pool.in_use(), 0);
         other.put(chain(&mut pool, 17));
         other.flush();
-        assert_eq!(pool.away(), 0);
+        assert_eq!(pool.in_use(), 0);
         drop(chain(&mut pool, 23));
-        assert_eq!(pool.away(), 0);
+        assert_eq!(pool.in_use(), 0);
         let mut head = chain(&mut pool, 12);
         let kept = head.take_followers().next().unwrap();
         assert_eq!(kept.data(), [1, 1]);
-        assert_eq!(pool.away(), 2);
+        assert_eq!(pool.in_use(), 2);
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
             }
             pools[put_by].put(head);
             pools[put_by].flush();
-            prop_assert_eq!(pools[0].away() + pools[1].away(), 0);
+            prop_assert_eq!(pools[0].in_use() + pools[1].in_use(), 0);
         }
     }
 }

@@ -70,7 +70,7 @@ impl FragTable {
         // Lossless: at most FRAGS_MAX.
         self.head.count = u32::try_from(left.len()).unwrap_or(0);
         // SAFETY: they are this list's, and not counted any more.
-        unsafe { Homebound::add(&mut None, self.head.home, gone) };
+        unsafe { PendingReturn::add(&mut None, self.head.home, gone) };
         self.frags.copy_within(count..count + self.head.count as usize, 0);
     }
 
@@ -89,7 +89,7 @@ impl FragTable {
             self.head.total_bytes -= last.len_bytes;
             self.head.truesize -= last.truesize;
             // SAFETY: it was this list's, and is not counted any more.
-            unsafe { Homebound::add(&mut None, self.head.home, &[last]) };
+            unsafe { PendingReturn::add(&mut None, self.head.home, &[last]) };
         }
     }
 
@@ -129,14 +129,14 @@ impl FragTable {
 
 /// Pieces on their way home, as long as all of them are of one block: they are given back by one
 /// subtraction, when the next is of another block or this is dropped.
-pub(crate) struct Homebound {
+pub(crate) struct PendingReturn {
     home: NonNull<FragHome>,
     /// Of the first one.
     offset: u32,
     truesize: u32,
 }
 
-impl Homebound {
+impl PendingReturn {
     /// Adds pieces to those that are on their way.
     ///
     /// # Safety
@@ -158,7 +158,7 @@ impl Homebound {
     }
 }
 
-impl Drop for Homebound {
+impl Drop for PendingReturn {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: they are of this home and one block, and were given up to this.
@@ -301,10 +301,10 @@ impl Frame {
 
     /// Sends the pieces home, with those that are on their way already.
     #[inline]
-    pub(crate) fn release_frags(&mut self, homebound: &mut Option<Homebound>) {
+    pub(crate) fn release_frags(&mut self, homebound: &mut Option<PendingReturn>) {
         if let Some(table) = self.table() {
             // SAFETY: they are this frame's, which has no table any more from here on.
-            unsafe { Homebound::add(homebound, table.head.home, table.listed()) };
+            unsafe { PendingReturn::add(homebound, table.head.home, table.listed()) };
             self.followers &= !HAS_FRAGS;
         }
     }

@@ -5,7 +5,7 @@ use std::{fmt, slice};
 
 use crate::cache::prefetch_to_read;
 use crate::frags::FRAG_TABLE_BYTES;
-use crate::lot::Home;
+use crate::lot::RemoteFreeList;
 
 /// The beginning of a chunk: kept for the handles of frames that [follow](crate::chain) this one.
 pub const CHAIN_BYTES: u32 = 128;
@@ -33,7 +33,7 @@ pub(crate) const HAS_FRAGS: u16 = 1 << 15;
 ///
 /// [`Pool::put`]: crate::Pool::put
 pub struct Frame {
-    home: NonNull<Home>,
+    home: NonNull<RemoteFreeList>,
     /// First byte of the chunk; the packet begins `start` bytes further on.
     pub(crate) chunk: NonNull<u8>,
     len_bytes: u32,
@@ -53,7 +53,7 @@ impl Frame {
     ///
     /// # Safety
     /// `chunk` belongs to `home`, which is alive, and to the caller, who gives it up.
-    pub(crate) unsafe fn new(home: NonNull<Home>, chunk: NonNull<u8>) -> Self {
+    pub(crate) unsafe fn new(home: NonNull<RemoteFreeList>, chunk: NonNull<u8>) -> Self {
         Self { home, chunk, len_bytes: 0, start: START, followers: 0 }
     }
 
@@ -231,13 +231,13 @@ impl Frame {
         unsafe { self.chunk.as_ptr().add(self.start.into()) }
     }
 
-    pub(crate) fn home(&self) -> &Home {
+    pub(crate) fn home(&self) -> &RemoteFreeList {
         // SAFETY: a home lives while a frame of it is away.
         unsafe { self.home.as_ref() }
     }
 
     /// Takes the handle of a frame that nothing is behind apart, without sending the frame home.
-    pub(crate) fn into_parts(self) -> (NonNull<Home>, NonNull<u8>) {
+    pub(crate) fn into_parts(self) -> (NonNull<RemoteFreeList>, NonNull<u8>) {
         debug_assert!(!self.has_more(), "what is behind a frame goes home first");
         let parts = (self.home, self.chunk);
         std::mem::forget(self);
@@ -252,7 +252,7 @@ impl Drop for Frame {
             drop(self.take_followers());
         }
         // SAFETY: the chunk is this frame's, and the frame ends here.
-        unsafe { Home::take_in(self.home, self.chunk) };
+        unsafe { RemoteFreeList::take_in(self.home, self.chunk) };
     }
 }
 

@@ -10,7 +10,7 @@ use crate::Pool;
 use crate::frame::Frame;
 
 /// The frames of one region that one device queue has.
-pub struct Lent {
+pub struct DeviceOwned {
     /// By the chunk's place in the region, in units of `chunk_bytes`.
     frames: Box<[Option<Frame>]>,
     /// Base address of the region, as a number: offsets count from here.
@@ -20,7 +20,7 @@ pub struct Lent {
     count: usize,
 }
 
-impl Lent {
+impl DeviceOwned {
     /// A table for frames of chunks of `chunk_bytes`, of the region that `pool` is part of.
     ///
     /// # Panics
@@ -100,7 +100,7 @@ impl Lent {
     }
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for DeviceOwned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lent({} frames)", self.count)
     }
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_lent_frame_comes_back_by_any_address_in_its_chunk_and_once() {
         let [mut pool, mut other] = pools();
-        let mut lent = Lent::new(&pool, 2048);
+        let mut lent = DeviceOwned::new(&pool, 2048);
         let mut offsets = Vec::new();
         for mark in 0..4 {
             let source = if mark == 3 { &mut other } else { &mut pool };
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn what_was_not_lent_is_not_given_back() {
         let [mut pool, _other] = pools();
-        let mut lent = Lent::new(&pool, 2048);
+        let mut lent = DeviceOwned::new(&pool, 2048);
         for offset in [0, 2048, 1 << 20, u64::MAX] {
             assert!(lent.take_back(offset).is_none());
         }
@@ -163,19 +163,19 @@ mod tests {
     #[test]
     fn promise_4_frames_that_a_device_keeps_go_home_with_the_table() {
         let [mut pool, _other] = pools();
-        let mut lent = Lent::new(&pool, 2048);
+        let mut lent = DeviceOwned::new(&pool, 2048);
         for _ in 0..3 {
             lent.lend(pool.allocate(1).unwrap()).unwrap();
         }
-        assert_eq!(pool.away(), 3);
+        assert_eq!(pool.in_use(), 3);
         drop(lent);
-        assert_eq!(pool.away(), 0);
+        assert_eq!(pool.in_use(), 0);
     }
 
     #[test]
     fn a_frame_is_placed_where_the_device_put_the_packet_and_nowhere_else() {
         let [mut pool, _other] = pools();
-        let mut lent = Lent::new(&pool, 2048);
+        let mut lent = DeviceOwned::new(&pool, 2048);
         let mut frame = pool.allocate(100).unwrap();
         frame.copy_from(&[7; 100]);
         let offset = lent.lend(frame).unwrap();

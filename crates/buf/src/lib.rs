@@ -33,9 +33,9 @@ pub mod cache; //    cache lines: kept apart, and asked for ahead of their use
 pub mod sync; //     the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value, prefetch_value_to_write};
-pub use carousel::Carousel;
+pub use carousel::RecycleRing;
 pub use frame::Frame;
-pub use lent::Lent;
+pub use lent::DeviceOwned;
 pub use page_frag::{PageFrag, PageFragCache};
 pub use pool::Pool;
 pub use position::Position;

@@ -17,29 +17,29 @@ use crate::region::Region;
 use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
 
 /// Frames in a full lot: the carrier and those listed in it.
-pub const LOT_FRAMES: usize = 32;
+pub const FREE_BATCH_FRAMES: usize = 32;
 
 /// A lot's list, written over the first bytes of the chunk that carries it.
 #[repr(C)]
-pub(crate) struct Lot {
-    next: *mut Lot,
+pub(crate) struct FreeBatch {
+    next: *mut FreeBatch,
     /// Number of `chunks` that are written.
     listed: usize,
-    chunks: [MaybeUninit<NonNull<u8>>; LOT_FRAMES - 1],
+    chunks: [MaybeUninit<NonNull<u8>>; FREE_BATCH_FRAMES - 1],
 }
 
 /// The closed inbox: no lot has this address, as lots are aligned.
-const CLOSED: *mut Lot = std::ptr::without_provenance_mut(1);
+const CLOSED: *mut FreeBatch = std::ptr::without_provenance_mut(1);
 
 /// Home of the frames of one owner and one chunk class. It outlives its owner for as long
 /// as frames are away.
-pub(crate) struct Home {
+pub(crate) struct RemoteFreeList {
     /// A stack of lots: pushed by anyone (Release), taken whole by the owner (Acquire).
-    inbox: OwnLine<AtomicPtr<Lot>>,
+    inbox: OwnLine<AtomicPtr<FreeBatch>>,
     /// Frames away, counted from the moment the owner closes: minus those that came back since.
     /// Written by whoever finds the inbox closed (AcqRel); 0 for the last one.
     away: AtomicI64,
-    pub(crate) id: HomeId,
+    pub(crate) id: PoolId,
     pub(crate) owner: u16,
     pub(crate) chunk_bytes: u32,
     /// Keeps the memory of the frames that are away.
@@ -51,10 +51,10 @@ pub(crate) struct Home {
 
 /// A home's place among the homes of its region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct HomeId(pub(crate) u16);
+pub(crate) struct PoolId(pub(crate) u16);
 
-impl Home {
-    pub(crate) fn new(id: HomeId, owner: u16, chunk_bytes: u32, region: Arc<Region>) -> Box<Self> {
+impl RemoteFreeList {
+    pub(crate) fn new(id: PoolId, owner: u16, chunk_bytes: u32, region: Arc<Region>) -> Box<Self> {
         Box::new(Self {
             inbox: OwnLine(AtomicPtr::new(std::ptr::null_mut())),
             away: AtomicI64::new(0),
@@ -122,7 +122,7 @@ impl Home {
         let this = unsafe { home.as_ref() };
         let Some(marks) = &this.marks else {
             // SAFETY: by the caller's promise.
-            let lot = unsafe { Lot::begin(chunk) };
+            let lot = unsafe { FreeBatch::begin(chunk) };
             // SAFETY: a lot of one, of this home; neither is used again.
             return unsafe { Self::push(home, lot) };
         };
@@ -138,7 +138,7 @@ impl Home {
     /// # Safety
     /// `lot` and every chunk listed in it belong to this home and to the caller, who gives all of
     /// them up, and `home` with them.
-    pub(crate) unsafe fn push(home: NonNull<Self>, lot: NonNull<Lot>) {
+    pub(crate) unsafe fn push(home: NonNull<Self>, lot: NonNull<FreeBatch>) {
         // SAFETY: a home lives while a frame of it is away, and the lot's are.
         let this = unsafe { home.as_ref() };
         let mut head = this.inbox.0.load(Ordering::Relaxed);
@@ -169,7 +169,7 @@ impl Home {
 ///
 /// # Safety
 /// `lots` is null or heads a chain that the caller has taken off an inbox.
-unsafe fn unpack(mut lots: *mut Lot, free: &mut Vec<NonNull<u8>>) {
+unsafe fn unpack(mut lots: *mut FreeBatch, free: &mut Vec<NonNull<u8>>) {
     while let Some(carrier) = NonNull::new(lots) {
         // SAFETY: a lot in the chain was initialised by `Lot::begin`.
         let lot = unsafe { carrier.as_ref() };
@@ -182,7 +182,7 @@ unsafe fn unpack(mut lots: *mut Lot, free: &mut Vec<NonNull<u8>>) {
     }
 }
 
-impl Lot {
+impl FreeBatch {
     /// Makes a lot of one frame, carried by `chunk`.
     ///
     /// # Safety

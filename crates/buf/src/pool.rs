@@ -4,10 +4,10 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::cache::{LINE_BYTES, prefetch_to_write};
-use crate::frags::Homebound;
+use crate::frags::PendingReturn;
 use crate::frame::{BEFORE_PACKET_BYTES, Frame};
-pub use crate::lot::LOT_FRAMES;
-use crate::lot::{Home, HomeId, Lot};
+pub use crate::lot::FREE_BATCH_FRAMES;
+use crate::lot::{RemoteFreeList, PoolId, FreeBatch};
 use crate::region::Region;
 use crate::sync::Arc;
 
@@ -85,11 +85,11 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
         let mut classes = share.clone();
         classes.sort_by_key(|class| class.chunk_bytes);
         let shelves = classes.into_iter().map(|class| {
-            let home = Home::new(HomeId(next_home), owner, class.chunk_bytes, Arc::clone(&region));
+            let home = RemoteFreeList::new(PoolId(next_home), owner, class.chunk_bytes, Arc::clone(&region));
             next_home += 1;
             // SAFETY: the bounds were checked above, and chunks do not overlap as `next_chunk`
             // only moves forward.
-            unsafe { Shelf::stock(home, class, &mut next_chunk) }
+            unsafe { SizeClass::stock(home, class, &mut next_chunk) }
         });
         Pool {
             owner,
@@ -113,26 +113,26 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
 pub struct Pool {
     owner: u16,
     /// Frames of this CPU's own, smallest chunks first.
-    shelves: Vec<Shelf>,
+    shelves: Vec<SizeClass>,
     /// A lot in the making for each home of the region.
-    bins: Vec<Option<Bin>>,
+    bins: Vec<Option<ReturnBin>>,
     /// The homes whose bins are not empty.
-    open: Vec<HomeId>,
+    open: Vec<PoolId>,
     /// Pieces that were behind frames.
-    homebound: Option<Homebound>,
+    homebound: Option<PendingReturn>,
     region: Arc<Region>,
 }
 
-struct Shelf {
-    home: NonNull<Home>,
+struct SizeClass {
+    home: NonNull<RemoteFreeList>,
     /// Last in, first out: the chunk used last is the warmest.
     free: Vec<NonNull<u8>>,
     chunks: usize,
 }
 
-struct Bin {
-    home: NonNull<Home>,
-    lot: NonNull<Lot>,
+struct ReturnBin {
+    home: NonNull<RemoteFreeList>,
+    lot: NonNull<FreeBatch>,
 }
 
 // SAFETY: a pool holds free chunks and lots that nobody else has a handle on.
@@ -147,7 +147,7 @@ impl Pool {
         self.shelves
             .iter_mut()
             .filter(|shelf| shelf.home().chunk_bytes >= chunk_bytes)
-            .find_map(Shelf::take)
+            .find_map(SizeClass::take)
     }
 
     /// The size of this pool's smallest chunks; 0 if it has none.
@@ -171,7 +171,7 @@ impl Pool {
 
     /// A pool without frames of its own, for any other thread: the way home for what it reads.
     #[must_use]
-    pub fn way_home(&self) -> Pool {
+    pub fn return_handle(&self) -> Pool {
         let homes = self.bins.len();
         Pool {
             owner: OWNS_NOTHING,
@@ -240,18 +240,18 @@ impl Pool {
     }
 
     /// Number of frames of this pool that are away: in use, queued, or in other CPUs' bins.
-    pub fn away(&mut self) -> usize {
+    pub fn in_use(&mut self) -> usize {
         self.collect();
         self.shelves.iter().map(|shelf| shelf.chunks - shelf.free.len()).sum()
     }
 
-    fn bin(&mut self, id: HomeId, home: NonNull<Home>, chunk: NonNull<u8>) {
+    fn bin(&mut self, id: PoolId, home: NonNull<RemoteFreeList>, chunk: NonNull<u8>) {
         let slot = &mut self.bins[usize::from(id.0)];
         let Some(bin) = slot else {
             // SAFETY: `put` took the chunk from a frame: free, and ours.
-            let lot = unsafe { Lot::begin(chunk) };
-            Lot::prefetch(lot);
-            *slot = Some(Bin { home, lot });
+            let lot = unsafe { FreeBatch::begin(chunk) };
+            FreeBatch::prefetch(lot);
+            *slot = Some(ReturnBin { home, lot });
             self.open.push(id);
             return;
         };
@@ -276,7 +276,7 @@ impl Drop for Pool {
         self.flush();
         for shelf in self.shelves.drain(..) {
             // SAFETY: this pool is the owner; it closes each home once and forgets it.
-            unsafe { Home::close(shelf.home, shelf.free, shelf.chunks) };
+            unsafe { RemoteFreeList::close(shelf.home, shelf.free, shelf.chunks) };
         }
     }
 }
@@ -288,12 +288,12 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl Shelf {
+impl SizeClass {
     /// Fills a new shelf with chunks cut from `next_chunk` onwards.
     ///
     /// # Safety
     /// The region has room for the class's chunks at `next_chunk`, and nobody else uses them.
-    unsafe fn stock(home: Box<Home>, class: ChunkClass, next_chunk: &mut NonNull<u8>) -> Self {
+    unsafe fn stock(home: Box<RemoteFreeList>, class: ChunkClass, next_chunk: &mut NonNull<u8>) -> Self {
         let ChunkClass { chunk_bytes, chunks } = class;
         assert!(
             chunk_bytes >= MIN_CHUNK_BYTES && chunk_bytes.is_multiple_of(CHUNK_ALIGN_BYTES),
@@ -332,7 +332,7 @@ impl Shelf {
         self.free.iter().rev().take(PREFETCH_AHEAD).copied().for_each(prefetch_free);
     }
 
-    fn home(&self) -> &Home {
+    fn home(&self) -> &RemoteFreeList {
         // SAFETY: alive until the pool's Drop closes it.
         unsafe { self.home.as_ref() }
     }
@@ -345,10 +345,10 @@ fn prefetch_free(chunk: NonNull<u8>) {
     prefetch_to_write(first_byte.wrapping_add(LINE_BYTES));
 }
 
-impl Bin {
+impl ReturnBin {
     fn send(self) {
         // SAFETY: the lot and all chunks in it are of this home, and given up here.
-        unsafe { Home::push(self.home, self.lot) };
+        unsafe { RemoteFreeList::push(self.home, self.lot) };
     }
 }
 
@@ -391,7 +391,7 @@ mod tests {
         assert!(pool.allocate(1).is_none(), "all away");
         assert!(pool.allocate(u32::MAX).is_none());
         assert_eq!(pool.largest_frame_bytes(), 2048 - BEFORE_PACKET_BYTES);
-        assert_eq!(pool.away(), 43);
+        assert_eq!(pool.in_use(), 43);
     }
 
     #[test]
@@ -417,20 +417,20 @@ mod tests {
         for frame in frames {
             other.put(frame);
         }
-        assert_eq!(owner.away(), 40 - LOT_FRAMES);
+        assert_eq!(owner.in_use(), 40 - FREE_BATCH_FRAMES);
         other.flush();
-        assert_eq!(owner.away(), 0);
+        assert_eq!(owner.in_use(), 0);
         other.flush();
-        assert_eq!(other.away(), 0);
+        assert_eq!(other.in_use(), 0);
     }
 
     #[test]
     fn udp_r5_a_thread_without_frames_of_its_own_sends_home_those_of_all_owners() {
         let mut pools = pools(&[vec![SMALL, LARGE], vec![], vec![LARGE, SMALL]]);
-        let mut way_home = pools[1].way_home();
+        let mut way_home = pools[1].return_handle();
         assert!(way_home.allocate(1).is_none());
-        assert_eq!((way_home.away(), way_home.largest_frame_bytes()), (0, 0));
-        let mut another = way_home.way_home();
+        assert_eq!((way_home.in_use(), way_home.largest_frame_bytes()), (0, 0));
+        let mut another = way_home.return_handle();
         for mark in 0..43 {
             let first = filled(&mut pools[0], mark).unwrap();
             let mut second = filled(&mut pools[2], mark).unwrap();
@@ -439,16 +439,16 @@ mod tests {
         }
         let reader = std::thread::spawn(move || drop(way_home));
         reader.join().unwrap();
-        assert_eq!((pools[0].away(), pools[2].away()), (21, 21));
+        assert_eq!((pools[0].in_use(), pools[2].in_use()), (21, 21));
         another.flush();
-        assert_eq!((pools[0].away(), pools[2].away()), (0, 0));
+        assert_eq!((pools[0].in_use(), pools[2].in_use()), (0, 0));
     }
 
     #[test]
     fn a_dropped_frame_goes_home_too() {
         let [mut owner, _other] = pair();
         drop(filled(&mut owner, 1));
-        assert_eq!(owner.away(), 0);
+        assert_eq!(owner.in_use(), 0);
     }
 
     #[test]
@@ -469,7 +469,7 @@ mod tests {
         let [mut here, _] = pair();
         let [mut there, _] = pair();
         here.put(filled(&mut there, 1).unwrap());
-        assert_eq!((here.away(), there.away()), (0, 0));
+        assert_eq!((here.in_use(), there.in_use()), (0, 0));
     }
 
     #[test]
@@ -542,7 +542,7 @@ mod tests {
                 pool.flush();
             }
             for pool in &mut pools {
-                prop_assert_eq!(pool.away(), 0);
+                prop_assert_eq!(pool.in_use(), 0);
             }
         }
     }
@@ -582,7 +582,7 @@ mod tests {
             }
         }
         reader.join().unwrap();
-        assert_eq!(owner.away(), 0);
+        assert_eq!(owner.in_use(), 0);
     }
 }
 

@@ -16,7 +16,7 @@ pub const REGION_ALIGN_BYTES: usize = 4096;
 pub struct Region {
     base: NonNull<u8>,
     len_bytes: usize,
-    release: Release,
+    release: RegionRelease,
     /// Of a region that a peer may write to: which parts of it are in use, and by one owner each.
     shared: Option<Mutex<Vec<Range<usize>>>>,
 }
@@ -24,7 +24,7 @@ pub struct Region {
 /// Function that gives a region's memory back: base address and length in bytes.
 pub type ReleaseFn = unsafe fn(NonNull<u8>, usize);
 
-enum Release {
+enum RegionRelease {
     Heap,
     By(ReleaseFn),
 }
@@ -47,7 +47,7 @@ impl Region {
         // SAFETY: the layout's size is not 0.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { alloc::handle_alloc_error(layout) };
-        Self { base, len_bytes, release: Release::Heap, shared: None }
+        Self { base, len_bytes, release: RegionRelease::Heap, shared: None }
     }
 
     /// The same, to be treated as memory that a peer may write to: for a test's device, which
@@ -72,7 +72,7 @@ impl Region {
     #[must_use]
     pub unsafe fn from_mapping(base: NonNull<u8>, len_bytes: usize, release: ReleaseFn) -> Self {
         debug_assert_eq!(base.addr().get() % REGION_ALIGN_BYTES, 0);
-        Self { base, len_bytes, release: Release::By(release), shared: None }
+        Self { base, len_bytes, release: RegionRelease::By(release), shared: None }
     }
 
     /// Adopts memory that a peer has mapped, too, and may read and write at any time: a virtio
@@ -143,12 +143,12 @@ impl Drop for Region {
     fn drop(&mut self) {
         match self.release {
             // SAFETY: allocated in `allocate` with this very layout.
-            Release::Heap => unsafe {
+            RegionRelease::Heap => unsafe {
                 alloc::dealloc(self.base.as_ptr(), Self::heap_layout(self.len_bytes));
             },
             // SAFETY: the promise of `from_mapping`; nobody holds a chunk or a piece any more, since
             // every home with some of them away keeps the region alive.
-            Release::By(release) => unsafe { release(self.base, self.len_bytes) },
+            RegionRelease::By(release) => unsafe { release(self.base, self.len_bytes) },
         }
     }
 }

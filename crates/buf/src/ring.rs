@@ -33,7 +33,7 @@ pub fn ring<T: Send>(capacity: u32, start: Position) -> (Producer<T>, Consumer<T
         capacity.is_power_of_two(),
         "a ring's capacity is a power of two from 1 to 2^31, not {capacity}"
     );
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(RingShared {
         head: OwnLine(AtomicU32::new(start.0)),
         tail: OwnLine(Tail { position: AtomicU32::new(start.0), has_grown: AtomicU32::new(0) }),
         slots: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
@@ -51,7 +51,7 @@ pub fn ring<T: Send>(capacity: u32, start: Position) -> (Producer<T>, Consumer<T
     (producer, consumer)
 }
 
-struct Shared<T> {
+struct RingShared<T> {
     /// Written by the consumer (Release), read by the producer (Acquire).
     head: OwnLine<AtomicU32>,
     /// Written by the producer (Release), read by the consumer (Acquire).
@@ -74,15 +74,15 @@ struct Tail {
 // while it lies inside; the Release store of one end and the Acquire load of the other order the
 // two. `larger` is the producer's before the Release store of `has_grown`, and the consumer's after its
 // Acquire load. `T: Send` since values cross threads.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for RingShared<T> {}
 // SAFETY: as above; no `&T` is ever shared.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for RingShared<T> {}
 
 /// Slots ahead of its use at which a slot is asked for: its line comes from the consumer in the
 /// time that a few packets take.
 const PREFETCH_AHEAD: u32 = 8;
 
-impl<T> Shared<T> {
+impl<T> RingShared<T> {
     /// The `count` slots from `at` on, in the two pieces that the ring's end cuts them into.
     fn slots_from(&self, at: Position, count: usize) -> [&[UnsafeCell<MaybeUninit<T>>]; 2] {
         let start = (at.0 & self.mask) as usize;
@@ -96,7 +96,7 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T> Drop for Shared<T> {
+impl<T> Drop for RingShared<T> {
     fn drop(&mut self) {
         // Both ends are gone: Consumer's Drop has set head to what it took, Producer's has
         // published what it pushed, so exactly [head, tail) is filled.
@@ -112,7 +112,7 @@ impl<T> Drop for Shared<T> {
 
 /// The end that fills the ring. One thread's; not `Clone`.
 pub struct Producer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RingShared<T>>,
     /// Position of the next packet; ahead of `published` within a burst.
     tail: Position,
     /// Position that the consumer may see: the value of `shared.tail`.
@@ -120,7 +120,7 @@ pub struct Producer<T> {
     /// The last value read from the head of the ring or of the first outgrown one; never ahead.
     head_seen: Position,
     /// Smaller rings that the consumer had not left when last seen, and where each ends.
-    outgrown: VecDeque<(Arc<Shared<T>>, Position)>,
+    outgrown: VecDeque<(Arc<RingShared<T>>, Position)>,
 }
 
 impl<T: Send> Producer<T> {
@@ -236,7 +236,7 @@ impl<T> fmt::Debug for Producer<T> {
 
 /// The end that empties the ring. One thread's; not `Clone`.
 pub struct Consumer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RingShared<T>>,
     /// Position up to which packets were moved out; ahead of `head` while packets are in hand.
     taken: Position,
     /// Position up to which packets were processed: the value of `shared.head`.

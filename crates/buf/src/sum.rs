@@ -126,8 +126,8 @@ mod avx2 {
         let (pairs, single) = vectors.as_chunks::<2>();
 
         // Two accumulators hide an addition's latency; more would only have to be added up.
-        let mut one = Lanes::of(keep_first(load(first), head.len()));
-        let mut two = Lanes::of(keep_last(load(last), tail.len()));
+        let mut one = Vectors::of(keep_first(load(first), head.len()));
+        let mut two = Vectors::of(keep_last(load(last), tail.len()));
         for [first, second] in pairs {
             one.add(load(first));
             two.add(load(second));
@@ -144,7 +144,7 @@ mod avx2 {
         let (to, to_tail) = to.as_chunks_mut::<VECTOR_BYTES>();
         to_tail.copy_from_slice(from_tail);
         let zero = _mm256_setzero_si256();
-        let (mut one, mut two) = (Lanes::of(zero), Lanes::of(zero));
+        let (mut one, mut two) = (Vectors::of(zero), Vectors::of(zero));
         let (from_pairs, from_single) = from.as_chunks::<2>();
         let (to_pairs, to_single) = to.as_chunks_mut::<2>();
         for (to, from) in to_pairs.iter_mut().zip(from_pairs) {
@@ -164,14 +164,14 @@ mod avx2 {
 
     /// Sums of pairs of 32-bit words.
     #[derive(Clone, Copy)]
-    struct Lanes {
+    struct Vectors {
         /// Of the pairs, less what left the lane.
         pairs: __m256i,
         /// Of their upper words: all of it, and so what the lower words' sum follows from.
         uppers: __m256i,
     }
 
-    impl Lanes {
+    impl Vectors {
         #[target_feature(enable = "avx2")]
         fn of(pairs: __m256i) -> Self {
             Self { pairs, uppers: _mm256_srli_epi64::<32>(pairs) }

@@ -44,15 +44,15 @@ struct QueueAdvice {
     /// Every CPU of the mask, the best first.
     order: Vec<u16>,
     /// The same in groups, and why each stands there.
-    groups: Vec<Group>,
-    rps_cpus: Mask,
+    groups: Vec<CpuGroup>,
+    rps_cpus: AdvisedMask,
     /// If there is another CPU than the one that polls.
-    rps_cpus_without_polling: Option<Mask>,
+    rps_cpus_without_polling: Option<AdvisedMask>,
     rps_flow_cnt: Setting,
 }
 
 #[derive(Serialize)]
-struct Group {
+struct CpuGroup {
     /// Its place in the order; none for the CPUs that are left out.
     place: Option<usize>,
     cpus: String,
@@ -60,7 +60,7 @@ struct Group {
 }
 
 #[derive(Serialize)]
-struct Mask {
+struct AdvisedMask {
     /// As the kernel prints it.
     mask: String,
     cpus: String,
@@ -143,7 +143,7 @@ fn polling(args: &AdviseArgs, cpus: &CpuList) -> Result<Vec<CpuId>, Failure> {
 
 impl QueueAdvice {
     fn of(queue: usize, advice: &Advice, queues: usize, all_poll: bool, mask_width: u16) -> Self {
-        let mask = |cpus: &CpuList, why| Mask {
+        let mask = |cpus: &CpuList, why| AdvisedMask {
             mask: cpus.to_mask(mask_width),
             cpus: cpus.to_string(),
             why,
@@ -186,11 +186,11 @@ impl QueueAdvice {
 
     fn render(&self) -> String {
         let Self { queue, polling_cpu, groups, .. } = self;
-        let groups = groups.iter().map(|Group { place, cpus, why }| {
+        let groups = groups.iter().map(|CpuGroup { place, cpus, why }| {
             let place = place.map_or("-".to_owned(), |place| place.to_string());
             [place, cpus.clone(), why.clone()]
         });
-        let mask = |Mask { mask, cpus, why }: &Mask| {
+        let mask = |AdvisedMask { mask, cpus, why }: &AdvisedMask| {
             [format!("{queue}/rps_cpus"), mask.clone(), cpus.clone(), why.clone()]
         };
         let mut knobs = vec![mask(&self.rps_cpus)];
@@ -207,7 +207,7 @@ impl QueueAdvice {
 }
 
 /// The CPUs by their standing, and those that are left out.
-fn groups(advice: &Advice) -> Vec<Group> {
+fn groups(advice: &Advice) -> Vec<CpuGroup> {
     let polling = advice.polling;
     let standings = [
         (Standing::OtherCore, "other cores".to_owned()),
@@ -217,7 +217,7 @@ fn groups(advice: &Advice) -> Vec<Group> {
     ];
     let groups = standings.into_iter().map(|(standing, why)| (advice.of_standing(standing), why));
     let groups = groups.filter(|(cpus, _)| !cpus.is_empty()).zip(1..);
-    let group = |((cpus, why), place): ((CpuList, _), _)| Group {
+    let group = |((cpus, why), place): ((CpuList, _), _)| CpuGroup {
         place: Some(place),
         cpus: cpus.to_string(),
         why,
@@ -229,7 +229,7 @@ fn groups(advice: &Advice) -> Vec<Group> {
             Scope::Cache(level) => format!("left out: behind another last-level cache (L{level})"),
             Scope::Node(_) | Scope::Everything => "left out: on another memory node".to_owned(),
         };
-        groups.push(Group { place: None, cpus, why });
+        groups.push(CpuGroup { place: None, cpus, why });
     }
     groups
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use forebay_control::client::{ControlClient, Enough};
-use forebay_control::list::Listed;
+use forebay_control::list::ListedKnob;
 use forebay_control::names::Names;
 use forebay_control::{FlowName, config_file, places};
 use forebay_sys::errno::Errno;
@@ -20,7 +20,7 @@ use crate::output;
 
 /// The run that is asked, and how it is told.
 #[derive(Debug, Args)]
-pub(crate) struct Asked {
+pub(crate) struct AskedKnob {
     /// Where the run listens [default: $FOREBAY_CONTROL, else the only run that listens in
     /// $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/forebay or, for root, /run/forebay]
     #[arg(long, value_name = "PATH")]
@@ -42,7 +42,7 @@ pub(crate) struct GetArgs {
     knobs: Vec<String>,
 
     #[command(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) asked: AskedKnob,
 }
 
 #[derive(Debug, Args)]
@@ -57,13 +57,13 @@ pub(crate) struct SetArgs {
     save: Option<Option<PathBuf>>,
 
     #[command(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) asked: AskedKnob,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) asked: AskedKnob,
 }
 
 #[derive(Debug, Args)]
@@ -72,7 +72,7 @@ pub(crate) struct WatchArgs {
     knob: Option<String>,
 
     #[command(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) asked: AskedKnob,
 }
 
 #[derive(Debug, Args)]
@@ -82,7 +82,7 @@ pub(crate) struct ExplainArgs {
     flow: Vec<String>,
 
     #[command(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) asked: AskedKnob,
 }
 
 /// Prints what knobs read.
@@ -147,7 +147,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     let knobs = ask_for_list(&mut args.asked.connect()?)?;
     output::print(&if args.asked.json {
-        let knob = |Listed { path, value, default, meaning }: &Listed| json!({ "path": path, "value": value, "default": default, "meaning": meaning });
+        let knob = |ListedKnob { path, value, default, meaning }: &ListedKnob| json!({ "path": path, "value": value, "default": default, "meaning": meaning });
         line(&knobs.iter().map(knob).collect::<Vec<_>>())
     } else {
         let mut table = Table::new();
@@ -155,7 +155,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
         table.set_header(["knob", "value", "default", "what it is"]);
         let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
         let names = Names::of(&paths);
-        for Listed { path, value, default, meaning } in &knobs {
+        for ListedKnob { path, value, default, meaning } in &knobs {
             table.add_row([&names.short(path), value.as_str(), default, meaning]);
         }
         table.trim_fmt() + "\n"
@@ -191,7 +191,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     output::print(&text(&args.asked.connect()?.ask(&format!("explain {json}{flow}"))?))
 }
 
-impl Asked {
+impl AskedKnob {
     fn connect(&self) -> Result<ControlClient, Failure> {
         let set = || std::env::var_os("FOREBAY_CONTROL").filter(|path| !path.is_empty());
         let path = match (&self.control, &self.name) {
@@ -223,9 +223,9 @@ fn no_value(knob: &str) -> Failure {
     Failure::usage(format!("{knob} has no value"), format!("give {knob}=VALUE"))
 }
 
-fn ask_for_list(client: &mut ControlClient) -> Result<Vec<Listed>, Failure> {
+fn ask_for_list(client: &mut ControlClient) -> Result<Vec<ListedKnob>, Failure> {
     let lines = client.ask("list")?;
-    Ok(lines.iter().filter_map(|line| Listed::from_line(line)).collect())
+    Ok(lines.iter().filter_map(|line| ListedKnob::from_line(line)).collect())
 }
 
 /// Saves the knobs, and says where.

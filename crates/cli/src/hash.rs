@@ -18,14 +18,14 @@ struct Vectors {
     /// Keys by name, in hexadecimal.
     keys: HashMap<String, String>,
     #[serde(default)]
-    tuples: Vec<Tuple>,
+    tuples: Vec<HashTuple>,
     #[serde(default)]
     raw: Vec<Raw>,
 }
 
 /// A packet's addresses and ports: hashed with the ports and without.
 #[derive(Debug, Deserialize)]
-struct Tuple {
+struct HashTuple {
     id: String,
     src: IpAddr,
     dst: IpAddr,
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &HashArgs) -> Result<(), Failure> {
     output::print(&lines)
 }
 
-fn hash_tuple(tuple: &Tuple, vectors: &Vectors) -> Result<[u32; 2], Failure> {
+fn hash_tuple(tuple: &HashTuple, vectors: &Vectors) -> Result<[u32; 2], Failure> {
     let key = vectors.key(&tuple.key, &tuple.id)?;
     let addresses = match (tuple.src, tuple.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => [src.octets(), dst.octets()].concat(),

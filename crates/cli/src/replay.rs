@@ -9,7 +9,7 @@ use forebay_device::pcap::{Capture, ReplayPlan};
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_device::{Progress, Rate};
 use forebay_engine::{Config, WhenFull};
-use forebay_run::replay::{Input, Mode, Plan, Replay, Report, bundled_capture};
+use forebay_run::replay::{Input, Mode, ReplayConfig, Replay, ReplayReport, bundled_capture};
 use forebay_rx::hash::RETA_ENTRIES;
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
 #[derive(Serialize)]
 struct Replayed {
     #[serde(flatten)]
-    report: Report,
+    report: ReplayReport,
     /// What all draws were determined by.
     seed: u64,
     /// True if a signal asked the run to end early.
@@ -103,7 +103,7 @@ fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), F
     }
 }
 
-fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
+fn plan(args: &ReplayArgs, seed: u64) -> Result<ReplayConfig, Failure> {
     let when_full = match (args.when_full, args.rate.0) {
         (Some(WhenFullArg::Wait), _) | (None, Rate::Max) => WhenFull::Wait,
         (Some(WhenFullArg::Drop), _) | (None, _) => WhenFull::Drop,
@@ -136,7 +136,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<Plan, Failure> {
         let help = format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");
         return Err(Failure::usage(problem, help));
     }
-    Ok(Plan {
+    Ok(ReplayConfig {
         input,
         queues: args.queues,
         engine: engine(args, seed, when_full)?,

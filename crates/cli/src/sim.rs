@@ -114,7 +114,7 @@ fn overrides(args: &SimArgs) -> Overrides {
 fn listed(json: bool) -> String {
     if json {
         let listed = Situation::ALL
-            .map(|situation| Listed { scenario: situation.name(), about: situation.about() });
+            .map(|situation| ListedScenario { scenario: situation.name(), about: situation.about() });
         return serde_json::to_string(&listed).unwrap_or_default() + "\n";
     }
     let line = |situation: Situation| format!("{:22}{}\n", situation.name(), situation.about());
@@ -123,7 +123,7 @@ fn listed(json: bool) -> String {
 
 /// A scenario, for programs.
 #[derive(Serialize)]
-struct Listed {
+struct ListedScenario {
     scenario: &'static str,
     about: &'static str,
 }

@@ -21,7 +21,7 @@ pub struct ControlClient {
 }
 
 /// A line of an answer.
-enum Line {
+enum AnswerLine {
     /// Part of the answer.
     Part(String),
     /// The answer is complete.
@@ -61,10 +61,10 @@ impl ControlClient {
         let mut lines = Vec::new();
         loop {
             match self.line().map_err(|source| self.lost(source))? {
-                Line::Part(line) => lines.push(line),
-                Line::Ok => return Ok(lines),
-                Line::Refused(refused) => return Err(Error::Refused(refused)),
-                Line::Gone => return Err(self.lost(ErrorKind::UnexpectedEof.into())),
+                AnswerLine::Part(line) => lines.push(line),
+                AnswerLine::Ok => return Ok(lines),
+                AnswerLine::Refused(refused) => return Err(Error::Refused(refused)),
+                AnswerLine::Gone => return Err(self.lost(ErrorKind::UnexpectedEof.into())),
             }
         }
     }
@@ -80,9 +80,9 @@ impl ControlClient {
         self.stream.get_ref().set_read_timeout(None).map_err(|source| self.lost(source))?;
         loop {
             match self.line().map_err(|source| self.lost(source))? {
-                Line::Part(line) if see(&line) == Enough::No => {}
-                Line::Part(_) | Line::Ok | Line::Gone => return Ok(()),
-                Line::Refused(refused) => return Err(Error::Refused(refused)),
+                AnswerLine::Part(line) if see(&line) == Enough::No => {}
+                AnswerLine::Part(_) | AnswerLine::Ok | AnswerLine::Gone => return Ok(()),
+                AnswerLine::Refused(refused) => return Err(Error::Refused(refused)),
             }
         }
     }
@@ -104,16 +104,16 @@ impl ControlClient {
         }
     }
 
-    fn line(&mut self) -> io::Result<Line> {
+    fn line(&mut self) -> io::Result<AnswerLine> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {
-            return Ok(Line::Gone);
+            return Ok(AnswerLine::Gone);
         }
         let line = line.trim_end_matches('\n');
         Ok(match line.strip_prefix("error ").map(Refused::from_line) {
-            _ if line == "ok" => Line::Ok,
-            Some(Some(refused)) => Line::Refused(refused),
-            _ => Line::Part(line.to_owned()),
+            _ if line == "ok" => AnswerLine::Ok,
+            Some(Some(refused)) => AnswerLine::Refused(refused),
+            _ => AnswerLine::Part(line.to_owned()),
         })
     }
 

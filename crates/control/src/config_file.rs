@@ -26,7 +26,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::refused::Refused;
 use toml::de::{DeTable, DeValue};
 
-use super::list::Listed;
+use super::list::ListedKnob;
 use super::live::Control;
 use super::names::{self, Names, OfDevice};
 use super::session::told;
@@ -39,12 +39,12 @@ const TABLES_MAX: usize = 2;
 pub struct ConfigFile {
     path: PathBuf,
     /// Lines for all devices and queues come before those for one.
-    entries: Vec<Entry>,
+    entries: Vec<ConfigEntry>,
 }
 
 /// Value of a knob in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Entry {
+struct ConfigEntry {
     name: String,
     value: String,
     line: usize,
@@ -83,7 +83,7 @@ impl ConfigFile {
         }
         entries.sort_by_key(|(at, entry)| (levels(&entry.name), *at));
         let entries =
-            entries.into_iter().map(|(at, entry)| Entry { line: line_of(text, at), ..entry });
+            entries.into_iter().map(|(at, entry)| ConfigEntry { line: line_of(text, at), ..entry });
         Ok(Self { path: path.to_owned(), entries: entries.collect() })
     }
 
@@ -117,13 +117,13 @@ impl ConfigFile {
         (notes, errors)
     }
 
-    fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &Entry> {
+    fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &ConfigEntry> {
         self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
     }
 
     /// Sets one knob, or that of every queue, and returns what of it is not in force.
-    fn set(&self, control: &Control, names: &Names, entry: &Entry) -> Result<Vec<String>> {
-        let Entry { name, value, line } = entry;
+    fn set(&self, control: &Control, names: &Names, entry: &ConfigEntry) -> Result<Vec<String>> {
+        let ConfigEntry { name, value, line } = entry;
         let wrong = |Refused { errno, why }: Refused| Error::Config {
             path: self.path.clone(),
             line: *line,
@@ -152,7 +152,7 @@ impl ConfigFile {
 fn gather(
     table: &DeTable<'_>,
     above: &str,
-    entries: &mut Vec<(usize, Entry)>,
+    entries: &mut Vec<(usize, ConfigEntry)>,
     wrong: &impl Fn(usize, String) -> Error,
 ) -> Result<()> {
     for (key, value) in table {
@@ -178,7 +178,7 @@ fn gather(
                 return Err(wrong(at, problem));
             }
         };
-        entries.push((at, Entry { name, value, line: 0 }));
+        entries.push((at, ConfigEntry { name, value, line: 0 }));
     }
     Ok(())
 }
@@ -193,7 +193,7 @@ fn levels(name: &str) -> usize {
 ///
 /// # Errors
 /// When the file cannot be written. It is then as it was.
-pub fn save(path: &Path, knobs: &[Listed]) -> Result<()> {
+pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     let [one, other, ..] = sys::random_key();
     name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
@@ -214,11 +214,11 @@ pub fn save(path: &Path, knobs: &[Listed]) -> Result<()> {
     })
 }
 
-fn render(knobs: &[Listed]) -> String {
+fn render(knobs: &[ListedKnob]) -> String {
     let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
     let names = Names::of(&paths);
     let mut table = toml::Table::new();
-    for Listed { path, value, default, .. } in knobs {
+    for ListedKnob { path, value, default, .. } in knobs {
         if value == default || default.is_empty() || last(path) == "online" {
             continue;
         }
@@ -246,7 +246,7 @@ fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
 }
 
 /// Values that all devices and queues agree on fit a run with any number of them.
-fn is_same_everywhere(path: &str, knobs: &[Listed]) -> bool {
+fn is_same_everywhere(path: &str, knobs: &[ListedKnob]) -> bool {
     let is_of_device = |path: &str| OfDevice::of(path).is_some();
     let of_devices = knobs.iter().filter(|knob| is_of_device(&knob.path));
     let mut values =
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_read_back() {
-        let listed = |path: &str, value: &str, default: &str| Listed {
+        let listed = |path: &str, value: &str, default: &str| ListedKnob {
             path: path.to_owned(),
             value: value.to_owned(),
             default: default.to_owned(),

@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use forebay_engine::Explained;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
-use forebay_rx::{Because, DropReason};
+use forebay_rx::{SteerReason, DropReason};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -183,14 +183,14 @@ fn how_it_dropped(drops: &Drops) -> String {
 }
 
 /// Reason for a desired CPU.
-fn reason(because: Because) -> &'static str {
+fn reason(because: SteerReason) -> &'static str {
     match because {
-        Because::Rfs => "its application runs there (rfs)",
-        Because::Rps => "the RPS map says so (rps)",
-        Because::Inline => "that CPU polls the queue, and nothing sends it elsewhere (inline)",
-        Because::Stay => "its predecessors are there (stay)",
-        Because::Drained => "the old CPU has processed all before it (drained)",
-        Because::Held => "it was held (held)",
+        SteerReason::Rfs => "its application runs there (rfs)",
+        SteerReason::Rps => "the RPS map says so (rps)",
+        SteerReason::Inline => "that CPU polls the queue, and nothing sends it elsewhere (inline)",
+        SteerReason::Stay => "its predecessors are there (stay)",
+        SteerReason::Drained => "the old CPU has processed all before it (drained)",
+        SteerReason::Held => "it was held (held)",
     }
 }
 
@@ -320,7 +320,7 @@ mod tests {
             slots: 4096,
             cpu: Some(CpuId(3)),
             is_fenced: false,
-            wish: (CpuId(3), Because::Rps),
+            wish: (CpuId(3), SteerReason::Rps),
             ahead: 0,
             stayed: None,
             held: None,
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn where_a_flow_is_and_will_be_is_told_in_words() {
-        let wanted = FlowState { wish: (CpuId(1), Because::Rfs), ..settled() };
+        let wanted = FlowState { wish: (CpuId(1), SteerReason::Rfs), ..settled() };
         let behind = FlowState { ahead: 37, ..wanted.clone() };
         for (state, words) in [
             (settled(), ["on CPU 3: its last packet", "to CPU 3, since the RPS map says so (rps)"]),

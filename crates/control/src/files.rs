@@ -13,14 +13,14 @@ use forebay_sys::refused::{Refused, Written};
 
 use super::live::Control;
 use super::stats::{CpuStats, softnet_stat};
-use super::tree::{Entry, File};
+use super::tree::{TreeEntry, File};
 
 impl Control {
     /// Entries of a directory of the tree. Paths begin at its root; slashes in front do not count.
     ///
     /// # Errors
     /// `ENOENT` or `ENOTDIR`.
-    pub fn entries(&self, directory: &str) -> Result<Vec<Entry>, Errno> {
+    pub fn entries(&self, directory: &str) -> Result<Vec<TreeEntry>, Errno> {
         self.tree().entries(directory)
     }
 

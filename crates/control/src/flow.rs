@@ -20,7 +20,7 @@ pub enum FlowName {
     /// By where its packets come from and go to; both addresses are of one family.
     Endpoints {
         /// The protocol, if it was named: it does not count for the hash.
-        protocol: Option<Protocol>,
+        protocol: Option<FlowProtocol>,
         /// Whence.
         source: IpAddr,
         /// Whither.
@@ -33,7 +33,7 @@ pub enum FlowName {
 
 /// A protocol with ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Protocol {
+pub enum FlowProtocol {
     /// RFC 9293.
     Tcp,
     /// RFC 768.
@@ -70,8 +70,8 @@ impl fmt::Display for FlowName {
             Self::Hash(FlowHash(hash)) => write!(f, "{hash:08x}"),
             Self::Endpoints { protocol, source, destination, ports } => {
                 match protocol {
-                    Some(Protocol::Tcp) => f.write_str("tcp ")?,
-                    Some(Protocol::Udp) => f.write_str("udp ")?,
+                    Some(FlowProtocol::Tcp) => f.write_str("tcp ")?,
+                    Some(FlowProtocol::Udp) => f.write_str("udp ")?,
                     None => {}
                 }
                 match ports {
@@ -103,8 +103,8 @@ impl FromStr for FlowName {
 
 /// Parts that have been read so far.
 #[derive(Default)]
-struct Words {
-    protocol: Option<Protocol>,
+struct FlowWords {
+    protocol: Option<FlowProtocol>,
     /// True if it is of a protocol that has no ports here.
     is_portless: bool,
     endpoints: Vec<(IpAddr, Option<u16>)>,
@@ -118,7 +118,7 @@ fn parse(text: &str) -> Result<FlowName, String> {
     {
         return if hash == 0 { Err("0 is no flow's hash".to_owned()) } else { Ok(named(hash)) };
     }
-    let mut seen = Words::default();
+    let mut seen = FlowWords::default();
     for word in words {
         if let Some(endpoint) = parse_endpoint(word) {
             seen.endpoints.push(endpoint);
@@ -136,7 +136,7 @@ fn named(hash: u32) -> FlowName {
     FlowName::Hash(FlowHash(hash))
 }
 
-impl Words {
+impl FlowWords {
     /// Reads what is no endpoint: a port that stands apart, or a protocol.
     fn read(&mut self, word: &str) -> Result<(), String> {
         if let Ok(port) = word.parse() {
@@ -146,8 +146,8 @@ impl Words {
             return Ok(());
         }
         match word.to_ascii_lowercase().as_str() {
-            "tcp" => self.protocol = Some(Protocol::Tcp),
-            "udp" => self.protocol = Some(Protocol::Udp),
+            "tcp" => self.protocol = Some(FlowProtocol::Tcp),
+            "udp" => self.protocol = Some(FlowProtocol::Udp),
             "ip" | "ip6" => {}
             "icmp" | "icmp6" | "sctp" | "gre" | "esp" => self.is_portless = true,
             _ => return Err(format!("{word:?} is neither an address nor a port nor a protocol")),
@@ -271,7 +271,7 @@ mod tests {
 
     fn name() -> impl Strategy<Value = FlowName> {
         let protocol =
-            prop_oneof![Just(None), Just(Some(Protocol::Tcp)), Just(Some(Protocol::Udp))];
+            prop_oneof![Just(None), Just(Some(FlowProtocol::Tcp)), Just(Some(FlowProtocol::Udp))];
         let addresses = prop_oneof![
             any::<[[u8; 4]; 2]>().prop_map(|pair| pair.map(IpAddr::from)),
             any::<[[u8; 16]; 2]>().prop_map(|pair| pair.map(IpAddr::from)),

@@ -26,4 +26,4 @@ pub use live::Control;
 #[cfg(feature = "mount")]
 pub use mount::Mount;
 pub use socket::ControlSocket;
-pub use tree::{Entry, EntryKind};
+pub use tree::{TreeEntry, EntryKind};

@@ -13,7 +13,7 @@ use super::tree::MERGEABLE_RX_BUFFER_SIZE;
 
 /// A knob, as `list` tells it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listed {
+pub struct ListedKnob {
     /// Its path.
     pub path: String,
     /// Value.
@@ -26,11 +26,11 @@ pub struct Listed {
 
 /// Every knob.
 #[must_use]
-pub fn list(control: &Control) -> Vec<Listed> {
+pub fn list(control: &Control) -> Vec<ListedKnob> {
     let value = |text: String| text.trim_end().to_owned();
     let listed = names::listed(control).into_iter().map(|path| {
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
-        Listed {
+        ListedKnob {
             value: control.read(&path).map(value).unwrap_or_default(),
             default: default(control, name).unwrap_or_default(),
             meaning: meaning(name).to_owned(),
@@ -40,7 +40,7 @@ pub fn list(control: &Control) -> Vec<Listed> {
     listed.collect()
 }
 
-impl Listed {
+impl ListedKnob {
     /// Reads a line that `list` answered.
     #[must_use]
     pub fn from_line(line: &str) -> Option<Self> {
@@ -50,7 +50,7 @@ impl Listed {
     }
 }
 
-impl fmt::Display for Listed {
+impl fmt::Display for ListedKnob {
     /// With tabs between the fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, value, default, meaning } = self;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::knobs::change::{Change, Queues};
 use forebay_engine::knobs::machine::Machine;
-use forebay_engine::{Engine, Explained, Question, Settings, Shared};
+use forebay_engine::{Engine, Explained, Question, Settings, EngineState};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, Handler, RxQueue};
 use forebay_sys::cpu_list::CpuList;
@@ -23,7 +23,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(1);
 /// A change is in the log of changes when these return. The CPUs come to it at their next turns.
 #[derive(Clone)]
 pub struct Control {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     machine: Machine,
 }
 
@@ -41,7 +41,7 @@ impl Control {
 
     /// State of the engine.
     #[must_use]
-    pub fn shared(&self) -> &Shared {
+    pub fn shared(&self) -> &EngineState {
         &self.shared
     }
 

@@ -24,7 +24,7 @@ const MADE_UP_BYTES_MAX: usize = 60;
 
 /// A run that listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct RunPlace {
     /// Its name.
     pub name: String,
     /// Its socket.
@@ -97,13 +97,13 @@ pub fn find(name: Option<&str>) -> Result<PathBuf> {
 }
 
 /// All runs that listen in these directories, but for those that may not be asked.
-fn listening_in(directories: &[PathBuf]) -> Vec<Place> {
+fn listening_in(directories: &[PathBuf]) -> Vec<RunPlace> {
     let entries = directories.iter().filter_map(|directory| fs::read_dir(directory).ok());
     let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let place = |path: PathBuf| {
         let is_socket = path.extension() == Some(OsStr::new(ENDING));
         let name = path.file_stem().filter(|_| is_socket)?.to_str()?.to_owned();
-        Some(Place { name, path })
+        Some(RunPlace { name, path })
     };
     let mut places: Vec<_> = paths.filter_map(place).collect();
     // What a dead run has left refuses.

@@ -15,11 +15,11 @@ pub(super) const WATCHES_MAX: usize = 12;
 
 /// All places.
 #[derive(Debug, Default)]
-pub(super) struct Seats(Mutex<Taken>);
+pub(super) struct ClientSlots(Mutex<TakenSlot>);
 
 #[derive(Debug, Default)]
-struct Taken {
-    places: Vec<Place>,
+struct TakenSlot {
+    places: Vec<ClientPlace>,
     /// The number that the next client gets.
     next: u64,
     /// True if nobody is let in any more.
@@ -27,7 +27,7 @@ struct Taken {
 }
 
 #[derive(Debug)]
-struct Place {
+struct ClientPlace {
     client: u64,
     stream: UnixStream,
     /// When it last asked, or was answered.
@@ -37,18 +37,18 @@ struct Place {
 
 /// A client's place, for as long as it is there.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct ClientSlot {
     client: u64,
-    seats: Arc<Seats>,
+    seats: Arc<ClientSlots>,
 }
 
 /// A client watches, for as long as this is kept.
-pub(super) struct Watching<'a>(&'a Seat);
+pub(super) struct Watching<'a>(&'a ClientSlot);
 
-impl Seats {
+impl ClientSlots {
     /// A place for a client. When all are taken, the client that was silent longest is sent away;
     /// `None` if all of them watch, or the doors are closed.
-    pub(super) fn take(self: &Arc<Self>, stream: &UnixStream) -> io::Result<Option<Seat>> {
+    pub(super) fn take(self: &Arc<Self>, stream: &UnixStream) -> io::Result<Option<ClientSlot>> {
         let stream = stream.try_clone()?;
         let mut taken = self.taken();
         if taken.is_closed {
@@ -63,8 +63,8 @@ impl Seats {
         }
         let client = taken.next;
         taken.next += 1;
-        taken.places.push(Place { client, stream, heard: Instant::now(), watches: false });
-        Ok(Some(Seat { client, seats: Arc::clone(self) }))
+        taken.places.push(ClientPlace { client, stream, heard: Instant::now(), watches: false });
+        Ok(Some(ClientSlot { client, seats: Arc::clone(self) }))
     }
 
     /// Sends all away, and lets nobody in.
@@ -74,12 +74,12 @@ impl Seats {
         taken.places.drain(..).for_each(|place| place.send_away());
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, TakenSlot> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
+impl ClientSlot {
     /// Notes that the client was heard, or answered.
     pub(super) fn heard(&self) {
         self.change(|place| place.heard = Instant::now());
@@ -97,7 +97,7 @@ impl Seat {
         })
     }
 
-    fn change(&self, change: impl FnOnce(&mut Place)) {
+    fn change(&self, change: impl FnOnce(&mut ClientPlace)) {
         let mut taken = self.seats.taken();
         if let Some(place) = taken.places.iter_mut().find(|place| place.client == self.client) {
             change(place);
@@ -105,14 +105,14 @@ impl Seat {
     }
 }
 
-impl Place {
+impl ClientPlace {
     fn send_away(self) {
         // Its thread finds the end of the stream. If it is gone already, so much the better.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-impl Drop for Seat {
+impl Drop for ClientSlot {
     fn drop(&mut self) {
         self.seats.taken().places.retain(|place| place.client != self.client);
     }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     /// A client's end, and its place.
-    fn come(seats: &Arc<Seats>) -> (UnixStream, Option<Seat>) {
+    fn come(seats: &Arc<ClientSlots>) -> (UnixStream, Option<ClientSlot>) {
         let (client, server) = UnixStream::pair().unwrap();
         let seat = seats.take(&server).unwrap();
         (client, seat)
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn promise_3_the_client_that_is_silent_longest_makes_room() {
-        let seats = Arc::new(Seats::default());
+        let seats = Arc::new(ClientSlots::default());
         let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats)).collect();
         clients[0].1.as_ref().unwrap().heard();
         let (_newcomer, seat) = come(&seats);
@@ -155,9 +155,9 @@ mod tests {
 
     #[test]
     fn promise_3_who_watches_keeps_the_place_and_there_is_always_one_for_others() {
-        let seats = Arc::new(Seats::default());
+        let seats = Arc::new(ClientSlots::default());
         let clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats).1.unwrap()).collect();
-        let watching: Vec<_> = clients.iter().filter_map(Seat::watch).collect();
+        let watching: Vec<_> = clients.iter().filter_map(ClientSlot::watch).collect();
         assert_eq!(watching.len(), WATCHES_MAX);
         for _ in 0..2 * CLIENTS_MAX {
             assert!(come(&seats).1.is_some());

@@ -14,7 +14,7 @@ use super::list::list;
 use super::live::Control;
 use super::names::{self, Names};
 use super::request::{LINE_BYTES_MAX, Request};
-use super::seats::Seat;
+use super::seats::ClientSlot;
 
 /// Time for which a client may leave an answer unread, once the kernel holds no more of it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,14 +32,14 @@ pub(super) struct Desk {
 
 /// A client at the desk.
 #[derive(Debug)]
-pub(super) struct Session<'a> {
+pub(super) struct ControlSession<'a> {
     desk: &'a Desk,
-    seat: Seat,
+    seat: ClientSlot,
     lines: Lines,
 }
 
-impl<'a> Session<'a> {
-    pub(super) fn new(desk: &'a Desk, seat: Seat, stream: UnixStream) -> Self {
+impl<'a> ControlSession<'a> {
+    pub(super) fn new(desk: &'a Desk, seat: ClientSlot, stream: UnixStream) -> Self {
         Self { desk, seat, lines: Lines { stream, read: Vec::new(), has_ended: false } }
     }
 
@@ -53,17 +53,17 @@ impl<'a> Session<'a> {
             while !self.lines.wait(None)? {}
             self.seat.heard();
             let answered = match self.lines.take() {
-                Heard::Line(line) => match Request::parse(&line) {
+                HeardLine::Line(line) => match Request::parse(&line) {
                     Ok(Request::Watch(knob)) => self.watch(knob.as_deref())?,
                     Ok(request) => self.desk.answer(&request),
                     Err(refused) => Err(refused),
                 },
-                Heard::Noise => Err(invalid("a request is text in UTF-8".to_owned())),
-                Heard::TooLong => {
+                HeardLine::Noise => Err(invalid("a request is text in UTF-8".to_owned())),
+                HeardLine::TooLong => {
                     let why = format!("a request has at most {LINE_BYTES_MAX} bytes");
                     return self.lines.send(Err(invalid(why)));
                 }
-                Heard::Gone => return Ok(()),
+                HeardLine::Gone => return Ok(()),
             };
             self.lines.send(answered)?;
             self.seat.heard();
@@ -71,7 +71,7 @@ impl<'a> Session<'a> {
     }
 
     /// Sends what the knobs read, and what they read anew, until a line comes or the client goes.
-    fn watch(&mut self, knob: Option<&str>) -> io::Result<Answer> {
+    fn watch(&mut self, knob: Option<&str>) -> io::Result<SessionAnswer> {
         let paths = match self.desk.watched(knob) {
             Ok(paths) => paths,
             Err(refused) => return Ok(Err(refused)),
@@ -108,10 +108,10 @@ impl<'a> Session<'a> {
 }
 
 /// The lines before `ok`, or what stands in its place.
-type Answer = Result<Vec<String>, Refused>;
+type SessionAnswer = Result<Vec<String>, Refused>;
 
 impl Desk {
-    fn answer(&self, request: &Request) -> Answer {
+    fn answer(&self, request: &Request) -> SessionAnswer {
         match request {
             Request::Get(knob) => self.get(knob),
             Request::Set { knob, value } => self.set(knob, value),
@@ -139,7 +139,7 @@ impl Desk {
         }
     }
 
-    fn get(&self, knob: &str) -> Answer {
+    fn get(&self, knob: &str) -> SessionAnswer {
         let paths = names::find(&self.control, knob)?;
         if let [path] = &paths[..] {
             return Ok(self.read(path)?.lines().map(str::to_owned).collect());
@@ -149,7 +149,7 @@ impl Desk {
         paths.iter().map(named).collect()
     }
 
-    fn set(&self, knob: &str, value: &str) -> Answer {
+    fn set(&self, knob: &str, value: &str) -> SessionAnswer {
         let mut lines = Vec::new();
         let names = Names::in_run(&self.control);
         for path in names::find_for_writing(&self.control, knob)? {
@@ -169,7 +169,7 @@ impl Desk {
         Ok(lines)
     }
 
-    fn tell(&self, cpu: CpuId, tell: impl Fn(&Control, CpuId) -> Result<(), Refused>) -> Answer {
+    fn tell(&self, cpu: CpuId, tell: impl Fn(&Control, CpuId) -> Result<(), Refused>) -> SessionAnswer {
         tell(&self.control, cpu).map(|()| Vec::new())
     }
 
@@ -217,7 +217,7 @@ struct Lines {
 
 /// Bytes that have come.
 #[derive(PartialEq, Eq, Debug)]
-enum Heard {
+enum HeardLine {
     /// A line, without its end.
     Line(String),
     /// A line that is no text.
@@ -249,20 +249,20 @@ impl Lines {
         self.has_ended || self.read.len() >= LINE_BYTES_MAX || self.read.contains(&b'\n')
     }
 
-    fn take(&mut self) -> Heard {
+    fn take(&mut self) -> HeardLine {
         match self.read.iter().position(|byte| *byte == b'\n') {
             Some(end) if end < LINE_BYTES_MAX => {
                 let rest = self.read.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.read, rest);
                 line.truncate(end);
-                String::from_utf8(line).map_or(Heard::Noise, Heard::Line)
+                String::from_utf8(line).map_or(HeardLine::Noise, HeardLine::Line)
             }
-            None if self.read.len() < LINE_BYTES_MAX => Heard::Gone,
-            _ => Heard::TooLong,
+            None if self.read.len() < LINE_BYTES_MAX => HeardLine::Gone,
+            _ => HeardLine::TooLong,
         }
     }
 
-    fn send(&mut self, answer: Answer) -> io::Result<()> {
+    fn send(&mut self, answer: SessionAnswer) -> io::Result<()> {
         let mut text = String::new();
         match answer {
             Ok(lines) => {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     /// All that is heard of what a client writes before it goes.
-    fn heard(written: &[u8]) -> Vec<Heard> {
+    fn heard(written: &[u8]) -> Vec<HeardLine> {
         let (mut client, mut lines) = lines();
         let writer = std::thread::spawn({
             let written = written.to_vec();
@@ -299,7 +299,7 @@ mod tests {
             }
         });
         let mut heard = Vec::new();
-        while !matches!(heard.last(), Some(Heard::Gone | Heard::TooLong)) {
+        while !matches!(heard.last(), Some(HeardLine::Gone | HeardLine::TooLong)) {
             while !lines.wait(None).unwrap() {}
             heard.push(lines.take());
         }
@@ -310,19 +310,19 @@ mod tests {
 
     #[test]
     fn promise_5_lines_are_told_from_noise_and_half_a_line_is_none() {
-        let line = |text: &str| Heard::Line(text.to_owned());
-        assert_eq!(heard(b""), [Heard::Gone]);
-        assert_eq!(heard(b"get a\n\r\nset b 1"), [line("get a"), line("\r"), Heard::Gone]);
-        assert_eq!(heard(b"\xff\xfe\nlist\n"), [Heard::Noise, line("list"), Heard::Gone]);
+        let line = |text: &str| HeardLine::Line(text.to_owned());
+        assert_eq!(heard(b""), [HeardLine::Gone]);
+        assert_eq!(heard(b"get a\n\r\nset b 1"), [line("get a"), line("\r"), HeardLine::Gone]);
+        assert_eq!(heard(b"\xff\xfe\nlist\n"), [HeardLine::Noise, line("list"), HeardLine::Gone]);
     }
 
     #[test]
     fn promise_3_a_line_is_no_longer_than_it_may_be() {
         let of_len = |len_bytes: usize| [vec![b'x'; len_bytes - 1], vec![b'\n']].concat();
         let longest = "x".repeat(LINE_BYTES_MAX - 1);
-        assert_eq!(heard(&of_len(LINE_BYTES_MAX)), [Heard::Line(longest), Heard::Gone]);
-        assert_eq!(heard(&of_len(LINE_BYTES_MAX + 1)), [Heard::TooLong]);
-        assert_eq!(heard(&vec![b'x'; 10 * LINE_BYTES_MAX]), [Heard::TooLong]);
+        assert_eq!(heard(&of_len(LINE_BYTES_MAX)), [HeardLine::Line(longest), HeardLine::Gone]);
+        assert_eq!(heard(&of_len(LINE_BYTES_MAX + 1)), [HeardLine::TooLong]);
+        assert_eq!(heard(&vec![b'x'; 10 * LINE_BYTES_MAX]), [HeardLine::TooLong]);
     }
 
     #[test]
@@ -333,6 +333,6 @@ mod tests {
         assert!(!lines.wait(Some(Duration::from_millis(1))).unwrap());
         client.write_all(b"t a\n").unwrap();
         assert!(lines.wait(None).unwrap());
-        assert_eq!(lines.take(), Heard::Line("get a".to_owned()));
+        assert_eq!(lines.take(), HeardLine::Line("get a".to_owned()));
     }
 }

@@ -21,8 +21,8 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use super::live::Control;
-use super::seats::Seats;
-use super::session::{Desk, Session};
+use super::seats::ClientSlots;
+use super::session::{Desk, ControlSession};
 
 /// Time for which nobody is let in after a client could not be, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
@@ -31,7 +31,7 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: Arc<PrivateListener>,
-    seats: Arc<Seats>,
+    seats: Arc<ClientSlots>,
     door: Option<JoinHandle<()>>,
 }
 
@@ -43,7 +43,7 @@ impl ControlSocket {
     /// When a live run listens there, there is a file of another kind, or the system refuses.
     pub fn open(control: Control, path: &Path, config: Option<PathBuf>) -> Result<Self> {
         let listener = Arc::new(PrivateListener::bind(path, "the control socket")?);
-        let seats = Arc::new(Seats::default());
+        let seats = Arc::new(ClientSlots::default());
         let mut socket =
             Self { listener: Arc::clone(&listener), seats: Arc::clone(&seats), door: None };
         let desk = Arc::new(Desk { control, config });
@@ -68,7 +68,7 @@ impl Drop for ControlSocket {
 }
 
 /// Lets clients in until the doors are closed.
-fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<Seats>) {
+fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) {
     loop {
         let stream = match listener.socket().accept() {
             Ok((stream, _)) => stream,
@@ -84,7 +84,7 @@ fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<Seats>) {
 }
 
 /// Gives a client a place and a thread, or tells it why not.
-fn seat(stream: UnixStream, desk: &Arc<Desk>, seats: &Arc<Seats>) -> io::Result<()> {
+fn seat(stream: UnixStream, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) -> io::Result<()> {
     if let Err(refused) = check_peer(&stream)? {
         return turn_away(&stream, &refused);
     }
@@ -95,7 +95,7 @@ fn seat(stream: UnixStream, desk: &Arc<Desk>, seats: &Arc<Seats>) -> io::Result<
     let desk = Arc::clone(desk);
     spawn(move || {
         // A client that has gone in the middle of an answer wants no more of it.
-        let _ = Session::new(&desk, seat, stream).serve();
+        let _ = ControlSession::new(&desk, seat, stream).serve();
     })?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use forebay_engine::Shared;
+use forebay_engine::EngineState;
 use forebay_rx::counters::Counter;
 use forebay_rx::{CpuId, DropReason};
 
@@ -40,7 +40,7 @@ pub(super) struct CpuStats {
 }
 
 impl CpuStats {
-    pub(super) fn of(cpu: CpuId, shared: &Shared) -> Self {
+    pub(super) fn of(cpu: CpuId, shared: &EngineState) -> Self {
         let place = shared.cpus().cpus().binary_search(&cpu).ok();
         let (Some(index), Some(counters)) = (place, shared.counters()) else {
             return Self::default();
@@ -114,7 +114,7 @@ impl CpuStats {
 }
 
 /// `/proc/net/softnet_stat`: a line for each CPU that runs.
-pub(super) fn softnet_stat(shared: &Shared) -> String {
+pub(super) fn softnet_stat(shared: &EngineState) -> String {
     let running = shared.settings().cpus;
     let lines = running.cpus().iter().map(|&cpu| CpuStats::of(cpu, shared).softnet_line(cpu));
     lines.collect()

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use forebay_engine::Devices;
 use forebay_engine::knobs::coalesce::CoalesceChange;
-use forebay_engine::knobs::knob::{Knob, Place};
+use forebay_engine::knobs::knob::{Knob, KnobPlace};
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
@@ -18,7 +18,7 @@ pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
 
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Entry {
+pub struct TreeEntry {
     /// Its name.
     pub name: String,
     /// Kind.
@@ -102,7 +102,7 @@ impl Tree {
     }
 
     /// Entries of the directory at `path`, in the order of the names.
-    pub(super) fn entries(&self, path: &str) -> Result<Vec<Entry>, Errno> {
+    pub(super) fn entries(&self, path: &str) -> Result<Vec<TreeEntry>, Errno> {
         let directory = normal(path);
         let prefix = if directory.is_empty() { directory.clone() } else { format!("{directory}/") };
         let mut entries = Vec::new();
@@ -112,10 +112,10 @@ impl Tree {
             }
             let Some(below) = at.strip_prefix(&prefix) else { continue };
             entries.push(match below.split_once('/') {
-                Some((name, _)) => Entry { name: name.to_owned(), kind: EntryKind::Directory },
+                Some((name, _)) => TreeEntry { name: name.to_owned(), kind: EntryKind::Directory },
                 None => {
                     let kind = EntryKind::File { mode: file.mode() };
-                    Entry { name: below.to_owned(), kind }
+                    TreeEntry { name: below.to_owned(), kind }
                 }
             });
         }
@@ -157,7 +157,7 @@ impl Tree {
             let first = own.start;
             let own = own.filter(|queue| self.devices.rx_buffers(RxQueue(*queue)).is_some());
             own.map(move |queue| {
-                let directory = Place::Queue.directory(device, RxQueue(queue - first));
+                let directory = KnobPlace::Queue.directory(device, RxQueue(queue - first));
                 let file = File::RxBufferSize(RxQueue(queue));
                 (format!("{directory}/{MERGEABLE_RX_BUFFER_SIZE}"), file)
             })
@@ -165,18 +165,18 @@ impl Tree {
     }
 
     fn knobs(&self) -> impl Iterator<Item = (String, File)> {
-        let of = |place: Place| Knob::ALL.into_iter().filter(move |knob| knob.place() == place);
+        let of = |place: KnobPlace| Knob::ALL.into_iter().filter(move |knob| knob.place() == place);
         let file = |knob: Knob, device: &str, own: u16, queue: u16| {
             let directory = knob.place().directory(device, RxQueue(own));
             (format!("{directory}/{knob}"), File::Knob(knob, RxQueue(queue)))
         };
         let of_devices = self.devices.iter().flat_map(move |(device, Range { start, end })| {
-            let of_queues = of(Place::Queue).flat_map(move |knob| {
+            let of_queues = of(KnobPlace::Queue).flat_map(move |knob| {
                 (start..end).map(move |queue| file(knob, device, queue - start, queue))
             });
-            of_queues.chain(of(Place::Device).map(move |knob| file(knob, device, 0, start)))
+            of_queues.chain(of(KnobPlace::Device).map(move |knob| file(knob, device, 0, start)))
         });
-        of_devices.chain(of(Place::NetCore).map(move |knob| file(knob, "", 0, 0)))
+        of_devices.chain(of(KnobPlace::NetCore).map(move |knob| file(knob, "", 0, 0)))
     }
 
     /// The paths of the files that a short name stands for: `rps_cpus` of all queues,

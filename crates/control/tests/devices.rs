@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_control::list::{Listed, list};
+use forebay_control::list::{ListedKnob, list};
 use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
@@ -124,7 +124,7 @@ fn what_is_saved_of_several_devices_makes_the_next_run_the_same() {
     ] {
         saved.set(knob, value).unwrap();
     }
-    let knobs: Vec<Listed> = list(&saved);
+    let knobs: Vec<ListedKnob> = list(&saved);
     config_file::save(&path, &knobs).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.contains("[knobs.eth0.rx-1]") && text.contains("[knobs.\"v.1\".rx-0]"), "{text}");

@@ -11,7 +11,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::xdp::CopyMode;
 
 use self::virtio::VirtioOptions;
-use crate::take::Take;
+use crate::take::RxFilter;
 
 /// By which face of the kernel, or from which other process, frames come and go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -80,7 +80,7 @@ pub struct DeviceConfig {
     /// Its rx queues that are polled; the first ones. Of a vhost-user device, its queue pairs.
     pub queues: u16,
     /// Packets that are taken.
-    pub take: Take,
+    pub take: RxFilter,
     /// Options of `AF_XDP` alone.
     pub xdp: XdpOptions,
     /// Options of vhost-user alone.
@@ -102,7 +102,7 @@ impl DeviceConfig {
             name: name.into(),
             via,
             queues: 1,
-            take: Take::default(),
+            take: RxFilter::default(),
             xdp: XdpOptions::default(),
             virtio: VirtioOptions::default(),
             promiscuous: false,

@@ -10,22 +10,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
-use forebay_rx::tickets::{Feeder, Lane, Lanes, Tickets, lane};
-pub(crate) use outgoing::{Outgoing, Segment, Shape, longest_frame_bytes};
-pub use sink::EgressSink;
+use forebay_rx::tickets::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
+pub(crate) use outgoing::{Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
+pub use sink::TxQueueSink;
 
 use super::sink::{SendDrop, SinkCounters};
 
 /// Packets that wait between one CPU and one queue, at most.
-pub(crate) const EGRESS_PACKETS: u32 = 1024;
+pub(crate) const TX_QUEUE_PACKETS: u32 = 1024;
 
 /// State that the ends of one queue's lanes share.
-struct Hub {
-    tickets: Tickets,
+struct TxQueueShared {
+    tickets: Sequencer,
     /// Wakes the CPU that drives the queue, once there is one.
     wake: OnceLock<Waker>,
     /// Lanes that the driving CPU has not taken over yet, and who counts what comes by them.
-    joined: Mutex<Vec<(Lane, Arc<SinkCounters>)>>,
+    joined: Mutex<Vec<(LaneConsumer, Arc<SinkCounters>)>>,
     /// Number of lanes that have joined in all. Written under the lock (Release), read by the driving CPU
     /// (Acquire).
     joins: AtomicUsize,
@@ -33,31 +33,31 @@ struct Hub {
     is_gone: AtomicBool,
 }
 
-impl Hub {
-    fn joined(&self) -> MutexGuard<'_, Vec<(Lane, Arc<SinkCounters>)>> {
+impl TxQueueShared {
+    fn joined(&self) -> MutexGuard<'_, Vec<(LaneConsumer, Arc<SinkCounters>)>> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Place where CPUs join a queue.
 #[derive(Clone)]
-pub(crate) struct Egress(Arc<Hub>);
+pub(crate) struct TxQueue(Arc<TxQueueShared>);
 
-impl Egress {
+impl TxQueue {
     /// A queue, and the end of it that the driving CPU holds.
-    pub(crate) fn new() -> (Self, Departures) {
+    pub(crate) fn new() -> (Self, TxQueueConsumer) {
         Self::starting_at(0)
     }
 
-    fn starting_at(ticket: u32) -> (Self, Departures) {
-        let hub = Arc::new(Hub {
-            tickets: Tickets::starting_at(ticket),
+    fn starting_at(ticket: u32) -> (Self, TxQueueConsumer) {
+        let hub = Arc::new(TxQueueShared {
+            tickets: Sequencer::starting_at(ticket),
             wake: OnceLock::new(),
             joined: Mutex::new(Vec::new()),
             joins: AtomicUsize::new(0),
             is_gone: AtomicBool::new(false),
         });
-        let departures = Departures {
+        let departures = TxQueueConsumer {
             hub: Arc::clone(&hub),
             lanes: Lanes::new(ticket, Vec::new()),
             counters: Vec::new(),
@@ -66,26 +66,26 @@ impl Egress {
     }
 
     /// A lane for one more CPU, which counts there.
-    pub(crate) fn join(&self, counters: Arc<SinkCounters>) -> Way {
-        self.join_with(EGRESS_PACKETS, counters)
+    pub(crate) fn join(&self, counters: Arc<SinkCounters>) -> TxQueueProducer {
+        self.join_with(TX_QUEUE_PACKETS, counters)
     }
 
-    fn join_with(&self, capacity: u32, counters: Arc<SinkCounters>) -> Way {
+    fn join_with(&self, capacity: u32, counters: Arc<SinkCounters>) -> TxQueueProducer {
         let (feeder, lane) = lane(capacity);
         let mut joined = self.0.joined();
         joined.push((lane, counters));
         self.0.joins.fetch_add(1, Ordering::Release);
-        Way { hub: Arc::clone(&self.0), feeder }
+        TxQueueProducer { hub: Arc::clone(&self.0), feeder }
     }
 }
 
 /// The end that a CPU puts packets into.
-pub(crate) struct Way {
-    hub: Arc<Hub>,
-    feeder: Feeder,
+pub(crate) struct TxQueueProducer {
+    hub: Arc<TxQueueShared>,
+    feeder: LaneProducer,
 }
 
-impl Way {
+impl TxQueueProducer {
     /// Takes the oldest of `packets`, as many as there is room for, and returns how many. Those that
     /// are left are the caller's.
     pub(crate) fn put(&mut self, packets: &mut Vec<Packet>) -> usize {
@@ -118,14 +118,14 @@ impl Way {
 pub(crate) struct LaneId(pub(crate) u16);
 
 /// The end that the CPU which drives the queue takes packets out of.
-pub(crate) struct Departures {
-    hub: Arc<Hub>,
+pub(crate) struct TxQueueConsumer {
+    hub: Arc<TxQueueShared>,
     lanes: Lanes,
     /// By lane.
     counters: Vec<Arc<SinkCounters>>,
 }
 
-impl Departures {
+impl TxQueueConsumer {
     /// Says how the driving CPU is woken. Once.
     pub(crate) fn wake_by(&self, wake: Waker) {
         // A second time it would be the same CPU's.
@@ -165,7 +165,7 @@ impl Departures {
     }
 }
 
-impl Drop for Departures {
+impl Drop for TxQueueConsumer {
     fn drop(&mut self) {
         self.hub.is_gone.store(true, Ordering::Relaxed);
         self.take_over();
@@ -214,7 +214,7 @@ mod tests {
             steps in proptest::collection::vec((0usize..3, 0u32..9, 0usize..9), 1..80),
         ) {
             let mut memory = pool(1000);
-            let (egress, mut departures) = Egress::starting_at(start);
+            let (egress, mut departures) = TxQueue::starting_at(start);
             let counters = Arc::<SinkCounters>::default();
             let mut ways: Vec<_> =
                 (0..3).map(|_| egress.join_with(capacity, Arc::clone(&counters))).collect();
@@ -237,7 +237,7 @@ mod tests {
             drop(departures);
             prop_assert_eq!(counters.dropped(SendDrop::Down), expected.len() as u64);
             prop_assert!(ways[0].is_gone());
-            prop_assert_eq!(memory.away(), 0);
+            prop_assert_eq!(memory.in_use(), 0);
         }
     }
 
@@ -245,7 +245,7 @@ mod tests {
     fn promise_1_a_flow_that_moves_between_cpus_leaves_in_order() {
         const PACKETS: u32 = 4000;
         let mut memory = pool(4096);
-        let (egress, mut departures) = Egress::new();
+        let (egress, mut departures) = TxQueue::new();
         let turn = Arc::new(AtomicU32::new(0));
         let packets: Vec<_> = (0..PACKETS).map(|number| packet(&mut memory, number)).collect();
         let mut shares = [Vec::new(), Vec::new()];

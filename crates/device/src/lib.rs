@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 pub use config::{DeviceConfig, Via, XdpMode, XdpOptions};
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
-pub use egress::EgressSink;
+pub use egress::TxQueueSink;
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};

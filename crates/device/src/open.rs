@@ -15,7 +15,7 @@ use crate::config::{DeviceConfig, Via};
 use crate::sink::Sink;
 use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "af-xdp")]
-use crate::take::Take;
+use crate::take::RxFilter;
 #[cfg(feature = "tun")]
 use crate::tun::{TunDevice, TunKind};
 #[cfg(feature = "vhost-user")]
@@ -132,7 +132,7 @@ impl Device {
             rx_buffers: Vec::new(),
             facts: device.facts().clone(),
             way_out: Some(WayOut::Xdp(device)),
-            takes_all: config.take == Take::All,
+            takes_all: config.take == RxFilter::All,
         })
     }
 

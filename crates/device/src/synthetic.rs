@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_buf::Pool;
-use forebay_rx::arrive::{Ask, Burst, Polled, Refused, SourceError};
+use forebay_rx::arrive::{PollRequest, Burst, Polled, RefusedFrame, SourceError};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::checksum::Sum;
@@ -128,7 +128,7 @@ impl SyntheticSource {
 
 impl SyntheticSource {
     /// Makes the frame that was drawn, if it is this queue's.
-    fn take(&self, due_ns: u64, pool: &mut Pool, packets: &mut Vec<Packet>) -> Result<(), Refused> {
+    fn take(&self, due_ns: u64, pool: &mut Pool, packets: &mut Vec<Packet>) -> Result<(), RefusedFrame> {
         let (flow, _) = self.run;
         let hash = match self.shared_out.get(flow as usize) {
             Some(Some(hash)) => *hash,
@@ -139,7 +139,7 @@ impl SyntheticSource {
         let wire_len = u32::try_from(frame_bytes).unwrap_or(u32::MAX);
         let arrival = Arrival::of_frame(self.number);
         let Some(frame) = pool.allocate(wire_len) else {
-            return Err(Refused { arrival, wire_len, reason: DropReason::NoBuffer });
+            return Err(RefusedFrame { arrival, wire_len, reason: DropReason::NoBuffer });
         };
         let packet = Packet::received(frame, arrival, wire_len, Link::Ethernet);
         packets.push(Packet { timestamp_ns: due_ns, hash, ..packet });
@@ -169,7 +169,7 @@ fn shared_out(plan: &SyntheticPlan, share: &QueueShare) -> Vec<Option<FlowHash>>
 impl Source for SyntheticSource {
     fn poll(
         &mut self,
-        Ask { now_ns, max, may_wait, is_last }: Ask,
+        PollRequest { now_ns, max, may_wait, is_last }: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -199,11 +199,11 @@ impl Source for SyntheticSource {
 #[derive(Debug)]
 struct Template {
     headers: Vec<u8>,
-    network: Network,
+    network: SyntheticNetwork,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Network {
+enum SyntheticNetwork {
     Ipv4,
     Ipv6,
 }
@@ -227,13 +227,13 @@ impl Template {
             headers.extend([0x60, 0, 0, 0, 0, 0, UDP, HOPS]);
             headers.extend(prefix.to_be_bytes());
             headers.extend((prefix | 1 << 64).to_be_bytes());
-            Network::Ipv6
+            SyntheticNetwork::Ipv6
         } else {
             headers.extend(ETHERTYPE_IPV4.to_be_bytes());
             headers.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, HOPS, UDP, 0, 0]);
             headers.extend(Ipv4Addr::new(10, 0, 0, 0).octets());
             headers.extend(Ipv4Addr::new(11, 9, 0, 1).octets());
-            Network::Ipv4
+            SyntheticNetwork::Ipv4
         };
         headers.extend([0, 0]);
         headers.extend(DESTINATION_PORT.to_be_bytes());
@@ -258,8 +258,8 @@ impl Template {
 
         let (network, udp) = headers[ETHERNET_BYTES..].split_at_mut(self.network_bytes());
         let pseudo = match self.network {
-            Network::Ipv4 => write_ipv4(network, flow, udp_len),
-            Network::Ipv6 => write_ipv6(network, flow, udp_len),
+            SyntheticNetwork::Ipv4 => write_ipv4(network, flow, udp_len),
+            SyntheticNetwork::Ipv6 => write_ipv6(network, flow, udp_len),
         };
         let port = FIRST_PORT + u16::try_from(flow % PORTS).unwrap_or(0);
         udp[..2].copy_from_slice(&port.to_be_bytes());
@@ -274,8 +274,8 @@ impl Template {
 
     fn network_bytes(&self) -> usize {
         match self.network {
-            Network::Ipv4 => IPV4_BYTES,
-            Network::Ipv6 => IPV6_BYTES,
+            SyntheticNetwork::Ipv4 => IPV4_BYTES,
+            SyntheticNetwork::Ipv6 => IPV6_BYTES,
         }
     }
 }

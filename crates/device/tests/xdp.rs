@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_device::af_xdp::{AttachOptions, Attached};
-use forebay_device::take::Take;
+use forebay_device::take::RxFilter;
 use forebay_sys::bpf::{Instruction, XdpLoad, XdpPlace, XdpProgram, XskMap};
 use forebay_sys::interface::Interface;
 use forebay_sys::xdp_attached::{self, AttachedProgram};
@@ -69,7 +69,7 @@ fn options() -> AttachOptions<'static> {
     }
 }
 
-fn take() -> Take {
+fn take() -> RxFilter {
     "udp:53".parse().unwrap()
 }
 
@@ -122,12 +122,12 @@ fn be_killed(name: &str) {
 
 fn generic() {
     let interface = Interface::named("lo").unwrap();
-    let ours = Attached::open(&interface, &Take::All, &options()).unwrap();
+    let ours = Attached::open(&interface, &RxFilter::All, &options()).unwrap();
     assert_eq!(ours.place(), XdpPlace::Generic);
     assert!(fact(&ours, "mode").starts_with("generic: the driver refused"), "{ours:?}");
     drop(ours);
     let options = AttachOptions { places: &[XdpPlace::Native], ..options() };
-    let error = Attached::open(&interface, &Take::All, &options).unwrap_err();
+    let error = Attached::open(&interface, &RxFilter::All, &options).unwrap_err();
     assert!(error.help().contains("--xdp-mode generic") && error.is_refusal(), "{error}");
 }
 
@@ -135,7 +135,7 @@ fn generic() {
 fn attach_by_netlink(interface: &Interface, place: &str) {
     ip("link add pge type veth peer name pgf");
     let elsewhere = Interface::named("pge").unwrap();
-    let loaded = Attached::open(&elsewhere, &Take::All, &options()).unwrap();
+    let loaded = Attached::open(&elsewhere, &RxFilter::All, &options()).unwrap();
     let id = attached(&elsewhere)[0].id;
     tried(&format!("bpftool net attach {place} id {id} dev {}", interface.name)).unwrap();
     drop(loaded);
@@ -164,7 +164,7 @@ fn foreign() {
 
 fn held() {
     let interface = veth();
-    let _other = Attached::open(&interface, &Take::All, &options()).unwrap();
+    let _other = Attached::open(&interface, &RxFilter::All, &options()).unwrap();
     let before = attached(&interface);
     for replace in [false, true] {
         let ours = AttachOptions { replace, ..options() };

@@ -37,7 +37,7 @@ pub(super) enum SleepOn {
 
 impl Bell {
     /// Makes the calling thread the one that this bell wakes.
-    pub(super) fn belongs_to_this_thread(&self) {
+    pub(super) fn bind_to_current_thread(&self) {
         *self.sleeper() = Some(thread::current());
     }
 
@@ -143,7 +143,7 @@ mod tests {
         let (bell_of_worker, work_to_do) = (Arc::clone(&bell), Arc::clone(&work));
         let rounds = 20_000;
         let worker = thread::spawn(move || {
-            bell_of_worker.belongs_to_this_thread();
+            bell_of_worker.bind_to_current_thread();
             let silent = Event::new().unwrap();
             let descriptors = match on {
                 SleepOn::Bell => vec![],

@@ -15,7 +15,7 @@ use forebay_sys::refused::{Refused, Written};
 
 use super::config::Config;
 use super::limits::{BURST_MAX, DEFER_MAX};
-use super::log::{Cursor, Writer};
+use super::log::{LogCursor, Writer};
 use super::question::Question;
 use super::reclaim::{Reclaimer, Retired};
 use super::settings::Settings;
@@ -33,7 +33,7 @@ const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
 
 /// Entry of the log.
 #[derive(Clone, Debug)]
-pub(super) enum Entry {
+pub(super) enum LogEntry {
     /// Something changes.
     Change(Arc<Made>),
     /// Somebody asks.
@@ -48,7 +48,7 @@ pub(super) struct Made {
     /// Change; `None` if the script's cannot be made.
     pub(super) change: Option<Change>,
     /// Tables made for it.
-    pub(super) parts: Parts,
+    pub(super) parts: ChangedParts,
     /// Note of it in a trace: each knob whose value in force is another now, and that value as it
     /// is read back.
     pub(super) rows: Vec<(String, String)>,
@@ -58,7 +58,7 @@ pub(super) struct Made {
 
 /// Tables made for a change, where it was asked for.
 #[derive(Debug)]
-pub(super) enum Parts {
+pub(super) enum ChangedParts {
     /// Nothing.
     None,
     /// The table that applications record in already.
@@ -87,12 +87,12 @@ impl ByQueue {
 }
 
 /// A thread's place in the log.
-pub(super) type Follower = Cursor<Entry>;
+pub(super) type Follower = LogCursor<LogEntry>;
 
 /// The writing end: behind a lock, for whoever changes something.
 #[derive(Debug)]
 pub(super) struct Changes {
-    log: Writer<Entry>,
+    log: Writer<LogEntry>,
     /// The number of changes so far.
     epoch: u32,
     /// Number of them that the script made.
@@ -195,7 +195,7 @@ impl Changes {
     /// Asks all queues, unless they have not come to what was asked before.
     pub(super) fn ask(&mut self, question: Question) {
         if self.log.pending() < QUESTIONS_MAX {
-            self.log.append(Entry::Ask(Arc::new(question)));
+            self.log.append(LogEntry::Ask(Arc::new(question)));
         }
     }
 
@@ -283,16 +283,16 @@ impl Changes {
     }
 
     /// Makes what a change takes. What it says of a CPU that runs becomes what it says of all.
-    fn make(&mut self, change: &Change) -> Result<(Change, Parts), Refused> {
+    fn make(&mut self, change: &Change) -> Result<(Change, ChangedParts), Refused> {
         self.check(change)?;
         let change = self.running_after(change).map_or_else(|| change.clone(), Change::Cpus);
         let parts = match &change {
-            Change::RpsSockFlowEntries(entries) => Parts::SockFlows(self.replace_table(*entries)),
+            Change::RpsSockFlowEntries(entries) => ChangedParts::SockFlows(self.replace_table(*entries)),
             Change::RfsDesired { flow, cpu } => {
                 if let Some(table) = &*self.sock_flows.load() {
                     table.record(*flow, *cpu);
                 }
-                Parts::None
+                ChangedParts::None
             }
             Change::HashKey(key) => {
                 if let Ok(hasher) = self.hasher.rekeyed(key) {
@@ -301,16 +301,16 @@ impl Changes {
                 let settings = self.settings.queues.iter();
                 let alike = ByQueue::new(settings.map(|queue| Some(queue.rps_flow_cnt)));
                 self.reclaimer.start();
-                Parts::Hasher(Arc::clone(&self.hasher), alike)
+                ChangedParts::Hasher(Arc::clone(&self.hasher), alike)
             }
             Change::RpsFlowCnt(queues, count) => {
                 let all = (0..).map(RxQueue).take(self.settings.queues.len());
                 self.reclaimer.start();
-                Parts::FlowTables(ByQueue::new(
+                ChangedParts::FlowTables(ByQueue::new(
                     all.map(|queue| queues.contain(queue).then_some(*count)),
                 ))
             }
-            _ => Parts::None,
+            _ => ChangedParts::None,
         };
         Ok((change, parts))
     }
@@ -330,16 +330,16 @@ impl Changes {
         table
     }
 
-    fn append(&mut self, made: Option<(Change, Parts)>, is_scripted: bool) {
+    fn append(&mut self, made: Option<(Change, ChangedParts)>, is_scripted: bool) {
         self.epoch += 1;
         let (change, parts) = made.unzip();
         if let Some(change) = &change {
             self.settings.apply(change);
         }
         let rows = change.as_ref().map(|change| self.rows(change)).unwrap_or_default();
-        let parts = parts.unwrap_or(Parts::None);
+        let parts = parts.unwrap_or(ChangedParts::None);
         let made = Made { epoch: self.epoch, change, parts, rows, is_scripted };
-        self.log.append(Entry::Change(Arc::new(made)));
+        self.log.append(LogEntry::Change(Arc::new(made)));
     }
 
     /// Names and values that a change is written down as. Masks change with the CPUs that run.

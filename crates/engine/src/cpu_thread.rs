@@ -17,8 +17,8 @@ use forebay_sys as sys;
 use super::bell::SleepOn;
 use super::idle::{Deferral, Idle};
 use super::queue::Activity;
-use super::shared::Shared;
-use super::worker::{Life, Worker};
+use super::shared::EngineState;
+use super::worker::{ThreadState, Worker};
 
 /// Longest sleep of a CPU while its queues wait for other CPUs, which do not wake it.
 const BLOCKED_SLEEP_NS: u64 = 50_000;
@@ -28,7 +28,7 @@ const BLOCKED_SLEEP_NS: u64 = 50_000;
 /// The CPU delivers nothing while its thread does something else.
 pub struct CpuThread<H: Handler> {
     pub(super) worker: Worker<H>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     idle: Idle,
     deferral: Deferral,
     /// When the next turn begins, or the last pause began.
@@ -58,10 +58,10 @@ impl<H: Handler> CpuThread<H> {
     pub(super) fn begin(&mut self) {
         // A CPU that does not exist here, or may not be used, is a thread that goes where it is put.
         let _ = sys::pin_to(self.worker.cpu);
-        sys::make_timers_precise();
-        sys::ask_to_be_woken_promptly();
+        sys::set_timer_slack();
+        sys::set_sched_slice();
         IS_CPU.set(true);
-        self.shared.bell(self.worker.index).belongs_to_this_thread();
+        self.shared.bell(self.worker.index).bind_to_current_thread();
         self.shared.ready_to_start();
         self.turn_ns = self.shared.clock.now_ns();
     }
@@ -121,7 +121,7 @@ impl<H: Handler> CpuThread<H> {
             return Activity::Ended;
         }
         let activity = self.worker.turn(self.turn_ns);
-        if self.worker.life == Life::Dead {
+        if self.worker.life == ThreadState::Terminated {
             self.is_over = true;
             return activity;
         }
@@ -166,7 +166,7 @@ impl<H: Handler> CpuThread<H> {
         let at_most = due.into_iter().chain(deferred).min().map(Duration::from_nanos);
         let bell = self.shared.bell(self.worker.index);
         bell.lie_down(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
-        if !self.worker.has_business() && !is_ready() {
+        if !self.worker.has_pending_work() && !is_ready() {
             let descriptors = if on_descriptors { self.worker.descriptors() } else { Vec::new() };
             bell.wait(at_most, &descriptors);
         }

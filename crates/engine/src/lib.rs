@@ -38,7 +38,7 @@ pub use flows::Flows;
 use forebay_buf::{Pool, Position};
 use forebay_device::Device;
 use forebay_rx::arrive::{Attachment, Numbering};
-use forebay_rx::backlog::Lane;
+use forebay_rx::backlog::BacklogRing;
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::steer::{RPS_FLOW_CNT, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
@@ -53,17 +53,17 @@ pub use outcome::{CpuOutcome, Outcome};
 pub use question::{Explained, Question};
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};
-use shared::Counters;
-pub use shared::Shared;
+use shared::EngineCounters;
+pub use shared::EngineState;
 pub use stepped::VirtualCosts;
-use worker::{Deaths, Life, Mailboxes, Worker};
+use worker::{ThreadRestarts, ThreadState, Mailboxes, Worker};
 
 /// An engine, ready to run.
 pub struct Engine<H> {
     workers: Vec<Worker<H>>,
     senders: Vec<Pool>,
     small: Vec<Pool>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 }
 
 impl<H: Handler + 'static> Engine<H> {
@@ -89,7 +89,7 @@ impl<H: Handler + 'static> Engine<H> {
         }
         let config = &config.keyed();
         let devices = Devices::of(&config.devices, sources.len())?;
-        let shared = Arc::new(Shared::new(config, clock, devices));
+        let shared = Arc::new(EngineState::new(config, clock, devices));
         for scripted in config.script.changes() {
             shared.check(&scripted.change).map_err(|refused| {
                 let (what, why) = (scripted.change.knob(), refused.to_string());
@@ -98,7 +98,7 @@ impl<H: Handler + 'static> Engine<H> {
         }
         let mut pools = memory::pools(config, &sources)?;
         let mut queues: Vec<Vec<Queue>> = cpus.iter().map(|_| Vec::new()).collect();
-        let mut lanes: Vec<Vec<Lane>> = cpus.iter().map(|_| Vec::new()).collect();
+        let mut lanes: Vec<Vec<BacklogRing>> = cpus.iter().map(|_| Vec::new()).collect();
         for (index, (source, pool)) in sources.into_iter().zip(pools.queues.drain(..)).enumerate() {
             let polling = index % cpus.len();
             let (queue, queue_lanes) = open_queue(config, index, (source, pool), &shared)?;
@@ -117,7 +117,7 @@ impl<H: Handler + 'static> Engine<H> {
             },
         );
         let workers: Vec<_> = workers.collect();
-        shared.set_counters(Counters {
+        shared.set_counters(EngineCounters {
             queues: counters.into_iter().map(|(_, counters)| counters).collect(),
             cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
         });
@@ -162,7 +162,7 @@ impl<H: Handler + 'static> Engine<H> {
 
     /// State that handles on the engine share with it, such as the one that changes it while it runs.
     #[must_use]
-    pub fn shared(&self) -> Arc<Shared> {
+    pub fn shared(&self) -> Arc<EngineState> {
         Arc::clone(&self.shared)
     }
 
@@ -213,7 +213,7 @@ impl<H: Handler + 'static> Engine<H> {
 
 /// Asks a running engine to stop.
 #[derive(Clone, Debug)]
-pub struct Stopper(Arc<Shared>);
+pub struct Stopper(Arc<EngineState>);
 
 impl Stopper {
     /// Asks it now.
@@ -234,8 +234,8 @@ fn open_queue(
     config: &Config,
     index: usize,
     (mut source, mut pool): (Box<dyn Source>, Pool),
-    shared: &Arc<Shared>,
-) -> Result<(Queue, Vec<Lane>)> {
+    shared: &Arc<EngineState>,
+) -> Result<(Queue, Vec<BacklogRing>)> {
     let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
     let numbering = Numbering::of_queue(queue, shared.queues());
     let wake = shared.waker(queue);
@@ -283,9 +283,9 @@ fn open_queue(
 fn open_worker<H: Handler>(
     config: &Config,
     (cpu, index): (CpuId, usize),
-    (queues, lanes, returns): (Vec<Queue>, Vec<Lane>, Pool),
+    (queues, lanes, returns): (Vec<Queue>, Vec<BacklogRing>, Pool),
     handler: H,
-    (mailboxes, shared): (&Mailboxes, &Arc<Shared>),
+    (mailboxes, shared): (&Mailboxes, &Arc<EngineState>),
 ) -> Worker<H> {
     let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
     delivery.set_coalesce(config.coalesce.on_delivery());
@@ -305,9 +305,9 @@ fn open_worker<H: Handler>(
         now_ns: 0,
         first_queue: 0,
         backlogs_first: false,
-        life: Life::default(),
+        life: ThreadState::default(),
         delivered: false,
-        deaths: Deaths::default(),
+        deaths: ThreadRestarts::default(),
         trace: config.intake_trace(),
         shared: Arc::clone(shared),
     }

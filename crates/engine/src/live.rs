@@ -14,8 +14,8 @@ use forebay_sys::error::{Error, Result};
 
 use super::cpu_thread::CpuThread;
 use super::outcome::Outcome;
-use super::shared::Shared;
-use super::worker::{Life, Worker};
+use super::shared::EngineState;
+use super::worker::{ThreadState, Worker};
 
 /// A CPU whose handler panics this often, without handling one batch between, ends the run.
 pub const PANICS_IN_A_ROW: u32 = 8;
@@ -26,10 +26,10 @@ pub(super) type Application<H> = Arc<dyn Fn(&mut CpuThread<H>) + Send + Sync>;
 /// Runs each worker on a thread of its own, in the hands of the application, until all of them end.
 pub(super) fn run<H: Handler + 'static>(
     workers: Vec<Worker<H>>,
-    shared: &Arc<Shared>,
+    shared: &Arc<EngineState>,
     application: Application<H>,
 ) -> Result<Outcome<H>> {
-    let mut crew = Crew::new(application);
+    let mut crew = WorkerThreads::new(application);
     for worker in workers {
         if !crew.start(worker, shared) {
             break;
@@ -41,19 +41,19 @@ pub(super) fn run<H: Handler + 'static>(
 }
 
 /// The threads, and whoever waits for them to end.
-struct Crew<H: Handler> {
+struct WorkerThreads<H: Handler> {
     application: Application<H>,
     threads: Vec<JoinHandle<()>>,
     /// CPUs whose thread has not ended for good.
     running: usize,
     /// A copy for each thread.
-    tells: Sender<End<H>>,
-    told: Receiver<End<H>>,
+    tells: Sender<ThreadEnd<H>>,
+    told: Receiver<ThreadEnd<H>>,
     failed: Option<Error>,
 }
 
 /// End of a thread.
-enum End<H> {
+enum ThreadEnd<H> {
     /// Its work is done.
     Done(Box<Worker<H>>),
     /// Lost, and its CPU is to go on; with the message of its panic, if it panicked.
@@ -62,14 +62,14 @@ enum End<H> {
     Failed(CpuId, String),
 }
 
-impl<H: Handler + 'static> Crew<H> {
+impl<H: Handler + 'static> WorkerThreads<H> {
     fn new(application: Application<H>) -> Self {
         let (tells, told) = mpsc::channel();
         Self { application, threads: Vec::new(), running: 0, tells, told, failed: None }
     }
 
     /// Starts a CPU's thread. Says whether that went well; if not, the run ends.
-    fn start(&mut self, worker: Worker<H>, shared: &Shared) -> bool {
+    fn start(&mut self, worker: Worker<H>, shared: &EngineState) -> bool {
         let (cpu, tells) = (worker.cpu, self.tells.clone());
         let application = Arc::clone(&self.application);
         let name = format!("forebay-cpu{cpu}");
@@ -92,16 +92,16 @@ impl<H: Handler + 'static> Crew<H> {
     }
 
     /// Replaces threads that die until all have ended, and returns what they leave.
-    fn supervise(mut self, shared: &Shared) -> Result<Vec<Worker<H>>> {
+    fn supervise(mut self, shared: &EngineState) -> Result<Vec<Worker<H>>> {
         let mut ended = Vec::new();
         while self.running > 0 {
             let Ok(end) = self.told.recv() else { break };
             self.running -= 1;
             match end {
-                End::Done(worker) => ended.push(*worker),
-                End::Died(worker, _) if shared.is_aborted() => ended.push(*worker),
-                End::Died(worker, panic) => self.replace(*worker, panic, shared),
-                End::Failed(cpu, message) => self.fail(cpu, message, shared),
+                ThreadEnd::Done(worker) => ended.push(*worker),
+                ThreadEnd::Died(worker, _) if shared.is_aborted() => ended.push(*worker),
+                ThreadEnd::Died(worker, panic) => self.replace(*worker, panic, shared),
+                ThreadEnd::Failed(cpu, message) => self.fail(cpu, message, shared),
             }
             self.threads.retain(|thread| !thread.is_finished());
         }
@@ -112,7 +112,7 @@ impl<H: Handler + 'static> Crew<H> {
         self.failed.map_or(Ok(ended), Err)
     }
 
-    fn replace(&mut self, mut worker: Worker<H>, panic: Option<String>, shared: &Shared) {
+    fn replace(&mut self, mut worker: Worker<H>, panic: Option<String>, shared: &EngineState) {
         worker.recover(panic);
         if worker.deaths.in_a_row >= PANICS_IN_A_ROW {
             let message = worker.deaths.last_panic.take().unwrap_or_default();
@@ -122,7 +122,7 @@ impl<H: Handler + 'static> Crew<H> {
         }
     }
 
-    fn fail(&mut self, cpu: CpuId, message: String, shared: &Shared) {
+    fn fail(&mut self, cpu: CpuId, message: String, shared: &EngineState) {
         self.failed = Some(Error::Panicked { cpu, message });
         shared.abort();
     }
@@ -132,7 +132,7 @@ impl<H: Handler + 'static> Crew<H> {
 /// aborts, as in releases of the `forebay` program, nothing comes back here. A panic outside of the
 /// handler is fatal: a source or an intake that is half way through a burst cannot be carried on, and
 /// an application is not begun again.
-fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> End<H> {
+fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> ThreadEnd<H> {
     let mut thread = CpuThread::new(worker);
     let lived = panic::catch_unwind(AssertUnwindSafe(|| {
         thread.begin();
@@ -142,15 +142,15 @@ fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> End<H> {
     }));
     let worker = thread.worker;
     match lived {
-        Ok(()) if worker.life == Life::Dead => End::Died(Box::new(worker), None),
-        Ok(()) => End::Done(Box::new(worker)),
-        Err(payload) if worker.life == Life::Handling => {
-            End::Died(Box::new(worker), Some(words(&*payload)))
+        Ok(()) if worker.life == ThreadState::Terminated => ThreadEnd::Died(Box::new(worker), None),
+        Ok(()) => ThreadEnd::Done(Box::new(worker)),
+        Err(payload) if worker.life == ThreadState::Handling => {
+            ThreadEnd::Died(Box::new(worker), Some(words(&*payload)))
         }
         Err(payload) => {
             // What it was to drain never will be, so the others end at once.
             worker.shared.abort();
-            End::Failed(worker.cpu, words(&*payload))
+            ThreadEnd::Failed(worker.cpu, words(&*payload))
         }
     }
 }

@@ -10,28 +10,28 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub struct Writer<T> {
     /// The latest node, which the next one will follow.
-    last: Arc<Node<T>>,
+    last: Arc<LogNode<T>>,
     /// Nodes with entries that some reader has not passed.
     pending: Arc<AtomicUsize>,
 }
 
 /// A reader's place in the log.
 #[derive(Debug)]
-pub struct Cursor<T> {
+pub struct LogCursor<T> {
     /// The node read last.
-    at: Arc<Node<T>>,
+    at: Arc<LogNode<T>>,
 }
 
 #[derive(Debug)]
-struct Node<T> {
+struct LogNode<T> {
     /// None in the first node, which only has a place.
-    entry: Option<Counted<T>>,
-    next: OnceLock<Arc<Node<T>>>,
+    entry: Option<LogCounted<T>>,
+    next: OnceLock<Arc<LogNode<T>>>,
 }
 
 /// An entry that is counted for as long as it is kept.
 #[derive(Debug)]
-struct Counted<T> {
+struct LogCounted<T> {
     entry: T,
     pending: Arc<AtomicUsize>,
 }
@@ -39,7 +39,7 @@ struct Counted<T> {
 impl<T> Default for Writer<T> {
     /// An empty log.
     fn default() -> Self {
-        let last = Arc::new(Node { entry: None, next: OnceLock::new() });
+        let last = Arc::new(LogNode { entry: None, next: OnceLock::new() });
         Self { last, pending: Arc::default() }
     }
 }
@@ -48,16 +48,16 @@ impl<T> Writer<T> {
     /// Adds an entry behind all others, for every reader to find.
     pub fn append(&mut self, entry: T) {
         self.pending.fetch_add(1, Ordering::Relaxed);
-        let entry = Counted { entry, pending: Arc::clone(&self.pending) };
-        let node = Arc::new(Node { entry: Some(entry), next: OnceLock::new() });
+        let entry = LogCounted { entry, pending: Arc::clone(&self.pending) };
+        let node = Arc::new(LogNode { entry: Some(entry), next: OnceLock::new() });
         // Only the one writer sets it, and moves on at once.
         let _ = self.last.next.set(Arc::clone(&node));
         self.last = node;
     }
 
     /// A reader of all that is added from now on.
-    pub fn cursor(&self) -> Cursor<T> {
-        Cursor { at: Arc::clone(&self.last) }
+    pub fn cursor(&self) -> LogCursor<T> {
+        LogCursor { at: Arc::clone(&self.last) }
     }
 
     /// Number of entries that are kept because some reader has not passed them, and the latest one.
@@ -66,7 +66,7 @@ impl<T> Writer<T> {
     }
 }
 
-impl<T> Cursor<T> {
+impl<T> LogCursor<T> {
     /// True if there is an entry that was not read yet. One load.
     #[inline]
     pub fn has_next(&self) -> bool {
@@ -75,7 +75,7 @@ impl<T> Cursor<T> {
 }
 
 /// The entries that were not read yet; there may be more later.
-impl<T: Clone> Iterator for Cursor<T> {
+impl<T: Clone> Iterator for LogCursor<T> {
     type Item = T;
 
     #[inline]
@@ -86,7 +86,7 @@ impl<T: Clone> Iterator for Cursor<T> {
     }
 }
 
-impl<T> Drop for Node<T> {
+impl<T> Drop for LogNode<T> {
     fn drop(&mut self) {
         // One after another: a late reader's chain may be long, and each would drop its next.
         let mut next = self.next.take();
@@ -96,7 +96,7 @@ impl<T> Drop for Node<T> {
     }
 }
 
-impl<T> Drop for Counted<T> {
+impl<T> Drop for LogCounted<T> {
     fn drop(&mut self) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
     }

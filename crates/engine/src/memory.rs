@@ -2,7 +2,7 @@
 
 use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
-use forebay_buf::pool::{ChunkClass, LOT_FRAMES, MIN_CHUNK_BYTES, carve, region_bytes};
+use forebay_buf::pool::{ChunkClass, FREE_BATCH_FRAMES, MIN_CHUNK_BYTES, carve, region_bytes};
 use forebay_device::MAX_RECORD_BYTES;
 use forebay_rx::Source;
 use forebay_rx::arrive::{FrameNeeds, HEAD_CHUNK_BYTES};
@@ -29,7 +29,7 @@ pub(super) struct Pools {
 /// deliver.
 pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pools> {
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let per_cpu = config.backlog_capacity() + config.batch_max + narrow(LOT_FRAMES);
+    let per_cpu = config.backlog_capacity() + config.batch_max + narrow(FREE_BATCH_FRAMES);
     let cpus = config.cpus.cpus().len();
     let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
     let per_queue = per_queue.saturating_add(config.kept_frames);

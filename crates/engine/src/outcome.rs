@@ -10,7 +10,7 @@ use forebay_sys::error::Error;
 use super::mailbox::Mailbox;
 use super::question::Explained;
 use super::queue::Queue;
-use super::shared::Shared;
+use super::shared::EngineState;
 use super::worker::Worker;
 
 /// All of it.
@@ -56,7 +56,7 @@ pub struct CpuOutcome {
 
 impl<H: Handler> Outcome<H> {
     /// Puts it together, from workers that have ended.
-    pub(super) fn of(mut workers: Vec<Worker<H>>, shared: &Shared, elapsed_ns: u64) -> Self {
+    pub(super) fn of(mut workers: Vec<Worker<H>>, shared: &EngineState, elapsed_ns: u64) -> Self {
         workers.sort_by_key(|worker| worker.index);
         let mut queues = Vec::new();
         for worker in &mut workers {
@@ -83,7 +83,7 @@ impl<H: Handler> Outcome<H> {
             workers.into_iter().map(|worker| (worker.handler, worker.returns)).unzip();
         let mut pools: Vec<_> = queues.into_iter().map(|queue| queue.pool).collect();
         pools.extend(returns);
-        let frames_away = pools.iter_mut().map(Pool::away).sum();
+        let frames_away = pools.iter_mut().map(Pool::in_use).sum();
         Self {
             handlers,
             queues: counted,
@@ -101,7 +101,7 @@ impl<H: Handler> Outcome<H> {
 impl<H> Outcome<H> {
     /// Frames that have not come home by now: once all that sockets held was read, none.
     pub fn frames_still_away(&mut self) -> usize {
-        self.pools.iter_mut().map(Pool::away).sum()
+        self.pools.iter_mut().map(Pool::in_use).sum()
     }
 
     /// One more than the highest CPU.
@@ -112,7 +112,7 @@ impl<H> Outcome<H> {
 }
 
 impl CpuOutcome {
-    fn of<H: Handler>(worker: &mut Worker<H>, shared: &Shared) -> Self {
+    fn of<H: Handler>(worker: &mut Worker<H>, shared: &EngineState) -> Self {
         Self {
             cpu: worker.cpu,
             delivery: Arc::clone(worker.delivery.counters()),

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_buf::Pool;
-use forebay_rx::arrive::{Ask, Behind, Burst, Polled, SourceError};
+use forebay_rx::arrive::{PollRequest, PollStatus, Burst, Polled, SourceError};
 use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::Tick;
@@ -14,12 +14,12 @@ use forebay_rx::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
 
-use super::changes::{Entry, Follower};
+use super::changes::{LogEntry, Follower};
 use super::config::{Config, WhenFull};
 use super::question::Explained;
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
-use super::shared::Shared;
+use super::shared::EngineState;
 use crate::knobs::{Coalesce, ScriptedChange};
 use crate::trace::IntakeTrace;
 
@@ -128,7 +128,7 @@ impl Queue {
 
     /// Polls the source once, for `frames_max` frames at most, and takes what comes through the
     /// intake.
-    pub(super) fn turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
+    pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
         if self.ended {
@@ -141,7 +141,7 @@ impl Queue {
         activity
     }
 
-    fn take_turn(&mut self, frames_max: usize, shared: &Shared) -> Activity {
+    fn take_turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
@@ -164,10 +164,10 @@ impl Queue {
     }
 
     /// Fills the burst, unless there would be no room for it, and says what is behind it.
-    fn poll(&mut self, frames_max: usize, shared: &Shared) -> Activity {
-        self.burst.behind = Behind::More;
+    fn poll(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
+        self.burst.behind = PollStatus::MorePending;
         let Some(source) = self.source.as_mut().filter(|_| !self.source_ended) else {
-            self.burst.behind = Behind::End;
+            self.burst.behind = PollStatus::Last;
             return Activity::Ended;
         };
         let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
@@ -177,7 +177,7 @@ impl Queue {
             if burst == 0 {
                 if self.intake.queued() == 0 {
                     // No CPU will make room: what is missing is what is held here.
-                    self.burst.behind = Behind::End;
+                    self.burst.behind = PollStatus::Last;
                 }
                 return Activity::Blocked;
             }
@@ -192,19 +192,19 @@ impl Queue {
                 return Activity::Ended;
             }
         }
-        let ask = Ask { now_ns, max: burst as usize, may_wait: waits, is_last };
+        let ask = PollRequest { now_ns, max: burst as usize, may_wait: waits, is_last };
         let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {
-                self.burst.behind = Behind::End; // no memory was free, as below
+                self.burst.behind = PollStatus::Last; // no memory was free, as below
                 Activity::Blocked
             }
             Ok(Polled::Ready) => Activity::Worked(0),
             Ok(Polled::IdleUntil { now_ns }) => {
-                self.burst.behind = Behind::Nothing;
+                self.burst.behind = PollStatus::Drained;
                 Activity::IdleUntil(Some(now_ns))
             }
             Ok(Polled::Idle) => {
-                self.burst.behind = Behind::Nothing;
+                self.burst.behind = PollStatus::Drained;
                 Activity::IdleUntil(None)
             }
             Ok(Polled::Exhausted) => {
@@ -220,20 +220,20 @@ impl Queue {
         let mut refused = self.burst.refused.iter();
         if refused.any(|refused| refused.reason == DropReason::NoBuffer) {
             // What is held here may be the memory that is missing.
-            self.burst.behind = Behind::End;
+            self.burst.behind = PollStatus::Last;
         }
         activity
     }
 
-    fn end_source(&mut self, shared: &Shared) {
-        self.burst.behind = Behind::End;
+    fn end_source(&mut self, shared: &EngineState) {
+        self.burst.behind = PollStatus::Last;
         if !std::mem::replace(&mut self.source_ended, true) {
             shared.source_ended();
         }
     }
 
     /// Takes the burst through the intake, in parts where a change takes effect inside it.
-    fn take_in(&mut self, shared: &Shared) {
+    fn take_in(&mut self, shared: &EngineState) {
         if let Some(trace) = &mut self.trace {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
             self.burst.refused.iter().for_each(|refused| trace.refused(refused));
@@ -241,9 +241,9 @@ impl Queue {
         let behind = self.burst.behind;
         while let Some(at) = self.next_change(shared) {
             let rest = self.burst.packets.split_off(at);
-            self.burst.behind = Behind::More;
+            self.burst.behind = PollStatus::MorePending;
             self.intake_turn(shared);
-            self.reach_scripted(shared);
+            self.apply_script_until(shared);
             self.burst.packets = rest;
         }
         self.burst.behind = behind;
@@ -255,37 +255,37 @@ impl Queue {
 
     /// Applies what has changed, and what the script changes before the next frame, whichever that
     /// is: it counts for the poll.
-    fn follow_changes(&mut self, shared: &Shared) {
+    fn follow_changes(&mut self, shared: &EngineState) {
         while let Some(entry) = self.changes.next() {
-            self.come_to(&entry, shared);
+            self.apply_entry(&entry, shared);
         }
         let next_frame = self.next_frame;
         let is_due = |change: &ScriptedChange| change.frame <= next_frame;
         while self.scripted_next(shared).is_some_and(is_due) {
-            self.reach_scripted(shared);
+            self.apply_script_until(shared);
         }
     }
 
     /// The first change of the script that this queue has not come to.
-    fn scripted_next<'a>(&self, shared: &'a Shared) -> Option<&'a ScriptedChange> {
+    fn scripted_next<'a>(&self, shared: &'a EngineState) -> Option<&'a ScriptedChange> {
         shared.script.changes().get(self.scripted)
     }
 
     /// Comes to the next change of the script, and to all that was changed before it.
-    fn reach_scripted(&mut self, shared: &Shared) {
+    fn apply_script_until(&mut self, shared: &EngineState) {
         let count = self.scripted + 1;
         shared.make_scripted(count);
         while self.scripted < count
             && let Some(entry) = self.changes.next()
         {
-            self.come_to(&entry, shared);
+            self.apply_entry(&entry, shared);
         }
     }
 
-    fn come_to(&mut self, entry: &Entry, shared: &Shared) {
+    fn apply_entry(&mut self, entry: &LogEntry, shared: &EngineState) {
         match entry {
-            Entry::Change(made) => self.apply(made, shared),
-            Entry::Ask(question) => {
+            LogEntry::Change(made) => self.apply(made, shared),
+            LogEntry::Ask(question) => {
                 let explained = self.explain(question.flow, shared.clock.now_ns());
                 // Whoever asked may have had enough.
                 let _ = question.answers.send(explained);
@@ -313,7 +313,7 @@ impl Queue {
     }
 
     /// Is polled by `cpu` from now on.
-    pub(super) fn move_to(&mut self, cpu: CpuId, shared: &Shared) {
+    pub(super) fn move_to(&mut self, cpu: CpuId, shared: &EngineState) {
         shared.set_polls(self.number(), cpu);
         self.polling_cpu = cpu;
         self.intake.set_polling_cpu(cpu, self.epoch);
@@ -321,13 +321,13 @@ impl Queue {
     }
 
     /// Place in the burst at which the next change takes effect.
-    fn next_change(&self, shared: &Shared) -> Option<usize> {
+    fn next_change(&self, shared: &EngineState) -> Option<usize> {
         let change = self.scripted_next(shared)?;
         let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
         self.burst.packets.iter().position(|packet| frame(packet) >= change.frame)
     }
 
-    fn intake_turn(&mut self, shared: &Shared) {
+    fn intake_turn(&mut self, shared: &EngineState) {
         self.intake.observe();
         let tick = self.tick(shared);
         let merges_later = self.coalesce.on_delivery().is_some();
@@ -337,7 +337,7 @@ impl Queue {
                 packets.iter().for_each(|packet| trace.left(packet));
             }
         };
-        for cpu in self.intake.turn_showing(tick, &mut self.burst, &mut self.pool, show) {
+        for cpu in self.intake.turn_with_tap(tick, &mut self.burst, &mut self.pool, show) {
             if cpu != self.polling_cpu {
                 shared.wake(cpu);
             }
@@ -354,7 +354,7 @@ impl Queue {
     }
 
     /// The time now, and a load that is recent enough: reading it touches every CPU's line.
-    fn tick(&mut self, shared: &Shared) -> Tick {
+    fn tick(&mut self, shared: &EngineState) -> Tick {
         let now_ns = shared.clock.now_ns();
         self.now_ns = now_ns;
         if now_ns.saturating_sub(self.load.now_ns) >= LOAD_AGE_NS {
@@ -394,7 +394,7 @@ impl Queue {
 
     /// Ends the source once no CPU will hand packets to it any more: what it has to send is sent, if
     /// that can be done in a moment, and its frames come home.
-    pub(super) fn close(&mut self, shared: &Shared) {
+    pub(super) fn close(&mut self, shared: &EngineState) {
         let Some(mut source) = self.source.take() else { return };
         let late_ns = shared.clock.now_ns().saturating_add(LINGER_NS);
         while source.has_work() && shared.clock.now_ns() < late_ns {

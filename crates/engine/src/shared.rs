@@ -26,7 +26,7 @@ use crate::knobs::{Change, Script};
 
 /// Flags, counts and bells, all by the CPU's place in the engine.
 #[derive(Debug)]
-pub struct Shared {
+pub struct EngineState {
     pub(super) clock: Clock,
     cpus: CpuList,
     devices: Devices,
@@ -40,7 +40,7 @@ pub struct Shared {
     /// The CPU that polls each queue. Written by that CPU.
     polling: Box<[Poller]>,
     /// Counters, by queue and by the CPU's place.
-    counters: OnceLock<Counters>,
+    counters: OnceLock<EngineCounters>,
     /// Threads that stand ready on their CPUs, and whether they may begin.
     ready: AtomicUsize,
     started: AtomicBool,
@@ -67,12 +67,12 @@ pub struct Shared {
 
 /// Counters of an engine.
 #[derive(Debug)]
-pub struct Counters {
+pub struct EngineCounters {
     pub queues: Vec<Arc<IntakeCounters>>,
     pub cpus: Vec<Arc<DeliveryCounters>>,
 }
 
-impl Shared {
+impl EngineState {
     pub(super) fn new(config: &Config, clock: Clock, devices: Devices) -> Self {
         let queues = devices.iter().map(|(_, queues)| queues.len()).sum();
         let cpus = config.cpus.cpus().len();
@@ -276,13 +276,13 @@ impl Shared {
     }
 
     /// Says where everything is counted, once.
-    pub(super) fn set_counters(&self, counters: Counters) {
+    pub(super) fn set_counters(&self, counters: EngineCounters) {
         let set = self.counters.set(counters);
         debug_assert!(set.is_ok(), "an engine is built once");
     }
 
     /// Counters of everything.
-    pub fn counters(&self) -> Option<&Counters> {
+    pub fn counters(&self) -> Option<&EngineCounters> {
         self.counters.get()
     }
 

@@ -10,8 +10,8 @@ use forebay_sys::random::Random;
 
 use super::outcome::Outcome;
 use super::queue::Activity;
-use super::shared::Shared;
-use super::worker::{Life, Worker};
+use super::shared::EngineState;
+use super::worker::{ThreadState, Worker};
 
 /// Costs in virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ const STALL_FACTOR: u64 = 20;
 /// Runs workers, all built on one virtual clock, until all of them end.
 pub(super) fn run<H: Handler>(
     workers: Vec<Worker<H>>,
-    shared: &Shared,
+    shared: &EngineState,
     seed: u64,
     costs: VirtualCosts,
 ) -> Outcome<H> {
@@ -98,7 +98,7 @@ impl<H: Handler> Stepper<H> {
         if std::mem::take(&mut self.asleep) {
             self.worker.shared.bell(self.worker.index).rise();
         }
-        if self.worker.life == Life::Dead {
+        if self.worker.life == ThreadState::Terminated {
             self.worker.recover(None);
             self.in_hand = false;
             self.free_at_ns = now_ns.saturating_add(random.between(1, REPLACE_NS));
@@ -148,7 +148,7 @@ impl<H: Handler> Stepper<H> {
             return None;
         }
         let taken = match worker.life {
-            Life::Doomed => worker.take_last_batch(granted),
+            ThreadState::Terminating => worker.take_last_batch(granted),
             _ => worker.delivery.take(granted),
         };
         worker.budget.spend(taken);

@@ -7,11 +7,11 @@ use forebay_buf::Pool;
 use forebay_rx::{CpuId, Delivery, Handler};
 use forebay_sys::cpu_list::CpuList;
 
-use super::changes::{Entry, Follower};
+use super::changes::{LogEntry, Follower};
 use super::limits::{Budget, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::queue::{Activity, Queue};
-use super::shared::Shared;
+use super::shared::EngineState;
 use crate::knobs::{Change, Coalesce};
 use crate::trace::IntakeTrace;
 
@@ -46,31 +46,31 @@ pub(super) struct Worker<H> {
     /// Queue to start with next turn; the last turn ran out of budget there.
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
-    pub(super) life: Life,
+    pub(super) life: ThreadState,
     /// True if it has told the others that it has delivered all there will be.
     pub(super) delivered: bool,
-    pub(super) deaths: Deaths,
+    pub(super) deaths: ThreadRestarts,
     pub(super) trace: Option<IntakeTrace>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<EngineState>,
 }
 
 /// State of the CPU's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Life {
+pub(super) enum ThreadState {
     /// Alive.
     #[default]
     Alive,
     /// The thread terminates after it dequeues its next batch (fault injection).
-    Doomed,
+    Terminating,
     /// The batch was dequeued, and nobody will handle it.
-    Dead,
+    Terminated,
     /// The handler has the batch: if the thread panics now, it is the handler's doing.
     Handling,
 }
 
 /// The threads that a CPU has lost.
 #[derive(Debug, Default)]
-pub(super) struct Deaths {
+pub(super) struct ThreadRestarts {
     pub(super) count: u64,
     /// Threads that panicked without a batch handled between.
     pub(super) in_a_row: u32,
@@ -157,12 +157,12 @@ impl<H: Handler> Worker<H> {
         if granted == 0 {
             return 0;
         }
-        if self.life == Life::Doomed {
+        if self.life == ThreadState::Terminating {
             return self.take_last_batch(granted);
         }
-        self.life = Life::Handling;
+        self.life = ThreadState::Handling;
         let delivered = self.deliver(granted);
-        self.life = Life::Alive;
+        self.life = ThreadState::Alive;
         self.budget.spend(delivered);
         let is_short = delivered == granted && granted < self.limits.packets();
         self.budget.squeeze_if(is_short && self.delivery.has_work());
@@ -193,7 +193,7 @@ impl<H: Handler> Worker<H> {
     pub(super) fn take_last_batch(&mut self, packets_max: usize) -> usize {
         let taken = self.delivery.take(packets_max);
         if taken > 0 {
-            self.life = Life::Dead;
+            self.life = ThreadState::Terminated;
         }
         taken
     }
@@ -208,8 +208,8 @@ impl<H: Handler> Worker<H> {
             self.deaths.batches = batches;
             self.deaths.last_panic = panic;
         }
-        self.life = Life::Alive;
-        let Some((queue, lost)) = self.delivery.lose() else { return };
+        self.life = ThreadState::Alive;
+        let Some((queue, lost)) = self.delivery.abandon_batch() else { return };
         for dropped in lost {
             if let Some(trace) = &self.trace {
                 trace.dropped(&dropped, queue);
@@ -224,7 +224,7 @@ impl<H: Handler> Worker<H> {
     /// Works as the latest changes say. Nothing is in hand.
     fn follow_changes(&mut self) {
         for entry in self.changes.by_ref() {
-            let Entry::Change(made) = entry else { continue };
+            let LogEntry::Change(made) = entry else { continue };
             let Some(change) = &made.change else { continue };
             match change {
                 Change::Coalesce(change) => {
@@ -234,8 +234,8 @@ impl<H: Handler> Worker<H> {
                         self.delivery.set_coalesce(self.coalesce.on_delivery());
                     }
                 }
-                Change::Kill(cpu) if *cpu == self.cpu => self.life = Life::Doomed,
-                Change::Cpus(cpus) => self.heir = heir(self.cpu, cpus, &self.shared),
+                Change::Kill(cpu) if *cpu == self.cpu => self.life = ThreadState::Terminating,
+                Change::Cpus(cpus) => self.heir = takeover_cpu(self.cpu, cpus, &self.shared),
                 _ => self.limits = self.limits.after(change),
             }
         }
@@ -268,7 +268,7 @@ impl<H: Handler> Worker<H> {
     }
 
     /// True if there is a reason not to sleep, other than what a source may have.
-    pub(super) fn has_business(&mut self) -> bool {
+    pub(super) fn has_pending_work(&mut self) -> bool {
         let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
         let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
         may_deliver
@@ -303,7 +303,7 @@ impl<H: Handler> Worker<H> {
 }
 
 /// CPU that polls the queues of `cpu` while only `running` run: the first of those, unless it is one.
-fn heir(cpu: CpuId, running: &CpuList, shared: &Shared) -> Option<CpuId> {
+fn takeover_cpu(cpu: CpuId, running: &CpuList, shared: &EngineState) -> Option<CpuId> {
     let (running, _) = running.split_by(shared.cpus());
     if running.contains(cpu) { None } else { running.cpus().first().copied() }
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::table::{Binding, Bindings, Flow4Tuple, Found, Reuse};
+use forebay_stack::socket::table::{Binding, Bindings, Flow4Tuple, FoundSocket, Reuse};
 use forebay_testkit::namespaces::{enter_new, ip, missing, trial};
 use libtest_mimic::Arguments;
 use proptest::prelude::*;
@@ -238,8 +238,8 @@ fn try_all(sockets: &Sockets, sender: &UdpSocket, end: &UdpSocket) {
         for of in own.clone().map(|address| of(address, port)) {
             let received = sent(sockets, sender, of.destination, end);
             match table.find(&of) {
-                Found::None => assert!(received.is_empty(), "{of:?}: {received:?}"),
-                Found::One(expected) => {
+                FoundSocket::None => assert!(received.is_empty(), "{of:?}: {received:?}"),
+                FoundSocket::One(expected) => {
                     let first = received.first().copied();
                     let alike = first.is_some_and(|first| sockets.are_alike(first, expected));
                     assert!(

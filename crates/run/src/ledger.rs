@@ -18,10 +18,10 @@ const PROBES: usize = 32;
 
 /// The order in which flows were delivered, and how much of each.
 #[derive(Debug)]
-pub struct Ledger {
-    entries: Box<[Entry]>,
+pub struct OrderCheck {
+    entries: Box<[FlowRecord]>,
     /// Packets without a hash, by rx queue: all of a queue's are one flow here.
-    unsteered: Box<[Entry]>,
+    unsteered: Box<[FlowRecord]>,
     reordered: AtomicU64,
     unchecked: AtomicU64,
 }
@@ -29,7 +29,7 @@ pub struct Ledger {
 /// One flow, on a line of its own: neighbours are written on other CPUs.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Entry {
+struct FlowRecord {
     /// Hash in the upper half, arrival number of the last packet in the lower; 0 if free.
     last: AtomicU64,
     /// The CPU of the last packet in the upper sixteen bits, the number of packets below.
@@ -43,7 +43,7 @@ const UNSTEERED_KEY: u32 = 1;
 
 /// Number of flows, and how they spread.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Flows {
+pub struct FlowOrder {
     /// Flows seen.
     pub flows: u64,
     /// Flows whose last packet each CPU delivered, by [`CpuId::index`].
@@ -56,7 +56,7 @@ pub struct Flows {
     pub unchecked: u64,
 }
 
-impl Flows {
+impl FlowOrder {
     /// Counts of two ledgers together, for the same CPUs.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
@@ -74,11 +74,11 @@ impl Flows {
     }
 }
 
-impl Ledger {
+impl OrderCheck {
     /// An empty ledger for `queues` rx queues.
     #[must_use]
     pub fn new(queues: u16) -> Self {
-        let entries = |count| (0..count).map(|_| Entry::default()).collect();
+        let entries = |count| (0..count).map(|_| FlowRecord::default()).collect();
         Self {
             entries: entries(LEDGER_FLOWS),
             unsteered: entries(queues.into()),
@@ -98,7 +98,7 @@ impl Ledger {
             self.unchecked.fetch_add(frames, Ordering::Relaxed);
             return;
         };
-        if let Before::Packet(before) = before
+        if let FlowBefore::Packet(before) = before
             && !packet.arrival.is_after(before)
         {
             self.reordered.fetch_add(1, Ordering::Relaxed);
@@ -111,12 +111,12 @@ impl Ledger {
 
     /// Counts of what has been delivered.
     #[must_use]
-    pub fn flows(&self, cpus: usize) -> Flows {
-        let mut flows = Flows {
+    pub fn flows(&self, cpus: usize) -> FlowOrder {
+        let mut flows = FlowOrder {
             per_cpu: vec![0; cpus],
             reordered: self.reordered.load(Ordering::Relaxed),
             unchecked: self.unchecked.load(Ordering::Relaxed),
-            ..Flows::default()
+            ..FlowOrder::default()
         };
         for entry in &self.entries {
             let tally = entry.tally.load(Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl Ledger {
     }
 
     /// The entries that a flow may have.
-    fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &Entry> {
+    fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &FlowRecord> {
         // By the upper bits, as the RPS map deals hashes out: neighbours are mostly those of one
         // CPU, so a probe seldom reads a line that another CPU writes.
         let start = (hash.0 >> (u32::BITS - LEDGER_FLOWS.trailing_zeros())) as usize;
@@ -146,22 +146,22 @@ impl Ledger {
 }
 
 /// Entry as it was before a packet.
-enum Before {
+enum FlowBefore {
     /// Nothing: it is a flow's first.
     Nothing,
     /// The flow's last packet.
     Packet(Arrival),
 }
 
-impl Entry {
+impl FlowRecord {
     /// Puts a packet in the place of its flow's last one, in one step. `None` if the entry is
     /// another flow's.
-    fn exchange(&self, key: u32, arrival: Arrival) -> Option<Before> {
+    fn exchange(&self, key: u32, arrival: Arrival) -> Option<FlowBefore> {
         let ours = u64::from(key) << 32 | u64::from(arrival.0);
         let mut seen = self.last.load(Ordering::Relaxed);
         if seen == 0 {
             match self.last.compare_exchange(0, ours, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(Before::Nothing),
+                Ok(_) => return Some(FlowBefore::Nothing),
                 Err(now) => seen = now,
             }
         }
@@ -169,7 +169,7 @@ impl Entry {
             return None;
         }
         let before = self.last.swap(ours, Ordering::Relaxed);
-        Some(Before::Packet(Arrival::of_frame(before)))
+        Some(FlowBefore::Packet(Arrival::of_frame(before)))
     }
 }
 
@@ -187,8 +187,8 @@ mod tests {
     }
 
     /// Delivers packets given as (hash, frame number, cpu).
-    fn delivered(packets: &[(u32, u64, u16)]) -> Flows {
-        let (ledger, mut pool) = (Ledger::new(1), pool());
+    fn delivered(packets: &[(u32, u64, u16)]) -> FlowOrder {
+        let (ledger, mut pool) = (OrderCheck::new(1), pool());
         for &(hash, number, cpu) in packets {
             let (frame, arrival) = (pool.allocate(1).unwrap(), Arrival::of_frame(number));
             let received = Packet::received(frame, arrival, 60, Link::Ethernet);

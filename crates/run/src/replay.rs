@@ -20,9 +20,9 @@ use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 use forebay_sys::error::{Error, Result};
 use handler::ReplayHandler;
-pub use report::Report;
+pub use report::ReplayReport;
 
-use crate::ledger::Ledger;
+use crate::ledger::OrderCheck;
 use crate::outputs::Outputs;
 
 /// Input of the replay.
@@ -48,7 +48,7 @@ pub enum Mode {
 
 /// A replay to be made.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ReplayConfig {
     /// Input of the replay.
     pub input: Input,
     /// Over how many rx queues it is dealt out.
@@ -72,8 +72,8 @@ pub struct Plan {
 /// A replay, ready to run.
 pub struct Replay {
     engine: Engine<ReplayHandler>,
-    plan: Plan,
-    ledger: Arc<Ledger>,
+    plan: ReplayConfig,
+    ledger: Arc<OrderCheck>,
     progress: Arc<Progress>,
     trace: Option<Arc<Trace>>,
     failure: FirstFailure,
@@ -85,7 +85,7 @@ impl Replay {
     /// # Errors
     /// When one of the captures cannot be replayed, a file not be created or would be written over a capture, or
     /// there is no memory.
-    pub fn open(mut plan: Plan) -> Result<Self> {
+    pub fn open(mut plan: ReplayConfig) -> Result<Self> {
         let clock = match plan.mode {
             Mode::Live => Clock::machine(),
             Mode::Stepped { .. } => Clock::virtual_at_zero(),
@@ -101,7 +101,7 @@ impl Replay {
         if let Some(directory) = &plan.write_pcap {
             std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
         }
-        let ledger = Arc::new(Ledger::new(plan.queues.get()));
+        let ledger = Arc::new(OrderCheck::new(plan.queues.get()));
         let failure = FirstFailure::default();
         let engine = Engine::build(&plan.engine, sources, clock.clone(), |cpu| {
             ReplayHandler::new(cpu, &plan, &clock, &ledger, trace.as_ref(), &failure)
@@ -138,7 +138,7 @@ impl Replay {
     /// # Errors
     /// When a thread fails. What goes wrong with the input, or with a file that is written, is part
     /// of the report.
-    pub fn run(self) -> Result<Report> {
+    pub fn run(self) -> Result<ReplayReport> {
         let cpu_ns = sys::process_cpu_ns();
         let mut outcome = match self.plan.mode {
             Mode::Live => self.engine.run()?,
@@ -149,9 +149,9 @@ impl Replay {
         };
         let cpu_ns = sys::process_cpu_ns() - cpu_ns;
         finish_handlers(&mut outcome);
-        let mut report = Report::of(&outcome, &self.ledger, &self.progress, cpu_ns);
+        let mut report = ReplayReport::of(&outcome, &self.ledger, &self.progress, cpu_ns);
         report.errors = outcome.errors;
-        let Plan { explain: names, engine, .. } = &self.plan;
+        let ReplayConfig { explain: names, engine, .. } = &self.plan;
         let flows = names.iter().zip(&engine.explain).zip(outcome.explained);
         let told =
             flows.map(|((name, hash), queues)| Explanation { name: *name, hash: *hash, queues });
@@ -171,7 +171,7 @@ fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) {
 }
 
 /// Each queue and each loop opens a capture anew, and a pipe gives what it holds only once.
-fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
+fn check_inputs_can_be_read_again(plan: &ReplayConfig) -> Result<()> {
     let Input::Captures(replay) = &plan.input else { return Ok(()) };
     if replay.captures.iter().filter(|capture| matches!(capture, Capture::Stdin)).count() > 1 {
         let why = "standard input can be read only once; name it once".to_owned();
@@ -196,7 +196,7 @@ fn check_inputs_can_be_read_again(plan: &Plan) -> Result<()> {
 }
 
 /// The files that are replayed.
-fn inputs(plan: &Plan) -> impl Iterator<Item = &Path> {
+fn inputs(plan: &ReplayConfig) -> impl Iterator<Item = &Path> {
     let captures = match &plan.input {
         Input::Captures(replay) => replay.captures.as_slice(),
         Input::Synthetic(_) => &[],
@@ -212,7 +212,7 @@ fn inputs(plan: &Plan) -> impl Iterator<Item = &Path> {
 type Sources = Vec<Box<dyn Source>>;
 
 /// A source for each queue; the first one's progress stands for all.
-fn open_sources(plan: &Plan) -> Result<(Sources, Arc<Progress>)> {
+fn open_sources(plan: &ReplayConfig) -> Result<(Sources, Arc<Progress>)> {
     let queues = plan.queues.get();
     let mut progress = None;
     let mut sources = Sources::new();

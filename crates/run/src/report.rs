@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use forebay_engine::{CpuOutcome, Outcome};
 use forebay_rx::DropReason;
-use forebay_rx::coalesce::{FlushReason, Refusal};
+use forebay_rx::coalesce::{FlushReason, MergeRefusal};
 use forebay_rx::counters::{CoalesceCounters, Counter, IntakeCounters};
 use serde::Serialize;
 
-use crate::ledger::Flows;
+use crate::ledger::FlowOrder;
 
 /// Work of the path on the frames of a run.
 #[derive(Debug, Serialize)]
@@ -111,7 +111,7 @@ pub struct ParseReport {
 impl PathReport {
     /// Puts it together; `flows` is what the order check knows, if there was one, and `cpu_ns` what
     /// the process took.
-    pub(crate) fn of<H>(outcome: &Outcome<H>, flows: Option<&Flows>, cpu_ns: u64) -> Self {
+    pub(crate) fn of<H>(outcome: &Outcome<H>, flows: Option<&FlowOrder>, cpu_ns: u64) -> Self {
         let queues = &outcome.queues;
         let sum = |counter: fn(&IntakeCounters) -> &Counter| -> u64 {
             queues.iter().map(|queue| counter(queue).get()).sum()
@@ -225,7 +225,7 @@ impl LroReport {
             let packets_out = sum(&|coalesce| &coalesce.packets_out);
             (segments_in, packets_out, sum(&|coalesce| &coalesce.bytes_out))
         };
-        let refused = Refusal::ALL
+        let refused = MergeRefusal::ALL
             .into_iter()
             .map(|refusal| (refusal.name(), sum(&|coalesce| &coalesce.refused[refusal.index()])));
         let flushes = FlushReason::ALL

@@ -13,8 +13,8 @@ use forebay_device::Rate;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::Script;
 use forebay_engine::{Config, Engine, Outcome, VirtualCosts, WhenFull};
-use forebay_run::replay::{Input, Mode, Plan, Replay, Report, TracePlan};
-use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
+use forebay_run::replay::{Input, Mode, ReplayConfig, Replay, ReplayReport, TracePlan};
+use forebay_rx::arrive::{PollRequest, Burst, Polled, SourceError};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
 use forebay_rx::{CpuId, DropReason, Handler, Packet, Source};
@@ -43,7 +43,7 @@ fn flips(frames: u64, period: u64, masks: &[&str]) -> Script {
 }
 
 /// A run that waits when it is full, and is never paused, delivers all there is.
-fn assert_all_delivered(report: &Report, frames: u64) {
+fn assert_all_delivered(report: &ReplayReport, frames: u64) {
     assert_eq!(
         (report.path.packets_in, report.path.delivered),
         (frames, frames),
@@ -81,7 +81,7 @@ mod any_run {
             move_after in prop::sample::select(&[0, 3, 64][..]),
             hold_max in prop::sample::select(&[64, 100, 4096][..]),
             work_ns in prop::sample::select(&[0, 100, 1000][..]),
-        ) -> Plan {
+        ) -> ReplayConfig {
             let mut plan = stepped(cpus, SyntheticPlan { seed, ..traffic(3000, flows) }, seed);
             let script = script(&changes.iter().map(String::as_str).collect::<Vec<_>>());
             plan.queues = NonZeroU16::new(queues).unwrap();
@@ -142,7 +142,7 @@ fn promise_1_flows_move_with_every_mask_and_stay_in_order() {
 }
 
 /// A run that two CPUs do with ease, but for what a script does to them.
-fn with_ease(changes: &[&str]) -> Report {
+fn with_ease(changes: &[&str]) -> ReplayReport {
     let rate = Rate::PerSecond(1_000_000);
     let mut plan = stepped(2, SyntheticPlan { rate, ..traffic(10_000, 64) }, 5);
     plan.engine.netdev_max_backlog = 200;
@@ -311,7 +311,7 @@ mod drops {
     use super::*;
 
     /// A run of twice as much as two CPUs can do.
-    fn overload(flows: u32, changes: &[&str]) -> Report {
+    fn overload(flows: u32, changes: &[&str]) -> ReplayReport {
         let rate = Rate::PerSecond(2_000_000);
         let mut plan = stepped(2, SyntheticPlan { rate, ..traffic(20_000, flows) }, 5);
         plan.work_ns = 2000;
@@ -322,7 +322,7 @@ mod drops {
         report
     }
 
-    fn reasons(report: &Report) -> Vec<&'static str> {
+    fn reasons(report: &ReplayReport) -> Vec<&'static str> {
         report.path.dropped.iter().filter(|(_, count)| **count > 0).map(|(name, _)| *name).collect()
     }
 
@@ -405,7 +405,7 @@ struct Broken(SyntheticSource);
 impl Source for Broken {
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut forebay_buf::Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -442,11 +442,11 @@ struct Deaf(SyntheticSource);
 impl Source for Deaf {
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut forebay_buf::Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        self.0.poll(Ask { is_last: false, ..ask }, pool, burst)
+        self.0.poll(PollRequest { is_last: false, ..ask }, pool, burst)
     }
 }
 

@@ -15,13 +15,13 @@ use forebay_device::QueueShare;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::{Change, Queues};
 use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
-use forebay_run::ledger::Ledger;
-use forebay_run::replay::{Plan, Report, TracePlan};
+use forebay_run::ledger::OrderCheck;
+use forebay_run::replay::{ReplayConfig, ReplayReport, TracePlan};
 use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::steer::SpreadPolicy;
-use forebay_rx::{Because, CpuId, Handler, RxQueue, Source};
+use forebay_rx::{SteerReason, CpuId, Handler, RxQueue, Source};
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
@@ -61,7 +61,7 @@ fn scripted(change: impl Strategy<Value = String>) -> impl Strategy<Value = Vec<
     prop::collection::vec(change, 0..40)
 }
 
-fn plan(changes: &[String], flows: u32, seed: u64) -> Plan {
+fn plan(changes: &[String], flows: u32, seed: u64) -> ReplayConfig {
     let mut plan = stepped(3, SyntheticPlan { seed, ..traffic(4000, flows) }, seed);
     plan.queues = NonZeroU16::new(2).unwrap();
     plan.work_ns = 300;
@@ -102,7 +102,7 @@ proptest! {
 }
 
 /// A run of two CPUs with these changes.
-fn changed(changes: &[&str]) -> Report {
+fn changed(changes: &[&str]) -> ReplayReport {
     let mut plan = stepped(2, traffic(10_000, 64), 5);
     plan.work_ns = 300;
     plan.engine.script = script(changes);
@@ -146,7 +146,7 @@ mod one_engine {
 
     /// Counts, and checks the order.
     struct Counts {
-        ledger: Arc<Ledger>,
+        ledger: Arc<OrderCheck>,
         /// Panics with every batch whose number is a multiple of this.
         panics_every: Option<u64>,
         batches: u64,
@@ -168,7 +168,7 @@ mod one_engine {
 
     struct Rig {
         engine: Engine<Counts>,
-        ledger: Arc<Ledger>,
+        ledger: Arc<OrderCheck>,
         seen: Arc<AtomicU64>,
         cpus: Vec<CpuId>,
     }
@@ -195,7 +195,7 @@ mod one_engine {
             };
             Box::new(SyntheticSource::new(traffic(frames, flows), Some(&share)))
         });
-        let (ledger, seen) = (Arc::new(Ledger::new(queues)), Arc::new(AtomicU64::new(0)));
+        let (ledger, seen) = (Arc::new(OrderCheck::new(queues)), Arc::new(AtomicU64::new(0)));
         let engine = Engine::build(&config, sources.collect(), clock, |_| Counts {
             ledger: Arc::clone(&ledger),
             panics_every: panics,
@@ -205,7 +205,7 @@ mod one_engine {
         Rig { engine: engine.unwrap(), ledger, seen, cpus }
     }
 
-    fn assert_kept(outcome: &Outcome<Counts>, ledger: &Ledger, frames: u64) {
+    fn assert_kept(outcome: &Outcome<Counts>, ledger: &OrderCheck, frames: u64) {
         let came: u64 = outcome.queues.iter().map(|queue| queue.frames.get()).sum();
         let drops = outcome.queues.iter().flat_map(|queue| &queue.drops);
         let dropped: u64 = drops.map(Counter::get).sum();
@@ -327,7 +327,7 @@ mod one_engine {
         let [explained] = &outcome.explained.concat()[..] else { panic!("one queue") };
         assert_eq!(explained.queue, RxQueue(0));
         let (cpu, because) = explained.state.wish;
-        assert_eq!((explained.state.cpu, because), (Some(cpu), Because::Rps));
+        assert_eq!((explained.state.cpu, because), (Some(cpu), SteerReason::Rps));
         assert!(explained.state.sharers.contains(&hash), "it was watched from the beginning");
     }
 

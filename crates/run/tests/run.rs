@@ -11,8 +11,8 @@ use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Device, Rate, Via};
 use forebay_engine::Config;
 use forebay_engine::trace::TracePlan;
-use forebay_run::run::{Plan, Report, Run, StoppedBy, To};
-use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
+use forebay_run::run::{RunConfig, RunReport, Run, StoppedBy, To};
+use forebay_rx::arrive::{PollRequest, Burst, Polled, SourceError};
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};
 use forebay_sys::cpu_list::CpuList;
@@ -33,19 +33,19 @@ fn device(name: &str, sources: Vec<Box<dyn Source>>) -> Device {
 }
 
 /// Two CPUs, and every packet is spread.
-fn plan() -> Plan {
+fn plan() -> RunConfig {
     let cpus = CpuList::new([0, 1].map(CpuId));
     let engine = Config { rps_cpus: cpus.clone(), cpus, ..Config::live() };
     let engine = Config { spread: SpreadPolicy::Always, ..engine };
-    Plan { check_order: true, ..Plan::new(Vec::new(), engine) }
+    RunConfig { check_order: true, ..RunConfig::new(Vec::new(), engine) }
 }
 
 /// The report of a run that keeps all promises.
-fn report(plan: Plan, devices: Vec<Device>) -> Report {
+fn report(plan: RunConfig, devices: Vec<Device>) -> RunReport {
     kept(Run::with_devices(plan, devices).unwrap().run().unwrap())
 }
 
-fn kept(report: Report) -> Report {
+fn kept(report: RunReport) -> RunReport {
     assert_eq!(report.broken_promises(), Vec::<String>::new(), "{report:?}");
     report
 }
@@ -59,7 +59,7 @@ struct Failing {
 impl Source for Failing {
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -98,7 +98,7 @@ fn promise_1_order_is_checked_for_each_queue_and_only_if_asked_for() {
     assert_eq!((checked.reordered, checked.order_unchecked), (Some(0), Some(0)));
     assert_eq!(checked.flows, Some(2 * 64));
     assert!(checked.path.per_cpu.iter().all(|cpu| cpu.flows.is_some()));
-    let unchecked = report(Plan { check_order: false, ..plan() }, two());
+    let unchecked = report(RunConfig { check_order: false, ..plan() }, two());
     assert_eq!((unchecked.reordered, unchecked.flows), (None, None));
     let json = serde_json::to_value(&unchecked).unwrap();
     assert!(json.as_object().unwrap()["reordered"].is_null());
@@ -119,7 +119,7 @@ fn a_device_that_fails_ends_the_run_and_what_is_in_is_delivered() {
 
 #[test]
 fn a_run_ends_when_its_time_is_over_or_it_is_asked_to() {
-    let in_time = Plan { duration: Some(Duration::from_millis(50)), ..plan() };
+    let in_time = RunConfig { duration: Some(Duration::from_millis(50)), ..plan() };
     let ended = report(in_time, vec![device("e0", vec![endless()])]);
     assert_eq!(ended.stopped_by, StoppedBy::Duration);
     let run = Run::with_devices(plan(), vec![device("e0", vec![endless()])]).unwrap();
@@ -156,7 +156,7 @@ fn promise_2_each_device_has_its_place_and_a_full_disk_is_told() {
     let captures = directory.path().join("of a");
     let to = vec![To::Pcap(captures.clone()), To::Count];
     let devices = || vec![device("a0", vec![frames(700)]), device("b0", vec![frames(300)])];
-    let plan_to = |to| Plan { to, ..plan() };
+    let plan_to = |to| RunConfig { to, ..plan() };
     let written = report(plan_to(to), devices());
     let [sent] = &written.sent[..] else { panic!("{:?}", written.sent) };
     assert_eq!((sent.handed, sent.packets, sent.frames), (700, 700, 700));
@@ -187,7 +187,7 @@ fn records_bytes(directory: &Path) -> u64 {
 fn a_trace_is_written_and_has_its_counters() {
     let directory = tempfile::tempdir().unwrap();
     let trace = TracePlan { directory: directory.path().to_owned(), parse: false };
-    let traced = Plan { trace: Some(trace), check_order: false, ..plan() };
+    let traced = RunConfig { trace: Some(trace), check_order: false, ..plan() };
     let report = report(traced, vec![device("a0", vec![frames(400)])]);
     assert_eq!(report.reordered, Some(0), "a trace checks order too");
     let rows = std::fs::read_to_string(directory.path().join("deliver.csv")).unwrap();
@@ -199,7 +199,7 @@ fn a_trace_is_written_and_has_its_counters() {
 #[test]
 fn places_that_do_not_fit_the_devices_are_refused() {
     let to = vec![To::Count, To::Count];
-    let refused = Run::with_devices(Plan { to, ..plan() }, vec![device("a0", vec![frames(1)])]);
+    let refused = Run::with_devices(RunConfig { to, ..plan() }, vec![device("a0", vec![frames(1)])]);
     let error = refused.err().unwrap();
     assert!(!error.is_refusal() && error.to_string().contains("one for each of 1 devices"));
 }

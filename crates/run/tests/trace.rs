@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_device::Rate;
 use forebay_device::synthetic::SyntheticPlan;
-use forebay_run::replay::{Report, TracePlan};
+use forebay_run::replay::{ReplayReport, TracePlan};
 use replays::{directory, drop_when_full, run, script, stepped};
 
 /// A file of a trace, by the names in its header.
@@ -55,7 +55,7 @@ const CHANGES: [&str; 5] = [
 ];
 
 /// More than three CPUs can do, dealt to two queues, with changes on the way.
-fn traced(name: &str) -> (PathBuf, Report) {
+fn traced(name: &str) -> (PathBuf, ReplayReport) {
     let directory = directory(name);
     let traffic = SyntheticPlan {
         frames: FRAMES,

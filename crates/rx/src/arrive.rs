@@ -33,7 +33,7 @@ pub trait Source: Send {
     ///
     /// # Errors
     /// When the source is broken and will give no more. What came before stays in `burst`.
-    fn poll(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst)
+    fn poll(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst)
     -> Result<Polled, SourceError>;
 
     /// Sends the packets that CPUs have handed to the device, takes back the frames of those that
@@ -128,7 +128,7 @@ impl Numbering {
 
 /// Request to a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
+pub struct PollRequest {
     /// The engine's time.
     pub now_ns: u64,
     /// The most frames.
@@ -165,23 +165,23 @@ pub struct Burst {
     /// Packets received, not looked at yet.
     pub packets: Vec<Packet>,
     /// Frames that could not be received.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedFrame>,
     /// Frames that the kernel had to drop since the last poll, before they could be taken.
     pub kernel_dropped: u64,
     /// Frames left in the source, as told by whoever polls.
-    pub behind: Behind,
+    pub behind: PollStatus,
 }
 
 /// Frames left behind a burst: segments wait for more only if some are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Behind {
+pub enum PollStatus {
     /// More, right now.
-    More,
+    MorePending,
     /// Nothing yet.
     #[default]
-    Nothing,
+    Drained,
     /// Nothing that segments may wait for: nothing ever again, or nothing before they make room.
-    End,
+    Last,
 }
 
 impl Burst {
@@ -200,7 +200,7 @@ impl Burst {
 
 /// A frame that the source had to let go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub struct RefusedFrame {
     /// Its place in the order of arrival.
     pub arrival: Arrival,
     /// Its length on the wire.

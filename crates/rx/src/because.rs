@@ -2,7 +2,7 @@
 
 /// Reason for a packet's CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Because {
+pub enum SteerReason {
     /// Its application runs there.
     Rfs,
     /// The RPS map says so.
@@ -18,7 +18,7 @@ pub enum Because {
     Held,
 }
 
-impl Because {
+impl SteerReason {
     /// The word in traces.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::coalesce::refusal::{FlushReason, Refusal};
+use crate::coalesce::refusal::{FlushReason, MergeRefusal};
 use crate::drop_reason::DropReason;
 
 /// A number that one thread raises and any thread reads, without a locked instruction.
@@ -125,7 +125,7 @@ pub struct CoalesceCounters {
     /// Their bytes: headers once.
     pub bytes_out: Counter,
     /// Frames that were not added to a packet, by [`Refusal::index`].
-    pub refused: [Counter; Refusal::ALL.len()],
+    pub refused: [Counter; MergeRefusal::ALL.len()],
     /// Packets that were held and let go, by [`FlushReason::index`].
     pub flushes: [Counter; FlushReason::ALL.len()],
 }

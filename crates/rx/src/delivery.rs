@@ -6,8 +6,8 @@ use std::sync::Arc;
 use forebay_buf::Pool;
 use forebay_buf::ring::Consumer;
 
-use crate::arrive::Behind;
-use crate::backlog::{Lane, Note};
+use crate::arrive::PollStatus;
+use crate::backlog::{BacklogRing, Note};
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::counters::DeliveryCounters;
 use crate::cpu::{CpuId, RxQueue};
@@ -55,7 +55,7 @@ pub struct Delivery {
     cpu: CpuId,
     batch_max: usize,
     /// One for each rx queue.
-    lanes: Vec<Lane>,
+    lanes: Vec<BacklogRing>,
     /// The lane whose turn it is, and whose packets are in hand.
     lane: usize,
     /// The batch in hand; empty between batches.
@@ -72,7 +72,7 @@ pub struct Delivery {
 impl Delivery {
     /// A delivery that takes at most `batch_max` packets in hand at once.
     #[must_use]
-    pub fn new(cpu: CpuId, lanes: Vec<Lane>, batch_max: usize) -> Self {
+    pub fn new(cpu: CpuId, lanes: Vec<BacklogRing>, batch_max: usize) -> Self {
         let packets = Vec::with_capacity(batch_max);
         Self {
             cpu,
@@ -136,7 +136,7 @@ impl Delivery {
     pub fn coalesce(&mut self) {
         let Some(coalescer) = &mut self.coalescer else { return };
         coalescer.coalesce(&mut self.packets, 0, &mut self.coalesced);
-        coalescer.end_poll(Behind::End, 0, &mut self.coalesced);
+        coalescer.end_poll(PollStatus::Last, 0, &mut self.coalesced);
         std::mem::swap(&mut self.packets, &mut self.coalesced);
     }
 
@@ -180,7 +180,7 @@ impl Delivery {
     /// Gives up the batch in hand of a thread that is lost: nobody knows how much of it the
     /// application has seen. The backlog's head passes it, so its flows go on. Returns the queue
     /// that it came from and those of its packets that are still there, for their owners.
-    pub fn lose(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
+    pub fn abandon_batch(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
         let lane = self.lanes.get_mut(self.lane)?;
         // What coalescing still held comes behind what it had let go.
         let mut packets = std::mem::take(&mut self.coalesced);

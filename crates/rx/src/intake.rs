@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use forebay_buf::{Pool, Position};
 
-use crate::arrive::{Burst, Refused};
-use crate::backlog::{Backlogs, Lane, Note};
+use crate::arrive::{Burst, RefusedFrame};
+use crate::backlog::{Backlogs, BacklogRing, Note};
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::counters::IntakeCounters;
 use crate::cpu::{CpuId, RxQueue};
@@ -130,7 +130,7 @@ impl Intake {
 
     /// Adds a CPU that packets can go to. See [`Backlogs::connect`].
     #[must_use]
-    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> Lane {
+    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> BacklogRing {
         let lane = self.backlogs.connect(cpu, capacity, start, noted);
         self.steering.set_running(RpsMap::new(self.backlogs.cpus()));
         lane
@@ -153,12 +153,12 @@ impl Intake {
         burst: &mut Burst,
         pool: &mut Pool,
     ) -> impl Iterator<Item = CpuId> {
-        self.turn_showing(tick, burst, pool, |_| ())
+        self.turn_with_tap(tick, burst, pool, |_| ())
     }
 
     /// The same, and `show` sees the packets that leave coalescing, or that pass where there is
     /// none, before they are steered.
-    pub fn turn_showing(
+    pub fn turn_with_tap(
         &mut self,
         tick: Tick,
         burst: &mut Burst,
@@ -272,7 +272,7 @@ impl Intake {
 
     fn refuse(&mut self, burst: &mut Burst) {
         self.counters.kernel_dropped.add(std::mem::take(&mut burst.kernel_dropped));
-        for Refused { arrival, wire_len, reason } in burst.refused.drain(..) {
+        for RefusedFrame { arrival, wire_len, reason } in burst.refused.drain(..) {
             self.counters.frames.add(1);
             self.counters.bytes.add(wire_len.into());
             self.counters.drops[reason.index()].add(1);

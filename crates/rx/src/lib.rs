@@ -28,7 +28,7 @@ pub mod drop_reason; // the names of all losses
 pub mod counters; //    numbers with one writer
 
 pub use arrive::Source;
-pub use because::Because;
+pub use because::SteerReason;
 pub use cpu::{CpuId, RxQueue};
 pub use delivery::{Delivery, Handler};
 pub use drop_reason::DropReason;

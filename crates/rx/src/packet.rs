@@ -7,7 +7,7 @@ use forebay_buf::{Frame, Pool};
 use crate::hash::FlowHash;
 use crate::parse::checksum::Sum;
 use crate::parse::{DeviceSum, Headers, Link, Verify, View};
-use crate::pieces::Reader;
+use crate::pieces::PieceReader;
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Packet {
     /// [`fragments`]: Self::fragments
     #[inline]
     #[must_use]
-    pub fn is_in_pieces(&self) -> bool {
+    pub fn is_nonlinear(&self) -> bool {
         self.frame.frag_count() > 0
     }
 
@@ -149,7 +149,7 @@ impl Packet {
     ///
     /// # Errors
     /// With how many frames it was of: there is no memory for it, and what there was has gone home.
-    pub fn copied_together(mut self, pool: &mut Pool) -> Result<Self, u32> {
+    pub fn linearized(mut self, pool: &mut Pool) -> Result<Self, u32> {
         let frames = self.segment_count();
         let dead_len = usize::from(self.headers.payload_offset);
         let followers = self.frame.take_followers();
@@ -214,7 +214,7 @@ impl Packet {
     /// [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
     #[inline]
     #[must_use]
-    pub fn is_whole_gso(&self) -> bool {
+    pub fn is_gso(&self) -> bool {
         matches!(self.shape(), Shape::Gso(_))
     }
 
@@ -260,7 +260,7 @@ fn copied(frame: &Frame, before: usize, pool: &mut Pool) -> Option<Frame> {
     copy.set_len(len_bytes);
     let (to_before, to) = copy.data_mut().split_at_mut(before.len());
     to_before.copy_from_slice(before);
-    Reader::at(frame, 0).read(to)?;
+    PieceReader::at(frame, 0).read(to)?;
     copy.pull(before_len);
     Some(copy)
 }

@@ -60,13 +60,13 @@ pub(crate) fn sum_in(frame: &Frame, place: Range<usize>) -> Sum {
 }
 
 /// Reads the bytes of a frame and of its pieces one after the other.
-pub struct Reader<'a> {
+pub struct PieceReader<'a> {
     stretches: Stretches<'a>,
     /// Rest of the latest one.
     left: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> PieceReader<'a> {
     /// Begins at a place: so many bytes behind the frame's first.
     #[must_use]
     pub fn at(frame: &'a Frame, place: usize) -> Self {
@@ -100,7 +100,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl fmt::Debug for Reader<'_> {
+impl fmt::Debug for PieceReader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Reader({} bytes of this stretch left)", self.left.len())
     }

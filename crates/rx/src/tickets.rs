@@ -25,12 +25,12 @@ const TAKE_MAX: usize = 64;
 
 /// The counter that tickets are drawn from. Shared by all ends.
 #[derive(Debug)]
-pub struct Tickets {
+pub struct Sequencer {
     /// The next one. Every CPU draws from it.
     next: OwnLine<AtomicU32>,
 }
 
-impl Tickets {
+impl Sequencer {
     /// Tickets from `first` on; they wrap at 2^32.
     #[must_use]
     pub fn starting_at(first: u32) -> Self {
@@ -46,34 +46,34 @@ impl Tickets {
 
     /// Draws a ticket for each of these packets. They are to be [handed in](Feeder::send) at once:
     /// all that is drawn later waits for them.
-    pub fn draw(&self, packets: &[Packet]) -> Drawn {
+    pub fn draw(&self, packets: &[Packet]) -> SequenceRange {
         #[expect(clippy::cast_possible_truncation, reason = "there is room for them in a ring")]
         let count = packets.len() as u32;
         // Relaxed: who hands packets of a flow in after another CPU has done so comes after it in
         // the order of this counter too.
-        Drawn(self.next.0.fetch_add(count, Ordering::Relaxed))
+        SequenceRange(self.next.0.fetch_add(count, Ordering::Relaxed))
     }
 }
 
 /// The first of the tickets that were drawn for a run of packets.
 #[derive(Debug)]
 #[must_use]
-pub struct Drawn(u32);
+pub struct SequenceRange(u32);
 
 /// Makes a lane: the CPU's end, and the taker's. `slots` is a power of two.
 #[must_use]
-pub fn lane(slots: u32) -> (Feeder, Lane) {
+pub fn lane(slots: u32) -> (LaneProducer, LaneConsumer) {
     let (producer, consumer) = ring(slots, Position(0));
-    (Feeder { ring: producer }, Lane { ring: consumer, taken: VecDeque::new() })
+    (LaneProducer { ring: producer }, LaneConsumer { ring: consumer, taken: VecDeque::new() })
 }
 
 /// The end of a lane that one CPU hands packets in at.
 #[derive(Debug)]
-pub struct Feeder {
+pub struct LaneProducer {
     ring: Producer<Packet>,
 }
 
-impl Feeder {
+impl LaneProducer {
     /// Number of packets for which there is room. The taker's progress is looked at only if it was less
     /// than `count` before.
     pub fn room_for(&mut self, count: usize) -> usize {
@@ -101,7 +101,7 @@ impl Feeder {
 
     /// Hands packets in that there is room for, and shows them to the taker. The vector is empty
     /// afterwards.
-    pub fn send(&mut self, Drawn(mut ticket): Drawn, packets: &mut Vec<Packet>) {
+    pub fn send(&mut self, SequenceRange(mut ticket): SequenceRange, packets: &mut Vec<Packet>) {
         for packet in &mut *packets {
             packet.arrival = Arrival(ticket);
             ticket = ticket.wrapping_add(1);
@@ -114,13 +114,13 @@ impl Feeder {
 
 /// The taker's end of one CPU's lane.
 #[derive(Debug)]
-pub struct Lane {
+pub struct LaneConsumer {
     ring: Consumer<Packet>,
     /// Taken out of the ring before their turn.
     taken: VecDeque<Packet>,
 }
 
-impl Lane {
+impl LaneConsumer {
     /// Moves the packets that are due, `max` at most, to the end of `out`, and counts `due` on.
     /// Returns how many.
     fn take(&mut self, due: &mut u32, max: usize, out: &mut Vec<Packet>) -> usize {
@@ -175,7 +175,7 @@ fn is_next(packet: &Packet, due: &mut u32) -> bool {
 /// All lanes to one taker, in the order in which they joined. One thread's.
 #[derive(Debug)]
 pub struct Lanes {
-    lanes: Vec<Lane>,
+    lanes: Vec<LaneConsumer>,
     /// The ticket of the packet that comes next.
     due: u32,
     /// The lane that the last one came from: the next ones mostly do, too.
@@ -185,12 +185,12 @@ pub struct Lanes {
 impl Lanes {
     /// Lanes whose packets draw [tickets](Tickets::starting_at) from `first` on.
     #[must_use]
-    pub fn new(first: u32, lanes: Vec<Lane>) -> Self {
+    pub fn new(first: u32, lanes: Vec<LaneConsumer>) -> Self {
         Self { lanes, due: first, at: 0 }
     }
 
     /// One more lane.
-    pub fn join(&mut self, lane: Lane) {
+    pub fn join(&mut self, lane: LaneConsumer) {
         self.lanes.push(lane);
     }
 
@@ -209,13 +209,13 @@ impl Lanes {
     /// True if packets have drawn tickets that have not been taken out. The first of them may be a
     /// moment away: then there is none to be taken yet.
     #[must_use]
-    pub fn has_some(&self, tickets: &Tickets) -> bool {
+    pub fn has_some(&self, tickets: &Sequencer) -> bool {
         tickets.has_drawn(self.due)
     }
 
     /// Moves up to `max` packets to the end of `out`, in the order of their tickets, and returns how
     /// many.
-    pub fn take(&mut self, tickets: &Tickets, max: usize, out: &mut Vec<Packet>) -> usize {
+    pub fn take(&mut self, tickets: &Sequencer, max: usize, out: &mut Vec<Packet>) -> usize {
         let before = out.len();
         while out.len() - before < max && self.take_some(tickets, max - (out.len() - before), out) {
         }
@@ -223,7 +223,7 @@ impl Lanes {
     }
 
     /// Takes what one lane has that is due. Returns whether there was any.
-    fn take_some(&mut self, tickets: &Tickets, max: usize, out: &mut Vec<Packet>) -> bool {
+    fn take_some(&mut self, tickets: &Sequencer, max: usize, out: &mut Vec<Packet>) -> bool {
         let Self { lanes, due, at } = self;
         if lanes.get_mut(*at).is_some_and(|lane| lane.take(due, max, out) > 0) {
             return true;
@@ -267,6 +267,6 @@ impl Lanes {
     /// Lets all that is here go home; what a CPU is handing in right now goes with its own end.
     /// Returns how many packets that were, by lane.
     pub fn clear(&mut self) -> Vec<u64> {
-        self.lanes.iter_mut().map(Lane::clear).collect()
+        self.lanes.iter_mut().map(LaneConsumer::clear).collect()
     }
 }

@@ -43,7 +43,7 @@ fn promise_6_a_whole_packet_is_cut_as_the_kernel_cuts_it() {
         let mut pool = pool();
         let packet = received(case, &mut pool);
         let name = &case["name"];
-        assert!(packet.is_whole_gso(), "{name}");
+        assert!(packet.is_gso(), "{name}");
         let mut segments = Vec::new();
         cut(packet, &mut pool, &mut segments).unwrap();
         let ours: Vec<_> = segments.iter().map(|it| hex::encode(it.frame.data())).collect();

@@ -58,13 +58,13 @@ pub(crate) enum Action {
 
 /// A live change, as passed to a machine.
 #[derive(Clone, Debug)]
-pub(crate) enum Change {
+pub(crate) enum SimChange {
     RpsCpus(CpuSet),
     RpsFlowCnt(u32),
     SockFlowEntries(u32),
     MaxBacklog(u32),
     HashKey(Arc<Hasher>),
-    Coalesce(CoalesceAt),
+    Coalesce(SimCoalesceAt),
     FlowLimit(bool),
     /// The CPUs that are online.
     Online(CpuSet),
@@ -79,7 +79,7 @@ pub(crate) enum Change {
 
 /// Stage at which segments are merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum CoalesceAt {
+pub(crate) enum SimCoalesceAt {
     #[default]
     Nowhere,
     Arrive,

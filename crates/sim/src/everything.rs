@@ -3,10 +3,10 @@
 use forebay_rx::steer::{MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
-use crate::action::{Action, CoalesceAt, Recurring, Span};
+use crate::action::{Action, SimCoalesceAt, Recurring, Span};
 use crate::costs::Costs;
 use crate::cpu_set::CpuSet;
-use crate::scenario::{Hashes, Knobs, ReaderPlan, Scenario, TrafficPlan, before_wrap};
+use crate::scenario::{Hashes, ScenarioKnobs, ReaderPlan, Scenario, TrafficPlan, before_wrap};
 
 const US: u64 = 1_000;
 
@@ -65,10 +65,10 @@ fn readers(random: &mut Random) -> ReaderPlan {
     ReaderPlan { first_ns, again_ns, settled: random.below(2) == 0 }
 }
 
-fn knobs(cpus: u16, random: &mut Random) -> Knobs {
+fn knobs(cpus: u16, random: &mut Random) -> ScenarioKnobs {
     let move_after = [(0, 0), (8, 50 * US), (64, 1_000 * US), (64, 1_000 * US)];
     let (packets, time_ns) = pick(random, move_after);
-    Knobs {
+    ScenarioKnobs {
         rps_cpus: CpuSet::range(0, cpus),
         rps_flow_cnt: pick(random, [2, 16, 256, 4096]),
         sock_flow_entries: pick(random, [0, 8, 256, 32_768, 32_768]),
@@ -82,7 +82,7 @@ fn knobs(cpus: u16, random: &mut Random) -> Knobs {
             1 => before_wrap(random),
             _ => u32::try_from(random.bits() >> 32).unwrap_or(0),
         },
-        coalesce: pick(random, [CoalesceAt::Nowhere, CoalesceAt::Nowhere, CoalesceAt::Arrive]),
+        coalesce: pick(random, [SimCoalesceAt::Nowhere, SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive]),
         gro_flush_timeout_ns: 20 * US,
     }
 }

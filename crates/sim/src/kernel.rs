@@ -11,11 +11,11 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::RpsMap;
 use forebay_rx::{CpuId, RxQueue};
 
-use crate::action::Change;
+use crate::action::SimChange;
 use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
 use crate::laws::{Delivered, Laws};
-use crate::machine::{Handed, Machine, Now, Poll, Standing, TakenIn};
+use crate::machine::{Handed, SimMachine, Now, Poll, FlowStanding, TakenIn};
 use crate::scenario::Scenario;
 use crate::traffic::{FlowId, Traffic};
 
@@ -27,7 +27,7 @@ const GOLDEN_RATIO_32: u32 = 0x61c8_8647;
 
 /// Machine with the rules of Linux 6.18.
 pub(crate) struct KernelMachine {
-    queues: Vec<Queue>,
+    queues: Vec<ModelQueue>,
     cpus: Vec<SoftnetData>,
     sock_flows: SockFlows,
     rps_map: RpsMap,
@@ -37,7 +37,7 @@ pub(crate) struct KernelMachine {
 }
 
 /// State of one rx queue.
-struct Queue {
+struct ModelQueue {
     queue: RxQueue,
     /// `rps_dev_flow_table`; empty if `rps_flow_cnt` is 0.
     flow_table: Vec<DevFlow>,
@@ -54,10 +54,10 @@ struct DevFlow {
 
 /// `softnet_data`.
 struct SoftnetData {
-    input_pkt_queue: VecDeque<Packet>,
-    process_queue: VecDeque<Packet>,
+    input_pkt_queue: VecDeque<ModelPacket>,
+    process_queue: VecDeque<ModelPacket>,
     /// Packets in `__netif_receive_skb`; `handled` is the number of those delivered already.
-    in_hand: Vec<Packet>,
+    in_hand: Vec<ModelPacket>,
     handled: usize,
     input_queue_head: u32,
     input_queue_tail: u32,
@@ -72,7 +72,7 @@ struct SockFlows {
 }
 
 #[derive(Clone, Copy)]
-struct Packet {
+struct ModelPacket {
     number: u64,
     flow: FlowId,
     sequence: u64,
@@ -81,14 +81,14 @@ struct Packet {
 }
 
 /// Target of a packet, and the flow table entry in which the backlog's tail is saved.
-struct Target {
+struct ModelTarget {
     cpu: CpuId,
     entry: Option<usize>,
 }
 
 impl KernelMachine {
     /// `get_rps_cpu`. `None` if the packet is processed on the spot.
-    fn steer(&mut self, packet: &Packet) -> Option<Target> {
+    fn steer(&mut self, packet: &ModelPacket) -> Option<ModelTarget> {
         if !packet.hash.is_some() {
             return None;
         }
@@ -107,15 +107,15 @@ impl KernelMachine {
                 *flow = DevFlow { cpu: Some(next_cpu), last_qtail };
             }
             if let Some(cpu) = flow.cpu.filter(|cpu| self.online.contains(*cpu)) {
-                return Some(Target { cpu, entry: Some(entry) });
+                return Some(ModelTarget { cpu, entry: Some(entry) });
             }
         }
         let cpu = self.rps_map.select(packet.hash)?;
-        self.online.contains(cpu).then_some(Target { cpu, entry: None })
+        self.online.contains(cpu).then_some(ModelTarget { cpu, entry: None })
     }
 
     /// CPU that a packet of this hash should go to, regardless of the flow table.
-    fn wish(&self, queue: &Queue, hash: FlowHash) -> Option<CpuId> {
+    fn wish(&self, queue: &ModelQueue, hash: FlowHash) -> Option<CpuId> {
         let online = |cpu: &CpuId| self.online.contains(*cpu);
         let rfs = self.sock_flows.desired(hash).filter(online);
         let rfs = rfs.filter(|_| !queue.flow_table.is_empty());
@@ -123,7 +123,7 @@ impl KernelMachine {
     }
 
     /// `enqueue_to_backlog`.
-    fn enqueue(&mut self, packet: Packet, Target { cpu, entry }: Target, laws: &mut Laws) {
+    fn enqueue(&mut self, packet: ModelPacket, ModelTarget { cpu, entry }: ModelTarget, laws: &mut Laws) {
         let queue = &mut self.queues[usize::from(packet.queue.0)];
         let softnet = &mut self.cpus[cpu.index()];
         if softnet.input_pkt_queue.len() > self.netdev_max_backlog {
@@ -148,25 +148,25 @@ impl KernelMachine {
         for packet in packets {
             let softnet = &mut self.cpus[gone.index()];
             softnet.input_queue_head = softnet.input_queue_head.wrapping_add(1);
-            let target = self.steer(&packet).unwrap_or(Target { cpu: runs_on, entry: None });
+            let target = self.steer(&packet).unwrap_or(ModelTarget { cpu: runs_on, entry: None });
             wake.push(target.cpu);
             self.enqueue(packet, target, laws);
         }
     }
 
-    fn deliver(packet: Packet, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
-        let Packet { number, flow, sequence, hash, .. } = packet;
+    fn deliver(packet: ModelPacket, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
+        let ModelPacket { number, flow, sequence, hash, .. } = packet;
         handed.push(Handed { flow, hash });
         laws.delivered(Delivered { number, flow, sequence, cpu, now_ns });
     }
 }
 
-impl Machine for KernelMachine {
+impl SimMachine for KernelMachine {
     const DRAINS: bool = false;
 
     fn new(scenario: &Scenario, _: &Traffic) -> Self {
         let knobs = &scenario.knobs;
-        let queue = |queue| Queue {
+        let queue = |queue| ModelQueue {
             queue: RxQueue(queue),
             flow_table: flow_table(knobs.rps_flow_cnt),
             last: BTreeMap::new(),
@@ -198,7 +198,7 @@ impl Machine for KernelMachine {
             let (sequence, hash) = (flow.sequence, flow.hash);
             flow.sequence += 1;
             laws.arrived(number, id, sequence);
-            let packet = Packet { number, flow: id, sequence, hash, queue: poll.queue };
+            let packet = ModelPacket { number, flow: id, sequence, hash, queue: poll.queue };
             match self.steer(&packet) {
                 Some(target) => {
                     poll.wake.push(target.cpu);
@@ -245,27 +245,27 @@ impl Machine for KernelMachine {
 
     fn lose(&mut self, _: CpuId, _: &mut Laws) {} // a kernel has no threads that it could lose
 
-    fn change(&mut self, change: &Change, _: Now, laws: &mut Laws, wake: &mut Vec<CpuId>) {
+    fn change(&mut self, change: &SimChange, _: Now, laws: &mut Laws, wake: &mut Vec<CpuId>) {
         match change {
             // CPUs that do not run are left out when the mask is written.
-            Change::RpsCpus(cpus) => self.rps_map = RpsMap::new(cpus.and(self.online).iter()),
-            Change::RpsFlowCnt(count) => {
+            SimChange::RpsCpus(cpus) => self.rps_map = RpsMap::new(cpus.and(self.online).iter()),
+            SimChange::RpsFlowCnt(count) => {
                 for queue in &mut self.queues {
                     queue.flow_table = flow_table(*count);
                 }
             }
-            Change::SockFlowEntries(entries) => {
+            SimChange::SockFlowEntries(entries) => {
                 let cpus = u16::try_from(self.cpus.len()).unwrap_or(u16::MAX);
                 self.sock_flows = SockFlows::new(*entries, cpus);
             }
-            Change::MaxBacklog(packets) => self.netdev_max_backlog = *packets as usize,
-            Change::Online(cpus) => self.online = *cpus,
-            Change::CpuDead { gone, runs_on } => self.requeue(*gone, *runs_on, laws, wake),
+            SimChange::MaxBacklog(packets) => self.netdev_max_backlog = *packets as usize,
+            SimChange::Online(cpus) => self.online = *cpus,
+            SimChange::CpuDead { gone, runs_on } => self.requeue(*gone, *runs_on, laws, wake),
             // The traffic has its new hashes; nothing else depends on where or how.
-            Change::HashKey(_)
-            | Change::Coalesce(_)
-            | Change::FlowLimit(_)
-            | Change::PollingCpu(..) => {}
+            SimChange::HashKey(_)
+            | SimChange::Coalesce(_)
+            | SimChange::FlowLimit(_)
+            | SimChange::PollingCpu(..) => {}
         }
     }
 
@@ -275,11 +275,11 @@ impl Machine for KernelMachine {
         self.sock_flows.record(hash, cpu);
     }
 
-    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing> {
+    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<FlowStanding> {
         let queue = &self.queues[usize::from(queue.0)];
         let wish = self.wish(queue, hash)?;
         let at = queue.last.get(&hash.0).copied();
-        Some(Standing { key: hash.0, at, wish, is_held: false })
+        Some(FlowStanding { key: hash.0, at, wish, is_held: false })
     }
 
     fn has_fence(&self, _: RxQueue) -> bool {
@@ -313,7 +313,7 @@ impl Machine for KernelMachine {
     fn check_rest(&mut self, _: &mut Laws) {}
 }
 
-impl Queue {
+impl ModelQueue {
     /// `rfs_slot`.
     fn entry_of(&self, hash: FlowHash) -> usize {
         let log = self.flow_table.len().trailing_zeros();

@@ -37,4 +37,4 @@ pub use liveness::Wait;
 pub use report::Summary;
 pub use rules::Rules;
 pub use scenario::{Overrides, Situation};
-pub use world::{Outcome, run, run_recorded};
+pub use world::{SimOutcome, run, run_recorded};

@@ -30,8 +30,8 @@ use forebay_rx::{CpuId, RxQueue};
 
 use crate::census::Census;
 use crate::laws::{Law, Laws};
-use crate::machine::Standing;
-use crate::virtual_cpu::{Pace, VirtualCpu};
+use crate::machine::FlowStanding;
+use crate::virtual_cpu::{CpuPace, VirtualCpu};
 
 /// Held packets, or moves, examined in one turn of the path.
 const MOVES_A_TURN: u64 = 64;
@@ -43,9 +43,9 @@ const COALESCED_MAX: u64 = 64;
 #[derive(Debug)]
 pub(crate) struct Liveness {
     move_after: MoveAfter,
-    open: BTreeMap<(RxQueue, u32), Wish>,
+    open: BTreeMap<(RxQueue, u32), PendingMove>,
     /// Fences by queue.
-    fences: Vec<Option<Fence>>,
+    fences: Vec<Option<LivenessFence>>,
     /// Packets that could not be held, by queue, as of the last check.
     unheld: Vec<u64>,
     /// Number of granted wishes for which packets of the flow were on their way to its old CPU, or
@@ -65,7 +65,7 @@ pub struct Wait {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Wish {
+struct PendingMove {
     hash: FlowHash,
     from: CpuId,
     to: CpuId,
@@ -86,7 +86,7 @@ struct Wish {
 
 /// A fence that was raised.
 #[derive(Clone, Copy, Debug)]
-struct Fence {
+struct LivenessFence {
     since: Moment,
     bound_ns: u64,
     is_overdue: bool,
@@ -114,7 +114,7 @@ pub(crate) struct Came {
     pub(crate) at_before: Option<CpuId>,
     /// True if packets of the flow were on their way before the turn.
     pub(crate) was_on_its_way: bool,
-    pub(crate) stands: Standing,
+    pub(crate) stands: FlowStanding,
     pub(crate) packets: u32,
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct Came {
 pub(crate) struct Circumstances<'a> {
     pub(crate) now_ns: u64,
     pub(crate) cpus: &'a [VirtualCpu],
-    pub(crate) pace: &'a Pace,
+    pub(crate) pace: &'a CpuPace,
     pub(crate) census: &'a Census,
 }
 
@@ -137,7 +137,7 @@ impl Liveness {
     /// Registers the arrival of a flow's packets in this turn.
     pub(crate) fn came(&mut self, came: Came, around: Circumstances<'_>) {
         let Came { queue, hash, at_before, was_on_its_way, stands, packets } = came;
-        let Standing { key, at, wish: to, .. } = stands;
+        let FlowStanding { key, at, wish: to, .. } = stands;
         let key = (queue, key);
         let before = self.open.remove(&key).filter(|open| open.to == to);
         let Some(from) = before.map(|open| open.from).or(at_before) else { return };
@@ -149,7 +149,7 @@ impl Liveness {
             return;
         }
         let now = around.moment(queue, [from, to]);
-        let mut open = before.unwrap_or(Wish {
+        let mut open = before.unwrap_or(PendingMove {
             hash,
             from,
             to,
@@ -179,7 +179,7 @@ impl Liveness {
     pub(crate) fn look(
         &mut self,
         queue: RxQueue,
-        standing: impl Fn(FlowHash) -> Option<Standing>,
+        standing: impl Fn(FlowHash) -> Option<FlowStanding>,
         has_fence: bool,
         around: Circumstances<'_>,
         laws: &mut Laws,
@@ -263,7 +263,7 @@ impl Liveness {
     }
 }
 
-impl Wish {
+impl PendingMove {
     fn wait(&self, now: Moment) -> Wait {
         let before_ns = self.counts_from.ns - self.since.ns;
         let bound_ns = before_ns + self.bound_ns + self.room_ns;
@@ -318,13 +318,13 @@ impl Circumstances<'_> {
 
     /// A fence raised now. The packets it holds back may contain a second boundary, where later
     /// packets wait until earlier ones have been processed.
-    fn fence(&self, queue: RxQueue) -> Fence {
+    fn fence(&self, queue: RxQueue) -> LivenessFence {
         let cpus = || (0..).map(CpuId).take(self.cpus.len());
         let drains_ns = cpus().map(|cpu| self.pace.drain_ns(cpu, self.queued(queue, cpu)));
         let line_ns = cpus().map(|cpu| self.held_ns(queue, cpu));
         let (drain_ns, line_ns) = (drains_ns.max().unwrap_or(0), line_ns.max().unwrap_or(0));
         let bound_ns = drain_ns + 2 * line_ns + 3 * self.turns_ns(queue);
-        Fence { since: self.moment_of_all(), bound_ns, is_overdue: false }
+        LivenessFence { since: self.moment_of_all(), bound_ns, is_overdue: false }
     }
 
     /// Time for the turns that all held packets may need.

@@ -5,7 +5,7 @@ use std::fmt;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::{CpuId, RxQueue};
 
-use crate::action::Change;
+use crate::action::SimChange;
 use crate::census::Census;
 use crate::laws::Laws;
 use crate::scenario::Scenario;
@@ -13,7 +13,7 @@ use crate::traffic::{FlowId, Traffic};
 
 /// A set of rules in operation: everything between arriving frames and the applications that get
 /// them. It has no notion of time; the world decides when each CPU does what.
-pub(crate) trait Machine: Sized {
+pub(crate) trait SimMachine: Sized {
     /// True if a CPU that was taken offline continues until its backlogs are empty. Otherwise it
     /// stops, which is noticed later. Only CPUs that continue have threads that can die.
     const DRAINS: bool;
@@ -40,7 +40,7 @@ pub(crate) trait Machine: Sized {
     fn lose(&mut self, cpu: CpuId, laws: &mut Laws);
 
     /// Applies a live change. CPUs that got packets because of it are added to `wake`.
-    fn change(&mut self, change: &Change, now: Now, laws: &mut Laws, wake: &mut Vec<CpuId>);
+    fn change(&mut self, change: &SimChange, now: Now, laws: &mut Laws, wake: &mut Vec<CpuId>);
 
     /// Records an event that does not change the rules, for the trace of the run.
     fn note(&mut self, what: &'static str, value: &dyn fmt::Display, now_ns: u64);
@@ -49,7 +49,7 @@ pub(crate) trait Machine: Sized {
     fn record(&mut self, hash: FlowHash, cpu: CpuId);
 
     /// Current and desired CPU of a flow.
-    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing>;
+    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<FlowStanding>;
 
     /// True if packets of a queue wait for all packets from before a change.
     fn has_fence(&self, queue: RxQueue) -> bool;
@@ -102,7 +102,7 @@ pub(crate) struct Handed {
 
 /// Current and desired CPU of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct FlowStanding {
     /// Slot or hash that it shares with others: flows of one key move together.
     pub(crate) key: u32,
     /// CPU of its last packet; `None` if there was none.

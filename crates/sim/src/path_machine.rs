@@ -9,34 +9,34 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use application::{Application, Seen};
+use application::{SimApplication, SeenByReader};
 use forebay_buf::Pool;
-use forebay_rx::arrive::{Behind, Burst, Refused};
+use forebay_rx::arrive::{PollStatus, Burst, RefusedFrame};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::intake::Dropped;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
 use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
-use reassembly::Reassembly;
+use reassembly::SimReassembly;
 
-use crate::action::{Change, CoalesceAt};
+use crate::action::{SimChange, SimCoalesceAt};
 use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
 use crate::laws::{Law, Laws};
-use crate::machine::{Handed, Machine, Now, Poll, Standing, TakenIn};
+use crate::machine::{Handed, SimMachine, Now, Poll, FlowStanding, TakenIn};
 use crate::recording::Recording;
 use crate::scenario::Scenario;
 use crate::traffic::{FRAME_BYTES, Flow, Traffic};
 
 /// The path on virtual CPUs.
 pub(crate) struct PathMachine {
-    queues: Vec<Queue>,
-    cpus: Vec<Cpu>,
+    queues: Vec<SimQueue>,
+    cpus: Vec<SimCpu>,
     /// One pool for each CPU; frames received by a queue are in the memory of the CPU that polls it.
     pools: Vec<Pool>,
     sock_flows: Option<Arc<SockFlowTable>>,
-    coalesce: CoalesceAt,
+    coalesce: SimCoalesceAt,
     gro_flush_timeout_ns: u64,
     /// True if packets may have consisted of several frames.
     merges: bool,
@@ -46,20 +46,20 @@ pub(crate) struct PathMachine {
     netdev_max_backlog: u32,
     hold_max: u32,
     batch_max: u32,
-    seen: Seen,
+    seen: SeenByReader,
     /// Reassembly, if datagrams arrive in fragments.
-    reassembly: Option<Reassembly>,
+    reassembly: Option<SimReassembly>,
     recording: Option<Recording>,
 }
 
-struct Queue {
+struct SimQueue {
     intake: Intake,
     burst: Burst,
     /// True if something changed since the last turn.
     changed: bool,
 }
 
-struct Cpu {
+struct SimCpu {
     delivery: Delivery,
     /// True if the delivery has not been told yet where segments are merged now.
     coalesce_is_stale: bool,
@@ -93,7 +93,7 @@ impl PathMachine {
         )
     }
 
-    fn queue(&self, queue: RxQueue) -> &Queue {
+    fn queue(&self, queue: RxQueue) -> &SimQueue {
         &self.queues[usize::from(queue.0)]
     }
 
@@ -103,7 +103,7 @@ impl PathMachine {
 
     /// Creates frames for the flows that have arrived, as a device would have written them.
     fn receive(&mut self, poll: &mut Poll<'_>, laws: &mut Laws) {
-        let Queue { burst, .. } = &mut self.queues[usize::from(poll.queue.0)];
+        let SimQueue { burst, .. } = &mut self.queues[usize::from(poll.queue.0)];
         let pool = &mut self.pools[poll.cpu.index()];
         pool.collect();
         for &id in poll.flows {
@@ -121,9 +121,9 @@ impl PathMachine {
             }
         }
         burst.behind = match () {
-            () if poll.traffic.waits_in(poll.queue) => Behind::More,
-            () if poll.traffic.has_ended() => Behind::End,
-            () => Behind::Nothing,
+            () if poll.traffic.waits_in(poll.queue) => PollStatus::MorePending,
+            () if poll.traffic.has_ended() => PollStatus::Last,
+            () => PollStatus::Drained,
         };
     }
 
@@ -149,7 +149,7 @@ impl PathMachine {
 
     /// Number of frames put on the backlog from a queue to a CPU that the application has not
     /// received.
-    fn queued(&self, queue: &Queue, cpu: &Cpu) -> u64 {
+    fn queued(&self, queue: &SimQueue, cpu: &SimCpu) -> u64 {
         let enqueued = &queue.intake.counters().per_cpu[cpu.delivery.cpu().index()].enqueued;
         enqueued.get() - self.seen.passed[self.seen.lane(queue.intake.queue(), cpu.delivery.cpu())]
     }
@@ -161,7 +161,7 @@ impl PathMachine {
     }
 }
 
-impl Machine for PathMachine {
+impl SimMachine for PathMachine {
     const DRAINS: bool = true;
 
     fn new(scenario: &Scenario, traffic: &Traffic) -> Self {
@@ -186,16 +186,16 @@ impl Machine for PathMachine {
     }
 
     fn waits_until_ns(&self, queue: RxQueue) -> Option<u64> {
-        let Queue { intake, changed, .. } = self.queue(queue);
+        let SimQueue { intake, changed, .. } = self.queue(queue);
         // A fence is lifted in a turn too, whether or not anything is held before it.
         let waits = *changed || intake.held() > 0 || intake.place_of(FlowHash::NONE).has_fence;
         if waits { Some(0) } else { intake.next_timeout_ns() }
     }
 
     fn take(&mut self, cpu: CpuId) -> usize {
-        let Cpu { delivery, coalesce_is_stale, .. } = &mut self.cpus[cpu.index()];
+        let SimCpu { delivery, coalesce_is_stale, .. } = &mut self.cpus[cpu.index()];
         if std::mem::take(coalesce_is_stale) {
-            let places = (self.coalesce, CoalesceAt::Deliver);
+            let places = (self.coalesce, SimCoalesceAt::Deliver);
             delivery.set_coalesce(build::coalesce_config(places, self.gro_flush_timeout_ns));
         }
         let taken = delivery.take(usize::MAX);
@@ -208,7 +208,7 @@ impl Machine for PathMachine {
         let pool = &mut pools[cpu.index()];
         let cpu = &mut cpus[cpu.index()];
         let delivered = laws.delivered;
-        let mut application = Application { now_ns, laws, handed, seen, reassembly, recording };
+        let mut application = SimApplication { now_ns, laws, handed, seen, reassembly, recording };
         cpu.delivery.handle(pool, &mut application);
         cpu.frames_done = laws.delivered - delivered;
     }
@@ -222,7 +222,7 @@ impl Machine for PathMachine {
     }
 
     fn lose(&mut self, cpu: CpuId, laws: &mut Laws) {
-        let Some((queue, lost)) = self.cpus[cpu.index()].delivery.lose() else { return };
+        let Some((queue, lost)) = self.cpus[cpu.index()].delivery.abandon_batch() else { return };
         let lane = self.seen.lane(queue, cpu);
         self.seen.next[lane] = None;
         let frames = lost.iter().flat_map(|lost| &lost.packet);
@@ -233,7 +233,7 @@ impl Machine for PathMachine {
         self.pools[cpu.index()].flush();
     }
 
-    fn change(&mut self, change: &Change, now: Now, _: &mut Laws, _: &mut Vec<CpuId>) {
+    fn change(&mut self, change: &SimChange, now: Now, _: &mut Laws, _: &mut Vec<CpuId>) {
         self.apply(change, now.ns);
     }
 
@@ -253,9 +253,9 @@ impl Machine for PathMachine {
         }
     }
 
-    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<Standing> {
+    fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<FlowStanding> {
         let FlowPlace { slot, cpu, wish, is_held, .. } = self.place_of(queue, hash);
-        Some(Standing { key: slot.unwrap_or(u32::MAX), at: cpu, wish, is_held })
+        Some(FlowStanding { key: slot.unwrap_or(u32::MAX), at: cpu, wish, is_held })
     }
 
     fn has_fence(&self, queue: RxQueue) -> bool {
@@ -269,7 +269,7 @@ impl Machine for PathMachine {
         census.merges = self.merges;
         census.coalesce_ns = if self.merges { self.gro_flush_timeout_ns } else { 0 };
         (census.held, census.coalescing, census.queued) = (0, 0, 0);
-        let unheld = |queue: &Queue| queue.intake.counters().unheld.get();
+        let unheld = |queue: &SimQueue| queue.intake.counters().unheld.get();
         census.unheld.clear();
         census.unheld.extend(self.queues.iter().map(unheld));
         census.backlogs.clear();
@@ -290,7 +290,7 @@ impl Machine for PathMachine {
         }
         census.in_hand.clear();
         census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.in_hand() as u64));
-        census.frames_away = self.pools.iter_mut().map(|pool| pool.away() as u64).sum();
+        census.frames_away = self.pools.iter_mut().map(|pool| pool.in_use() as u64).sum();
         census.frames_done = self.cpus.iter().map(|cpu| cpu.frames_done).sum();
     }
 
@@ -372,10 +372,10 @@ impl PathMachine {
     }
 }
 
-fn received(pool: &mut Pool, flow: &mut Flow, arrival: Arrival) -> Result<(Packet, u64), Refused> {
+fn received(pool: &mut Pool, flow: &mut Flow, arrival: Arrival) -> Result<(Packet, u64), RefusedFrame> {
     let wire_len = u32::try_from(FRAME_BYTES).unwrap_or(u32::MAX);
     let Some(mut frame) = pool.allocate(wire_len) else {
-        return Err(Refused { arrival, wire_len, reason: DropReason::NoBuffer });
+        return Err(RefusedFrame { arrival, wire_len, reason: DropReason::NoBuffer });
     };
     frame.set_len(wire_len);
     let sequence = flow.write_next(frame.data_mut());

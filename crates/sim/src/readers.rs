@@ -13,12 +13,12 @@ use crate::traffic::FlowId;
 pub(crate) struct Readers {
     plan: ReaderPlan,
     random: Random,
-    flows: Vec<Reader>,
+    flows: Vec<FlowReader>,
 }
 
 /// The reader of one flow.
 #[derive(Clone, Copy, Debug)]
-struct Reader {
+struct FlowReader {
     cpu: CpuId,
     /// Hash that its packets were steered by, as known to its socket.
     hash: FlowHash,
@@ -45,7 +45,7 @@ impl Readers {
             let drawn = online.pick(&mut self.random);
             let by_rps = by_rps(FlowId(flow)).filter(|_| self.plan.settled);
             let cpu = by_rps.unwrap_or(drawn);
-            self.flows.push(Reader { cpu, hash: FlowHash::NONE, is_due: false, has_read: false });
+            self.flows.push(FlowReader { cpu, hash: FlowHash::NONE, is_due: false, has_read: false });
         }
     }
 

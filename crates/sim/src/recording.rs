@@ -61,7 +61,7 @@ impl Recording {
         traffic: &Traffic,
     ) -> forebay_sys::Result<()> {
         drop(self.deliver);
-        let counters = Counters::new(intakes, deliveries, delivered);
+        let counters = RecordedCounters::new(intakes, deliveries, delivered);
         let counters = serde_json::to_string(&counters).unwrap_or_default();
         if let Some(error) = self.trace.finish(&counters).into_iter().next() {
             return Err(error);
@@ -85,7 +85,7 @@ impl Recording {
 
 /// Contents of `counters.json`.
 #[derive(Serialize)]
-struct Counters {
+struct RecordedCounters {
     rx_frames: u64,
     delivered: u64,
     drops: std::collections::BTreeMap<&'static str, u64>,
@@ -109,7 +109,7 @@ struct MoveCounters {
     held_max_ns: u64,
 }
 
-impl Counters {
+impl RecordedCounters {
     fn new(intakes: &[&IntakeCounters], deliveries: &[&DeliveryCounters], delivered: u64) -> Self {
         let sum = |of: fn(&IntakeCounters) -> u64| intakes.iter().map(|it| of(it)).sum();
         let lost: u64 = deliveries.iter().map(|it| it.lost.get()).sum();

@@ -10,7 +10,7 @@ use crate::laws::Law;
 use crate::liveness::Wait;
 use crate::rules::Rules;
 use crate::scenario::{Overrides, Situation};
-use crate::world::{Outcome, run};
+use crate::world::{SimOutcome, run};
 
 /// Result of the runs of one scenario.
 #[derive(Clone, Debug, Serialize)]
@@ -114,7 +114,7 @@ impl Summary {
     }
 
     /// Adds a run.
-    pub fn add(&mut self, outcome: &Outcome) {
+    pub fn add(&mut self, outcome: &SimOutcome) {
         let [order, conservation, bounds, liveness, counters] = outcome.broken;
         self.seeds += 1;
         self.steps += outcome.steps;

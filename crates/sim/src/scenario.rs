@@ -6,7 +6,7 @@ use std::str::FromStr;
 use forebay_rx::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
-use crate::action::{Action, CoalesceAt, Recurring, Span};
+use crate::action::{Action, SimCoalesceAt, Recurring, Span};
 use crate::costs::Costs;
 use crate::cpu_set::{CPUS_MAX, CpuSet};
 use crate::everything;
@@ -56,7 +56,7 @@ pub(crate) struct Scenario {
     pub(crate) traffic: TrafficPlan,
     /// Read pattern of applications; `None` if reads are not recorded, as without RFS.
     pub(crate) readers: Option<ReaderPlan>,
-    pub(crate) knobs: Knobs,
+    pub(crate) knobs: ScenarioKnobs,
     pub(crate) costs: Costs,
     pub(crate) recurring: Vec<Recurring>,
 }
@@ -111,7 +111,7 @@ pub(crate) struct ReaderPlan {
 
 /// Initial settings.
 #[derive(Clone, Debug)]
-pub(crate) struct Knobs {
+pub(crate) struct ScenarioKnobs {
     /// All CPUs that a drawn mask may include.
     pub(crate) rps_cpus: CpuSet,
     pub(crate) rps_flow_cnt: u32,
@@ -123,7 +123,7 @@ pub(crate) struct Knobs {
     pub(crate) spread: SpreadPolicy,
     /// Initial value of head and tail counters.
     pub(crate) start: u32,
-    pub(crate) coalesce: CoalesceAt,
+    pub(crate) coalesce: SimCoalesceAt,
     /// Time that segments wait for more after a queue ran empty.
     pub(crate) gro_flush_timeout_ns: u64,
 }
@@ -215,7 +215,7 @@ impl Situation {
             Self::Elephant => elephant(cpus.unwrap_or(4), random),
             Self::MergedElephant => {
                 let mut scenario = elephant(cpus.unwrap_or(4), random);
-                scenario.knobs.coalesce = CoalesceAt::Arrive;
+                scenario.knobs.coalesce = SimCoalesceAt::Arrive;
                 // What is merged costs less, and what is full moves at once: so little is, and hardly.
                 scenario.knobs.gro_flush_timeout_ns = 0;
                 scenario.knobs.netdev_max_backlog = 1_000;
@@ -317,7 +317,7 @@ fn base(cpus: u16) -> Scenario {
             fragments: false,
         },
         readers: None,
-        knobs: Knobs {
+        knobs: ScenarioKnobs {
             rps_cpus: CpuSet::range(0, cpus),
             rps_flow_cnt: 1024,
             sock_flow_entries: 32_768,
@@ -327,7 +327,7 @@ fn base(cpus: u16) -> Scenario {
             move_after: MoveAfter::default(),
             spread: SpreadPolicy::Always,
             start: 0,
-            coalesce: CoalesceAt::Nowhere,
+            coalesce: SimCoalesceAt::Nowhere,
             gro_flush_timeout_ns: 20 * US,
         },
         costs: Costs { stall_one_in: 256 },

@@ -131,14 +131,14 @@ impl VirtualCpu {
 /// Parameters of the time bounds of a run: the longest durations of CPU activities, without lost
 /// time.
 #[derive(Clone, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct CpuPace {
     pub(crate) batch_max: u64,
     pub(crate) queues: u64,
     /// Polling CPU of each queue.
     pub(crate) polling: Vec<CpuId>,
 }
 
-impl Pace {
+impl CpuPace {
     /// Time until a CPU has delivered this many packets of one queue.
     pub(crate) fn drain_ns(&self, cpu: CpuId, packets: u64) -> u64 {
         let batches = packets / self.batch_max + 2;

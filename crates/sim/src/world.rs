@@ -16,13 +16,13 @@ use crate::cpu_set::CpuSet;
 use crate::kernel::KernelMachine;
 use crate::laws::{Law, Laws};
 use crate::liveness::{Circumstances, Liveness, Wait};
-use crate::machine::{Handed, Machine, Now};
+use crate::machine::{Handed, SimMachine, Now};
 use crate::path_machine::PathMachine;
 use crate::readers::Readers;
 use crate::rules::Rules;
 use crate::scenario::{Overrides, Scenario, Situation};
 use crate::traffic::{FlowId, Traffic};
-use crate::virtual_cpu::{Pace, VirtualCpu};
+use crate::virtual_cpu::{CpuPace, VirtualCpu};
 
 /// Limit on the steps of a run: a number per packet, and a constant.
 const STEPS_A_PACKET: u64 = 200;
@@ -30,7 +30,7 @@ const STEPS_BESIDES: u64 = 1_000_000;
 
 /// Result of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Outcome {
+pub struct SimOutcome {
     /// Seed that determined all draws.
     pub seed: u64,
     /// Number of events executed.
@@ -59,7 +59,7 @@ pub struct Outcome {
 
 /// Runs one seed of a scenario.
 #[must_use]
-pub fn run(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) -> Outcome {
+pub fn run(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) -> SimOutcome {
     match rules {
         Rules::Forebay => World::<PathMachine>::new(situation, seed, overrides).run(),
         Rules::Kernel => World::<KernelMachine>::new(situation, seed, overrides).run(),
@@ -75,7 +75,7 @@ pub fn run_recorded(
     seed: u64,
     overrides: Overrides,
     directory: &Path,
-) -> forebay_sys::Result<Outcome> {
+) -> forebay_sys::Result<SimOutcome> {
     let mut world = World::<PathMachine>::new(situation, seed, overrides);
     world.machine.record_to(directory)?;
     world.go_on_to_the_end();
@@ -94,8 +94,8 @@ struct World<M> {
     online: CpuSet,
     /// CPUs that were taken offline without this having been noticed yet.
     unnoticed: CpuSet,
-    pace: Pace,
-    events: BinaryHeap<Reverse<Event>>,
+    pace: CpuPace,
+    events: BinaryHeap<Reverse<SimEvent>>,
     /// Number of events so far: events of the same time are executed in order of creation.
     event_count: u64,
     laws: Laws,
@@ -115,21 +115,21 @@ struct World<M> {
 #[derive(Default)]
 struct Spare {
     flows: Vec<FlowId>,
-    came: Vec<turns::Before>,
+    came: Vec<turns::TurnBefore>,
     handed: Vec<Handed>,
     wake: Vec<CpuId>,
 }
 
 /// An event at a known time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Event {
+struct SimEvent {
     at_ns: u64,
     count: u64,
-    what: What,
+    what: Happening,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum What {
+enum Happening {
     /// The action at this index of the scenario's list.
     Recurs(usize),
     /// The application reads all available packets of a flow.
@@ -141,7 +141,7 @@ enum What {
     ComesBack(CpuId),
 }
 
-impl<M: Machine> World<M> {
+impl<M: SimMachine> World<M> {
     fn new(situation: Situation, seed: u64, overrides: Overrides) -> Self {
         // Streams of their own: what one draws more of changes nothing for the others.
         let mut streams = Random::new(seed);
@@ -158,7 +158,7 @@ impl<M: Machine> World<M> {
             cpus: (0..scenario.cpus).map(|_| VirtualCpu::new()).collect(),
             online: CpuSet::range(0, scenario.cpus),
             unnoticed: CpuSet::default(),
-            pace: Pace {
+            pace: CpuPace {
                 batch_max: scenario.knobs.batch_max.into(),
                 queues: scenario.queues.into(),
                 polling: (0..scenario.queues).map(CpuId).collect(),
@@ -183,7 +183,7 @@ impl<M: Machine> World<M> {
         world
     }
 
-    fn run(mut self) -> Outcome {
+    fn run(mut self) -> SimOutcome {
         self.go_on_to_the_end();
         self.outcome()
     }
@@ -234,12 +234,12 @@ impl<M: Machine> World<M> {
         first.collect::<CpuSet>().pick(&mut self.schedule)
     }
 
-    fn at(&mut self, at_ns: u64, what: What) {
+    fn at(&mut self, at_ns: u64, what: Happening) {
         self.event_count += 1;
-        self.events.push(Reverse(Event { at_ns, count: self.event_count, what }));
+        self.events.push(Reverse(SimEvent { at_ns, count: self.event_count, what }));
     }
 
-    fn after(&mut self, ns: u64, what: What) {
+    fn after(&mut self, ns: u64, what: Happening) {
         self.at(self.now_ns + ns, what);
     }
 
@@ -282,9 +282,9 @@ impl<M: Machine> World<M> {
         self.liveness.begin_anew(queue, self.machine.has_fence(queue), around);
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> SimOutcome {
         let laws = &self.laws;
-        Outcome {
+        SimOutcome {
             seed: self.seed,
             steps: self.steps,
             packets: laws.frames_in,

@@ -10,18 +10,18 @@ use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
-use crate::network::neighbours::Sighting;
-use crate::network::{Identity, Network as NetworkLayer, NetworkDrop, Received, Refusal};
+use crate::network::neighbours::NeighbourObservation;
+use crate::network::{Identity, NetworkLayer as NetworkLayer, NetworkDrop, NetworkVerdict, ErrorRefusal};
 use crate::socket::SocketId;
-use crate::socket::policy::{BufferPolicy, Relief};
-use crate::socket::queue::{Hub, Inlet, Put};
-use crate::socket::table::{Flow4Tuple, Found, SocketTable};
+use crate::socket::policy::{ReclaimPolicy, BufferReclaimer};
+use crate::socket::queue::{SocketQueue, SocketQueueProducer, Enqueue};
+use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
 
 /// Source of sockets for a CPU's stack.
-pub trait Sockets: fmt::Debug + Send + Sync {
+pub trait CpuSockets: fmt::Debug + Send + Sync {
     /// The hub that a CPU opens its inlet from; `None` once the socket is closed. Called when a CPU
     /// has its first packet for the socket.
-    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>>;
+    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>>;
 
     /// Number of sockets closed so far.
     fn closed(&self) -> u64;
@@ -29,7 +29,7 @@ pub trait Sockets: fmt::Debug + Send + Sync {
 
 /// Per-batch context for [`Stack::turn`].
 #[derive(Debug)]
-pub struct Around<'a> {
+pub struct RxContext<'a> {
     /// Identity of this host on the device that the packets came from.
     pub identity: &'a Identity,
     /// Current time, in ns.
@@ -37,11 +37,11 @@ pub struct Around<'a> {
     /// Packet memory of this CPU.
     pub pool: &'a mut Pool,
     /// Buffer policy for slow readers.
-    pub policy: BufferPolicy,
+    pub policy: ReclaimPolicy,
     /// Packets to be sent out of the same device, unchanged (out).
     pub answers: &'a mut Vec<Packet>,
     /// Neighbour observations made while processing this batch (out).
-    pub sightings: &'a mut Vec<Sighting>,
+    pub sightings: &'a mut Vec<NeighbourObservation>,
 }
 
 /// Most inlets checked per turn after sockets were closed.
@@ -55,14 +55,14 @@ pub struct Stack {
     place: usize,
     network: NetworkLayer,
     table: Arc<SocketTable>,
-    sockets: Arc<dyn Sockets>,
+    sockets: Arc<dyn CpuSockets>,
     /// Inlets to the sockets that this CPU has had packets for, by [`SocketId::index`].
-    inlets: Vec<Option<Inlet>>,
+    inlets: Vec<Option<SocketQueueProducer>>,
     /// Value of [`Sockets::closed`] when this CPU last looked.
     closed: u64,
     /// Number of inlets still to be checked, the leading ones: their sockets may be closed.
     unswept: usize,
-    relief: Relief,
+    relief: BufferReclaimer,
     /// Consecutive datagrams for one socket; empty between turns.
     run: Vec<Packet>,
     /// The socket that `run` is for.
@@ -83,8 +83,8 @@ impl Stack {
     pub fn new(
         (cpu, place): (CpuId, usize),
         network: NetworkLayer,
-        relief: Relief,
-        sockets: Arc<dyn Sockets>,
+        relief: BufferReclaimer,
+        sockets: Arc<dyn CpuSockets>,
     ) -> Self {
         Self {
             cpu,
@@ -156,11 +156,11 @@ impl Stack {
     /// From here on payloads are interpreted more than once, also by the application. A packet in
     /// pieces of shared memory is therefore copied first, as the device can rewrite them at any time.
     /// Without memory for the copy it is dropped as [`NetworkDrop::Nomem`].
-    pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut Around<'_>) {
+    pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut RxContext<'_>) {
         self.drop_closed();
         for mut packet in packets.drain(..) {
-            if packet.is_in_pieces() {
-                packet = match packet.copied_together(around.pool) {
+            if packet.is_nonlinear() {
+                packet = match packet.linearized(around.pool) {
                     Ok(packet) => packet,
                     Err(frames) => {
                         let drops = &self.network.counters().drops;
@@ -187,14 +187,14 @@ impl Stack {
         self.expired.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
     }
 
-    fn dispose(&mut self, received: Received, around: &mut Around<'_>) {
+    fn dispose(&mut self, received: NetworkVerdict, around: &mut RxContext<'_>) {
         match received {
-            Received::Datagram(packet) => self.deliver(packet, around),
-            Received::Answer(packet) => around.answers.push(packet),
-            Received::Taken(packet) | Received::Dropped(packet, _) => {
+            NetworkVerdict::Datagram(packet) => self.deliver(packet, around),
+            NetworkVerdict::Answer(packet) => around.answers.push(packet),
+            NetworkVerdict::Taken(packet) | NetworkVerdict::Dropped(packet, _) => {
                 around.pool.put(packet.frame);
             }
-            Received::Heard(packet, heard) => {
+            NetworkVerdict::Heard(packet, heard) => {
                 around.sightings.extend(heard.sighting);
                 if heard.is_answer {
                     around.answers.push(packet);
@@ -202,21 +202,21 @@ impl Stack {
                     around.pool.put(packet.frame);
                 }
             }
-            Received::Refused(packet, Refusal { ours, theirs }) => {
-                if let Found::One(socket) = self.table.find_connected(ours, theirs)
+            NetworkVerdict::Refused(packet, ErrorRefusal { ours, theirs }) => {
+                if let FoundSocket::One(socket) = self.table.find_connected(ours, theirs)
                     && let Some(hub) = self.sockets.hub(socket)
-                    && hub.refuse() == Put::WakeReader
+                    && hub.refuse() == Enqueue::WakeReader
                 {
                     hub.wake_reader();
                 }
                 around.pool.put(packet.frame);
             }
-            Received::Kept => {}
+            NetworkVerdict::Kept => {}
         }
     }
 
     /// Finds the socket of a datagram.
-    fn deliver(&mut self, packet: Packet, around: &mut Around<'_>) {
+    fn deliver(&mut self, packet: Packet, around: &mut RxContext<'_>) {
         let Some(wanted) = Flow4Tuple::of(&packet, self.cpu) else {
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, around.pool);
         };
@@ -224,12 +224,12 @@ impl Stack {
             return self.deliver_to_all(packet, &wanted, around);
         }
         match self.table.find(&wanted) {
-            Found::One(socket) => self.put(socket, packet, around),
-            Found::None => self.answer_unreachable(packet, around),
+            FoundSocket::One(socket) => self.put(socket, packet, around),
+            FoundSocket::None => self.answer_unreachable(packet, around),
         }
     }
 
-    fn answer_unreachable(&mut self, packet: Packet, around: &mut Around<'_>) {
+    fn answer_unreachable(&mut self, packet: Packet, around: &mut RxContext<'_>) {
         let answer = self.network.unreachable(packet, around.identity, around.now_ns, around.pool);
         // There is no datagram in it any more.
         self.dispose(answer, around);
@@ -237,7 +237,7 @@ impl Stack {
 
     /// Delivers a multicast or broadcast datagram to every matching socket: each gets a copy, the
     /// last one the datagram itself.
-    fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut Around<'_>) {
+    fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut RxContext<'_>) {
         let mut found = std::mem::take(&mut self.found);
         self.table.find_all(wanted, &mut found);
         match found.split_last() {
@@ -258,12 +258,12 @@ impl Stack {
 
     /// Appends a datagram to the run of its socket. A GSO packet is segmented first if the socket's
     /// reader takes one datagram at a time (`udp_queue_rcv_skb`).
-    fn put(&mut self, socket: SocketId, packet: Packet, around: &mut Around<'_>) {
+    fn put(&mut self, socket: SocketId, packet: Packet, around: &mut RxContext<'_>) {
         if socket != self.run_for {
             self.end_run(around);
             self.run_for = socket;
         }
-        if packet.is_whole_gso() && !self.takes_merged(socket) {
+        if packet.is_gso() && !self.takes_merged(socket) {
             if let Err(packet) = cut(packet, around.pool, &mut self.run) {
                 self.drop_datagram(packet, NetworkDrop::Nomem, around.pool);
             }
@@ -280,18 +280,18 @@ impl Stack {
     }
 
     /// Hands the run to its socket.
-    fn end_run(&mut self, around: &mut Around<'_>) {
+    fn end_run(&mut self, around: &mut RxContext<'_>) {
         if self.run.is_empty() {
             return;
         }
         let before = Families::of(&self.run);
         let Self { inlets, sockets, relief, run, refused, .. } = self;
         let inlet = inlet_of(inlets, &**sockets, self.run_for, self.place);
-        let put = inlet.map_or(Put::Closed, |inlet| {
-            relief.relieve(around.policy, inlet.account(), run, around.pool);
+        let put = inlet.map_or(Enqueue::Closed, |inlet| {
+            relief.reclaim(around.policy, inlet.account(), run, around.pool);
             inlet.put(run, refused)
         });
-        if put == Put::WakeReader {
+        if put == Enqueue::WakeReader {
             self.sleepers.push(self.run_for);
         }
         // Some are left in the run only if the socket was closed meanwhile.
@@ -322,13 +322,13 @@ impl Stack {
 
 /// A CPU's inlet to a socket, opened on first use; `None` if the socket is closed.
 fn inlet_of<'a>(
-    inlets: &'a mut Vec<Option<Inlet>>,
-    sockets: &dyn Sockets,
+    inlets: &'a mut Vec<Option<SocketQueueProducer>>,
+    sockets: &dyn CpuSockets,
     socket: SocketId,
     place: usize,
-) -> Option<&'a mut Inlet> {
+) -> Option<&'a mut SocketQueueProducer> {
     let index = socket.index();
-    let is_there = |inlet: &Option<Inlet>| inlet.as_ref().is_some_and(|of| of.id() == socket);
+    let is_there = |inlet: &Option<SocketQueueProducer>| inlet.as_ref().is_some_and(|of| of.id() == socket);
     if !inlets.get(index).is_some_and(is_there) {
         let inlet = sockets.hub(socket)?.inlet(place)?;
         if inlets.len() <= index {

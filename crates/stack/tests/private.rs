@@ -9,19 +9,19 @@ use etherparse::PacketBuilder;
 use forebay_buf::frags::FRAG_TABLE_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
-use forebay_rx::arrive::{Behind, HEAD_CHUNK_BYTES};
+use forebay_rx::arrive::{PollStatus, HEAD_CHUNK_BYTES};
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_rx::{CpuId, Packet};
-use forebay_stack::ingress::{Around, Sockets, Stack};
+use forebay_stack::ingress::{RxContext, CpuSockets, Stack};
 use forebay_stack::network::{
-    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
+    Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
 };
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::policy::{BufferPolicy, Relief};
-use forebay_stack::socket::queue::{Awake, Hub, Outlet, QueueConfig, open};
+use forebay_stack::socket::policy::{ReclaimPolicy, BufferReclaimer};
+use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConsumer, SocketQueueConfig, open};
 use forebay_stack::socket::table::{Binding, SocketTable};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -38,7 +38,7 @@ enum Lies {
 /// A host with one socket, and the queue that it receives from.
 struct Host {
     stack: Stack,
-    outlet: Outlet,
+    outlet: SocketQueueConsumer,
     counters: Arc<NetworkCounters>,
     heads: Pool,
     shared: PageFragCache,
@@ -48,10 +48,10 @@ struct Host {
 
 /// A set of sockets with a single one.
 #[derive(Debug)]
-struct OneSocket(Arc<Hub>);
+struct OneSocket(Arc<SocketQueue>);
 
-impl Sockets for OneSocket {
-    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>> {
+impl CpuSockets for OneSocket {
+    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
         (self.0.id() == socket).then(|| Arc::clone(&self.0))
     }
 
@@ -70,11 +70,11 @@ impl Host {
     /// Creates a host with this many frames for copies.
     fn new(copies: u32) -> Self {
         let counters = Arc::<NetworkCounters>::default();
-        let network = Network::new(NetworkConfig::default(), Arc::clone(&counters));
+        let network = NetworkLayer::new(NetworkConfig::default(), Arc::clone(&counters));
         let id = SocketId(0);
         let (hub, outlet) =
-            open(QueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
-        let relief = Relief::new(None, None, Arc::default());
+            open(SocketQueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
+        let relief = BufferReclaimer::new(None, None, Arc::default());
         let socket = Arc::new(OneSocket(hub));
         let mut stack = Stack::new((CpuId(0), 0), network, relief, socket);
         let local = (ADDRESSES[1], PORT).into();
@@ -121,9 +121,9 @@ impl Host {
         let (mut packets, mut merged) = (packets.collect(), Vec::new());
         let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
         coalescer.coalesce(&mut packets, 0, &mut merged);
-        coalescer.end_poll(Behind::End, 0, &mut merged);
+        coalescer.end_poll(PollStatus::Last, 0, &mut merged);
         let is_in_pieces = lies != Lies::InOneFrame;
-        assert!(merged.iter().all(|packet| packet.is_in_pieces() == is_in_pieces));
+        assert!(merged.iter().all(|packet| packet.is_nonlinear() == is_in_pieces));
         let prefix = Prefix { address: ADDRESSES[1].into(), bits: 24 };
         let identity = Identity {
             mac: Some(OURS),
@@ -132,11 +132,11 @@ impl Host {
             mtu: 9000,
             is_whole_host: true,
         };
-        let mut around = Around {
+        let mut around = RxContext {
             identity: &identity,
             now_ns: 1,
             pool: &mut self.pool,
-            policy: BufferPolicy::default(),
+            policy: ReclaimPolicy::default(),
             answers: &mut self.answers,
             sightings: &mut Vec::new(),
         };
@@ -149,7 +149,7 @@ impl Host {
     fn seen(&mut self) -> (Vec<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
         let mut taken = Vec::new();
         self.outlet.take(64, &mut taken);
-        assert!(taken.iter().chain(&self.answers).all(|packet| !packet.is_in_pieces()));
+        assert!(taken.iter().chain(&self.answers).all(|packet| !packet.is_nonlinear()));
         let datagrams =
             |packet: &Packet| packet.segments().map(|segment| segment.payload.to_vec()).collect();
         let seen = taken.iter().map(datagrams).collect();
@@ -192,7 +192,7 @@ fn promise_5_payloads_are_private_when_they_are_looked_at_and_all_is_as_from_one
         host.receive(&frames(), Lies::InPieces { head_len });
         assert_eq!(host.seen(), expected, "{head_len}");
         assert_eq!(host.counters.drops.total(), 0);
-        assert_eq!((host.heads.away(), host.pool.away()), (0, 0));
+        assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
     }
 }
 
@@ -203,7 +203,7 @@ fn promise_2_what_there_is_no_private_memory_for_is_dropped_frame_by_frame() {
     host.receive(&frames()[..3], Lies::InPieces { head_len: 116 });
     assert_eq!(host.seen().0.len(), 0);
     assert_eq!(host.counters.drops.get(NetworkDrop::Nomem), 3);
-    assert_eq!((host.heads.away(), host.pool.away()), (0, 0));
+    assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
     host.receive(&frames()[3..], Lies::InPieces { head_len: 116 });
     let (datagrams, answers) = host.seen();
     assert_eq!((datagrams.len(), answers.len()), (1, 1));

@@ -30,7 +30,7 @@ const SIGNALS: u32 = 1;
 /// `struct iocb` of `linux/aio_abi.h`, in the order of a little-endian machine.
 #[repr(C)]
 #[derive(Default)]
-struct Request {
+struct AioRequest {
     data: u64,
     key: u32,
     rw_flags: u32,
@@ -55,7 +55,7 @@ struct Completion {
     result2: i64,
 }
 
-const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
+const _: () = assert!(size_of::<AioRequest>() == 64 && size_of::<Completion>() == 32);
 const _: () = assert!(cfg!(target_endian = "little"), "two fields of a request change places");
 
 /// What signals eventfds; any thread may use it.
@@ -100,12 +100,12 @@ impl Signaller {
     }
 
     fn submit(&self, event: BorrowedFd<'_>) -> io::Result<()> {
-        let mut request = Request {
+        let mut request = AioRequest {
             opcode: READ,
             file: self.file.as_raw_fd(),
             flags: SIGNALS,
             event: event.as_raw_fd(),
-            ..Request::default()
+            ..AioRequest::default()
         };
         let mut requests = [&raw mut request];
         let count: c_long = 1;

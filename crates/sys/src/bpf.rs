@@ -23,7 +23,7 @@ pub struct Instruction {
 
 /// What the kernel is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Request {
+pub enum BpfRequest {
     /// To make an XSKMAP.
     CreateMap,
     /// To put a socket into it.
@@ -38,7 +38,7 @@ pub enum Request {
     Attach(XdpPlace),
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for BpfRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CreateMap => f.write_str("create an XSKMAP"),
@@ -53,17 +53,17 @@ impl fmt::Display for Request {
 
 /// A request that the kernel refused.
 #[derive(Debug)]
-pub struct Refused {
+pub struct VerifierRefusal {
     /// What was asked.
-    pub asked: Request,
+    pub asked: BpfRequest,
     /// What the kernel said.
     pub errno: Errno,
     /// The last lines of what its verifier wrote, if anything.
     pub log: String,
 }
 
-impl Refused {
-    fn to(asked: Request) -> impl FnOnce(Errno) -> Self {
+impl VerifierRefusal {
+    fn to(asked: BpfRequest) -> impl FnOnce(Errno) -> Self {
         move |errno| Self { asked, errno, log: String::new() }
     }
 }
@@ -77,7 +77,7 @@ impl XskMap {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn create(queues: u32) -> Result<Self, Refused> {
+    pub fn create(queues: u32) -> Result<Self, VerifierRefusal> {
         const WORD_BYTES: u32 = 4;
         let mut attributes = MapCreate {
             map_type: MAP_TYPE_XSKMAP,
@@ -89,14 +89,14 @@ impl XskMap {
         };
         // SAFETY: the attributes hold no address.
         let map = unsafe { descriptor_of(MAP_CREATE, &mut attributes) };
-        map.map(Self).map_err(Refused::to(Request::CreateMap))
+        map.map(Self).map_err(VerifierRefusal::to(BpfRequest::CreateMap))
     }
 
     /// Packets of `queue` go to this AF_XDP socket from now on.
     ///
     /// # Errors
     /// What the kernel says: the queue is beyond the map, or that is no AF_XDP socket.
-    pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refused> {
+    pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), VerifierRefusal> {
         let value = number_of(socket);
         let mut attributes = MapElement {
             map: number_of(self.0.as_fd()),
@@ -106,14 +106,14 @@ impl XskMap {
         };
         // SAFETY: key and value are words, as the map has them, and outlive the call.
         let done = unsafe { call(MAP_UPDATE_ELEM, &mut attributes) };
-        done.map(|_| ()).map_err(Refused::to(Request::Insert))
+        done.map(|_| ()).map_err(VerifierRefusal::to(BpfRequest::Insert))
     }
 
     /// Packets of `queue` go to the kernel from now on, if they did not before.
     ///
     /// # Errors
     /// What the kernel says: the queue is beyond the map.
-    pub fn remove(&self, queue: u32) -> Result<(), Refused> {
+    pub fn remove(&self, queue: u32) -> Result<(), VerifierRefusal> {
         let mut attributes = MapElement {
             map: number_of(self.0.as_fd()),
             key: address_of(&raw const queue),
@@ -122,7 +122,7 @@ impl XskMap {
         // SAFETY: the key is a word, as the map has it, and outlives the call.
         match unsafe { call(MAP_DELETE_ELEM, &mut attributes) } {
             Ok(_) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(Refused::to(Request::Remove)(errno)),
+            Err(errno) => Err(VerifierRefusal::to(BpfRequest::Remove)(errno)),
         }
     }
 }
@@ -152,7 +152,7 @@ impl XdpProgram {
     ///
     /// # Errors
     /// What the kernel says, and the verifier's last lines.
-    pub fn load(instructions: &[Instruction], how: XdpLoad) -> Result<Self, Refused> {
+    pub fn load(instructions: &[Instruction], how: XdpLoad) -> Result<Self, VerifierRefusal> {
         let attributes = ProgramLoad {
             program_type: PROG_TYPE_XDP,
             flags: if how.is_multi_buffer { F_XDP_HAS_FRAGS } else { 0 }
@@ -169,7 +169,7 @@ impl XdpProgram {
     ///
     /// # Errors
     /// What the kernel says: `EINVAL` when the frame is shorter than an Ethernet header.
-    pub fn run(&self, frame: &[u8]) -> Result<XdpAction, Refused> {
+    pub fn run(&self, frame: &[u8]) -> Result<XdpAction, VerifierRefusal> {
         let mut attributes = TestRun {
             program: number_of(self.0.as_fd()),
             data_in_bytes: count_of(frame.len()),
@@ -179,7 +179,7 @@ impl XdpProgram {
         };
         // SAFETY: the frame outlives the call, which only reads it; no room is given to write to.
         let run = unsafe { call(PROG_TEST_RUN, &mut attributes) };
-        run.map_err(Refused::to(Request::Run))?;
+        run.map_err(VerifierRefusal::to(BpfRequest::Run))?;
         Ok(match attributes.decided {
             1 => XdpAction::Drop,
             2 => XdpAction::Pass,
@@ -214,7 +214,7 @@ impl FilterProgram {
     ///
     /// # Errors
     /// What the kernel says, and the verifier's last lines.
-    pub fn load(instructions: &[Instruction]) -> Result<Self, Refused> {
+    pub fn load(instructions: &[Instruction]) -> Result<Self, VerifierRefusal> {
         let attributes =
             ProgramLoad { program_type: PROG_TYPE_SOCKET_FILTER, ..ProgramLoad::default() };
         load(instructions, attributes).map(Self)
@@ -228,7 +228,7 @@ impl AsFd for FilterProgram {
 }
 
 /// Loads a program with all else that its attributes say.
-fn load(instructions: &[Instruction], mut attributes: ProgramLoad) -> Result<OwnedFd, Refused> {
+fn load(instructions: &[Instruction], mut attributes: ProgramLoad) -> Result<OwnedFd, VerifierRefusal> {
     attributes.instruction_count = count_of(instructions.len());
     attributes.instructions = address_of(instructions.as_ptr());
     attributes.license = address_of(LICENSE.to_bytes_with_nul().as_ptr());
@@ -246,7 +246,7 @@ fn load(instructions: &[Instruction], mut attributes: ProgramLoad) -> Result<Own
     attributes.log = address_of(log.as_mut_ptr());
     // SAFETY: as above, and the log is ours alone and as long as it says.
     let second = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
-    second.map_err(|_| Refused { asked: Request::Load, errno, log: last_lines(&log) })
+    second.map_err(|_| VerifierRefusal { asked: BpfRequest::Load, errno, log: last_lines(&log) })
 }
 
 /// Which of an interface's places for a program.
@@ -291,7 +291,7 @@ impl XdpLink {
     /// # Errors
     /// What the kernel says: `EBUSY` when another program is attached in either place, `EOPNOTSUPP`
     /// when the driver has no place for programs or not for this one.
-    pub fn create(program: &XdpProgram, interface: u32, at: XdpPlace) -> Result<Self, Refused> {
+    pub fn create(program: &XdpProgram, interface: u32, at: XdpPlace) -> Result<Self, VerifierRefusal> {
         let mut attributes = LinkCreate {
             program: number_of(program.0.as_fd()),
             interface,
@@ -301,7 +301,7 @@ impl XdpLink {
         // SAFETY: the attributes hold no address.
         let link = unsafe { descriptor_of(LINK_CREATE, &mut attributes) };
         link.map(|descriptor| Self { _descriptor: descriptor })
-            .map_err(Refused::to(Request::Attach(at)))
+            .map_err(VerifierRefusal::to(BpfRequest::Attach(at)))
     }
 }
 

@@ -41,7 +41,7 @@ pub fn pin_to(cpu: CpuId) -> io::Result<()> {
 
 /// Lets the calling thread's timers be precise: the default slack of 50 µs is more than a packet's
 /// worth.
-pub fn make_timers_precise() {
+pub fn set_timer_slack() {
     // Without it sleeping is only less precise.
     let _ = thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
 }
@@ -68,7 +68,7 @@ struct SchedAttr {
 /// Asks for short slices for the calling thread. It gets no more of the CPU for that, but when it
 /// is woken it need not wait for the end of another thread's slice, while packets wait in a ring
 /// (EEVDF, Linux 6.12; older kernels give every thread the same slice).
-pub fn ask_to_be_woken_promptly() {
+pub fn set_sched_slice() {
     let Ok(nice) = process::getpriority_process(None) else { return };
     let attributes = SchedAttr {
         size: 48,

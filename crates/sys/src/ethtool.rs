@@ -41,7 +41,7 @@ struct Channels {
 
 /// `struct ifreq`, with `ifr_data`.
 #[repr(C)]
-struct InterfaceRequest {
+struct EthtoolRequest {
     name: [u8; IFNAMSIZ],
     data: *mut c_void,
     /// The union holds a `struct ifmap`, which is longer than a pointer.
@@ -50,7 +50,7 @@ struct InterfaceRequest {
 
 /// Queues that are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Queues {
+pub(super) struct ChannelCounts {
     pub(super) rx: u32,
     pub(super) tx: u32,
 }
@@ -59,14 +59,14 @@ pub(super) struct Queues {
 ///
 /// # Errors
 /// `EOPNOTSUPP` of a driver that does not count them.
-pub(super) fn queues(name: &str) -> io::Result<Queues> {
+pub(super) fn queues(name: &str) -> io::Result<ChannelCounts> {
     let mut channels = Channels { cmd: ETHTOOL_GCHANNELS, ..Channels::default() };
     let data = (&raw mut channels).cast();
     // SAFETY: `data` is a `struct ethtool_channels`, as this command writes it, and outlives the
     // call.
     unsafe { request(name, data) }?;
     let Channels { rx_count, tx_count, combined_count, .. } = channels;
-    Ok(Queues {
+    Ok(ChannelCounts {
         rx: rx_count.saturating_add(combined_count),
         tx: tx_count.saturating_add(combined_count),
     })
@@ -92,18 +92,18 @@ pub(super) fn driver(name: &str) -> io::Result<String> {
 /// `data` points to the structure of the command that its first word names, writable, and nobody
 /// else looks at it meanwhile.
 unsafe fn request(name: &str, data: *mut c_void) -> io::Result<()> {
-    let mut interface = InterfaceRequest { name: [0; IFNAMSIZ], data, rest: [0; 2] };
+    let mut interface = EthtoolRequest { name: [0; IFNAMSIZ], data, rest: [0; 2] };
     // The last byte stays 0.
     let room = interface.name.get_mut(..name.len()).filter(|room| room.len() < IFNAMSIZ);
     room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(name.as_bytes());
     let socket =
         net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // SAFETY: this opcode takes a `struct ifreq`.
-    let update = unsafe { Updater::<SIOCETHTOOL, InterfaceRequest>::new(&mut interface) };
+    let update = unsafe { Updater::<SIOCETHTOOL, EthtoolRequest>::new(&mut interface) };
     // SAFETY: the opcode is the kernel's; what `data` points to is the caller's promise.
     unsafe { ioctl::ioctl(&socket, update) }?;
     Ok(())
 }
 
-const _: () = assert!(size_of::<InterfaceRequest>() == 40 || size_of::<usize>() == 4);
+const _: () = assert!(size_of::<EthtoolRequest>() == 40 || size_of::<usize>() == 4);
 const _: () = assert!(size_of::<DriverInfo>() == 196);

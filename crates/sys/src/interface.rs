@@ -222,7 +222,7 @@ impl Interface {
     fn of(link: &LinkMessage) -> io::Result<Self> {
         let flags = link.header.flags;
         let name = name_of(link).ok_or(io::ErrorKind::InvalidData)?;
-        let queues = ethtool::queues(&name).unwrap_or(ethtool::Queues { rx: 1, tx: 1 });
+        let queues = ethtool::queues(&name).unwrap_or(ethtool::ChannelCounts { rx: 1, tx: 1 });
         let count = |queues: u32| u16::try_from(queues.max(1)).unwrap_or(u16::MAX);
         let mut interface = Self {
             index: InterfaceIndex(link.header.index),

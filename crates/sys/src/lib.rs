@@ -43,7 +43,7 @@ use std::path::Path;
 #[cfg(feature = "vhost-user")]
 pub use aio::Signaller;
 pub use cpus::{
-    allowed_cpus, ask_to_be_woken_promptly, current_cpu, make_timers_precise, pin_to, preemptions,
+    allowed_cpus, set_sched_slice, current_cpu, set_timer_slack, pin_to, preemptions,
     process_cpu_ns, thread_cpu_ns,
 };
 pub use error::{Error, Result};

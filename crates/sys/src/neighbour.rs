@@ -82,7 +82,7 @@ pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<Ip
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub fn station_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<MacAddress>> {
+pub fn lladdr_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<MacAddress>> {
     let request = message(neighbour, on);
     let answers = match netlink::ask(RouteNetlinkMessage::GetNeighbour(request)) {
         Ok(answers) => answers,
@@ -106,7 +106,7 @@ pub fn station_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<Ma
 ///
 /// # Errors
 /// When the kernel refuses: it takes the capability `CAP_NET_ADMIN`.
-pub fn seek(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<()> {
+pub fn solicit(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<()> {
     let mut request = message(neighbour, on);
     request.header.flags = NeighbourFlags::Use;
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;

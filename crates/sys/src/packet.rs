@@ -38,7 +38,7 @@ pub struct Statistics {
 
 /// What a socket is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bound {
+pub struct BoundPacketSocket {
     /// The interface's number; `None` once it is gone.
     pub interface: Option<u32>,
     /// What its frames begin with: an `ARPHRD_` of include/uapi/linux/if_arp.h.
@@ -73,7 +73,7 @@ impl PacketSocket {
     }
 
     /// What it is bound to.
-    pub fn bound(&self) -> io::Result<Bound> {
+    pub fn bound(&self) -> io::Result<BoundPacketSocket> {
         let mut address = link_address(0, 0);
         let mut len = size_as_u32::<libc::sockaddr_ll>();
         let fd = self.0.as_raw_fd();
@@ -82,7 +82,7 @@ impl PacketSocket {
         checked(done)?;
         // The kernel sets the index to -1 when the interface goes.
         let interface = u32::try_from(address.sll_ifindex).ok().filter(|&index| index > 0);
-        Ok(Bound { interface, hardware: address.sll_hatype })
+        Ok(BoundPacketSocket { interface, hardware: address.sll_hatype })
     }
 
     /// Has the interface take frames for other stations, as long as this socket is open.

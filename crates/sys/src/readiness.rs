@@ -16,7 +16,7 @@ const STOPPER: [u8; 2048] = [0; 2048];
 
 /// The end that is told: whoever waits has this descriptor.
 #[derive(Debug)]
-pub struct Told(OwnedFd);
+pub struct ReadinessTold(OwnedFd);
 
 /// The end that tells.
 #[derive(Debug)]
@@ -30,12 +30,12 @@ pub struct Teller {
 ///
 /// # Errors
 /// When the process has no descriptors left.
-pub fn readiness() -> io::Result<(Teller, Told)> {
+pub fn readiness() -> io::Result<(Teller, ReadinessTold)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (descriptor, told) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // The least that there is.
     set_socket_send_buffer_size(&told, 0)?;
-    Ok((Teller { descriptor, is_readable: false, is_writable: true }, Told(told)))
+    Ok((Teller { descriptor, is_readable: false, is_writable: true }, ReadinessTold(told)))
 }
 
 // None of the calls below fails but by what was checked before: both ends are there, do not block, and
@@ -49,7 +49,7 @@ impl Teller {
     }
 
     /// Takes that back.
-    pub fn not_readable(&mut self, told: &Told) {
+    pub fn not_readable(&mut self, told: &ReadinessTold) {
         if self.is_readable {
             self.is_readable = rustix::io::read(&told.0, &mut [0; 8]).is_err();
         }
@@ -63,14 +63,14 @@ impl Teller {
     }
 
     /// Takes that back.
-    pub fn not_writable(&mut self, told: &Told) {
+    pub fn not_writable(&mut self, told: &ReadinessTold) {
         if self.is_writable {
             self.is_writable = rustix::io::write(&told.0, &STOPPER).is_err();
         }
     }
 }
 
-impl AsFd for Told {
+impl AsFd for ReadinessTold {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(told: &Told) -> (bool, bool) {
+    fn seen(told: &ReadinessTold) -> (bool, bool) {
         let mut polled = [PollFd::new(told, PollFlags::IN | PollFlags::OUT)];
         poll(&mut polled, Some(&Timespec::default())).unwrap();
         let seen = polled[0].revents();

@@ -30,14 +30,14 @@ const ENTRIES_MAX: usize = 1024;
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     /// CPUs that are not here do not exist, or nobody asked.
-    places: BTreeMap<CpuId, Place>,
+    places: BTreeMap<CpuId, CpuPlace>,
     online: Option<CpuList>,
     possible: Option<CpuList>,
 }
 
 /// Place of a CPU.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct CpuPlace {
     /// Its last-level cache.
     cache: Option<Cache>,
     /// The CPUs of its core, itself among them.
@@ -98,7 +98,7 @@ impl Topology {
         let system = sysfs.join("devices/system/cpu");
         let place = |&cpu: &CpuId| {
             let directory = system.join(format!("cpu{cpu}"));
-            directory.is_dir().then(|| (cpu, Place::read(&directory, cpu)))
+            directory.is_dir().then(|| (cpu, CpuPlace::read(&directory, cpu)))
         };
         Self {
             places: cpus.cpus().iter().filter_map(place).collect(),
@@ -236,7 +236,7 @@ impl Advice {
     }
 }
 
-impl Place {
+impl CpuPlace {
     fn read(directory: &Path, cpu: CpuId) -> Self {
         let core = ["core_cpus_list", "thread_siblings_list"].into_iter().find_map(|name| {
             read_list(&directory.join("topology").join(name)).filter(|list| list.contains(cpu))

@@ -36,7 +36,7 @@ pub fn datagrams(payload: &[u8], head_len: usize) -> [Packet; 2] {
         let mut packet = Packet::received(frame, Arrival(7), wire_len, Link::Ethernet);
         packet.timestamp_ns = 5;
         parse_packet(&mut packet, Verify::Checksums, &mut pool).unwrap();
-        assert_eq!(packet.is_in_pieces(), head_len < bytes.len());
+        assert_eq!(packet.is_nonlinear(), head_len < bytes.len());
         packet
     })
 }

@@ -7,7 +7,7 @@ use crate::frame::BEFORE_PACKET_BYTES;
 use crate::page_frag::PageFragCache;
 use crate::pool::{ChunkClass, Pool, carve, region_bytes};
 use crate::sync::Arc;
-use crate::{Lent, Region};
+use crate::{DeviceOwned, Region};
 
 const BLOCK_BYTES: u32 = 4096;
 
@@ -70,10 +70,10 @@ fn promise_4_pieces_go_home_with_their_frame_however_it_ends() {
                 pool.put(follower);
                 pool.put(frame);
             }
-            _ => pool.way_home().put(frame),
+            _ => pool.return_handle().put(frame),
         }
         pool.flush();
-        assert_eq!((pool.away(), other.away(), cache.away_blocks()), (0, 0, 0));
+        assert_eq!((pool.in_use(), other.in_use(), cache.away_blocks()), (0, 0, 0));
     }
 }
 
@@ -119,7 +119,7 @@ fn a_frame_with_pieces_is_not_lent() {
     let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1 }]];
     let region = Region::allocate(region_bytes(&shares));
     let mut pool = carve(region, &shares).unwrap().remove(0);
-    let (mut lent, mut cache) = (Lent::new(&pool, 2048), cache(1));
+    let (mut lent, mut cache) = (DeviceOwned::new(&pool, 2048), cache(1));
     let mut frame = pool.allocate(0).unwrap();
     frame.attach(piece(&mut cache, 64, b"piece")).unwrap();
     assert!(!lent.takes(&frame));
@@ -156,7 +156,7 @@ fn a_frame_takes_pieces_of_one_home_as_far_as_its_table_goes() {
     let stranger = frame.attach(piece(&mut there, 64, b"there")).unwrap_err();
     frame.attach(refused).unwrap();
     drop((full, frame, stranger));
-    assert_eq!((pool.away(), here.away_blocks(), there.away_blocks()), (0, 0, 0));
+    assert_eq!((pool.in_use(), here.away_blocks(), there.away_blocks()), (0, 0, 0));
 }
 
 /// The slow twin of a frame with pieces.
@@ -372,6 +372,6 @@ proptest! {
         }
         drop(other);
         pool.flush();
-        prop_assert_eq!((pool.away(), pieces.cache.away_blocks()), (0, 0));
+        prop_assert_eq!((pool.in_use(), pieces.cache.away_blocks()), (0, 0));
     }
 }

@@ -178,7 +178,7 @@ type Attempt<'a> = (&'a str, Box<dyn Fn() + 'a>);
 #[test]
 #[cfg(not(miri))] // a panic takes seconds there, and no memory is touched
 fn a_cache_takes_shared_memory_only_and_no_frame_is_cut_from_it() {
-    use crate::Carousel;
+    use crate::RecycleRing;
     use crate::pool::{ChunkClass, carve};
     let shared = || Region::allocate_shared(PAGE as usize);
     let whole = 0..PAGE as usize;
@@ -193,7 +193,7 @@ fn a_cache_takes_shared_memory_only_and_no_frame_is_cut_from_it() {
         ("half a page", Box::new(|| drop(PageFragCache::new(&Arc::new(shared()), 0, 2048, 1)))),
         ("3 pages", Box::new(|| drop(PageFragCache::new(&Arc::new(shared()), 0, 3 * PAGE, 0)))),
         ("frames", Box::new(|| drop(carve(shared(), &share)))),
-        ("a carousel", Box::new(|| drop(Carousel::new(shared(), 512, 0)))),
+        ("a carousel", Box::new(|| drop(RecycleRing::new(shared(), 512, 0)))),
     ];
     for (what, attempt) in &attempts {
         assert!(catch_unwind(AssertUnwindSafe(attempt)).is_err(), "{what}");

@@ -11,7 +11,7 @@ pub(super) struct Figures {
     name: &'static str,
     unit: &'static str,
     #[serde(flatten)]
-    spread: Spread,
+    spread: RoundSpread,
     /// What was measured exactly, and how.
     #[serde(flatten)]
     details: BTreeMap<&'static str, Value>,
@@ -19,14 +19,14 @@ pub(super) struct Figures {
 
 /// The middle and the ends of some repeats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Spread {
+pub(super) struct RoundSpread {
     median: f64,
     min: f64,
     max: f64,
     n: usize,
 }
 
-impl Spread {
+impl RoundSpread {
     pub(super) fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -44,7 +44,7 @@ impl Spread {
 }
 
 impl Figures {
-    pub(super) fn new(name: &'static str, unit: &'static str, spread: Spread) -> Self {
+    pub(super) fn new(name: &'static str, unit: &'static str, spread: RoundSpread) -> Self {
         Self { name, unit, spread, details: BTreeMap::new() }
     }
 
@@ -62,9 +62,9 @@ mod tests {
 
     #[test]
     fn medians_are_in_the_middle() {
-        let spread = |median, min, max, n| Spread { median, min, max, n };
-        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), spread(2.0, 1.0, 3.0, 3));
-        assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 3.0]), spread(2.5, 1.0, 4.0, 4));
-        assert_eq!(Spread::of(&[]), Spread::default());
+        let spread = |median, min, max, n| RoundSpread { median, min, max, n };
+        assert_eq!(RoundSpread::of(&[3.0, 1.0, 2.0]), spread(2.0, 1.0, 3.0, 3));
+        assert_eq!(RoundSpread::of(&[4.0, 1.0, 2.0, 3.0]), spread(2.5, 1.0, 4.0, 4));
+        assert_eq!(RoundSpread::of(&[]), RoundSpread::default());
     }
 }

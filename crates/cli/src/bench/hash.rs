@@ -18,12 +18,12 @@ const TUPLES: usize = 4096;
 const STRIDE_BYTES: usize = 128;
 
 /// Addresses and ports of one packet, as they stand in it.
-struct Tuple {
+struct BenchTuple {
     bytes: [u8; STRIDE_BYTES],
     address_bytes: usize,
 }
 
-impl Tuple {
+impl BenchTuple {
     fn addresses(&self) -> &[u8] {
         &self.bytes[..self.address_bytes]
     }
@@ -41,7 +41,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
     let toeplitz = Toeplitz::new(&STANDARD_KEY, TUPLE_BYTES)
         .map_err(|error| Failure::usage(error.to_string(), "this is a bug: please report it"))?;
     let keyed = Keyed::new(&[7; 16], false);
-    let hash = |tuple: &Tuple| match args.hash {
+    let hash = |tuple: &BenchTuple| match args.hash {
         BenchHash::Keyed => keyed.hash(tuple.addresses(), tuple.ports()),
         BenchHash::Toeplitz | BenchHash::Given => {
             toeplitz.hash_tuple(tuple.addresses(), tuple.ports())
@@ -60,7 +60,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         .with("ipv6_tuples", ipv6))
 }
 
-fn captured(args: &BenchArgs) -> Result<Vec<Tuple>, Failure> {
+fn captured(args: &BenchArgs) -> Result<Vec<BenchTuple>, Failure> {
     let packets = input::packets(args.file.as_deref())?;
     let tuples: Vec<_> = packets
         .iter()
@@ -77,7 +77,7 @@ fn captured(args: &BenchArgs) -> Result<Vec<Tuple>, Failure> {
     Ok(tuples)
 }
 
-fn made_up(ipv6: bool) -> Vec<Tuple> {
+fn made_up(ipv6: bool) -> Vec<BenchTuple> {
     let mut random = Random::new(1);
     let mut tuples = Vec::with_capacity(TUPLES);
     for _ in 0..TUPLES {
@@ -88,10 +88,10 @@ fn made_up(ipv6: bool) -> Vec<Tuple> {
     tuples
 }
 
-fn tuple(addresses: &[u8], ports: &[u8; 4]) -> Tuple {
+fn tuple(addresses: &[u8], ports: &[u8; 4]) -> BenchTuple {
     let mut bytes = [0; STRIDE_BYTES];
     let (first, second) = bytes.split_at_mut(addresses.len());
     first.copy_from_slice(addresses);
     second[..4].copy_from_slice(ports);
-    Tuple { bytes, address_bytes: addresses.len() }
+    BenchTuple { bytes, address_bytes: addresses.len() }
 }

@@ -16,7 +16,7 @@ use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{CHUNK_ALIGN_BYTES, ChunkClass, carve, region_bytes};
 use forebay_rx::Packet;
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -38,22 +38,22 @@ const BURST: u32 = 64;
 const CHUNK_BYTES_MIN: u32 = 2048;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Region {
+enum BenchRegion {
     Gro,
     ParseGro,
     All,
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
-    let mut bench = Bench::new(args)?;
+    let mut bench = LroBench::new(args)?;
     let overhead = clock_overhead();
     let mut measure =
         |region, verify| solo::samples(args, || bench.sample(Timing { region, verify, overhead }));
-    let gro = measure(Region::Gro, Verify::Nothing);
-    let parse_gro = measure(Region::ParseGro, Verify::Nothing);
-    let all = measure(Region::All, Verify::Nothing);
-    let verified_parse_gro = measure(Region::ParseGro, Verify::Checksums);
-    let verified_all = measure(Region::All, Verify::Checksums);
+    let gro = measure(BenchRegion::Gro, Verify::Nothing);
+    let parse_gro = measure(BenchRegion::ParseGro, Verify::Nothing);
+    let all = measure(BenchRegion::All, Verify::Nothing);
+    let verified_parse_gro = measure(BenchRegion::ParseGro, Verify::Checksums);
+    let verified_all = measure(BenchRegion::All, Verify::Checksums);
     let (segments, packets, bytes) = bench.merged();
     Ok(gro
         .figures("lro", "ns/input packet")
@@ -67,19 +67,19 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         .with("verified_all", verified_all.spread())
         .with("coalesce_ratio", segments / packets.max(1.0))
         .with("bytes_per_packet", bytes / packets.max(1.0))
-        .with("frames_away", bench.pool.away()))
+        .with("frames_away", bench.pool.in_use()))
 }
 
 /// What is timed, and what it costs to look at the clock.
 #[derive(Clone, Copy)]
 struct Timing {
-    region: Region,
+    region: BenchRegion,
     verify: Verify,
     overhead: Duration,
 }
 
 /// The input, and what it goes through.
-struct Bench {
+struct LroBench {
     samples: Vec<Sample>,
     /// What a device that verifies checksums says of each sample.
     vouched: Vec<Checksum>,
@@ -96,7 +96,7 @@ struct Bench {
     out: Vec<Packet>,
 }
 
-impl Bench {
+impl LroBench {
     fn new(args: &BenchArgs) -> Result<Self, Failure> {
         let Some(file) = args.file.as_deref() else {
             let problem = "lro: made-up packets have nothing to merge";
@@ -156,25 +156,25 @@ impl Bench {
         let Timing { region, verify, .. } = timing;
         let mut started = Instant::now();
         self.receive(first, timing);
-        if region == Region::ParseGro {
+        if region == BenchRegion::ParseGro {
             started = Instant::now();
         }
         self.parse(verify);
-        if region == Region::Gro {
+        if region == BenchRegion::Gro {
             started = Instant::now();
         }
         self.coalescer.coalesce(&mut self.packets, 0, &mut self.out);
-        self.coalescer.end_poll(Behind::Nothing, 0, &mut self.out);
+        self.coalescer.end_poll(PollStatus::Drained, 0, &mut self.out);
         let coalesced = started.elapsed();
         for packet in self.out.drain(..) {
             self.pool.put(packet.frame);
         }
-        if region == Region::All { started.elapsed() } else { coalesced }
+        if region == BenchRegion::All { started.elapsed() } else { coalesced }
     }
 
     fn receive(&mut self, first: usize, Timing { region, verify, .. }: Timing) {
         // Where filling is not timed, bytes are summed up where that is.
-        let summed = if region == Region::All { verify } else { Verify::Nothing };
+        let summed = if region == BenchRegion::All { verify } else { Verify::Nothing };
         for number in first..first + self.burst {
             let Sample { bytes, wire_len, link } = &self.samples[number];
             let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

@@ -34,7 +34,7 @@ use crate::output;
 pub(crate) struct BenchArgs {
     /// The stage
     #[arg(value_enum)]
-    what: What,
+    what: BenchKind,
 
     /// A capture to take packets from, where that applies [default: made-up packets]
     file: Option<PathBuf>,
@@ -112,7 +112,7 @@ pub(crate) struct BenchArgs {
 
 /// A stage that can be measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum What {
+enum BenchKind {
     /// Headers of a frame
     Parse,
     /// The Internet checksum
@@ -152,16 +152,16 @@ pub(crate) enum BenchHash {
 /// Measures and prints.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let all = [
-        What::Parse,
-        What::Checksum,
-        What::Hash,
-        What::Knob,
-        What::Ring,
-        What::Pool,
-        What::Steer,
-        What::Udp,
+        BenchKind::Parse,
+        BenchKind::Checksum,
+        BenchKind::Hash,
+        BenchKind::Knob,
+        BenchKind::Ring,
+        BenchKind::Pool,
+        BenchKind::Steer,
+        BenchKind::Udp,
     ];
-    let stages = if args.what == What::All { all.as_slice() } else { &[args.what] };
+    let stages = if args.what == BenchKind::All { all.as_slice() } else { &[args.what] };
     let cpus = sys::allowed_cpus();
     for stage in stages {
         // On a thread of its own, which stays where it is pinned.
@@ -173,21 +173,21 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn measure(what: What, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
+fn measure(what: BenchKind, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
     if let Some(&cpu) = cpus.first() {
         // Unpinned figures are still figures.
         let _ = sys::pin_to(cpu);
     }
     match what {
-        What::Parse => parse::run(args),
-        What::Checksum => Ok(checksum::run(args)),
-        What::Hash => hash::run(args),
-        What::Knob => Ok(knob::run(args)),
-        What::Lro => lro::run(args),
-        What::Ring => ring::run(args, pair::two_of(cpus)?),
-        What::Pool => pool::run(args, pair::two_of(cpus)?),
-        What::Udp => udp::run(args, cpus),
-        What::Virtio => virtio::run(args),
-        What::Steer | What::All => steer::run(args, pair::two_of(cpus)?),
+        BenchKind::Parse => parse::run(args),
+        BenchKind::Checksum => Ok(checksum::run(args)),
+        BenchKind::Hash => hash::run(args),
+        BenchKind::Knob => Ok(knob::run(args)),
+        BenchKind::Lro => lro::run(args),
+        BenchKind::Ring => ring::run(args, pair::two_of(cpus)?),
+        BenchKind::Pool => pool::run(args, pair::two_of(cpus)?),
+        BenchKind::Udp => udp::run(args, cpus),
+        BenchKind::Virtio => virtio::run(args),
+        BenchKind::Steer | BenchKind::All => steer::run(args, pair::two_of(cpus)?),
     }
 }

@@ -14,7 +14,7 @@ use forebay_rx::CpuId;
 use serde_json::{Value, json};
 
 use super::BenchArgs;
-use super::figures::{Figures, Spread};
+use super::figures::{Figures, RoundSpread};
 use super::solo::nanoseconds;
 use crate::failure::Failure;
 
@@ -28,7 +28,7 @@ const TRIPS: u32 = 200;
 
 /// How far apart two CPUs are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Class {
+enum CacheClass {
     SmtSibling,
     SameL3,
     FarL3,
@@ -36,7 +36,7 @@ enum Class {
     Moved,
 }
 
-impl Class {
+impl CacheClass {
     fn of(round_trip_ns: f64) -> Self {
         match round_trip_ns {
             ns if ns < SIBLINGS_BELOW_NS => Self::SmtSibling,
@@ -119,15 +119,15 @@ pub(super) struct CpuPair {
 /// The lines that the probe bounces between the CPUs.
 #[derive(Debug, Default)]
 pub(super) struct Probe {
-    ask: Line<AtomicBool>,
-    answer: Line<AtomicBool>,
-    there: Line<AtomicU64>,
-    back: Line<AtomicU64>,
+    ask: PairLine<AtomicBool>,
+    answer: PairLine<AtomicBool>,
+    there: PairLine<AtomicU64>,
+    back: PairLine<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Line<T>(T);
+struct PairLine<T>(T);
 
 impl Probe {
     /// The answering side: called whenever there is nothing to do.
@@ -176,20 +176,20 @@ pub(super) fn measure(
     mut repeat: impl FnMut() -> f64,
 ) -> Figures {
     const WARM_UP: usize = 2;
-    let mut classes: BTreeMap<Class, Vec<f64>> = BTreeMap::new();
+    let mut classes: BTreeMap<CacheClass, Vec<f64>> = BTreeMap::new();
     let started = Instant::now();
     let mut before_ns = probe.round_trip_ns();
     for round in 0.. {
         let enough = classes
             .iter()
-            .any(|(class, samples)| *class != Class::Moved && samples.len() >= args.reps as usize);
+            .any(|(class, samples)| *class != CacheClass::Moved && samples.len() >= args.reps as usize);
         if enough || started.elapsed() > Duration::from_secs(args.secs) {
             break;
         }
         let sample = repeat();
         let after_ns = probe.round_trip_ns();
-        let (before, after) = (Class::of(before_ns), Class::of(after_ns));
-        let class = if before == after { before } else { Class::Moved };
+        let (before, after) = (CacheClass::of(before_ns), CacheClass::of(after_ns));
+        let class = if before == after { before } else { CacheClass::Moved };
         if round >= WARM_UP {
             classes.entry(class).or_default().push(sample);
         }
@@ -202,17 +202,17 @@ pub(super) fn measure(
 fn file(
     name: &'static str,
     unit: &'static str,
-    classes: &BTreeMap<Class, Vec<f64>>,
+    classes: &BTreeMap<CacheClass, Vec<f64>>,
     round_trip_ns: f64,
 ) -> Figures {
     let most = classes.iter().max_by_key(|(_, samples)| samples.len());
     let (class, spread) = match most {
-        Some((class, samples)) => (class.name(), Spread::of(samples)),
-        None => ("none", Spread::default()),
+        Some((class, samples)) => (class.name(), RoundSpread::of(samples)),
+        None => ("none", RoundSpread::default()),
     };
     let all: serde_json::Map<String, Value> = classes
         .iter()
-        .map(|(class, samples)| (class.name().to_owned(), json!(Spread::of(samples))))
+        .map(|(class, samples)| (class.name().to_owned(), json!(RoundSpread::of(samples))))
         .collect();
     Figures::new(name, unit, spread)
         .with("class", class)
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn round_trips_are_told_apart_as_the_peers_tell_them() {
-        let classes = [53.0, 125.0, 500.0].map(Class::of);
-        assert_eq!(classes, [Class::SmtSibling, Class::SameL3, Class::FarL3]);
+        let classes = [53.0, 125.0, 500.0].map(CacheClass::of);
+        assert_eq!(classes, [CacheClass::SmtSibling, CacheClass::SameL3, CacheClass::FarL3]);
     }
 }

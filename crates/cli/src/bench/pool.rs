@@ -60,7 +60,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     rounds.end();
     // It has nothing to panic about.
     let _ = freer.join();
-    let away = pool.away();
+    let away = pool.in_use();
     Ok(figures.with("bulk", args.bulk).with("touch", touch).with("frames_away", away))
 }
 

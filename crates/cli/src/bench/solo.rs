@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::BenchArgs;
-use super::figures::{Figures, Spread};
+use super::figures::{Figures, RoundSpread};
 
 /// How long a repeat takes.
 pub(super) const REPEAT: Duration = Duration::from_millis(10);
@@ -58,8 +58,8 @@ pub(super) fn samples(args: &BenchArgs, mut sample: impl FnMut() -> f64) -> Samp
 }
 
 impl Samples {
-    pub(super) fn spread(&self) -> Spread {
-        Spread::of(&self.counted)
+    pub(super) fn spread(&self) -> RoundSpread {
+        RoundSpread::of(&self.counted)
     }
 
     pub(super) fn figures(&self, name: &'static str, unit: &'static str) -> Figures {

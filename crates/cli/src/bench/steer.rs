@@ -26,7 +26,7 @@ use forebay_rx::steer::{
 use forebay_rx::{Delivery, Handler, Intake, Packet, RxQueue};
 use forebay_sys as sys;
 
-use super::figures::{Figures, Spread};
+use super::figures::{Figures, RoundSpread};
 use super::input::{self, Sample};
 use super::pair::{self, CpuPair, Probe};
 use super::solo::{as_f64, nanoseconds};
@@ -50,7 +50,7 @@ const REPEAT: Duration = Duration::from_millis(60);
 const BURSTS: usize = 32;
 
 /// What the two sides agree on.
-struct Shared {
+struct SharedTables {
     probe: Probe,
     delivered: AtomicU64,
     end: AtomicBool,
@@ -68,7 +68,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     intake.set_rps_cpus([cpus.there], 0);
     let [pool, other_pool] = pools(&packets)?;
     let sock_flows = SockFlowTable::new(RPS_SOCK_FLOW_ENTRIES, cpus.there.index() + 1);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedTables {
         probe: Probe::default(),
         delivered: AtomicU64::new(0),
         end: AtomicBool::new(false),
@@ -109,9 +109,9 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
         .with("hash", hash)
         .with("burst", args.bulk)
         .with("verify", args.verify)
-        .with("to_without_rfs", Spread::of(&ratios))
+        .with("to_without_rfs", RoundSpread::of(&ratios))
         .with("dropped", sender.intake.counters().dropped())
-        .with("frames_away", sender.pool.away()))
+        .with("frames_away", sender.pool.in_use()))
 }
 
 /// The polling CPU's side.
@@ -126,7 +126,7 @@ struct Sender {
 
 impl Sender {
     /// Sends for a while, waits until all has arrived, and returns the nanoseconds of a packet.
-    fn repeat(&mut self, batch: usize, shared: &Shared) -> f64 {
+    fn repeat(&mut self, batch: usize, shared: &SharedTables) -> f64 {
         let bulk = u32::try_from(batch).unwrap_or(u32::MAX);
         let mut burst = Burst::default();
         let (started, first) = (Instant::now(), self.sent);
@@ -146,7 +146,7 @@ impl Sender {
     }
 
     /// Has flows follow their application, or not.
-    fn follow(&mut self, shared: &Shared, rfs: bool) {
+    fn follow(&mut self, shared: &SharedTables, rfs: bool) {
         shared.rfs.store(rfs, Ordering::Relaxed);
         self.intake.set_sock_flows(rfs.then(|| Arc::clone(&shared.sock_flows)), 0);
     }
@@ -232,7 +232,7 @@ fn pools(packets: &[Sample]) -> Result<[Pool; 2], Failure> {
     pools.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))
 }
 
-fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &Shared) {
+fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &SharedTables) {
     let mut look = Look { shared, sum: 0 };
     let mut delivered = 0;
     loop {
@@ -252,7 +252,7 @@ fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &Shared) {
 
 /// Reads three words of each packet, as the peer does.
 struct Look<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedTables,
     sum: u64,
 }
 

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_rx::CpuId;
-use forebay_stack::socket::policy::BufferPolicy;
+use forebay_stack::socket::policy::ReclaimPolicy;
 use serde_json::{Value, json};
 
-use self::flood::{Flood, Load, Outcome, Work};
-use super::figures::{Figures, Spread};
+use self::flood::{Flood, FloodLoad, FloodOutcome, Work};
+use super::figures::{Figures, RoundSpread};
 use super::input::{self, Sample};
 use super::{BenchArgs, pair};
 use crate::failure::Failure;
@@ -30,20 +30,20 @@ const RATES: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
 pub(super) fn run(args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
     pair::two_of(cpus)?;
-    let bench = Bench {
+    let bench = UdpBench {
         args,
         samples: input::packets(args.file.as_deref())?,
         end: Instant::now() + Duration::from_secs(args.secs),
     };
     let (slow, fast) = (Work::of_ns(args.work_ns), Work::of_ns(0));
-    let (mut runs, mut away, mut main) = (Vec::new(), 0, Spread::default());
+    let (mut runs, mut away, mut main) = (Vec::new(), 0, RoundSpread::default());
     for &producers in &args.producers {
         let mut flood = Flood::new(producers, args.rcvbuf, args.bulk as usize, cpus)?;
         for (reader, work) in [("slow", slow), ("fast", fast)] {
             let rounds =
-                bench.rounds(&mut flood, |policy| Load { policy, work, offered_pps: None });
+                bench.rounds(&mut flood, |policy| FloodLoad { policy, work, offered_pps: None });
             if runs.is_empty() {
-                main = rounds.spread(BufferPolicy::Owner, |outcome| outcome.kpps);
+                main = rounds.spread(ReclaimPolicy::Owner, |outcome| outcome.kpps);
             }
             runs.push(rounds.described(producers, reader));
         }
@@ -64,21 +64,21 @@ pub(super) fn run(args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> 
         .with("frames_away", away))
 }
 
-struct Bench<'a> {
+struct UdpBench<'a> {
     args: &'a BenchArgs,
     samples: Vec<Sample>,
     /// No round begins after that.
     end: Instant,
 }
 
-impl Bench<'_> {
+impl UdpBench<'_> {
     /// Has each policy its turn in each round; `load` says what is measured.
-    fn rounds(&self, flood: &mut Flood, load: impl Fn(BufferPolicy) -> Load) -> Rounds {
-        let mut rounds = Rounds::default();
+    fn rounds(&self, flood: &mut Flood, load: impl Fn(ReclaimPolicy) -> FloodLoad) -> UdpRounds {
+        let mut rounds = UdpRounds::default();
         // The first one warms up.
         for round in 0..=self.args.reps.min(ROUNDS) {
             let outcomes =
-                BufferPolicy::ALL.map(|policy| flood.repeat(load(policy), &self.samples));
+                ReclaimPolicy::ALL.map(|policy| flood.repeat(load(policy), &self.samples));
             if round > 0 || self.is_late() {
                 rounds.0.push(outcomes);
             }
@@ -95,17 +95,17 @@ impl Bench<'_> {
 
     /// What each policy delivers of multiples of its knee.
     fn rates(&self, flood: &mut Flood, work: Work) -> Value {
-        let most = self.rounds(flood, |policy| Load { policy, work, offered_pps: None });
+        let most = self.rounds(flood, |policy| FloodLoad { policy, work, offered_pps: None });
         let knees =
-            BufferPolicy::ALL.map(|policy| most.spread(policy, |outcome| outcome.kpps).median());
+            ReclaimPolicy::ALL.map(|policy| most.spread(policy, |outcome| outcome.kpps).median());
         let at = |flood: &mut Flood, rate: f64| {
             self.rounds(flood, |policy| {
                 let offered_pps = Some(knees[policy.index()] * 1e3 * rate);
-                Load { policy, work, offered_pps }
+                FloodLoad { policy, work, offered_pps }
             })
         };
         let by_rate: Vec<_> = RATES.into_iter().map(|rate| (rate, at(flood, rate))).collect();
-        let of_policy = |policy: BufferPolicy| {
+        let of_policy = |policy: ReclaimPolicy| {
             let rates = by_rate.iter().map(|(rate, rounds)| {
                 json!({
                     "rate": rate,
@@ -116,41 +116,41 @@ impl Bench<'_> {
             let rates: Vec<_> = rates.collect();
             json!({ "knee_kpps": knees[policy.index()], "rates": rates })
         };
-        BufferPolicy::ALL.into_iter().map(|policy| (policy.name(), of_policy(policy))).collect()
+        ReclaimPolicy::ALL.into_iter().map(|policy| (policy.name(), of_policy(policy))).collect()
     }
 }
 
 /// The outcomes of some rounds, by [`BufferPolicy::index`].
 #[derive(Default)]
-struct Rounds(Vec<[Outcome; BufferPolicy::ALL.len()]>);
+struct UdpRounds(Vec<[FloodOutcome; ReclaimPolicy::ALL.len()]>);
 
-impl Rounds {
-    fn spread(&self, policy: BufferPolicy, figure: impl Fn(&Outcome) -> f64) -> Spread {
+impl UdpRounds {
+    fn spread(&self, policy: ReclaimPolicy, figure: impl Fn(&FloodOutcome) -> f64) -> RoundSpread {
         let figures = self.0.iter().map(|round| figure(&round[policy.index()]));
-        Spread::of(&figures.collect::<Vec<_>>())
+        RoundSpread::of(&figures.collect::<Vec<_>>())
     }
 
     /// How a figure with one policy relates to that with another, round by round.
     fn ratio(
         &self,
-        policy: BufferPolicy,
-        to: BufferPolicy,
-        figure: impl Fn(&Outcome) -> f64,
-    ) -> Spread {
-        let ratio = |round: &[Outcome; BufferPolicy::ALL.len()]| {
+        policy: ReclaimPolicy,
+        to: ReclaimPolicy,
+        figure: impl Fn(&FloodOutcome) -> f64,
+    ) -> RoundSpread {
+        let ratio = |round: &[FloodOutcome; ReclaimPolicy::ALL.len()]| {
             figure(&round[policy.index()]) / figure(&round[to.index()])
         };
         // A round in which somebody else had the CPU says nothing.
         let ratios = self.0.iter().map(ratio).filter(|ratio| ratio.is_finite());
-        Spread::of(&ratios.collect::<Vec<_>>())
+        RoundSpread::of(&ratios.collect::<Vec<_>>())
     }
 
     fn described(&self, producers: u8, reader: &str) -> Value {
-        use BufferPolicy::{CopyCache, None, Owner};
-        let policies: BTreeMap<_, _> = BufferPolicy::ALL
+        use ReclaimPolicy::{CopyCache, None, Owner};
+        let policies: BTreeMap<_, _> = ReclaimPolicy::ALL
             .into_iter()
             .map(|policy| {
-                let spread = |figure: fn(&Outcome) -> f64| self.spread(policy, figure);
+                let spread = |figure: fn(&FloodOutcome) -> f64| self.spread(policy, figure);
                 let described = json!({
                     "kpps": spread(|outcome| outcome.kpps),
                     "offered_kpps": spread(|outcome| outcome.offered_kpps),

@@ -18,9 +18,9 @@ use forebay_sys as sys;
 use forebay_sys::Error;
 
 use self::driver::{Counted, Driver};
-use self::peer::{Peer, Sent};
+use self::peer::{BenchPeer, PeerSent};
 use super::BenchArgs;
-use super::figures::{Figures, Spread};
+use super::figures::{Figures, RoundSpread};
 use super::solo::{as_f64, nanoseconds};
 use crate::failure::Failure;
 use crate::options::VhostUserOptions;
@@ -66,7 +66,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         verify: if args.verify { Verify::Checksums } else { Verify::Nothing },
         ..DeviceConfig::new(sock.to_string_lossy(), Via::VhostUser)
     };
-    let peer = Peer::beside(sock);
+    let peer = BenchPeer::beside(sock);
     let mut device = Device::open(&config)?;
     let burst = args.burst.unwrap_or(BURST);
     let mut driver = Driver::over(&mut device, burst as usize, args.touch)?;
@@ -104,7 +104,7 @@ struct Measured {
 /// Receives until `secs` have passed since the first packet.
 fn measure(
     driver: &mut Driver,
-    peer: Option<&Peer>,
+    peer: Option<&BenchPeer>,
     secs: u64,
     name: &str,
 ) -> Result<Measured, Failure> {
@@ -122,13 +122,13 @@ fn measure(
         sum: Counted::default(),
     };
     loop {
-        let sent_before = peer.and_then(Peer::sent);
+        let sent_before = peer.and_then(BenchPeer::sent);
         let started = Instant::now();
         let counted = driver.run_until(started + SAMPLE, usize::MAX)?;
         let lasted_ns = nanoseconds(started.elapsed());
         measured.add(&counted, lasted_ns);
-        if let (Some(before), Some(after)) = (sent_before, peer.and_then(Peer::sent)) {
-            measured.tx_busy_cycles.extend(Sent::busy_cycles_per_packet(before, after));
+        if let (Some(before), Some(after)) = (sent_before, peer.and_then(BenchPeer::sent)) {
+            measured.tx_busy_cycles.extend(PeerSent::busy_cycles_per_packet(before, after));
         }
         if Instant::now() >= end {
             return Ok(measured);
@@ -149,10 +149,10 @@ impl Measured {
     fn figures(&self) -> Figures {
         let Self { mpps, gbit_s, rx_busy_ns, tx_busy_cycles, sum } = self;
         let ratio = |count: usize, of: usize| as_f64(count) / as_f64(of.max(1));
-        let figures = Figures::new("virtio", "Mpps", Spread::of(mpps))
-            .with("mpps", Spread::of(mpps))
-            .with("gbit_s", Spread::of(gbit_s))
-            .with("rx_busy_ns_per_pkt", Spread::of(rx_busy_ns))
+        let figures = Figures::new("virtio", "Mpps", RoundSpread::of(mpps))
+            .with("mpps", RoundSpread::of(mpps))
+            .with("gbit_s", RoundSpread::of(gbit_s))
+            .with("rx_busy_ns_per_pkt", RoundSpread::of(rx_busy_ns))
             .with("truesize_per_byte", ratio(sum.truesize, sum.bytes))
             .with("packets_per_nonempty_burst", ratio(sum.packets, sum.bursts))
             .with("empty_polls_share", ratio(sum.empty, sum.empty + sum.bursts))
@@ -166,7 +166,7 @@ impl Measured {
         if tx_busy_cycles.is_empty() {
             figures
         } else {
-            figures.with("tx_busy_cycles_per_pkt", Spread::of(tx_busy_cycles))
+            figures.with("tx_busy_cycles_per_pkt", RoundSpread::of(tx_busy_cycles))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use forebay_device::config::virtio::{
-    BufferPolicy, QUEUE_SIZE_DEFAULT, RX_BUFFER_MAX_BYTES_DEFAULT, Role, VirtioOptions,
+    RxBufferSizing, QUEUE_SIZE_DEFAULT, RX_BUFFER_MAX_BYTES_DEFAULT, Role, VirtioOptions,
 };
 
 use crate::failure::Failure;
@@ -13,7 +13,7 @@ pub(crate) struct VhostUserOptions {
     /// How large receive buffers are (vhost-user): auto (by the average length of the packets that
     /// came), mtu (one packet of an ordinary network), page, or so many bytes [default: auto]
     #[arg(long, value_name = "auto|mtu|page|BYTES")]
-    pub(crate) rx_buffers: Option<BufferPolicy>,
+    pub(crate) rx_buffers: Option<RxBufferSizing>,
 
     /// The most bytes that auto makes a receive buffer (vhost-user) [default: 16384]
     #[arg(long, value_name = "BYTES")]
@@ -57,7 +57,7 @@ impl VhostUserOptions {
     /// When it cannot be opened so.
     pub(crate) fn options(&self) -> Result<VirtioOptions, Failure> {
         let rx_buffers = self.rx_buffers.unwrap_or_default();
-        if self.rx_buffer_max.is_some() && rx_buffers != BufferPolicy::Auto {
+        if self.rx_buffer_max.is_some() && rx_buffers != RxBufferSizing::Auto {
             let problem = format!("--rx-buffer-max with --rx-buffers {rx_buffers}");
             let help = "it bounds what auto chooses: leave it out, or have auto choose";
             return Err(Failure::usage(problem, help));
@@ -82,14 +82,14 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct DeviceLine {
         #[command(flatten)]
         options: VhostUserOptions,
     }
 
     fn options(line: &str) -> Result<VirtioOptions, String> {
         let words = line.split(' ').filter(|word| !word.is_empty());
-        let line = Line::try_parse_from(["forebay"].into_iter().chain(words));
+        let line = DeviceLine::try_parse_from(["forebay"].into_iter().chain(words));
         let line = line.map_err(|error| error.to_string())?;
         line.options.options().map_err(|failure| failure.to_string())
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use forebay_device::take::Take;
+use forebay_device::take::RxFilter;
 use forebay_device::{Via, XdpMode};
 use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;
@@ -34,7 +34,7 @@ pub(crate) struct RunArgs {
     /// What is taken: all, or destinations as in udp:53,tcp:443,udp:1000-2000. The rest goes to the
     /// kernel as if nothing were there [default: all]
     #[arg(long, value_name = "LIST")]
-    pub(crate) take: Option<Take>,
+    pub(crate) take: Option<RxFilter>,
 
     /// Where in the kernel the XDP program runs [default: auto]
     #[arg(long, value_enum)]

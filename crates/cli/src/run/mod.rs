@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 pub(crate) use args::RunArgs;
 use forebay_control::{ConfigFile, Control, places};
 use forebay_engine::{Config, SPARE_FRAMES};
-use forebay_run::run::{Plan, Report, Run, To};
+use forebay_run::run::{RunConfig, RunReport, Run, To};
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::privilege;
@@ -64,7 +64,7 @@ fn check_outputs(args: &RunArgs, user: &str) -> Result<(), Failure> {
     })
 }
 
-fn plan(args: &RunArgs) -> Result<Plan, Failure> {
+fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
     if args.resegment && !args.to.iter().any(|to| matches!(to, To::Pcap(_))) {
         let problem = "--resegment: there are no captures to write to";
         return Err(Failure::usage(problem, "give --to pcap:DIR, or leave it out"));
@@ -78,13 +78,13 @@ fn plan(args: &RunArgs) -> Result<Plan, Failure> {
     let queues = devices.iter().map(|device| usize::from(device.queues)).sum();
     let engine = args.engine.config(Cpus::Real { queues }, sys::random_key, Vec::new())?;
     let engine = Config { spare_frames: SPARE_FRAMES, ..engine };
-    Ok(Plan {
+    Ok(RunConfig {
         to: args.to.clone(),
         resegment: args.resegment,
         trace: args.trace.plan(),
         check_order: args.check,
         duration: args.duration,
-        ..Plan::new(devices, engine)
+        ..RunConfig::new(devices, engine)
     })
 }
 
@@ -114,7 +114,7 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static st
 #[derive(Serialize)]
 struct Ran {
     #[serde(flatten)]
-    report: Report,
+    report: RunReport,
     /// True if a signal asked the run to end.
     interrupted: bool,
 }

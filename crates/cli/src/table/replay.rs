@@ -1,13 +1,13 @@
 //! The end of a replay.
 
-use forebay_run::replay::Report;
+use forebay_run::replay::ReplayReport;
 use forebay_sys::cpu_list::CpuList;
 
 use super::figures::counted;
 use super::path;
 
 /// The whole report as text.
-pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
+pub(crate) fn render(report: &ReplayReport, cpus: &CpuList) -> String {
     let mut text = path::totals(&report.path);
     text += &format!("\n{}\n", path::per_cpu(&report.path));
     text += &path::flows(&report.path, cpus, report.flows, report.largest_flow);
@@ -22,7 +22,7 @@ pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
     text
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &ReplayReport) -> String {
     let order = path::order(report.reordered, report.order_unchecked);
     format!("{order}; {}\n", path::conservation(&report.path))
 }

@@ -3,14 +3,14 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use forebay_device::Via;
-use forebay_run::run::{DeviceReport, Report, SentReport, StoppedBy};
+use forebay_run::run::{DeviceReport, RunReport, SentReport, StoppedBy};
 use forebay_sys::cpu_list::CpuList;
 
 use super::figures::{bytes, counted, grouped};
 use super::path;
 
 /// The whole report as text.
-pub(crate) fn render(report: &Report, cpus: &CpuList) -> String {
+pub(crate) fn render(report: &RunReport, cpus: &CpuList) -> String {
     let mut text = path::totals(&report.path);
     text += &format!("\n{}\n\n{}\n", devices(&report.devices), path::per_cpu(&report.path));
     if let (Some(flows), Some(largest_flow)) = (report.flows, report.largest_flow) {
@@ -75,7 +75,7 @@ fn named<'a>(counts: impl Iterator<Item = (&'a &'static str, &'a u64)>) -> Strin
     counts.map(|(name, count)| format!("{} {name}", grouped(*count))).collect::<Vec<_>>().join(", ")
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &RunReport) -> String {
     let order = match (report.reordered, report.order_unchecked) {
         (Some(reordered), Some(unchecked)) => path::order(reordered, unchecked),
         _ => "order not checked (--check)".to_owned(),

@@ -14,7 +14,7 @@ use fuser::{
     WriteFlags,
 };
 
-use super::Knobs;
+use super::MountedKnobs;
 use super::inodes::Inodes;
 use super::like::Like;
 use super::readings::Readings;
@@ -35,7 +35,7 @@ const NAME_BYTES_MAX: u32 = 255;
 
 /// The tree, as files.
 pub(super) struct Files {
-    knobs: Knobs,
+    knobs: MountedKnobs,
     inodes: Mutex<Inodes>,
     readings: Mutex<Readings>,
     /// Number of files that have been opened.
@@ -45,7 +45,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn new(knobs: Knobs) -> Self {
+    pub(super) fn new(knobs: MountedKnobs) -> Self {
         Self {
             knobs,
             inodes: Mutex::new(Inodes::new()),

@@ -31,7 +31,7 @@ pub struct Mount {
     directory: PathBuf,
     /// The number that the kernel has for the file system.
     device: u64,
-    knobs: Knobs,
+    knobs: MountedKnobs,
     session: Option<BackgroundSession>,
 }
 
@@ -46,7 +46,7 @@ impl Mount {
         dead::remove(directory).map_err(refused)?;
         Self::check(directory)?;
         let whole = directory.canonicalize().map_err(refused)?;
-        let knobs = Knobs(Arc::new(RwLock::new(Some(control))));
+        let knobs = MountedKnobs(Arc::new(RwLock::new(Some(control))));
         let mut config = Config::default();
         // Modes and owners are for the kernel to judge by.
         config.mount_options = vec![
@@ -128,9 +128,9 @@ impl Drop for Mount {
 /// other mount namespaces keep what they have seen: the thread that serves them ends with the
 /// program, and all that it answers is that the device is gone, as sysfs does.
 #[derive(Clone)]
-struct Knobs(Arc<RwLock<Option<Control>>>);
+struct MountedKnobs(Arc<RwLock<Option<Control>>>);
 
-impl Knobs {
+impl MountedKnobs {
     fn ask<T>(
         &self,
         question: impl FnOnce(&Control) -> Result<T, Errno>,

@@ -24,7 +24,7 @@ const ETH_P_8021Q: u16 = 0x8100;
 
 /// Contradiction in the kernel's description of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BlockLie {
+pub(crate) enum InvalidBlock {
     /// The first frame, or the one after another, begins outside of the block or inside its
     /// descriptor.
     Offset,
@@ -33,7 +33,7 @@ pub(crate) enum BlockLie {
     Frame,
 }
 
-impl fmt::Display for BlockLie {
+impl fmt::Display for InvalidBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Offset => "a frame that begins outside of its block",
@@ -44,37 +44,37 @@ impl fmt::Display for BlockLie {
 
 /// Position up to which a block has been read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Cursor {
+pub(crate) struct BlockCursor {
     /// Frames that are left.
     left: u32,
     /// Offset of the next one's header.
     at: usize,
 }
 
-impl Cursor {
+impl BlockCursor {
     /// Before a block's first frame.
-    pub(crate) fn at_start(block: &[u8]) -> Result<Self, BlockLie> {
-        let descriptor = block.first_chunk::<DESCRIPTOR_BYTES>().ok_or(BlockLie::Offset)?;
+    pub(crate) fn at_start(block: &[u8]) -> Result<Self, InvalidBlock> {
+        let descriptor = block.first_chunk::<DESCRIPTOR_BYTES>().ok_or(InvalidBlock::Offset)?;
         let left = u32_at(descriptor, NUM_PKTS_AT);
         let at = u32_at(descriptor, OFFSET_TO_FIRST_PKT_AT) as usize;
         if left > 0 && at < DESCRIPTOR_BYTES {
-            return Err(BlockLie::Offset);
+            return Err(InvalidBlock::Offset);
         }
         Ok(Self { left, at })
     }
 
     /// The next frame; `None` behind the last.
-    pub(crate) fn frame<'a>(&self, block: &'a [u8]) -> Result<Option<RingFrame<'a>>, BlockLie> {
+    pub(crate) fn frame<'a>(&self, block: &'a [u8]) -> Result<Option<RingFrame<'a>>, InvalidBlock> {
         if self.left == 0 { Ok(None) } else { RingFrame::at(block, self.at).map(Some) }
     }
 
     /// Goes on behind a frame that [`frame`](Self::frame) gave.
-    pub(crate) fn pass(&mut self, frame: &RingFrame<'_>) -> Result<(), BlockLie> {
+    pub(crate) fn pass(&mut self, frame: &RingFrame<'_>) -> Result<(), InvalidBlock> {
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
             // Frames that do not follow each other could be read for ever.
             if (frame.next as usize) < HEADER_BYTES {
-                return Err(BlockLie::Offset);
+                return Err(InvalidBlock::Offset);
             }
             self.at += frame.next as usize;
         }
@@ -121,16 +121,16 @@ impl Tag {
 }
 
 impl<'a> RingFrame<'a> {
-    fn at(block: &'a [u8], at: usize) -> Result<Self, BlockLie> {
-        let behind = block.get(at..).ok_or(BlockLie::Offset)?;
-        let header = behind.first_chunk::<HEADER_BYTES>().ok_or(BlockLie::Offset)?;
+    fn at(block: &'a [u8], at: usize) -> Result<Self, InvalidBlock> {
+        let behind = block.get(at..).ok_or(InvalidBlock::Offset)?;
+        let header = behind.first_chunk::<HEADER_BYTES>().ok_or(InvalidBlock::Offset)?;
         let [next, seconds, nanos, kept, wire_len, status] =
             std::array::from_fn(|word| u32_at(header, word * 4));
         let mac = usize::from(u16_at(header, 24));
         let before = mac.checked_sub(VIRTIO_NET_HDR_BYTES).filter(|&at| at >= HEADER_BYTES);
-        let before = behind.get(before.ok_or(BlockLie::Frame)?..).ok_or(BlockLie::Frame)?;
-        let (vnet_hdr, bytes) = before.split_first_chunk().ok_or(BlockLie::Frame)?;
-        let bytes = bytes.get(..kept as usize).ok_or(BlockLie::Frame)?;
+        let before = behind.get(before.ok_or(InvalidBlock::Frame)?..).ok_or(InvalidBlock::Frame)?;
+        let (vnet_hdr, bytes) = before.split_first_chunk().ok_or(InvalidBlock::Frame)?;
+        let bytes = bytes.get(..kept as usize).ok_or(InvalidBlock::Frame)?;
         let tag = || Tag {
             tci: u16::try_from(u32_at(header, 32) & 0xffff).unwrap_or_default(),
             tpid: match status & libc::TP_STATUS_VLAN_TPID_VALID {
@@ -198,8 +198,8 @@ mod tests {
         block[at..at + 4].copy_from_slice(&word.to_ne_bytes());
     }
 
-    fn read(block: &[u8]) -> Result<Vec<RingFrame<'_>>, BlockLie> {
-        let mut cursor = Cursor::at_start(block)?;
+    fn read(block: &[u8]) -> Result<Vec<RingFrame<'_>>, InvalidBlock> {
+        let mut cursor = BlockCursor::at_start(block)?;
         let mut frames = Vec::new();
         while let Some(frame) = cursor.frame(block)? {
             cursor.pass(&frame)?;
@@ -238,23 +238,23 @@ mod tests {
     fn promise_5_a_block_that_lies_is_found_out() {
         let frames = [&[1; 60][..], &[2; 60]];
         for (at, word, lie) in [
-            (OFFSET_TO_FIRST_PKT_AT, 47, BlockLie::Offset), // inside the descriptor
-            (OFFSET_TO_FIRST_PKT_AT, 4049, BlockLie::Offset), // no room for a header
-            (OFFSET_TO_FIRST_PKT_AT, u32::MAX, BlockLie::Offset),
-            (NUM_PKTS_AT, 3, BlockLie::Offset), // the last one has no next
-            (48, 0, BlockLie::Offset),          // the first one again, for ever
-            (48, 5000, BlockLie::Offset),
-            (48 + 12, 4096 - 48 - 97, BlockLie::Frame), // one byte too long
-            (48 + 12, u32::MAX, BlockLie::Frame),
-            (48 + 24, 57, BlockLie::Frame), // before it is the header itself
-            (48 + 24, 0, BlockLie::Frame),
-            (48 + 24, 0xffff, BlockLie::Frame),
+            (OFFSET_TO_FIRST_PKT_AT, 47, InvalidBlock::Offset), // inside the descriptor
+            (OFFSET_TO_FIRST_PKT_AT, 4049, InvalidBlock::Offset), // no room for a header
+            (OFFSET_TO_FIRST_PKT_AT, u32::MAX, InvalidBlock::Offset),
+            (NUM_PKTS_AT, 3, InvalidBlock::Offset), // the last one has no next
+            (48, 0, InvalidBlock::Offset),          // the first one again, for ever
+            (48, 5000, InvalidBlock::Offset),
+            (48 + 12, 4096 - 48 - 97, InvalidBlock::Frame), // one byte too long
+            (48 + 12, u32::MAX, InvalidBlock::Frame),
+            (48 + 24, 57, InvalidBlock::Frame), // before it is the header itself
+            (48 + 24, 0, InvalidBlock::Frame),
+            (48 + 24, 0xffff, InvalidBlock::Frame),
         ] {
             let mut block = block(&frames);
             put(&mut block, at, word);
             assert_eq!(read(&block), Err(lie), "{word} at {at}");
         }
-        assert_eq!(read(&[0; 40]), Err(BlockLie::Offset));
+        assert_eq!(read(&[0; 40]), Err(InvalidBlock::Offset));
     }
 
     proptest! {

@@ -15,7 +15,7 @@ use forebay_sys::socket_filter::{self, FilterInstruction};
 pub use sink::PacketSink;
 pub use source::PacketSource;
 
-use crate::take::{self, Take};
+use crate::take::{self, RxFilter};
 
 /// Options of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub struct PacketOptions {
     /// Among how many queues the kernel deals the flows out.
     pub queues: u16,
     /// Packets that are taken. The kernel's own stack goes on seeing all of them.
-    pub take: Take,
+    pub take: RxFilter,
     /// True if frames for other stations are wanted too.
     pub promiscuous: bool,
     /// Use of the hash that the device computed, or the kernel where it did not.

@@ -47,7 +47,7 @@ pub struct PacketSink {
 
 /// Outcome of the first of some packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum SendStep {
     /// So many were sent.
     Sent(usize),
     /// The first one was dropped.
@@ -96,12 +96,12 @@ impl PacketSink {
     }
 
     /// Sends the first packets, or says why the very first is not sent.
-    fn step(&mut self, packets: &mut [Packet]) -> Result<Step> {
+    fn step(&mut self, packets: &mut [Packet]) -> Result<SendStep> {
         let mut going = 0;
         for packet in packets.iter().take(self.batch) {
             let step = match self.refusal(packet) {
-                Some(reason) => Step::Dropped(reason),
-                None if is_of_too_many(packet) => Step::MustBeCut,
+                Some(reason) => SendStep::Dropped(reason),
+                None if is_of_too_many(packet) => SendStep::MustBeCut,
                 None => {
                     going += 1;
                     continue;
@@ -115,22 +115,22 @@ impl PacketSink {
         match hand_over(&self.socket, &mut packets[..going]) {
             Ok(sent) => {
                 self.batch = (self.batch * 2).min(BATCH_MAX);
-                Ok(Step::Sent(sent.clamp(1, going)))
+                Ok(SendStep::Sent(sent.clamp(1, going)))
             }
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
                 // Each of the others is a try of its own.
                 self.batch = 1;
-                Ok(Step::Dropped(SendDrop::Full))
+                Ok(SendStep::Dropped(SendDrop::Full))
             }
-            Err(Errno::MSGSIZE) => Ok(Step::Dropped(SendDrop::TooLong)),
-            Err(Errno::NETDOWN) => Ok(Step::Dropped(SendDrop::Down)),
+            Err(Errno::MSGSIZE) => Ok(SendStep::Dropped(SendDrop::TooLong)),
+            Err(Errno::NETDOWN) => Ok(SendStep::Dropped(SendDrop::Down)),
             Err(Errno::NXIO | Errno::NODEV) => {
                 Err(Error::DeviceGone { name: self.interface.name.clone() })
             }
             Err(Errno::INVAL | Errno::OPNOTSUPP) if packets[0].gso_size() > 0 => {
-                Ok(Step::MustBeCut)
+                Ok(SendStep::MustBeCut)
             }
-            Err(_) => Ok(Step::Dropped(SendDrop::Refused)),
+            Err(_) => Ok(SendStep::Dropped(SendDrop::Refused)),
         }
     }
 }
@@ -154,23 +154,23 @@ impl Sink for PacketSink {
 fn send_all(
     packets: &mut Vec<Packet>,
     counters: &SinkCounters,
-    mut step: impl FnMut(&mut [Packet]) -> Result<Step>,
+    mut step: impl FnMut(&mut [Packet]) -> Result<SendStep>,
 ) -> Result<()> {
     let mut cut = Vec::new();
     let mut next = 0;
     while next < packets.len() {
         match step(&mut packets[next..])? {
-            Step::Sent(count) => {
+            SendStep::Sent(count) => {
                 let mut sent = Sent::default();
                 packets[next..next + count].iter().for_each(|packet| sent.add(packet));
                 counters.add_sent(sent);
                 next += count;
             }
-            Step::Dropped(reason) => {
+            SendStep::Dropped(reason) => {
                 counters.add_dropped(reason, 1);
                 next += 1;
             }
-            Step::MustBeCut => {
+            SendStep::MustBeCut => {
                 let mut segments = Vec::new();
                 resegment(packets.remove(next), &mut segments);
                 send_segments(&mut segments, counters, &mut step)?;
@@ -186,20 +186,20 @@ fn send_all(
 fn send_segments(
     segments: &mut [Packet],
     counters: &SinkCounters,
-    step: &mut impl FnMut(&mut [Packet]) -> Result<Step>,
+    step: &mut impl FnMut(&mut [Packet]) -> Result<SendStep>,
 ) -> Result<()> {
     let (mut sent, mut lost) = (Sent::default(), None);
     let mut next = 0;
     while next < segments.len() {
         let reason = match step(&mut segments[next..])? {
-            Step::Sent(count) => {
+            SendStep::Sent(count) => {
                 segments[next..next + count].iter().for_each(|segment| sent.add(segment));
                 next += count;
                 continue;
             }
-            Step::Dropped(reason) => reason,
+            SendStep::Dropped(reason) => reason,
             // It came whole: then from a kernel that cuts such packets, but for this one.
-            Step::MustBeCut => SendDrop::Refused,
+            SendStep::MustBeCut => SendDrop::Refused,
         };
         lost.get_or_insert(reason);
         next += 1;
@@ -214,7 +214,7 @@ fn send_segments(
 
 /// True if a packet lies in more places than the kernel gathers a send from. Only a merged one can.
 fn is_of_too_many(packet: &Packet) -> bool {
-    packet.is_in_pieces() && packet.is_merged() && packet.fragments().count() >= IOV_MAX
+    packet.is_nonlinear() && packet.is_merged() && packet.fragments().count() >= IOV_MAX
 }
 
 /// Hands packets to the kernel, in order, and returns how many it took; at least one, or its error is
@@ -240,7 +240,7 @@ fn hand_over(socket: &PacketSocket, packets: &mut [Packet]) -> Result<usize, Err
 mod tests {
     use forebay_buf::pool::{ChunkClass, carve, region_bytes};
     use forebay_buf::{Pool, Region};
-    use forebay_rx::arrive::Behind;
+    use forebay_rx::arrive::PollStatus;
     use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
     use forebay_rx::hash::FlowHash;
     use forebay_rx::packet::Arrival;
@@ -275,7 +275,7 @@ mod tests {
         let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
         let mut out = Vec::new();
         coalescer.coalesce(&mut packets, 0, &mut out);
-        coalescer.end_poll(Behind::End, 0, &mut out);
+        coalescer.end_poll(PollStatus::Last, 0, &mut out);
         out
     }
 
@@ -296,7 +296,7 @@ mod tests {
         send_all(&mut packets, &counters, |packets| {
             let going = packets.iter().take(2).take_while(|packet| packet.gso_size() == 0).count();
             wire.extend(marks(&packets[..going]));
-            Ok(if going == 0 { Step::MustBeCut } else { Step::Sent(going) })
+            Ok(if going == 0 { SendStep::MustBeCut } else { SendStep::Sent(going) })
         })
         .unwrap();
         assert_eq!(wire, [1, 2, 3, 4, 5, 6]);
@@ -313,9 +313,9 @@ mod tests {
         let counters = SinkCounters::default();
         send_all(&mut packets, &counters, |packets| {
             Ok(match packets[0].gso_size() {
-                0 if [2, 3].contains(&marks(packets)[0]) => Step::Dropped(SendDrop::Full),
-                0 => Step::Sent(1),
-                _ => Step::MustBeCut,
+                0 if [2, 3].contains(&marks(packets)[0]) => SendStep::Dropped(SendDrop::Full),
+                0 => SendStep::Sent(1),
+                _ => SendStep::MustBeCut,
             })
         })
         .unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::arrive::{
-    Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, SourceError,
+    PollRequest, Attachment, Burst, FrameNeeds, Numbering, Polled, RefusedFrame, SourceError,
 };
 use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use forebay_rx::cpu::RxQueue;
@@ -16,7 +16,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
 use forebay_sys::packet::{PacketSocket, RxRing};
 
-use super::block::{BlockLie, Cursor, RingFrame, TAG_BYTES};
+use super::block::{InvalidBlock, BlockCursor, RingFrame, TAG_BYTES};
 use super::{PacketOptions, attach_filter, refused};
 use crate::{KernelCounts, take};
 
@@ -52,7 +52,7 @@ pub struct PacketSource {
     options: PacketOptions,
     numbering: Numbering,
     /// Position up to which the oldest block has been read, if that has begun.
-    cursor: Option<Cursor>,
+    cursor: Option<BlockCursor>,
     /// Frames taken out of the ring.
     taken: u64,
     /// Frames that the kernel had put there when it was last asked.
@@ -65,13 +65,13 @@ pub struct PacketSource {
     is_stale: bool,
     /// True if the link was down, and nothing has come since.
     is_down: bool,
-    ending: Option<Ending>,
+    ending: Option<SourceEnding>,
     counts: Arc<KernelCounts>,
 }
 
 /// The end of a source, once what is in the ring is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Ending {
+struct SourceEnding {
     since_ns: u64,
     /// True if it ends because the interface does.
     is_gone: bool,
@@ -134,9 +134,9 @@ impl PacketSource {
         while let Some(block) = self.ring.block() {
             let mut cursor = match self.cursor.take() {
                 Some(cursor) => cursor,
-                None => Cursor::at_start(block).map_err(|lie| self.lied(lie))?,
+                None => BlockCursor::at_start(block).map_err(|lie| self.violation(lie))?,
             };
-            let mut receiver = Receiver {
+            let mut receiver = PacketReceiver {
                 link: self.link,
                 options: &self.options,
                 numbering: &mut self.numbering,
@@ -148,7 +148,7 @@ impl PacketSource {
             self.taken += (burst.len() - before) as u64;
             self.is_stale = true;
             self.is_down = false;
-            match halt.map_err(|lie| self.lied(lie))? {
+            match halt.map_err(|lie| self.violation(lie))? {
                 Halt::Empty => self.ring.give_back(),
                 halt => {
                     self.cursor = Some(cursor);
@@ -190,15 +190,15 @@ impl PacketSource {
         if self.is_down && self.ending.is_none() {
             let bound = self.socket().bound().map_err(named("ask whether it is there"))?;
             if bound.interface.is_none() {
-                self.ending = Some(Ending { since_ns: now_ns, is_gone: true });
+                self.ending = Some(SourceEnding { since_ns: now_ns, is_gone: true });
             }
         }
         Ok(())
     }
 
     /// Ends when the ring owes nothing: what the kernel put there has been taken.
-    fn end(&mut self, ending: Ending, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
-        let Ending { since_ns, is_gone } = ending;
+    fn end(&mut self, ending: SourceEnding, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
+        let SourceEnding { since_ns, is_gone } = ending;
         let waited_ns = now_ns.saturating_sub(since_ns);
         let owed = self.put.saturating_sub(self.taken);
         let may_end = waited_ns >= LAST_FRAMES_NS && owed == 0;
@@ -213,7 +213,7 @@ impl PacketSource {
     }
 
     /// A ring that cannot be believed in one thing is not read any further.
-    fn lied(&self, lie: BlockLie) -> Error {
+    fn violation(&self, lie: InvalidBlock) -> Error {
         Error::Device {
             name: self.interface.name.clone(),
             what: "read its ring (TPACKET_V3)".to_owned(),
@@ -238,13 +238,13 @@ impl Source for PacketSource {
 
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
         if ask.is_last && self.ending.is_none() {
             attach_filter(&self.interface, self.socket(), &take::nothing())?;
-            self.ending = Some(Ending { since_ns: ask.now_ns, is_gone: false });
+            self.ending = Some(SourceEnding { since_ns: ask.now_ns, is_gone: false });
         }
         match self.take_frames(ask.max, pool, burst)? {
             Halt::Enough | Halt::NoMemory => Ok(Polled::Ready),
@@ -258,7 +258,7 @@ impl Source for PacketSource {
 }
 
 /// Copier of frames from a block into packet memory.
-struct Receiver<'a> {
+struct PacketReceiver<'a> {
     link: Link,
     options: &'a PacketOptions,
     numbering: &'a mut Numbering,
@@ -266,9 +266,9 @@ struct Receiver<'a> {
     burst: &'a mut Burst,
 }
 
-impl Receiver<'_> {
+impl PacketReceiver<'_> {
     /// Reads on in a block until it is empty, or no more can be taken.
-    fn read(&mut self, block: &[u8], cursor: &mut Cursor, max: usize) -> Result<Halt, BlockLie> {
+    fn read(&mut self, block: &[u8], cursor: &mut BlockCursor, max: usize) -> Result<Halt, InvalidBlock> {
         while let Some(frame) = cursor.frame(block)? {
             if self.burst.len() >= max {
                 return Ok(Halt::Enough);
@@ -299,7 +299,7 @@ impl Receiver<'_> {
         let packet = Packet::received(memory, arrival, wire_len.max(len_bytes), self.link);
         self.burst.packets.push(Packet { timestamp_ns: frame.timestamp_ns, hash, ..packet });
         let Some(packet) = self.burst.packets.last_mut() else { return true };
-        let header = told(frame, tag_len);
+        let header = vnet_header_of(frame, tag_len);
         // Nothing is summed up that is known to be right, or that will be cut.
         let needs_sum =
             header.is_none_or(|it| it.gso_type == GSO_NONE && it.flags & DATA_VALID == 0);
@@ -321,19 +321,19 @@ impl Receiver<'_> {
         {
             self.pool.put(frame);
             let reason = DropReason::VnetHeader;
-            self.burst.refused.push(Refused { arrival, wire_len, reason });
+            self.burst.refused.push(RefusedFrame { arrival, wire_len, reason });
         }
         true
     }
 
     fn refuse(&mut self, wire_len: u32, reason: DropReason) {
         let arrival = self.numbering.next_arrival();
-        self.burst.refused.push(Refused { arrival, wire_len, reason });
+        self.burst.refused.push(RefusedFrame { arrival, wire_len, reason });
     }
 }
 
 /// The frame's `virtio_net_hdr`, if there is one, adjusted for the re-inserted VLAN tag.
-fn told(frame: &RingFrame<'_>, tag_len: usize) -> Option<VirtioNetHdr> {
+fn vnet_header_of(frame: &RingFrame<'_>, tag_len: usize) -> Option<VirtioNetHdr> {
     if frame.vnet_hdr == [0; VIRTIO_NET_HDR_BYTES] {
         return None;
     }

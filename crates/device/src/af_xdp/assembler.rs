@@ -8,7 +8,7 @@ use forebay_sys::bpf::Instruction;
 /// A register of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum Register {
+pub(super) enum EbpfRegister {
     /// Register in which a function and the program return. Calls overwrite it.
     R0 = 0,
     /// The first argument. Calls overwrite the arguments.
@@ -30,7 +30,7 @@ pub(super) enum Register {
 /// Number of bytes that a load or a store moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum Width {
+pub(super) enum EbpfWidth {
     Byte = 0x10,
     Half = 0x08,
     Word = 0x00,
@@ -100,63 +100,63 @@ impl Assembler {
     }
 
     /// `to = *(from + offset)`
-    pub(super) fn load(&mut self, width: Width, to: Register, from: Register, offset: i16) {
+    pub(super) fn load(&mut self, width: EbpfWidth, to: EbpfRegister, from: EbpfRegister, offset: i16) {
         self.push(LOAD | width as u8, to as u8, from as u8, offset, 0);
     }
 
     /// `*(to + offset) = from`
-    pub(super) fn store(&mut self, width: Width, to: Register, offset: i16, from: Register) {
+    pub(super) fn store(&mut self, width: EbpfWidth, to: EbpfRegister, offset: i16, from: EbpfRegister) {
         self.push(STORE | width as u8, to as u8, from as u8, offset, 0);
     }
 
     /// `*(to + offset) = number`
-    pub(super) fn store_number(&mut self, width: Width, to: Register, offset: i16, number: i32) {
+    pub(super) fn store_number(&mut self, width: EbpfWidth, to: EbpfRegister, offset: i16, number: i32) {
         self.push(STORE_NUMBER | width as u8, to as u8, 0, offset, number);
     }
 
     /// `to = from`
-    pub(super) fn copy(&mut self, to: Register, from: Register) {
+    pub(super) fn copy(&mut self, to: EbpfRegister, from: EbpfRegister) {
         self.push(MOVE, to as u8, from as u8, 0, 0);
     }
 
     /// `to = number`
-    pub(super) fn set(&mut self, to: Register, number: i32) {
+    pub(super) fn set(&mut self, to: EbpfRegister, number: i32) {
         self.push(MOVE_NUMBER, to as u8, 0, 0, number);
     }
 
     /// `to = the map`
-    pub(super) fn set_map(&mut self, to: Register, map: BorrowedFd<'_>) {
+    pub(super) fn set_map(&mut self, to: EbpfRegister, map: BorrowedFd<'_>) {
         self.push(LOAD_NUMBER, to as u8, PSEUDO_MAP_FD, 0, map.as_raw_fd());
         self.push(0, 0, 0, 0, 0); // the upper half of the number
     }
 
     /// `to += from`
-    pub(super) fn add_register(&mut self, to: Register, from: Register) {
+    pub(super) fn add_register(&mut self, to: EbpfRegister, from: EbpfRegister) {
         self.push(ADD, to as u8, from as u8, 0, 0);
     }
 
     /// `to += number`
-    pub(super) fn add(&mut self, to: Register, number: i32) {
+    pub(super) fn add(&mut self, to: EbpfRegister, number: i32) {
         self.push(ADD_NUMBER, to as u8, 0, 0, number);
     }
 
     /// `to &= number`
-    pub(super) fn and(&mut self, to: Register, number: i32) {
+    pub(super) fn and(&mut self, to: EbpfRegister, number: i32) {
         self.push(AND_NUMBER, to as u8, 0, 0, number);
     }
 
     /// `to <<= bits`
-    pub(super) fn shift_left(&mut self, to: Register, bits: i32) {
+    pub(super) fn shift_left(&mut self, to: EbpfRegister, bits: i32) {
         self.push(SHIFT_LEFT_NUMBER, to as u8, 0, 0, bits);
     }
 
     /// `to >>= bits`
-    pub(super) fn shift_right(&mut self, to: Register, bits: i32) {
+    pub(super) fn shift_right(&mut self, to: EbpfRegister, bits: i32) {
         self.push(SHIFT_RIGHT_NUMBER, to as u8, 0, 0, bits);
     }
 
     /// From the network's byte order to the machine's: two bytes.
-    pub(super) fn be16(&mut self, of: Register) {
+    pub(super) fn be16(&mut self, of: EbpfRegister) {
         self.push(TO_BIG_ENDIAN, of as u8, 0, 0, 16);
     }
 
@@ -166,12 +166,12 @@ impl Assembler {
     }
 
     /// Goes on at `to` if `left` is so against a number.
-    pub(super) fn jump_if(&mut self, left: Register, so: If, number: i32, to: Label) {
+    pub(super) fn jump_if(&mut self, left: EbpfRegister, so: If, number: i32, to: Label) {
         self.push_jump(JUMP_IF_NUMBER | so as u8, left as u8, 0, number, to);
     }
 
     /// Goes on at `to` if `left` is so against `right`.
-    pub(super) fn jump_if_register(&mut self, left: Register, so: If, right: Register, to: Label) {
+    pub(super) fn jump_if_register(&mut self, left: EbpfRegister, so: If, right: EbpfRegister, to: Label) {
         self.push_jump(JUMP_IF | so as u8, left as u8, right as u8, 0, to);
     }
 

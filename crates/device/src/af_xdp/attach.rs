@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use forebay_sys::bpf::{Refused, Request, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
+use forebay_sys::bpf::{VerifierRefusal, BpfRequest, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
 use forebay_sys::packet::PacketSocket;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::metadata::{HashCall, MetadataLayout};
 use super::program;
-use crate::take::Take;
+use crate::take::RxFilter;
 
 /// Options for attaching the program.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl Attached {
     /// # Errors
     /// When the kernel refuses: it lacks something, this process may not, or another's program is
     /// there.
-    pub fn open(interface: &Interface, take: &Take, options: &AttachOptions<'_>) -> Result<Self> {
+    pub fn open(interface: &Interface, take: &RxFilter, options: &AttachOptions<'_>) -> Result<Self> {
         privilege::for_af_xdp(&interface.name)?;
         make_room(interface, options.replace)?;
         let refused = |refused| refusal(&interface.name, &refused);
@@ -161,7 +161,7 @@ fn attach(
             Ok(link) => {
                 let mode = match first {
                     None => place.to_string(),
-                    Some(Refused { errno, .. }) => format!("{place}: the driver refused, {errno}"),
+                    Some(VerifierRefusal { errno, .. }) => format!("{place}: the driver refused, {errno}"),
                 };
                 return Ok((link, place, mode));
             }
@@ -183,14 +183,14 @@ fn attach(
 /// Attaches a program that asks the device for its hash; otherwise says why not.
 fn attach_with_hash(
     interface: &Interface,
-    take: &Take,
+    take: &RxFilter,
     map: &XskMap,
     options: &AttachOptions<'_>,
 ) -> Result<(XdpLink, MetadataLayout), String> {
     if !options.places.contains(&XdpPlace::Native) {
         return Err("generic mode has none".to_owned());
     }
-    let why = |refused: Refused| format!("the kernel cannot {}: {}", refused.asked, refused.errno);
+    let why = |refused: VerifierRefusal| format!("the kernel cannot {}: {}", refused.asked, refused.errno);
     let call = HashCall::find(interface.index)?;
     let instructions = program::build(take, map.as_fd(), Some(call));
     let bound_to = Some(interface.index.0);
@@ -239,7 +239,7 @@ fn taken(name: &str, program: &AttachedProgram, replace: bool) -> Error {
 }
 
 /// Error for the kernel's refusal.
-fn refusal(interface: &str, refused: &Refused) -> Error {
+fn refusal(interface: &str, refused: &VerifierRefusal) -> Error {
     let name = interface.to_owned();
     let unsupported = |what: &str, since, option: &str| Error::Unsupported {
         what: what.to_owned(),
@@ -249,27 +249,27 @@ fn refusal(interface: &str, refused: &Refused) -> Error {
     let help = match (refused.asked, refused.errno) {
         (_, Errno::NODEV) => return Error::DeviceGone { name },
         (_, Errno::NOSYS) => return unsupported("bpf(2)", "3.18", "CONFIG_BPF_SYSCALL"),
-        (Request::CreateMap, Errno::INVAL) => {
+        (BpfRequest::CreateMap, Errno::INVAL) => {
             return unsupported("AF_XDP", "4.18", "CONFIG_XDP_SOCKETS");
         }
         (_, Errno::PERM) => {
             "see that CAP_BPF and CAP_NET_ADMIN are there, and on a kernel before 5.11 that enough \
              memory may be locked (ulimit -l)"
         }
-        (Request::Insert | Request::Remove, _) => {
+        (BpfRequest::Insert | BpfRequest::Remove, _) => {
             "see with `ethtool -l` how many queues the interface has"
         }
-        (Request::Attach(XdpPlace::Native), Errno::OPNOTSUPP) => {
+        (BpfRequest::Attach(XdpPlace::Native), Errno::OPNOTSUPP) => {
             "its driver has no place for XDP programs: give --xdp-mode generic, or auto"
         }
-        (Request::Attach(XdpPlace::Native), _) => {
+        (BpfRequest::Attach(XdpPlace::Native), _) => {
             "drivers refuse an MTU that is too large, queues that are too few, and offloads such \
              as LRO: see dmesg, or give --xdp-mode generic"
         }
-        (Request::Attach(XdpPlace::Generic), Errno::INVAL) => {
+        (BpfRequest::Attach(XdpPlace::Generic), Errno::INVAL) => {
             "Linux has XDP links since 5.9: use a newer kernel, or --via af_packet"
         }
-        (Request::Load, _) => "please report it with the lines above and `uname -r`",
+        (BpfRequest::Load, _) => "please report it with the lines above and `uname -r`",
         _ => "see dmesg, or go by --via af_packet",
     };
     let mut problem = format!("the kernel refuses to {}: {}", refused.asked, refused.errno);

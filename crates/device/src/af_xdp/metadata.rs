@@ -3,12 +3,12 @@
 use std::fs;
 use std::os::fd::BorrowedFd;
 
-use Register::{R0, R1, R2, R3, R10};
+use EbpfRegister::{R0, R1, R2, R3, R10};
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use forebay_sys::netdev;
 
-use super::assembler::{Assembler, If, Label, Register, Width};
+use super::assembler::{Assembler, If, Label, EbpfRegister, EbpfWidth};
 use super::btf;
 
 /// Metadata that the program puts in front of each packet, and its layout.
@@ -97,21 +97,21 @@ impl HashCall {
     pub(super) fn write(
         self,
         program: &mut Assembler,
-        context: Register,
+        context: EbpfRegister,
         map: BorrowedFd<'_>,
         pass: Label,
     ) {
         let behind = program.label();
-        program.load(Width::Word, R1, context, MD_RX_QUEUE_INDEX);
-        program.store(Width::Word, R10, STACK_QUEUE, R1);
+        program.load(EbpfWidth::Word, R1, context, MD_RX_QUEUE_INDEX);
+        program.store(EbpfWidth::Word, R10, STACK_QUEUE, R1);
         program.set_map(R1, map);
         program.copy(R2, R10);
         program.add(R2, STACK_QUEUE.into());
         program.call(MAP_LOOKUP_ELEM);
         program.jump_if(R0, If::Equal, 0, pass);
 
-        program.store_number(Width::Word, R10, STACK_HASH, 0);
-        program.store_number(Width::Word, R10, STACK_KIND, 0);
+        program.store_number(EbpfWidth::Word, R10, STACK_HASH, 0);
+        program.store_number(EbpfWidth::Word, R10, STACK_KIND, 0);
         program.copy(R1, context);
         program.copy(R2, R10);
         program.add(R2, STACK_HASH.into());
@@ -124,16 +124,16 @@ impl HashCall {
         program.set(R2, -META_BYTES);
         program.call(XDP_ADJUST_META);
         program.jump_if(R0, If::NotEqual, 0, behind);
-        program.load(Width::Word, R1, context, MD_DATA_META);
-        program.load(Width::Word, R2, context, MD_DATA);
+        program.load(EbpfWidth::Word, R1, context, MD_DATA_META);
+        program.load(EbpfWidth::Word, R2, context, MD_DATA);
         program.copy(R3, R1);
         program.add(R3, META_BYTES);
         program.jump_if_register(R3, If::Above, R2, behind);
-        program.load(Width::Word, R3, R10, STACK_HASH);
-        program.store(Width::Word, R1, META_HASH, R3);
-        program.load(Width::Word, R3, R10, STACK_KIND);
-        program.store(Width::Word, R1, META_KIND, R3);
-        program.store_number(Width::Word, R1, META_COOKIE, self.layout.cookie.cast_signed());
+        program.load(EbpfWidth::Word, R3, R10, STACK_HASH);
+        program.store(EbpfWidth::Word, R1, META_HASH, R3);
+        program.load(EbpfWidth::Word, R3, R10, STACK_KIND);
+        program.store(EbpfWidth::Word, R1, META_KIND, R3);
+        program.store_number(EbpfWidth::Word, R1, META_COOKIE, self.layout.cookie.cast_signed());
         program.place(behind);
     }
 }

@@ -16,10 +16,10 @@ use forebay_sys::bpf::XdpPlace;
 use forebay_sys::error::Result;
 use forebay_sys::interface::Interface;
 pub use metadata::MetadataLayout;
-use source::QueueConfig;
+use source::XdpQueueConfig;
 pub use source::XdpSource;
 
-use super::egress::{Egress, EgressSink};
+use super::egress::{TxQueue, TxQueueSink};
 use crate::config::{DeviceConfig, XdpMode};
 use crate::stats::Facts;
 
@@ -39,7 +39,7 @@ fn largest_frame_bytes(mtu: u32) -> u32 {
 pub struct XdpDevice {
     interface: String,
     /// Of each queue that can send.
-    egress: Vec<Egress>,
+    egress: Vec<TxQueue>,
     facts: Facts,
 }
 
@@ -90,8 +90,8 @@ impl XdpDevice {
             Facts::of(attached.iter().flat_map(|attached| attached.facts().iter().cloned()));
         let (mut sources, mut egress) = (Vec::new(), Vec::new());
         for queue in 0..config.queues {
-            let (way_in, departures) = Egress::new();
-            let queue_config = QueueConfig {
+            let (way_in, departures) = TxQueue::new();
+            let queue_config = XdpQueueConfig {
                 interface: interface.clone(),
                 queue: queue.into(),
                 attached: attached.clone(),
@@ -109,8 +109,8 @@ impl XdpDevice {
 
     /// A way out for one more CPU.
     #[must_use]
-    pub fn sink(&self) -> EgressSink {
-        EgressSink::new(self.interface.clone(), &self.egress)
+    pub fn sink(&self) -> TxQueueSink {
+        TxQueueSink::new(self.interface.clone(), &self.egress)
     }
 
     /// Facts found out about it; how packets are copied once its queues are attached to an engine.

@@ -8,19 +8,19 @@
 
 use std::os::fd::BorrowedFd;
 
-use Register::{R0, R1, R2, R3};
+use EbpfRegister::{R0, R1, R2, R3};
 use forebay_sys::bpf::Instruction;
 
-use super::assembler::{Assembler, If, Label, Register, Width};
+use super::assembler::{Assembler, If, Label, EbpfRegister, EbpfWidth};
 use super::metadata::HashCall;
-use crate::take::{Destinations, MAX_EXTENSION_HEADERS, Protocol, Take, wire};
+use crate::take::{FilterDestinations, MAX_EXTENSION_HEADERS, FilterProtocol, RxFilter, wire};
 
 /// The context that the kernel calls the program with.
-const CONTEXT: Register = Register::R6;
+const CONTEXT: EbpfRegister = EbpfRegister::R6;
 /// Register of the place in the packet that the program reads.
-const AT: Register = Register::R7;
+const AT: EbpfRegister = EbpfRegister::R7;
 /// Register of the end of the packet's first buffer.
-const END: Register = Register::R8;
+const END: EbpfRegister = EbpfRegister::R8;
 
 // struct xdp_md, linux/bpf.h
 const MD_DATA: i16 = 0;
@@ -33,11 +33,11 @@ const REDIRECT_MAP: i32 = 51;
 
 /// The program that takes these packets, for the sockets in this map.
 #[must_use]
-pub fn build(take: &Take, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<Instruction> {
+pub fn build(take: &RxFilter, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<Instruction> {
     let mut program = Assembler::default();
     let pass = program.label();
     program.copy(CONTEXT, R1);
-    if let Take::Only(destinations) = take {
+    if let RxFilter::Only(destinations) = take {
         let ours = program.label();
         choose(&mut program, destinations, ours, pass);
         program.place(ours);
@@ -46,11 +46,11 @@ pub fn build(take: &Take, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<In
         hash.write(&mut program, CONTEXT, map, pass);
     }
     program.set_map(R1, map);
-    program.load(Width::Word, R2, CONTEXT, MD_RX_QUEUE_INDEX);
+    program.load(EbpfWidth::Word, R2, CONTEXT, MD_RX_QUEUE_INDEX);
     program.set(R3, XDP_PASS); // where the map has no socket
     program.call(REDIRECT_MAP);
     program.exit();
-    if hash.is_some() || *take != Take::All {
+    if hash.is_some() || *take != RxFilter::All {
         // The kernel refuses instructions that nothing leads to.
         program.place(pass);
         program.set(R0, XDP_PASS);
@@ -60,10 +60,10 @@ pub fn build(take: &Take, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<In
 }
 
 /// Goes on at `ours` with packets to these destinations, at `pass` with all others.
-fn choose(program: &mut Assembler, destinations: &Destinations, ours: Label, pass: Label) {
+fn choose(program: &mut Assembler, destinations: &FilterDestinations, ours: Label, pass: Label) {
     let [ipv4_packet, ipv6_packet, segment] = [(); 3].map(|()| program.label());
-    program.load(Width::Word, AT, CONTEXT, MD_DATA);
-    program.load(Width::Word, END, CONTEXT, MD_DATA_END);
+    program.load(EbpfWidth::Word, AT, CONTEXT, MD_DATA);
+    program.load(EbpfWidth::Word, END, CONTEXT, MD_DATA_END);
 
     ethernet(program, ipv4_packet, ipv6_packet, pass);
     program.place(ipv4_packet);
@@ -82,13 +82,13 @@ fn require(program: &mut Assembler, bytes: i32, pass: Label) {
 }
 
 /// Reads two bytes as the network has them.
-fn load_field(program: &mut Assembler, to: Register, offset: i16) {
-    program.load(Width::Half, to, AT, offset);
+fn load_field(program: &mut Assembler, to: EbpfRegister, offset: i16) {
+    program.load(EbpfWidth::Half, to, AT, offset);
     program.be16(to);
 }
 
 fn ethernet(program: &mut Assembler, ipv4: Label, ipv6: Label, pass: Label) {
-    const ETHERTYPE: Register = R3;
+    const ETHERTYPE: EbpfRegister = R3;
     let network = program.label();
     require(program, 14, pass);
     load_field(program, ETHERTYPE, 12);
@@ -111,11 +111,11 @@ fn ethernet(program: &mut Assembler, ipv4: Label, ipv6: Label, pass: Label) {
 }
 
 /// Register of the transport protocol, for `ports`.
-const PROTOCOL: Register = R3;
+const PROTOCOL: EbpfRegister = R3;
 
 fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
     require(program, 20, pass);
-    program.load(Width::Byte, R1, AT, 0); // version, and words of header
+    program.load(EbpfWidth::Byte, R1, AT, 0); // version, and words of header
     program.copy(R2, R1);
     program.shift_right(R2, 4);
     program.jump_if(R2, If::NotEqual, 4, pass);
@@ -125,17 +125,17 @@ fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
     load_field(program, R2, 6);
     program.and(R2, wire::IPV4_FRAGMENT.into());
     program.jump_if(R2, If::NotEqual, 0, pass);
-    program.load(Width::Byte, PROTOCOL, AT, 9);
+    program.load(EbpfWidth::Byte, PROTOCOL, AT, 9);
     program.add_register(AT, R1);
     program.jump(segment);
 }
 
 fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
     require(program, 40, pass);
-    program.load(Width::Byte, R1, AT, 0); // version, and traffic class
+    program.load(EbpfWidth::Byte, R1, AT, 0); // version, and traffic class
     program.shift_right(R1, 4);
     program.jump_if(R1, If::NotEqual, 6, pass);
-    program.load(Width::Byte, PROTOCOL, AT, 6);
+    program.load(EbpfWidth::Byte, PROTOCOL, AT, 6);
     program.add(AT, 40);
     for _ in 0..MAX_EXTENSION_HEADERS {
         let extension = program.label();
@@ -145,8 +145,8 @@ fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
         program.jump(segment);
         program.place(extension);
         require(program, 8, pass);
-        program.load(Width::Byte, PROTOCOL, AT, 0);
-        program.load(Width::Byte, R1, AT, 1); // its length, in eights of bytes beyond the first
+        program.load(EbpfWidth::Byte, PROTOCOL, AT, 0);
+        program.load(EbpfWidth::Byte, R1, AT, 1); // its length, in eights of bytes beyond the first
         program.add(R1, 1);
         program.shift_left(R1, 3);
         program.add_register(AT, R1);
@@ -154,11 +154,11 @@ fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
 }
 
 /// Compares the destination port with each range, in rising order.
-fn ports(program: &mut Assembler, destinations: &Destinations, ours: Label, pass: Label) {
-    const PORT: Register = R2;
+fn ports(program: &mut Assembler, destinations: &FilterDestinations, ours: Label, pass: Label) {
+    const PORT: EbpfRegister = R2;
     require(program, 4, pass);
     load_field(program, PORT, 2);
-    for protocol in Protocol::ALL {
+    for protocol in FilterProtocol::ALL {
         let next = program.label();
         program.jump_if(PROTOCOL, If::NotEqual, protocol.number().into(), next);
         for range in destinations.ports(protocol) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::arrive::{
-    Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, Source, SourceError,
+    PollRequest, Attachment, Burst, FrameNeeds, Numbering, Polled, RefusedFrame, Source, SourceError,
 };
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
@@ -18,13 +18,13 @@ use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceIndex};
 use forebay_sys::privilege;
 use forebay_sys::xdp::{
-    self, Continued, CopyMode, KernelDrops, KernelLied, OpenError, Socket, SocketConfig,
+    self, Continued, CopyMode, KernelDrops, InvalidXdpRing, OpenError, Socket, SocketConfig,
 };
 
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
-use super::transmit::Transmit;
-use crate::egress::{Departures, EGRESS_PACKETS};
+use super::transmit::XdpTransmit;
+use crate::egress::{TxQueueConsumer, TX_QUEUE_PACKETS};
 use crate::{Facts, KernelCounts};
 
 /// Frames that have been received and not been taken, at most.
@@ -63,7 +63,7 @@ const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
 pub(super) const COUNTS: [&str; 2] = ["rx_dropped", "rx_ring_full"];
 
 /// Settings of a queue.
-pub(super) struct QueueConfig {
+pub(super) struct XdpQueueConfig {
     pub(super) interface: Interface,
     pub(super) queue: u32,
     /// The program that gives it packets; none if it only sends.
@@ -76,7 +76,7 @@ pub(super) struct QueueConfig {
 
 /// State after a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Rest {
+enum RestOfPacket {
     /// More frames.
     More,
     /// None, and the kernel has hardly any to receive into.
@@ -98,7 +98,7 @@ pub struct XdpSource {
     config: SocketConfig,
     attached: Option<Arc<Attached>>,
     metadata: Option<MetadataLayout>,
-    transmit: Transmit,
+    transmit: XdpTransmit,
     /// None before it is attached to an engine.
     socket: Option<Socket>,
     /// None before it is attached to an engine.
@@ -118,13 +118,13 @@ pub struct XdpSource {
     mtu_looked_ns: u64,
     /// Packets go to the kernel, as the run ends.
     is_removed: bool,
-    failed: Option<KernelLied>,
+    failed: Option<InvalidXdpRing>,
 }
 
 impl XdpSource {
     pub(super) fn new(
-        QueueConfig { interface, queue, attached, copying, busy_poll, is_scattered }: QueueConfig,
-        departures: Departures,
+        XdpQueueConfig { interface, queue, attached, copying, busy_poll, is_scattered }: XdpQueueConfig,
+        departures: TxQueueConsumer,
         facts: Facts,
     ) -> Self {
         let receives = attached.is_some();
@@ -152,7 +152,7 @@ impl XdpSource {
             config,
             metadata: attached.as_ref().and_then(|attached| attached.metadata()),
             attached,
-            transmit: Transmit::new(departures, tx_entries.unwrap_or(0), interface.mtu),
+            transmit: XdpTransmit::new(departures, tx_entries.unwrap_or(0), interface.mtu),
             name: interface.name,
             socket: None,
             numbering: None,
@@ -204,7 +204,7 @@ impl XdpSource {
     }
 
     /// An error that ends the source.
-    fn lied(&self, lied: KernelLied) -> SourceError {
+    fn violation(&self, lied: InvalidXdpRing) -> SourceError {
         Box::new(Error::Device {
             name: self.name.clone(),
             what: format!("use the rings of queue {}", self.queue),
@@ -219,7 +219,7 @@ impl XdpSource {
         max: usize,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<u32, KernelLied> {
+    ) -> Result<u32, InvalidXdpRing> {
         let Self { socket: Some(socket), numbering: Some(numbering), pieces, metadata, .. } = self
         else {
             return Ok(0);
@@ -241,7 +241,7 @@ impl XdpSource {
                     Ok(frame) => frame,
                     Err(wire_len) => {
                         let (arrival, reason) = (numbering.next_arrival(), DropReason::NoBuffer);
-                        return burst.refused.push(Refused { arrival, wire_len, reason });
+                        return burst.refused.push(RefusedFrame { arrival, wire_len, reason });
                     }
                 }
             };
@@ -254,12 +254,12 @@ impl XdpSource {
     /// Takes what was received, gives the kernel frames for what comes, and says what is left.
     fn take_in(
         &mut self,
-        ask: &Ask,
+        ask: &PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<Rest, KernelLied> {
+    ) -> Result<RestOfPacket, InvalidXdpRing> {
         let received = self.receive(ask.max, pool, burst)?;
-        let Some(socket) = &mut self.socket else { return Ok(Rest::Nothing) };
+        let Some(socket) = &mut self.socket else { return Ok(RestOfPacket::Nothing) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
             is_starved = socket.fill(pool, self.room_bytes, self.fill_most)? < self.fill_most / 4;
@@ -268,10 +268,10 @@ impl XdpSource {
             socket.wake_receive();
         }
         Ok(match () {
-            () if socket.has_received()? => Rest::More,
-            () if is_starved => Rest::Starved,
-            () if self.transmit.has_unsent() || socket.is_sending() => Rest::Sending,
-            () => Rest::Nothing,
+            () if socket.has_received()? => RestOfPacket::More,
+            () if is_starved => RestOfPacket::Starved,
+            () if self.transmit.has_unsent() || socket.is_sending() => RestOfPacket::Sending,
+            () => RestOfPacket::Nothing,
         })
     }
 
@@ -323,7 +323,7 @@ impl XdpSource {
 impl Source for XdpSource {
     fn needs(&self) -> FrameNeeds {
         let fill = self.config.rx_entries.map_or(0, |_| self.config.fill_entries);
-        let sent = self.config.tx_entries.map_or(0, |entries| entries + EGRESS_PACKETS);
+        let sent = self.config.tx_entries.map_or(0, |entries| entries + TX_QUEUE_PACKETS);
         FrameNeeds {
             head_frames: 0,
             device_frames: fill + sent,
@@ -353,7 +353,7 @@ impl Source for XdpSource {
         if let Some(attached) = &self.attached {
             socket
                 .fill(at.pool, self.room_bytes, self.fill_most)
-                .map_err(|lied| self.lied(lied))?;
+                .map_err(|lied| self.violation(lied))?;
             attached.insert(self.queue, socket.as_fd())?;
         }
         self.socket = Some(socket);
@@ -363,28 +363,28 @@ impl Source for XdpSource {
 
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
         self.now_ns = ask.now_ns;
         if let Some(lied) = self.failed.take() {
-            return Err(self.lied(lied));
+            return Err(self.violation(lied));
         }
         if ask.is_last {
             self.remove()?;
         }
-        let rest = self.take_in(&ask, pool, burst).map_err(|lied| self.lied(lied))?;
-        if ask.is_last && rest != Rest::More {
+        let rest = self.take_in(&ask, pool, burst).map_err(|lied| self.violation(lied))?;
+        if ask.is_last && rest != RestOfPacket::More {
             self.count_drops(burst);
             return Ok(Polled::Exhausted);
         }
-        self.look(rest != Rest::More, burst)?;
+        self.look(rest != RestOfPacket::More, burst)?;
         Ok(match rest {
             // What it waits for are frames that come home, of which nobody tells.
-            Rest::More | Rest::Starved => Polled::Ready,
-            Rest::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
-            Rest::Nothing => {
+            RestOfPacket::More | RestOfPacket::Starved => Polled::Ready,
+            RestOfPacket::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
+            RestOfPacket::Nothing => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(ASLEEP_LOOK_NS) }
             }
         })

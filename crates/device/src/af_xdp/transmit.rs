@@ -4,10 +4,10 @@
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
-use forebay_rx::pieces::Reader;
-use forebay_sys::xdp::{Continued, KernelLied, Kicked, Socket};
+use forebay_rx::pieces::PieceReader;
+use forebay_sys::xdp::{Continued, InvalidXdpRing, Kicked, Socket};
 
-use crate::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
+use crate::egress::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 use crate::sink::{SendDrop, Sent};
 
 /// Frames that are put into the tx ring at once.
@@ -17,24 +17,24 @@ const BATCH_FRAMES: u32 = 256;
 const PIECES_MAX: u32 = 17;
 
 /// Packets to be sent of one queue.
-pub(super) struct Transmit {
+pub(super) struct XdpTransmit {
     outgoing: Outgoing,
     /// Contents of the tx ring, by index; filled from `counted` to its end.
-    slots: Box<[Slot]>,
+    slots: Box<[TxSlot]>,
     /// The index up to which it is counted what became of it.
     counted: u32,
     /// The end of what is in the tx ring.
     end: u32,
     /// Of the packet that is being counted: what was sent of it, and whether anything was not.
-    part: Part,
-    limits: Limits,
+    part: TxPart,
+    limits: XdpTxLimits,
     /// The link was down when the kernel was last called.
     is_down: bool,
 }
 
 /// Packets that the device and the kernel take.
 #[derive(Clone, Copy)]
-struct Limits {
+struct XdpTxLimits {
     /// The longest IP packet that the device sends.
     mtu: u32,
     /// Bytes that one frame given to the kernel can hold.
@@ -43,11 +43,11 @@ struct Limits {
     is_scattered: bool,
 }
 
-impl Limits {
+impl XdpTxLimits {
     /// Way in which a packet can be sent, or the reason why it cannot.
-    fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
+    fn shape(self, packet: &Packet) -> Result<OutgoingShape, SendDrop> {
         if packet.gso_size() > 0 {
-            return Ok(Shape::Cut);
+            return Ok(OutgoingShape::Cut);
         }
         let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
         let longest = longest_frame_bytes(packet, self.mtu)?.min(self.room_bytes * pieces_max);
@@ -55,49 +55,49 @@ impl Limits {
         if packet.frame.total_len_bytes() > longest || packet.is_chain() {
             Err(SendDrop::TooLong)
         } else {
-            Ok(Shape::Whole)
+            Ok(OutgoingShape::Whole)
         }
     }
 }
 
 /// A descriptor in the tx ring.
 #[derive(Clone, Copy)]
-struct Slot {
+struct TxSlot {
     lane: LaneId,
     len_bytes: u32,
-    ends: Ends,
+    ends: DescriptorEnds,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ends {
+enum DescriptorEnds {
     Piece,
     Frame,
     Packet,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Part {
+struct TxPart {
     bytes: u64,
     is_spoilt: bool,
 }
 
-impl Transmit {
+impl XdpTransmit {
     /// For a tx ring of so many entries, none if the queue sends nothing.
-    pub(super) fn new(departures: Departures, entries: u32, mtu: u32) -> Self {
-        let empty = Slot { lane: LaneId(0), len_bytes: 0, ends: Ends::Piece };
+    pub(super) fn new(departures: TxQueueConsumer, entries: u32, mtu: u32) -> Self {
+        let empty = TxSlot { lane: LaneId(0), len_bytes: 0, ends: DescriptorEnds::Piece };
         Self {
             outgoing: Outgoing::new(departures),
             slots: vec![empty; entries as usize].into(),
             counted: 0,
             end: 0,
-            part: Part::default(),
-            limits: Limits { mtu, room_bytes: 0, is_scattered: false },
+            part: TxPart::default(),
+            limits: XdpTxLimits { mtu, room_bytes: 0, is_scattered: false },
             is_down: false,
         }
     }
 
     /// Lanes that packets come from.
-    pub(super) fn departures(&self) -> &Departures {
+    pub(super) fn departures(&self) -> &TxQueueConsumer {
         self.outgoing.departures()
     }
 
@@ -133,7 +133,7 @@ impl Transmit {
         &mut self,
         socket: &mut Socket,
         pool: &mut Pool,
-    ) -> Result<usize, KernelLied> {
+    ) -> Result<usize, InvalidXdpRing> {
         if socket.is_sending() {
             socket.complete(u32::MAX, |frame| pool.put(frame))?;
         }
@@ -146,7 +146,7 @@ impl Transmit {
     }
 
     /// Fills the tx ring.
-    fn put(&mut self, socket: &mut Socket, pool: &mut Pool) -> Result<usize, KernelLied> {
+    fn put(&mut self, socket: &mut Socket, pool: &mut Pool) -> Result<usize, InvalidXdpRing> {
         let mut room = socket.send_room(BATCH_FRAMES)?.min(BATCH_FRAMES);
         let mut count = 0;
         while room > 0 {
@@ -160,16 +160,16 @@ impl Transmit {
                 self.outgoing.put_back(segment);
                 break;
             }
-            let Segment { lane, mut packet, is_last } = segment;
-            let end = if is_last { Ends::Packet } else { Ends::Frame };
+            let OutgoingSegment { lane, mut packet, is_last } = segment;
+            let end = if is_last { DescriptorEnds::Packet } else { DescriptorEnds::Frame };
             let whole = packet.frame;
             match if pieces == 1 { socket.send(whole, Continued::No) } else { Err(whole) } {
-                Ok(()) => self.note(Slot { lane, len_bytes, ends: end }),
+                Ok(()) => self.note(TxSlot { lane, len_bytes, ends: end }),
                 Err(frame) => {
                     if !self.copy(&frame, (lane, end), socket, pool) {
                         // No memory now; it goes when there is some.
                         packet.frame = frame;
-                        self.outgoing.put_back(Segment { lane, packet, is_last });
+                        self.outgoing.put_back(OutgoingSegment { lane, packet, is_last });
                         break;
                     }
                     pool.put(frame);
@@ -181,7 +181,7 @@ impl Transmit {
         Ok(count)
     }
 
-    fn note(&mut self, slot: Slot) {
+    fn note(&mut self, slot: TxSlot) {
         let mask = self.slots.len() - 1;
         self.slots[self.end as usize & mask] = slot;
         self.end = self.end.wrapping_add(1);
@@ -192,12 +192,12 @@ impl Transmit {
     fn copy(
         &mut self,
         frame: &Frame,
-        (lane, end): (LaneId, Ends),
+        (lane, end): (LaneId, DescriptorEnds),
         socket: &mut Socket,
         pool: &mut Pool,
     ) -> bool {
         let mut pieces = Vec::new();
-        let mut bytes = Reader::at(frame, 0);
+        let mut bytes = PieceReader::at(frame, 0);
         let mut left = frame.total_len_bytes();
         while left > 0 {
             let len_bytes = left.min(self.limits.room_bytes);
@@ -214,17 +214,17 @@ impl Transmit {
         for (number, piece) in pieces.into_iter().enumerate() {
             let len_bytes = piece.len_bytes();
             let (ends, continued) =
-                if number == last { (end, Continued::No) } else { (Ends::Piece, Continued::Yes) };
+                if number == last { (end, Continued::No) } else { (DescriptorEnds::Piece, Continued::Yes) };
             let sent = socket.send(piece, continued);
             debug_assert!(sent.is_ok(), "it was asked whether it takes them");
-            self.note(Slot { lane, len_bytes, ends });
+            self.note(TxSlot { lane, len_bytes, ends });
         }
         true
     }
 
     /// Calls the kernel until it has taken all, or takes no more now. Each call takes some, so there
     /// are at most as many as there are frames.
-    fn kick(&mut self, socket: &mut Socket) -> Result<(), KernelLied> {
+    fn kick(&mut self, socket: &mut Socket) -> Result<(), InvalidXdpRing> {
         loop {
             let kicked = socket.kick();
             let taken = socket.sent()?;
@@ -252,7 +252,7 @@ impl Transmit {
                 lane = slot.lane;
             }
             self.part.bytes += u64::from(slot.len_bytes);
-            if slot.ends == Ends::Piece {
+            if slot.ends == DescriptorEnds::Piece {
                 continue;
             }
             let bytes = std::mem::take(&mut self.part.bytes);
@@ -262,7 +262,7 @@ impl Transmit {
                 sent.frames += 1;
                 sent.bytes += bytes;
             }
-            if slot.ends == Ends::Packet {
+            if slot.ends == DescriptorEnds::Packet {
                 let is_spoilt = std::mem::take(&mut self.part.is_spoilt);
                 *if is_spoilt { &mut dropped } else { &mut sent.packets } += 1;
             }
@@ -271,14 +271,14 @@ impl Transmit {
     }
 }
 
-impl Drop for Transmit {
+impl Drop for XdpTransmit {
     /// Gives up packets that the kernel has not taken: they will not be sent.
     fn drop(&mut self) {
         let mask = self.slots.len().wrapping_sub(1);
         let mut index = self.counted;
         while index != self.end {
             let slot = self.slots[index as usize & mask];
-            if slot.ends == Ends::Packet {
+            if slot.ends == DescriptorEnds::Packet {
                 self.outgoing.count(slot.lane, Sent::default(), SendDrop::Down, 1);
             }
             index = index.wrapping_add(1);

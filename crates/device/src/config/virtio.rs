@@ -23,7 +23,7 @@ pub struct VirtioOptions {
     /// True if packed rings are used where the back end has them.
     pub packed: bool,
     /// Size of receive buffers.
-    pub rx_buffers: BufferPolicy,
+    pub rx_buffers: RxBufferSizing,
     /// The most that `auto` makes them, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
     /// True if the back end may leave checksums to be done, say that they are right, and give packets
@@ -41,7 +41,7 @@ impl Default for VirtioOptions {
             role: Role::Connect,
             queue_size: QUEUE_SIZE_DEFAULT,
             packed: false,
-            rx_buffers: BufferPolicy::Auto,
+            rx_buffers: RxBufferSizing::Auto,
             rx_buffer_max_bytes: RX_BUFFER_MAX_BYTES_DEFAULT,
             rx_offloads: true,
         }
@@ -60,7 +60,7 @@ pub enum Role {
 
 /// Size of receive buffers (VIO-1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum BufferPolicy {
+pub enum RxBufferSizing {
     /// By the average length of the packets that came (VIO-2).
     #[default]
     Auto,
@@ -72,7 +72,7 @@ pub enum BufferPolicy {
     Fixed(NonZeroU32),
 }
 
-impl fmt::Display for BufferPolicy {
+impl fmt::Display for RxBufferSizing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -83,7 +83,7 @@ impl fmt::Display for BufferPolicy {
     }
 }
 
-impl FromStr for BufferPolicy {
+impl FromStr for RxBufferSizing {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -124,12 +124,12 @@ mod tests {
     fn a_policy_is_read_as_it_is_written() {
         for text in ["auto", "mtu", "page", "9216"] {
             assert_eq!(
-                text.parse::<BufferPolicy>().map(|policy| policy.to_string()),
+                text.parse::<RxBufferSizing>().map(|policy| policy.to_string()),
                 Ok(text.into())
             );
         }
         for text in ["", "0", "-1", "big", "99999999999"] {
-            assert!(text.parse::<BufferPolicy>().is_err(), "{text}");
+            assert!(text.parse::<RxBufferSizing>().is_err(), "{text}");
         }
     }
 

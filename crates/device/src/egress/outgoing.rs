@@ -7,7 +7,7 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::cut;
 use forebay_rx::parse::Link;
 
-use super::{Departures, LaneId};
+use super::{TxQueueConsumer, LaneId};
 use crate::sink::{SendDrop, Sent};
 
 /// Ethernet's header, and what a VLAN tag adds to it.
@@ -17,15 +17,15 @@ const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 
 /// The packets of all CPUs, in order, on their way into a device's ring.
 pub(crate) struct Outgoing {
-    departures: Departures,
+    departures: TxQueueConsumer,
     /// Packets that have left their lane, and are not in the device's ring yet; oldest first. At most the
     /// segments of one packet.
-    waiting: VecDeque<Segment>,
+    waiting: VecDeque<OutgoingSegment>,
     cut: Vec<Packet>,
 }
 
 /// Unit that a device sends: a packet, or a segment of one.
-pub(crate) struct Segment {
+pub(crate) struct OutgoingSegment {
     pub(crate) lane: LaneId,
     pub(crate) packet: Packet,
     /// True if it is the last one of its packet, which is counted with it.
@@ -34,7 +34,7 @@ pub(crate) struct Segment {
 
 /// Way in which a device takes a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Shape {
+pub(crate) enum OutgoingShape {
     /// As it is.
     Whole,
     /// As the segments that it is of.
@@ -42,12 +42,12 @@ pub(crate) enum Shape {
 }
 
 impl Outgoing {
-    pub(crate) fn new(departures: Departures) -> Self {
+    pub(crate) fn new(departures: TxQueueConsumer) -> Self {
         Self { departures, waiting: VecDeque::new(), cut: Vec::new() }
     }
 
     /// Lanes that packets come from.
-    pub(crate) fn departures(&self) -> &Departures {
+    pub(crate) fn departures(&self) -> &TxQueueConsumer {
         &self.departures
     }
 
@@ -61,23 +61,23 @@ impl Outgoing {
     pub(crate) fn next(
         &mut self,
         pool: &mut Pool,
-        shape: impl Fn(&Packet) -> Result<Shape, SendDrop>,
-    ) -> Option<Segment> {
+        shape: impl Fn(&Packet) -> Result<OutgoingShape, SendDrop>,
+    ) -> Option<OutgoingSegment> {
         loop {
             if let Some(segment) = self.waiting.pop_front() {
                 return Some(segment);
             }
             let (lane, packet) = self.departures.next()?;
             match shape(&packet) {
-                Ok(Shape::Whole) => return Some(Segment { lane, packet, is_last: true }),
-                Ok(Shape::Cut) => self.cut(lane, packet, pool, &shape),
+                Ok(OutgoingShape::Whole) => return Some(OutgoingSegment { lane, packet, is_last: true }),
+                Ok(OutgoingShape::Cut) => self.cut(lane, packet, pool, &shape),
                 Err(reason) => self.drop_packet(lane, reason, [packet], pool),
             }
         }
     }
 
     /// Takes back what [`next`](Self::next) gave, and there was no room for.
-    pub(crate) fn put_back(&mut self, segment: Segment) {
+    pub(crate) fn put_back(&mut self, segment: OutgoingSegment) {
         self.waiting.push_front(segment);
     }
 
@@ -85,7 +85,7 @@ impl Outgoing {
     pub(crate) fn discard(&mut self, reason: SendDrop, max: usize, pool: &mut Pool) -> usize {
         for count in 0..max {
             let waiting = self.waiting.pop_front();
-            let next = waiting.map(|Segment { lane, packet, is_last }| (lane, packet, is_last));
+            let next = waiting.map(|OutgoingSegment { lane, packet, is_last }| (lane, packet, is_last));
             let next =
                 next.or_else(|| self.departures.next().map(|(lane, packet)| (lane, packet, true)));
             let Some((lane, packet, is_last)) = next else { return count };
@@ -100,7 +100,7 @@ impl Outgoing {
         lane: LaneId,
         packet: Packet,
         pool: &mut Pool,
-        shape: impl Fn(&Packet) -> Result<Shape, SendDrop>,
+        shape: impl Fn(&Packet) -> Result<OutgoingShape, SendDrop>,
     ) {
         let mut segments = std::mem::take(&mut self.cut);
         if let Err(whole) = cut(packet, pool, &mut segments) {
@@ -109,7 +109,7 @@ impl Outgoing {
             self.drop_packet(lane, reason, segments.drain(..), pool);
         } else {
             let count = segments.len();
-            self.waiting.extend((1..).zip(segments.drain(..)).map(|(number, packet)| Segment {
+            self.waiting.extend((1..).zip(segments.drain(..)).map(|(number, packet)| OutgoingSegment {
                 lane,
                 packet,
                 is_last: number == count,

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use forebay_rx::Packet;
 use forebay_sys::error::Error;
 
-use super::{Egress, Way};
+use super::{TxQueue, TxQueueProducer};
 use crate::sink::{SendDrop, Sink, SinkCounters};
 
 /// One CPU's end of a device whose queues are driven by the CPUs that poll them.
 ///
 /// A flow's packets go to one queue, and leave it in the order in which they were handed in.
-pub struct EgressSink {
+pub struct TxQueueSink {
     /// The device.
     name: String,
-    ways: Vec<Way>,
+    ways: Vec<TxQueueProducer>,
     /// Packets for each queue, in the call under way.
     sorted: Vec<Vec<Packet>>,
     counters: Arc<SinkCounters>,
 }
 
-impl EgressSink {
+impl TxQueueSink {
     /// For one more CPU of the device `name`, to all of its queues.
-    pub(crate) fn new(name: String, queues: &[Egress]) -> Self {
+    pub(crate) fn new(name: String, queues: &[TxQueue]) -> Self {
         let counters = Arc::default();
         Self {
             name,
@@ -48,7 +48,7 @@ impl EgressSink {
     }
 }
 
-impl Sink for EgressSink {
+impl Sink for TxQueueSink {
     fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), Error> {
         if packets.is_empty() {
             return Ok(());

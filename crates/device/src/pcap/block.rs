@@ -3,7 +3,7 @@
 use pcap_parser::nom::IResult;
 use pcap_parser::{Block, PcapError, parse_block_be, parse_block_le};
 
-use super::interface::Interface;
+use super::interface::CaptureInterface;
 use super::reader::Located;
 
 /// Interfaces in one section of a pcapng file.
@@ -17,7 +17,7 @@ const PACKET_BLOCK: u32 = 2;
 pub(super) fn read_block(
     block: &[u8],
     big_endian: &bool,
-    interfaces: &mut Vec<Interface>,
+    interfaces: &mut Vec<CaptureInterface>,
 ) -> Result<Option<Located>, &'static str> {
     type Parse = fn(&[u8]) -> IResult<&[u8], Block<'_>, PcapError<&[u8]>>;
     let parse: Parse = if *big_endian { parse_block_be } else { parse_block_le };
@@ -27,13 +27,13 @@ pub(super) fn read_block(
     }
     let Ok((_, parsed)) = parse(block) else {
         if is_interface {
-            interfaces.push(Interface::DAMAGED); // those after it keep their numbers
+            interfaces.push(CaptureInterface::DAMAGED); // those after it keep their numbers
         }
         return Err("a block is damaged");
     };
     match parsed {
         Block::InterfaceDescription(description) => {
-            interfaces.push(Interface::of(&description, *big_endian));
+            interfaces.push(CaptureInterface::of(&description, *big_endian));
             Ok(None)
         }
         Block::EnhancedPacket(packet) => {

@@ -12,7 +12,7 @@ use forebay_sys::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, access};
 
-use super::reader::Reader;
+use super::reader::CaptureReader;
 use super::window::GZIP_MAGIC;
 
 /// Place of a capture's bytes.
@@ -73,19 +73,19 @@ impl Capture {
     ///
     /// # Errors
     /// When it cannot be read or is no capture.
-    pub fn open(&self) -> Result<Reader> {
+    pub fn open(&self) -> Result<CaptureReader> {
         let reader: Box<dyn Read + Send> = match self {
             Self::File(path) => Box::new(open(path)?),
             Self::Stdin => Box::new(stdin()?),
             Self::Bundled(_, bytes) => Box::new(io::Cursor::new(*bytes)),
-            Self::Kept(_, bytes) => return Reader::of_bytes(self.name(), Arc::clone(bytes)),
+            Self::Kept(_, bytes) => return CaptureReader::of_bytes(self.name(), Arc::clone(bytes)),
         };
-        Reader::new(self.name(), reader)
+        CaptureReader::new(self.name(), reader)
     }
 
     /// Opens what is read once, to be read without waiting; what it is shows when there is something.
     /// `None` if it is read at will.
-    pub(super) fn open_inlet(&self) -> Result<Option<(Reader, Inlet)>> {
+    pub(super) fn open_inlet(&self) -> Result<Option<(CaptureReader, CaptureInlet)>> {
         let file = match self {
             Self::File(path) if is_read_once(path) => open(path)?,
             Self::Stdin => stdin()?,
@@ -93,9 +93,9 @@ impl Capture {
         };
         let descriptor = file.as_fd().try_clone_to_owned();
         let descriptor = descriptor.map_err(Error::file("read", self.name()))?;
-        let inlet = Inlet { descriptor, waits: Arc::new(AtomicBool::new(true)) };
+        let inlet = CaptureInlet { descriptor, waits: Arc::new(AtomicBool::new(true)) };
         let pipe = Pipe { file, waits: Arc::clone(&inlet.waits) };
-        Ok(Some((Reader::begun_later(self.name(), Box::new(pipe)), inlet)))
+        Ok(Some((CaptureReader::begun_later(self.name(), Box::new(pipe)), inlet)))
     }
 
     /// Sees whether it can be replayed: whether it is a capture, and no damage that ends the reading
@@ -169,12 +169,12 @@ fn stdin() -> Result<File> {
 }
 
 /// Descriptor that a CPU sleeps on while there is nothing to be read.
-pub(super) struct Inlet {
+pub(super) struct CaptureInlet {
     descriptor: OwnedFd,
     waits: Arc<AtomicBool>,
 }
 
-impl Inlet {
+impl CaptureInlet {
     /// From now on there is an error of the kind `WouldBlock` where there is nothing to be read yet.
     pub(super) fn never_wait(&self) {
         self.waits.store(false, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use forebay_rx::coalesce::resegment;
 use forebay_rx::{CpuId, Packet};
 use forebay_sys::error::{Error, Result};
 
-use super::writer::{CaptureWriter, Outcome};
+use super::writer::{CaptureWriter, WriteOutcome};
 use crate::sink::{SendDrop, Sent, SinkCounters};
 
 /// The first thing that went wrong with any of several captures, for whoever watches over them.
@@ -88,7 +88,7 @@ impl DeliveredCapture {
         self.failed.map_or(Ok(()), Err)
     }
 
-    fn count(&mut self, Outcome { written, lost, error }: Outcome) {
+    fn count(&mut self, WriteOutcome { written, lost, error }: WriteOutcome) {
         self.counters.add_sent(written);
         self.counters.add_dropped(SendDrop::NotWritten, lost);
         if let Some(error) = error {

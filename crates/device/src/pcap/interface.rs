@@ -6,7 +6,7 @@ use super::link::LinkType;
 
 /// An interface of a pcapng section.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Interface {
+pub(super) struct CaptureInterface {
     /// Link that its packets begin with.
     pub(super) link_type: LinkType,
     snaplen: u32,
@@ -23,7 +23,7 @@ enum Resolution {
     Binary(u8),
 }
 
-impl Interface {
+impl CaptureInterface {
     /// Placeholder for one whose description cannot be read: its packets cannot be either.
     pub(super) const DAMAGED: Self = Self {
         link_type: LinkType::DAMAGED,

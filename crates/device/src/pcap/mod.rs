@@ -17,16 +17,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 pub use capture::Capture;
-use capture::Inlet;
+use capture::CaptureInlet;
 pub use delivered::{DeliveredCapture, FirstFailure};
 use forebay_buf::Pool;
-use forebay_rx::arrive::{Ask, Burst, Polled, Refused, SourceError};
+use forebay_rx::arrive::{PollRequest, Burst, Polled, RefusedFrame, SourceError};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
-pub use reader::{MAX_BLOCK_BYTES, Reader, Record};
+pub use reader::{MAX_BLOCK_BYTES, CaptureReader, Record};
 pub use tally::Damage;
 
 use super::pace::{Pace, Rate};
@@ -53,9 +53,9 @@ pub struct PcapSource {
     verify: Verify,
     /// Index of the next capture, over all loops.
     next_capture: u64,
-    reader: Option<Reader>,
+    reader: Option<CaptureReader>,
     /// Capture that it reads, if that has no more at times.
-    inlet: Option<Inlet>,
+    inlet: Option<CaptureInlet>,
     /// True if nothing waits for what is to be read.
     never_waits: bool,
     /// Of the next frame.
@@ -116,7 +116,7 @@ impl PcapSource {
     #[must_use]
     pub fn never_waiting(mut self) -> Self {
         self.never_waits = true;
-        self.inlet.iter().for_each(Inlet::never_wait);
+        self.inlet.iter().for_each(CaptureInlet::never_wait);
         self
     }
 
@@ -178,7 +178,7 @@ impl PcapSource {
 
     fn poll_records(
         &mut self,
-        Ask { now_ns, max, may_wait, is_last }: Ask,
+        PollRequest { now_ns, max, may_wait, is_last }: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled> {
@@ -211,7 +211,7 @@ impl PcapSource {
                 Ok(()) => {}
                 Err(DropReason::NoBuffer) if may_wait => return Ok(Polled::Ready),
                 Err(reason) => {
-                    burst.refused.push(Refused { arrival, wire_len: record.wire_len, reason });
+                    burst.refused.push(RefusedFrame { arrival, wire_len: record.wire_len, reason });
                 }
             }
             self.number += 1;
@@ -225,7 +225,7 @@ impl PcapSource {
 impl Source for PcapSource {
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -238,12 +238,12 @@ impl Source for PcapSource {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inlet.as_ref().map(Inlet::descriptor)
+        self.inlet.as_ref().map(CaptureInlet::descriptor)
     }
 }
 
 /// Adds the records of link types that are not read.
-fn add(unread: &mut BTreeMap<String, u64>, reader: &Reader) {
+fn add(unread: &mut BTreeMap<String, u64>, reader: &CaptureReader) {
     for (link_type, count) in reader.unread() {
         *unread.entry(link_type).or_default() += count;
     }

@@ -12,7 +12,7 @@ use pcap_parser::{
 };
 
 use super::block::read_block;
-use super::interface::Interface;
+use super::interface::CaptureInterface;
 use super::link::{Begin, EthernetHeader, LinkType, READ};
 use super::tally::{Damage, Tally};
 use super::window::{GZIP_MAGIC, Window};
@@ -47,7 +47,7 @@ pub struct Record<'a> {
 }
 
 /// A capture file being read, record by record.
-pub struct Reader {
+pub struct CaptureReader {
     name: String,
     window: Window,
     format: Format,
@@ -68,7 +68,7 @@ enum Format {
     Pcap(Pcap),
     PcapNg {
         big_endian: bool,
-        interfaces: Vec<Interface>,
+        interfaces: Vec<CaptureInterface>,
     },
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Located {
     pub(super) link_type: LinkType,
 }
 
-impl Reader {
+impl CaptureReader {
     /// Begins to read a capture; `name` is for messages.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub(super) struct CaptureWriter {
 
 /// Outcome of packets: in the file, or never to be.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct WriteOutcome {
     /// Packets that the system has taken.
     pub(super) written: Sent,
     /// Packets that it has not.
@@ -62,9 +62,9 @@ impl CaptureWriter {
 
     /// Adds a packet: a record for each of `frames`, with their recorded times, or the last one that
     /// can be told. It counts as `sent` once all of them are in the file.
-    pub(super) fn write(&mut self, frames: &[Packet], sent: Sent) -> Outcome {
+    pub(super) fn write(&mut self, frames: &[Packet], sent: Sent) -> WriteOutcome {
         let Some(link) = frames.first().map(|frame| frame.headers.link) else {
-            return Outcome::default();
+            return WriteOutcome::default();
         };
         let capture = match link {
             Link::Ethernet => &mut self.ethernet,
@@ -74,7 +74,7 @@ impl CaptureWriter {
     }
 
     /// Writes out what still waits.
-    pub(super) fn flush(&mut self) -> Outcome {
+    pub(super) fn flush(&mut self) -> WriteOutcome {
         let [mut one, other] = [&mut self.ethernet, &mut self.ip].map(LinkCapture::flush);
         one.written = one.written.plus(other.written);
         one.lost += other.lost;
@@ -93,24 +93,24 @@ struct LinkCapture {
 }
 
 impl LinkCapture {
-    fn write(&mut self, frames: &[Packet], sent: Sent) -> Outcome {
+    fn write(&mut self, frames: &[Packet], sent: Sent) -> WriteOutcome {
         let records = match &mut self.file {
             Some(records) => records,
             None => match File::create(&self.path) {
                 Ok(file) => self.file.insert(Records::begin(file, self.link_type)),
                 Err(error) => {
                     let error = Some(Error::file("create", &self.path)(error));
-                    return Outcome { lost: sent.packets, error, ..Outcome::default() };
+                    return WriteOutcome { lost: sent.packets, error, ..WriteOutcome::default() };
                 }
             },
         };
         frames.iter().for_each(|frame| records.add(frame));
         records.end_packet(sent);
-        if records.waits_bytes() < BUFFER_BYTES { Outcome::default() } else { self.flush() }
+        if records.waits_bytes() < BUFFER_BYTES { WriteOutcome::default() } else { self.flush() }
     }
 
-    fn flush(&mut self) -> Outcome {
-        let Some(records) = &mut self.file else { return Outcome::default() };
+    fn flush(&mut self) -> WriteOutcome {
+        let Some(records) = &mut self.file else { return WriteOutcome::default() };
         let (written, lost, error) = records.flush();
         if error.is_some() {
             // Nothing more is written: half a record is none, and a file without a header no capture.
@@ -120,7 +120,7 @@ impl LinkCapture {
                 whole => records.file.set_len(whole),
             };
         }
-        Outcome { written, lost, error: error.map(Error::file("write", &self.path)) }
+        WriteOutcome { written, lost, error: error.map(Error::file("write", &self.path)) }
     }
 }
 

@@ -4,25 +4,25 @@
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 use forebay_sys::socket_filter::FilterInstruction;
 
-use super::{Destinations, MAX_EXTENSION_HEADERS, Protocol, Take, wire};
+use super::{FilterDestinations, MAX_EXTENSION_HEADERS, FilterProtocol, RxFilter, wire};
 
 /// The filter for a socket whose packets begin with `link`.
 ///
 /// The kernel may have taken the outer VLAN tag out of a frame and put it beside; it counts.
 #[must_use]
-pub fn filter(take: &Take, link: Link) -> Vec<FilterInstruction> {
-    let Take::Only(destinations) = take else { return vec![WHOLE] };
-    let mut filter = Assembler::default();
+pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
+    let RxFilter::Only(destinations) = take else { return vec![WHOLE] };
+    let mut filter = FilterAssembler::default();
     link_header(&mut filter, link);
-    filter.place(Label::Ipv4);
+    filter.place(FilterLabel::Ipv4);
     ipv4(&mut filter);
-    filter.place(Label::Ipv6);
+    filter.place(FilterLabel::Ipv6);
     ipv6(&mut filter);
-    filter.place(Label::Segment);
+    filter.place(FilterLabel::Segment);
     ports(&mut filter, destinations);
-    filter.place(Label::Ours);
+    filter.place(FilterLabel::Ours);
     filter.push(WHOLE);
-    filter.place(Label::Pass);
+    filter.place(FilterLabel::Pass);
     filter.push(NONE);
     filter.finish()
 }
@@ -35,7 +35,7 @@ pub fn nothing() -> Vec<FilterInstruction> {
 
 /// A place in the filter that is jumped to, always forwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Label {
+enum FilterLabel {
     /// The VLAN tag with this number, from 0.
     Tag(usize),
     /// Behind the tags.
@@ -54,15 +54,15 @@ enum Label {
 /// A filter that is being written. A is what is computed with, X where the program reads in the
 /// packet, `PROTOCOL` a word of memory.
 #[derive(Default)]
-struct Assembler {
+struct FilterAssembler {
     instructions: Vec<FilterInstruction>,
-    places: Vec<(Label, usize)>,
-    jumps: Vec<(usize, Branch, Label)>,
+    places: Vec<(FilterLabel, usize)>,
+    jumps: Vec<(usize, FilterBranch, FilterLabel)>,
 }
 
 /// Branch of an instruction that jumps.
 #[derive(Clone, Copy)]
-enum Branch {
+enum FilterBranch {
     IfSo,
     IfNot,
     Always,
@@ -99,57 +99,57 @@ const WHOLE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0,
 const NONE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: 0 };
 
 /// Leaves X where the network header begins.
-fn link_header(filter: &mut Assembler, link: Link) {
+fn link_header(filter: &mut FilterAssembler, link: Link) {
     if link == Link::Ip {
         filter.run(SET_X, 0);
         filter.run(LOAD_BYTE, 0);
         filter.run(SHIFT_RIGHT, 4);
-        filter.jump_if(IF_EQUAL, 4, Label::Ipv4);
-        filter.jump_if(IF_EQUAL, 6, Label::Ipv6);
-        return filter.jump(Label::Pass);
+        filter.jump_if(IF_EQUAL, 4, FilterLabel::Ipv4);
+        filter.jump_if(IF_EQUAL, 6, FilterLabel::Ipv6);
+        return filter.jump(FilterLabel::Pass);
     }
     filter.run(SET_X, 14);
     filter.run(LOAD_HALF, 12);
     for (number, (at, behind)) in [(16, 18), (20, 22)].into_iter().enumerate() {
         for kind in wire::VLAN_TAGS {
-            filter.jump_if(IF_EQUAL, kind.into(), Label::Tag(number));
+            filter.jump_if(IF_EQUAL, kind.into(), FilterLabel::Tag(number));
         }
-        filter.jump(Label::Network);
-        filter.place(Label::Tag(number));
+        filter.jump(FilterLabel::Network);
+        filter.place(FilterLabel::Tag(number));
         if number + 1 == forebay_rx::parse::MAX_VLAN_TAGS {
             filter.run(LOAD_WORD, TAG_IS_BESIDE);
-            filter.jump_unless(IF_EQUAL, 0, Label::Pass); // that would be one too many
+            filter.jump_unless(IF_EQUAL, 0, FilterLabel::Pass); // that would be one too many
         }
         filter.run(SET_X, behind);
         filter.run(LOAD_HALF, at);
     }
-    filter.place(Label::Network);
-    filter.jump_if(IF_EQUAL, ETHERTYPE_IPV4.into(), Label::Ipv4);
-    filter.jump_if(IF_EQUAL, ETHERTYPE_IPV6.into(), Label::Ipv6);
-    filter.jump(Label::Pass);
+    filter.place(FilterLabel::Network);
+    filter.jump_if(IF_EQUAL, ETHERTYPE_IPV4.into(), FilterLabel::Ipv4);
+    filter.jump_if(IF_EQUAL, ETHERTYPE_IPV6.into(), FilterLabel::Ipv6);
+    filter.jump(FilterLabel::Pass);
 }
 
-fn ipv4(filter: &mut Assembler) {
+fn ipv4(filter: &mut FilterAssembler) {
     filter.run(LOAD_BYTE_AT_X, 0); // version, and words of header
     filter.run(SHIFT_RIGHT, 4);
-    filter.jump_unless(IF_EQUAL, 4, Label::Pass);
+    filter.jump_unless(IF_EQUAL, 4, FilterLabel::Pass);
     filter.run(LOAD_HALF_AT_X, 6);
-    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), Label::Pass);
+    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), FilterLabel::Pass);
     filter.run(LOAD_BYTE_AT_X, 9);
     filter.run(STORE_MEMORY, PROTOCOL);
     filter.run(LOAD_BYTE_AT_X, 0);
     filter.run(AND, 0x0f);
-    filter.jump_unless(IF_NOT_BELOW, 5, Label::Pass);
+    filter.jump_unless(IF_NOT_BELOW, 5, FilterLabel::Pass);
     filter.run(SHIFT_LEFT, 2);
     filter.run(ADD_X, 0);
     filter.run(A_TO_X, 0);
-    filter.jump(Label::Segment);
+    filter.jump(FilterLabel::Segment);
 }
 
-fn ipv6(filter: &mut Assembler) {
+fn ipv6(filter: &mut FilterAssembler) {
     filter.run(LOAD_BYTE_AT_X, 0); // version, and traffic class
     filter.run(SHIFT_RIGHT, 4);
-    filter.jump_unless(IF_EQUAL, 6, Label::Pass);
+    filter.jump_unless(IF_EQUAL, 6, FilterLabel::Pass);
     filter.run(LOAD_BYTE_AT_X, 6);
     filter.run(STORE_MEMORY, PROTOCOL);
     filter.run(X_TO_A, 0);
@@ -158,10 +158,10 @@ fn ipv6(filter: &mut Assembler) {
     for number in 0..MAX_EXTENSION_HEADERS {
         filter.run(LOAD_MEMORY, PROTOCOL);
         for kind in wire::EXTENSION_HEADERS {
-            filter.jump_if(IF_EQUAL, kind.into(), Label::Extension(number));
+            filter.jump_if(IF_EQUAL, kind.into(), FilterLabel::Extension(number));
         }
-        filter.jump(Label::Segment);
-        filter.place(Label::Extension(number));
+        filter.jump(FilterLabel::Segment);
+        filter.place(FilterLabel::Extension(number));
         filter.run(LOAD_BYTE_AT_X, 0);
         filter.run(STORE_MEMORY, PROTOCOL);
         filter.run(LOAD_BYTE_AT_X, 1); // its length, in eights of bytes beyond the first
@@ -173,44 +173,44 @@ fn ipv6(filter: &mut Assembler) {
 }
 
 /// Compares the destination port with each range, in rising order.
-fn ports(filter: &mut Assembler, destinations: &Destinations) {
+fn ports(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
     filter.run(LOAD_MEMORY, PROTOCOL);
-    for protocol in Protocol::ALL {
-        filter.jump_if(IF_EQUAL, protocol.number().into(), Label::Ports(protocol.number()));
+    for protocol in FilterProtocol::ALL {
+        filter.jump_if(IF_EQUAL, protocol.number().into(), FilterLabel::Ports(protocol.number()));
     }
-    filter.jump(Label::Pass);
-    for protocol in Protocol::ALL {
-        filter.place(Label::Ports(protocol.number()));
+    filter.jump(FilterLabel::Pass);
+    for protocol in FilterProtocol::ALL {
+        filter.place(FilterLabel::Ports(protocol.number()));
         filter.run(LOAD_HALF_AT_X, 2);
         for range in destinations.ports(protocol) {
-            filter.jump_unless(IF_NOT_BELOW, (*range.start()).into(), Label::Pass);
-            filter.jump_unless(IF_ABOVE, (*range.end()).into(), Label::Ours);
+            filter.jump_unless(IF_NOT_BELOW, (*range.start()).into(), FilterLabel::Pass);
+            filter.jump_unless(IF_ABOVE, (*range.end()).into(), FilterLabel::Ours);
         }
-        filter.jump(Label::Pass);
+        filter.jump(FilterLabel::Pass);
     }
 }
 
-impl Assembler {
+impl FilterAssembler {
     fn run(&mut self, code: u16, k: u32) {
         self.push(FilterInstruction { code, jt: 0, jf: 0, k });
     }
 
-    fn jump_if(&mut self, code: u16, k: u32, to: Label) {
-        self.jumps.push((self.instructions.len(), Branch::IfSo, to));
+    fn jump_if(&mut self, code: u16, k: u32, to: FilterLabel) {
+        self.jumps.push((self.instructions.len(), FilterBranch::IfSo, to));
         self.run(code, k);
     }
 
-    fn jump_unless(&mut self, code: u16, k: u32, to: Label) {
-        self.jumps.push((self.instructions.len(), Branch::IfNot, to));
+    fn jump_unless(&mut self, code: u16, k: u32, to: FilterLabel) {
+        self.jumps.push((self.instructions.len(), FilterBranch::IfNot, to));
         self.run(code, k);
     }
 
-    fn jump(&mut self, to: Label) {
-        self.jumps.push((self.instructions.len(), Branch::Always, to));
+    fn jump(&mut self, to: FilterLabel) {
+        self.jumps.push((self.instructions.len(), FilterBranch::Always, to));
         self.run(JUMP, 0);
     }
 
-    fn place(&mut self, label: Label) {
+    fn place(&mut self, label: FilterLabel) {
         self.places.push((label, self.instructions.len()));
     }
 
@@ -228,9 +228,9 @@ impl Assembler {
             let short = u8::try_from(distance).unwrap_or(u8::MAX);
             debug_assert_eq!(usize::from(short), distance, "{label:?} is too far from {at}");
             match branch {
-                Branch::IfSo => jump.jt = short,
-                Branch::IfNot => jump.jf = short,
-                Branch::Always => jump.k = u32::from(short),
+                FilterBranch::IfSo => jump.jt = short,
+                FilterBranch::IfNot => jump.jf = short,
+                FilterBranch::Always => jump.k = u32::from(short),
             }
         }
         self.instructions

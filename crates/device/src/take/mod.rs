@@ -33,42 +33,42 @@ pub(crate) mod wire {
 /// these ports, over IPv4 or IPv6, behind up to two VLAN tags. Fragments stay with the kernel, for
 /// later ones have no ports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum Take {
+pub enum RxFilter {
     /// Every frame.
     #[default]
     All,
     /// Packets sent to these ports.
-    Only(Destinations),
+    Only(FilterDestinations),
 }
 
 /// Destination ports, by protocol: ranges that neither overlap nor touch, in rising order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Destinations {
+pub struct FilterDestinations {
     tcp: Vec<RangeInclusive<u16>>,
     udp: Vec<RangeInclusive<u16>>,
 }
 
-impl Destinations {
+impl FilterDestinations {
     /// The ports that are taken of a protocol.
     #[must_use]
-    pub fn ports(&self, protocol: Protocol) -> &[RangeInclusive<u16>] {
+    pub fn ports(&self, protocol: FilterProtocol) -> &[RangeInclusive<u16>] {
         match protocol {
-            Protocol::Tcp => &self.tcp,
-            Protocol::Udp => &self.udp,
+            FilterProtocol::Tcp => &self.tcp,
+            FilterProtocol::Udp => &self.udp,
         }
     }
 }
 
 /// A protocol with ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Protocol {
+pub enum FilterProtocol {
     /// TCP.
     Tcp,
     /// UDP.
     Udp,
 }
 
-impl Protocol {
+impl FilterProtocol {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
@@ -89,7 +89,7 @@ impl Protocol {
     }
 }
 
-impl Take {
+impl RxFilter {
     /// True if a frame that begins with `link` is taken: what the kernel's programs do, slowly.
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
@@ -101,7 +101,7 @@ impl Take {
 }
 
 /// Destination of a frame; none when it has no ports, or is not the whole of a datagram.
-fn destination_of(frame: &[u8], link: Link) -> Option<(Protocol, u16)> {
+fn destination_of(frame: &[u8], link: Link) -> Option<(FilterProtocol, u16)> {
     let (ethertype, packet) = match link {
         Link::Ethernet => network(frame)?,
         Link::Ip if frame.first()? >> 4 == 4 => (ETHERTYPE_IPV4, frame),
@@ -112,7 +112,7 @@ fn destination_of(frame: &[u8], link: Link) -> Option<(Protocol, u16)> {
         ETHERTYPE_IPV6 => ipv6(packet)?,
         _ => return None,
     };
-    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
+    let protocol = FilterProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
     let &[_, _, high, low] = segment.first_chunk()?;
     Some((protocol, u16::from_be_bytes([high, low])))
 }
@@ -159,7 +159,7 @@ fn ipv6(packet: &[u8]) -> Option<(u8, &[u8])> {
     Some((number, behind))
 }
 
-impl FromStr for Take {
+impl FromStr for RxFilter {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -167,12 +167,12 @@ impl FromStr for Take {
             return Ok(Self::All);
         }
         let refused = |why| Error::Setting { what: "what is taken", value: text.to_owned(), why };
-        let mut found = Destinations::default();
+        let mut found = FilterDestinations::default();
         for entry in text.split(',') {
             let (protocol, ports) = destination(entry.trim()).map_err(refused)?;
             match protocol {
-                Protocol::Tcp => found.tcp.push(ports),
-                Protocol::Udp => found.udp.push(ports),
+                FilterProtocol::Tcp => found.tcp.push(ports),
+                FilterProtocol::Udp => found.udp.push(ports),
             }
         }
         found.tcp = joined(found.tcp);
@@ -187,11 +187,11 @@ impl FromStr for Take {
 }
 
 /// One entry of a list: a protocol, and its ports if not all.
-fn destination(entry: &str) -> Result<(Protocol, RangeInclusive<u16>), String> {
+fn destination(entry: &str) -> Result<(FilterProtocol, RangeInclusive<u16>), String> {
     let (name, ports) = entry.split_once(':').map_or((entry, None), |(p, r)| (p, Some(r)));
     let protocol = match name {
-        "tcp" => Protocol::Tcp,
-        "udp" => Protocol::Udp,
+        "tcp" => FilterProtocol::Tcp,
+        "udp" => FilterProtocol::Udp,
         "" => return Err("an entry is empty; each is udp or tcp, and perhaps :PORT".to_owned()),
         "all" => return Err("\"all\" stands alone: it takes every frame".to_owned()),
         _ => {
@@ -235,11 +235,11 @@ fn joined(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
     joined
 }
 
-impl fmt::Display for Take {
+impl fmt::Display for RxFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Only(destinations) = self else { return f.write_str("all") };
         let mut separator = "";
-        for protocol in Protocol::ALL {
+        for protocol in FilterProtocol::ALL {
             for ports in destinations.ports(protocol) {
                 write!(f, "{separator}{}", protocol.name())?;
                 match (*ports.start(), *ports.end()) {
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn told(list: &str) -> String {
-        list.parse::<Take>().unwrap_err().to_string()
+        list.parse::<RxFilter>().unwrap_err().to_string()
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
             ("tcp:0-65535", "tcp"),
             ("tcp:65535,tcp:0", "tcp:0,tcp:65535"),
         ] {
-            assert_eq!(list.parse::<Take>().unwrap().to_string(), same, "{list}");
+            assert_eq!(list.parse::<RxFilter>().unwrap().to_string(), same, "{list}");
         }
     }
 
@@ -300,7 +300,7 @@ mod tests {
             assert!(told(list).contains(why), "{list}: {}", told(list));
         }
         let odd_ports = |count| (0..count).map(|n| format!("udp:{}", 2 * n)).collect::<Vec<_>>();
-        assert!(odd_ports(MAX_RANGES).join(",").parse::<Take>().is_ok());
+        assert!(odd_ports(MAX_RANGES).join(",").parse::<RxFilter>().is_ok());
         assert!(told(&odd_ports(MAX_RANGES + 1).join(",")).contains("65 ranges of ports and 64"));
     }
 
@@ -313,8 +313,8 @@ mod tests {
             let list = entries.iter().map(|&(is_tcp, first, more)| {
                 format!("{}:{first}-{}", if is_tcp { "tcp" } else { "udp" }, first + more)
             });
-            let take: Take = list.collect::<Vec<_>>().join(",").parse().unwrap();
-            let again: Take = take.to_string().parse().unwrap();
+            let take: RxFilter = list.collect::<Vec<_>>().join(",").parse().unwrap();
+            let again: RxFilter = take.to_string().parse().unwrap();
             prop_assert_eq!(&take, &again);
 
             let mut frame = [0; 42];

@@ -18,7 +18,7 @@ const LINES_BYTES: usize = 16 << 10;
 
 /// The drops of one interface.
 #[derive(Debug)]
-pub(super) struct Drops {
+pub(super) struct TunDrops {
     interface: Option<Interface>,
     /// `/proc/net/dev` of the namespace in which the device was opened. The kernel answers it
     /// without a lock; over rtnetlink, whoever polls the device would wait for everybody who
@@ -30,14 +30,14 @@ pub(super) struct Drops {
     counts: Arc<KernelCounts>,
 }
 
-impl Default for Drops {
+impl Default for TunDrops {
     fn default() -> Self {
         let counts = KernelCounts::new(&["tx_dropped"]);
         Self { interface: None, lines: None, before: Mutex::new(0), counts }
     }
 }
 
-impl Drops {
+impl TunDrops {
     /// Drops from now on.
     pub(super) fn of(interface: &Interface) -> Self {
         let lines = File::open("/proc/thread-self/net/dev").ok();

@@ -13,8 +13,8 @@ use forebay_sys::privilege;
 use forebay_sys::tun::{Attach, Offload, TunQueue};
 use rustix::io::Errno;
 
-use super::drops::Drops;
-use super::steering::Steering;
+use super::drops::TunDrops;
+use super::steering::TunSteering;
 use super::{TunKind, TunSink, TunSource};
 use crate::KernelCounts;
 
@@ -34,21 +34,21 @@ pub(super) struct OpenTun {
     kind: TunKind,
     queues: Vec<TunQueue>,
     offload: Offload,
-    steering: Steering,
+    steering: TunSteering,
     /// Settings that it had; none if it is new.
-    before: Option<Before>,
-    drops: Drops,
+    before: Option<LinkBefore>,
+    drops: TunDrops,
 }
 
 /// Settings that a device which was there gets back when it is closed.
 #[derive(Clone, Copy, Debug)]
-struct Before {
+struct LinkBefore {
     header_bytes: i32,
     is_little_endian: bool,
 }
 
 /// Origin of a device: made or found.
-enum Found {
+enum FoundLink {
     New,
     There,
 }
@@ -70,8 +70,8 @@ impl TunDevice {
         let found = attach(&first, name, kind, is_multi_queue);
         let found = found.map_err(|errno| not_attached(name, kind, queues, errno))?;
         let before = match found {
-            Found::New => None,
-            Found::There => Some(Before::of(&first).map_err(refused(name, "read its settings"))?),
+            FoundLink::New => None,
+            FoundLink::There => Some(LinkBefore::of(&first).map_err(refused(name, "read its settings"))?),
         };
         let interface = Interface::named(name)?;
         if interface.tun.is_some_and(|tun| tun.open_queues > 1) {
@@ -83,9 +83,9 @@ impl TunDevice {
             kind,
             queues: vec![first],
             offload: Offload::Nothing,
-            steering: Steering::default(),
+            steering: TunSteering::default(),
             before,
-            drops: Drops::default(),
+            drops: TunDrops::default(),
         };
         device.set_up(queues)?;
         Ok(Self(Arc::new(device)))
@@ -170,11 +170,11 @@ impl OpenTun {
             queue.attach(to).map_err(|errno| not_attached(&name, kind, queues, errno))?;
             self.queues.push(queue);
         }
-        self.steering = Steering::of(&self.queues[0], queues);
+        self.steering = TunSteering::of(&self.queues[0], queues);
         if self.before.is_none() {
             self.interface.set_up()?;
         }
-        self.drops = Drops::of(&self.interface);
+        self.drops = TunDrops::of(&self.interface);
         Ok(())
     }
 
@@ -199,7 +199,7 @@ impl OpenTun {
         self.queue(queue).as_fd()
     }
 
-    pub(super) fn drops(&self) -> &Drops {
+    pub(super) fn drops(&self) -> &TunDrops {
         &self.drops
     }
 
@@ -222,7 +222,7 @@ impl Drop for OpenTun {
     }
 }
 
-impl Before {
+impl LinkBefore {
     fn of(queue: &TunQueue) -> rustix::io::Result<Self> {
         Ok(Self {
             header_bytes: queue.header_bytes()?,
@@ -247,10 +247,10 @@ fn attach(
     name: &str,
     kind: TunKind,
     is_multi_queue: bool,
-) -> rustix::io::Result<Found> {
+) -> rustix::io::Result<FoundLink> {
     let new = Attach { name, kind, is_multi_queue, is_new: true };
     match queue.attach(new) {
-        Ok(()) => return Ok(Found::New),
+        Ok(()) => return Ok(FoundLink::New),
         Err(Errno::BUSY) => {}
         Err(errno) => return Err(errno),
     }
@@ -262,7 +262,7 @@ fn attach(
         }
         attached => attached?,
     }
-    Ok(Found::There)
+    Ok(FoundLink::There)
 }
 
 /// Offers as much as the kernel knows.

@@ -111,7 +111,7 @@ impl TunSink {
         }
         header.hdr_len = header.hdr_len.saturating_sub(begin);
         header.csum_start = header.csum_start.saturating_sub(begin);
-        let written = if !packet.is_chain() && !packet.is_in_pieces() {
+        let written = if !packet.is_chain() && !packet.is_nonlinear() {
             let bytes = packet.view().bytes();
             let bytes = bytes.get(begin.into()..).unwrap_or_default();
             self.write_pieces(&[IoSlice::new(&header.to_bytes()), IoSlice::new(bytes)])

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_buf::{Frame, Pool};
 use forebay_rx::arrive::{
-    Ask, Attachment, Burst, FrameNeeds, Numbering, Polled, Refused, SourceError,
+    PollRequest, Attachment, Burst, FrameNeeds, Numbering, Polled, RefusedFrame, SourceError,
 };
 use forebay_rx::coalesce::gso::{GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use forebay_rx::parse::{Link, Verify};
@@ -62,7 +62,7 @@ struct Closing {
 }
 
 /// Outcome of reading.
-enum Read {
+enum TunRead {
     Packet,
     /// No packet was there.
     Empty,
@@ -84,9 +84,9 @@ impl TunSource {
     }
 
     /// Reads one packet.
-    fn read(&mut self, pool: &mut Pool, burst: &mut Burst) -> Result<Read, Errno> {
+    fn read(&mut self, pool: &mut Pool, burst: &mut Burst) -> Result<TunRead, Errno> {
         let Some(mut frame) = self.spare.take().or_else(|| pool.allocate(LARGEST_BYTES)) else {
-            return Ok(Read::NoFrame);
+            return Ok(TunRead::NoFrame);
         };
         let mut header = [0; VIRTIO_NET_HDR_BYTES];
         let room = frame.room_mut();
@@ -97,7 +97,7 @@ impl TunSource {
             Err(errno) => {
                 self.spare = Some(frame);
                 return match errno {
-                    Errno::AGAIN => Ok(Read::Empty),
+                    Errno::AGAIN => Ok(TunRead::Empty),
                     errno => Err(errno),
                 };
             }
@@ -105,7 +105,7 @@ impl TunSource {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         frame.set_len(len);
         self.take(VirtioNetHdr::from_bytes(header), frame, pool, burst);
-        Ok(Read::Packet)
+        Ok(TunRead::Packet)
     }
 
     /// Makes a packet of what was read.
@@ -131,7 +131,7 @@ impl TunSource {
             Err(_) => {
                 pool.put(packet.frame);
                 let reason = DropReason::VnetHeader;
-                burst.refused.push(Refused { arrival, wire_len, reason });
+                burst.refused.push(RefusedFrame { arrival, wire_len, reason });
             }
         }
     }
@@ -147,14 +147,14 @@ impl TunSource {
     }
 
     /// Reads what is there, up to `max` packets.
-    fn fill(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<Read, Errno> {
+    fn fill(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<TunRead, Errno> {
         while burst.len() < max {
             match self.read(pool, burst) {
-                Ok(Read::Packet) | Err(Errno::INTR) => {}
+                Ok(TunRead::Packet) | Err(Errno::INTR) => {}
                 ended => return ended,
             }
         }
-        Ok(Read::Packet)
+        Ok(TunRead::Packet)
     }
 
     fn count_dropped(&mut self, now_ns: u64, burst: &mut Burst) {
@@ -163,7 +163,7 @@ impl TunSource {
     }
 
     /// Reads what is left, for as long as packets may be on their way.
-    fn close(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
+    fn close(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
         let closing = self.closing.get_or_insert_with(|| {
             self.device.close_to_the_kernel();
             Closing {
@@ -178,9 +178,9 @@ impl TunSource {
         }
         let is_over = self.closing.is_some_and(|closing| closing.packets_left == 0);
         match read {
-            Read::Packet | Read::NoFrame if !is_over => Ok(Polled::Ready),
-            Read::Empty if ask.now_ns < until_ns => Ok(Polled::IdleUntil { now_ns: until_ns }),
-            Read::Empty | Read::Packet | Read::NoFrame => {
+            TunRead::Packet | TunRead::NoFrame if !is_over => Ok(Polled::Ready),
+            TunRead::Empty if ask.now_ns < until_ns => Ok(Polled::IdleUntil { now_ns: until_ns }),
+            TunRead::Empty | TunRead::Packet | TunRead::NoFrame => {
                 self.count_dropped(ask.now_ns, burst);
                 self.spare = None;
                 Ok(Polled::Exhausted)
@@ -188,7 +188,7 @@ impl TunSource {
         }
     }
 
-    fn poll_open(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
+    fn poll_open(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
         let first = burst.packets.len();
         let filled = self.fill(ask.max, pool, burst)?;
         if burst.packets.len() > first {
@@ -196,8 +196,8 @@ impl TunSource {
             burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
         }
         let polled = match filled {
-            Read::Packet | Read::NoFrame => Polled::Ready,
-            Read::Empty => Polled::Idle,
+            TunRead::Packet | TunRead::NoFrame => Polled::Ready,
+            TunRead::Empty => Polled::Idle,
         };
         if ask.now_ns >= self.count_at_ns && self.queue == 0 {
             self.count_dropped(ask.now_ns, burst);
@@ -218,7 +218,7 @@ impl Source for TunSource {
 
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {

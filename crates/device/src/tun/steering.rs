@@ -8,7 +8,7 @@ use forebay_sys::tun::TunQueue;
 
 /// The programs of a device. Without the right to load them (`CAP_BPF`) it does without.
 #[derive(Debug, Default)]
-pub(super) struct Steering {
+pub(super) struct TunSteering {
     /// Chooses a packet's queue, by its flow alone, on a device with several. Without it the kernel
     /// chooses the queue that the flow was last sent from: where packets are sent to the device
     /// too, a flow may change its queue, and then its order is not kept.
@@ -18,7 +18,7 @@ pub(super) struct Steering {
     queues: u16,
 }
 
-impl Steering {
+impl TunSteering {
     /// Loads the programs for so many queues, and has the flows of `device` stay in theirs.
     pub(super) fn of(device: &TunQueue, queues: u16) -> Self {
         let by_flow = if queues > 1 { FilterProgram::load(&queue_of_flow()).ok() } else { None };

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use forebay_buf::{PageFrag, PageFragCache};
-use forebay_sys::virtio::{BufferId, Descriptor, Direction, Virtqueue};
+use forebay_sys::virtio::{BufferId, RingDescriptor, Direction, Virtqueue};
 
 use super::average::Average;
 use crate::RxBuffers;
-use crate::config::virtio::{BufferPolicy, VirtioOptions};
+use crate::config::virtio::{RxBufferSizing, VirtioOptions};
 
 /// A frame of an ordinary network with a VLAN tag, without the checksum at its end: the kernel's
 /// `GOOD_PACKET_LEN` (VIO-3).
@@ -41,7 +41,7 @@ const GAP_BYTES: u32 = 8 * BUFFER_ALIGN_BYTES;
 /// Size of the next buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizing {
-    policy: BufferPolicy,
+    policy: RxBufferSizing,
     /// The most that `auto` makes them.
     max_bytes: u32,
     /// The least that any is: more than [`GOOD_PACKET_LEN`] where a packet must fit into one.
@@ -51,7 +51,7 @@ pub(super) struct Sizing {
 }
 
 impl Sizing {
-    pub(super) fn new(policy: BufferPolicy, max_bytes: u32) -> Self {
+    pub(super) fn new(policy: RxBufferSizing, max_bytes: u32) -> Self {
         let (header_bytes, average) = (super::header::HEADER_BYTES, Average::default());
         Self { policy, max_bytes, min_packet_bytes: GOOD_PACKET_LEN, header_bytes, average }
     }
@@ -65,10 +65,10 @@ impl Sizing {
     pub(super) fn largest_bytes(&self) -> u32 {
         let header = super::header::HASH_HEADER_BYTES;
         let packet = match self.policy {
-            BufferPolicy::Auto => self.max_bytes,
-            BufferPolicy::Mtu => GOOD_PACKET_LEN,
-            BufferPolicy::Page => PAGE_BYTES,
-            BufferPolicy::Fixed(bytes) => bytes.get(),
+            RxBufferSizing::Auto => self.max_bytes,
+            RxBufferSizing::Mtu => GOOD_PACKET_LEN,
+            RxBufferSizing::Page => PAGE_BYTES,
+            RxBufferSizing::Fixed(bytes) => bytes.get(),
         };
         (header + packet.max(GOOD_PACKET_LEN)).next_multiple_of(BUFFER_ALIGN_BYTES)
     }
@@ -99,12 +99,12 @@ impl Sizing {
         let header = self.header_bytes;
         let least = self.min_packet_bytes;
         let packet = match self.policy {
-            BufferPolicy::Auto => {
+            RxBufferSizing::Auto => {
                 self.average.bytes().clamp(least, self.max_bytes.saturating_sub(header).max(least))
             }
-            BufferPolicy::Mtu => least,
-            BufferPolicy::Page => least.max(PAGE_BYTES - header),
-            BufferPolicy::Fixed(bytes) => least.max(bytes.get().saturating_sub(header)),
+            RxBufferSizing::Mtu => least,
+            RxBufferSizing::Page => least.max(PAGE_BYTES - header),
+            RxBufferSizing::Fixed(bytes) => least.max(bytes.get().saturating_sub(header)),
         };
         (header + packet).next_multiple_of(BUFFER_ALIGN_BYTES)
     }
@@ -169,7 +169,7 @@ impl Buffers {
         self.is_short = self.cache.away_blocks() > self.away_max;
         while self.has_room(ring, most_bytes) {
             let Some(frag) = self.cache.cut(pitch_bytes(len_bytes)) else { return false };
-            let buffer = Descriptor { address: frag.address(), len_bytes: frag.room_bytes() };
+            let buffer = RingDescriptor { address: frag.address(), len_bytes: frag.room_bytes() };
             match ring.post(&[buffer], Direction::ToDriver) {
                 Ok(id) => {
                     self.posted_bytes += frag.room_bytes();
@@ -253,20 +253,20 @@ mod tests {
 
     use super::*;
 
-    fn sizing(policy: BufferPolicy, packets: impl IntoIterator<Item = u32>) -> u32 {
+    fn sizing(policy: RxBufferSizing, packets: impl IntoIterator<Item = u32>) -> u32 {
         let mut sizing = Sizing::new(policy, 16 << 10);
         packets.into_iter().for_each(|len| sizing.add(len));
         sizing.buffer_bytes()
     }
 
-    fn fixed(bytes: u32) -> BufferPolicy {
-        BufferPolicy::Fixed(NonZeroU32::new(bytes).unwrap())
+    fn fixed(bytes: u32) -> RxBufferSizing {
+        RxBufferSizing::Fixed(NonZeroU32::new(bytes).unwrap())
     }
 
     #[test]
     fn vio_3_a_buffer_holds_the_average_packet_between_an_ethernet_frame_and_the_clamp() {
-        let auto = |len| sizing(BufferPolicy::Auto, [len]);
-        assert_eq!(sizing(BufferPolicy::Auto, []), 1536);
+        let auto = |len| sizing(RxBufferSizing::Auto, [len]);
+        assert_eq!(sizing(RxBufferSizing::Auto, []), 1536);
         assert_eq!([60, 1514, 1518, 1524].map(auto), [1536; 4]);
         assert_eq!([1525, 3000, 4084, 9000].map(auto), [1600, 3072, 4096, 9024]);
         assert_eq!([16_372, 16_373, 65_549].map(auto), [16 << 10; 3]);
@@ -281,8 +281,8 @@ mod tests {
     #[test]
     fn vio_1_the_other_policies_look_at_no_packet() {
         for packets in [[60; 100], [65_549; 100]] {
-            assert_eq!(sizing(BufferPolicy::Mtu, packets), 1536);
-            assert_eq!(sizing(BufferPolicy::Page, packets), 4096);
+            assert_eq!(sizing(RxBufferSizing::Mtu, packets), 1536);
+            assert_eq!(sizing(RxBufferSizing::Page, packets), 4096);
             assert_eq!(sizing(fixed(9216), packets), 9216);
             assert_eq!(sizing(fixed(2000), packets), 2048);
             assert_eq!(sizing(fixed(1), packets), 1536);
@@ -296,10 +296,10 @@ mod tests {
             sizing.begin(20, packet_bytes);
             sizing.buffer_bytes()
         };
-        assert!(sized(BufferPolicy::Auto, 9018) >= 9038);
+        assert!(sized(RxBufferSizing::Auto, 9018) >= 9038);
         assert!(sized(fixed(9216), 9018) >= 9038);
         // As far as there is memory for such.
-        assert_eq!(sized(BufferPolicy::Page, 9018), 4160);
+        assert_eq!(sized(RxBufferSizing::Page, 9018), 4160);
     }
 
     proptest! {
@@ -311,7 +311,7 @@ mod tests {
             max_bytes in 0u32..70_000,
             header_bytes in prop_oneof![Just(12u32), Just(20)],
         ) {
-            let mut sizing = Sizing::new(BufferPolicy::Auto, max_bytes);
+            let mut sizing = Sizing::new(RxBufferSizing::Auto, max_bytes);
             sizing.begin(header_bytes, 0);
             lens.iter().for_each(|&len| sizing.add(len));
             let buffer = sizing.buffer_bytes();

@@ -11,7 +11,7 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_RSS_HASH_TYPE_UDPv4, VIRTIO_NET_RSS_HASH_TYPE_UDPv6,
 };
 
-use super::config::NetConfig;
+use super::config::VirtioNetConfig;
 use super::control::ANSWER_TIMEOUT;
 use super::features::Features;
 
@@ -52,14 +52,14 @@ impl fmt::Debug for HashKey {
 
 /// Commands.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Command {
+pub(super) enum ControlCommand {
     /// Number of queue pairs that are used (section 5.1.6.5.5).
     QueuePairs(u16),
     /// Header fields that are hashed, and the key (section 5.1.6.5.6.4).
     Hashes { types: u32, key: HashKey },
 }
 
-impl Command {
+impl ControlCommand {
     /// As the specification names it.
     fn name(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl Command {
 
 /// Outcome of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(super) enum CommandAnswer {
     /// Accepted.
     Done,
     /// The device did not do it: `VIRTIO_NET_ERR`, or anything but `VIRTIO_NET_OK`.
@@ -100,7 +100,7 @@ pub(super) enum Answer {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) features: Features,
-    pub(super) config: NetConfig,
+    pub(super) config: VirtioNetConfig,
     /// Configuration of the back end.
     pub(super) queue_pairs: u64,
 }
@@ -132,7 +132,7 @@ impl Known {
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     /// In the order in which they are given.
-    pub(super) list: Vec<Command>,
+    pub(super) list: Vec<ControlCommand>,
     pub(super) remarks: Remarks,
 }
 
@@ -152,7 +152,7 @@ impl Commands {
         let mut commands = Self::default();
         if pairs > 1 {
             let pairs = u16::try_from(pairs).unwrap_or(u16::MAX);
-            commands.list.push(Command::QueuePairs(pairs));
+            commands.list.push(ControlCommand::QueuePairs(pairs));
         }
         if let Some(key) = key {
             let remark = match ask_for_hashes(known, key) {
@@ -176,19 +176,19 @@ impl Commands {
     }
 
     /// Takes the answers to all of them. Returns whether the device may use more than one queue pair.
-    pub(super) fn take_answers(&mut self, answers: &[Answer]) -> bool {
+    pub(super) fn take_answers(&mut self, answers: &[CommandAnswer]) -> bool {
         let mut uses_all = true;
         for (command, answer) in std::mem::take(&mut self.list).into_iter().zip(answers) {
             let name = command.name();
             match answer {
-                Answer::Done => {}
+                CommandAnswer::Done => {}
                 // One pair is what it has used from the beginning.
-                Answer::Refused => {
+                CommandAnswer::Refused => {
                     self.remark(command, format!("the back end refused {name}"));
-                    uses_all &= !matches!(command, Command::QueuePairs(_));
+                    uses_all &= !matches!(command, ControlCommand::QueuePairs(_));
                 }
                 // Nobody serves the queue, so commands are left to the front end: see `Known`.
-                Answer::Silence => {
+                CommandAnswer::Silence => {
                     let timeout_ms = ANSWER_TIMEOUT.as_millis();
                     self.remark(command, format!("no answer to {name} in {timeout_ms} ms"));
                 }
@@ -197,10 +197,10 @@ impl Commands {
         uses_all
     }
 
-    fn remark(&mut self, command: Command, why: String) {
+    fn remark(&mut self, command: ControlCommand, why: String) {
         match command {
-            Command::QueuePairs(_) => self.remarks.queues = Some(why),
-            Command::Hashes { .. } => self.remarks.device_hash = Some(format!("no: {why}")),
+            ControlCommand::QueuePairs(_) => self.remarks.queues = Some(why),
+            ControlCommand::Hashes { .. } => self.remarks.device_hash = Some(format!("no: {why}")),
         }
     }
 }
@@ -209,14 +209,14 @@ impl Commands {
 ///
 /// # Errors
 /// Why it cannot be asked, and what that comes to.
-fn ask_for_hashes(known: Known, key: HashKey) -> Result<Command, String> {
+fn ask_for_hashes(known: Known, key: HashKey) -> Result<ControlCommand, String> {
     if !known.features.has(VIRTIO_NET_F_HASH_REPORT) {
         return Err("no: the back end does not offer HASH_REPORT".to_owned());
     }
     if known.control_ring().is_none() {
         return Err("as the back end has it: it takes no commands".to_owned());
     }
-    let NetConfig { hash_types, hash_key_max_bytes, .. } = known.config;
+    let VirtioNetConfig { hash_types, hash_key_max_bytes, .. } = known.config;
     let types = hash_types & HASH_TYPES;
     if types == 0 {
         return Err(format!("no: of the hashes {hash_types:#x} of the back end none is of use"));
@@ -226,7 +226,7 @@ fn ask_for_hashes(known: Known, key: HashKey) -> Result<Command, String> {
             "no: the back end takes keys of {hash_key_max_bytes} bytes, not of {HASH_KEY_BYTES}"
         ));
     }
-    Ok(Command::Hashes { types, key })
+    Ok(ControlCommand::Hashes { types, key })
 }
 
 #[cfg(test)]
@@ -234,13 +234,13 @@ mod tests {
     use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
     use super::*;
-    use crate::virtio::features::Wishes;
+    use crate::virtio::features::OfferedFeatures;
 
     fn known(offered: &[u32], queue_pairs_max: Option<u16>, queue_pairs: u64) -> Known {
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
-        let wishes = Wishes { device_hash: true, ..Wishes::default() };
+        let wishes = OfferedFeatures { device_hash: true, ..OfferedFeatures::default() };
         let features = Features::negotiate(bits, wishes).unwrap();
-        let config = NetConfig {
+        let config = VirtioNetConfig {
             queue_pairs_max,
             mtu: None,
             hash_key_max_bytes: HASH_KEY_BYTES,
@@ -278,9 +278,9 @@ mod tests {
         let of = |known| Commands::new(known, 1, Some(key));
         let hashes = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT];
         let can = known(&hashes, None, 1);
-        assert!(matches!(of(can).list[..], [Command::Hashes { types: HASH_TYPES, .. }]));
-        let short = NetConfig { hash_key_max_bytes: 39, ..can.config };
-        let other = NetConfig { hash_types: 0x1c0, ..can.config };
+        assert!(matches!(of(can).list[..], [ControlCommand::Hashes { types: HASH_TYPES, .. }]));
+        let short = VirtioNetConfig { hash_key_max_bytes: 39, ..can.config };
+        let other = VirtioNetConfig { hash_types: 0x1c0, ..can.config };
         for (cannot, why) in [
             (known(&hashes[..1], None, 1), "no: the back end does not offer HASH_REPORT"),
             (known(&hashes, None, 0), "as the back end has it: it takes no commands"),

@@ -15,7 +15,7 @@ const QUEUE_PAIRS_MAX: u16 = 0x8000;
 
 /// Fields of it that are used. Values that cannot be count as not said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct NetConfig {
+pub(super) struct VirtioNetConfig {
     /// `max_virtqueue_pairs`; it has a meaning with `MQ`.
     pub(super) queue_pairs_max: Option<u16>,
     /// `mtu`, in bytes; it has a meaning with `MTU`.
@@ -26,7 +26,7 @@ pub(super) struct NetConfig {
     pub(super) hash_types: u32,
 }
 
-impl NetConfig {
+impl VirtioNetConfig {
     /// Reads the beginning of it: of [`MTU_CONFIG_BYTES`], of [`HASH_CONFIG_BYTES`], or of what there
     /// is. A field is there whole, or not at all.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
@@ -50,17 +50,17 @@ mod tests {
 
     #[test]
     fn fields_stand_where_the_specification_has_them() {
-        let all = NetConfig {
+        let all = VirtioNetConfig {
             queue_pairs_max: Some(4),
             mtu: Some(9000),
             hash_key_max_bytes: 40,
             hash_types: 0x13f,
         };
-        assert_eq!(NetConfig::from_bytes(&BYTES), all);
-        let short = NetConfig { hash_key_max_bytes: 0, hash_types: 0, ..all };
-        assert_eq!(NetConfig::from_bytes(&BYTES[..MTU_CONFIG_BYTES]), short);
-        assert_eq!(NetConfig::from_bytes(&BYTES[..11]), NetConfig { mtu: None, ..short });
-        assert_eq!(NetConfig::from_bytes(&[]), NetConfig::default());
+        assert_eq!(VirtioNetConfig::from_bytes(&BYTES), all);
+        let short = VirtioNetConfig { hash_key_max_bytes: 0, hash_types: 0, ..all };
+        assert_eq!(VirtioNetConfig::from_bytes(&BYTES[..MTU_CONFIG_BYTES]), short);
+        assert_eq!(VirtioNetConfig::from_bytes(&BYTES[..11]), VirtioNetConfig { mtu: None, ..short });
+        assert_eq!(VirtioNetConfig::from_bytes(&[]), VirtioNetConfig::default());
     }
 
     #[test]
@@ -68,12 +68,12 @@ mod tests {
         for (pairs, said) in [(0, None), (1, Some(1)), (0x8000, Some(0x8000)), (0x8001, None)] {
             let mut bytes = BYTES;
             bytes[8..10].copy_from_slice(&u16::to_le_bytes(pairs));
-            assert_eq!(NetConfig::from_bytes(&bytes).queue_pairs_max, said);
+            assert_eq!(VirtioNetConfig::from_bytes(&bytes).queue_pairs_max, said);
         }
         for (mtu, said) in [(0, None), (67, None), (68, Some(68))] {
             let mut bytes = BYTES;
             bytes[10..12].copy_from_slice(&u16::to_le_bytes(mtu));
-            assert_eq!(NetConfig::from_bytes(&bytes).mtu, said);
+            assert_eq!(VirtioNetConfig::from_bytes(&bytes).mtu, said);
         }
     }
 }

@@ -8,12 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use forebay_buf::{PageFrag, PageFragCache};
-use forebay_sys::virtio::{BufferId, Descriptor, RingAddresses, Virtqueue};
+use forebay_sys::virtio::{BufferId, RingDescriptor, RingAddresses, Virtqueue};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_net::VIRTIO_NET_OK;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-use super::commands::{Answer, COMMANDS_MAX, Command, HashKey};
+use super::commands::{CommandAnswer, COMMANDS_MAX, ControlCommand, HashKey};
 use super::features::Features;
 use super::memory::RingPlace;
 use super::receive::layout;
@@ -45,7 +45,7 @@ const UNANSWERED: u8 = 0xff;
 #[derive(Debug)]
 pub(super) struct ControlPlace {
     ring: RingPlace,
-    slots: [Slot; COMMANDS_MAX],
+    slots: [CommandSlot; COMMANDS_MAX],
     pub(super) hash_key: HashKey,
     /// Sessions in a row that ended by what came of the queue, and why the last one did.
     failures: u32,
@@ -54,7 +54,7 @@ pub(super) struct ControlPlace {
 
 /// Place of one command, and of its answer.
 #[derive(Debug)]
-struct Slot {
+struct CommandSlot {
     request: PageFrag,
     answer: PageFrag,
 }
@@ -66,7 +66,7 @@ impl ControlPlace {
             let cut = block.cut(ROOM_BYTES);
             cut.unwrap_or_else(|| unreachable!("a block has room for all commands"))
         };
-        let slots = [(); COMMANDS_MAX].map(|()| Slot { request: room(), answer: room() });
+        let slots = [(); COMMANDS_MAX].map(|()| CommandSlot { request: room(), answer: room() });
         let (failures, last_failure) = (0, String::new());
         Self { ring, slots, hash_key: HashKey::drawn(), failures, last_failure }
     }
@@ -93,51 +93,51 @@ impl ControlPlace {
     }
 
     /// A new ring with these commands in it. No device uses the one that was.
-    pub(super) fn post(&mut self, features: Features, commands: &[Command]) -> Posted<'_> {
+    pub(super) fn post(&mut self, features: Features, commands: &[ControlCommand]) -> PostedCommand<'_> {
         let event_idx = features.has(VIRTIO_RING_F_EVENT_IDX);
         let mut ring = self.ring.ring(layout(features), event_idx);
         let slots = commands.iter().zip(&mut self.slots);
         let waiting = slots.map(|(command, slot)| Waiting {
             id: slot.post(&command.bytes(), &mut ring),
             slot,
-            answer: Answer::Silence,
+            answer: CommandAnswer::Silence,
         });
         let waiting = waiting.collect();
         let _ = ring.ask_for_call(false);
         // The kick comes with the ring.
         let _ = ring.publish();
-        Posted { ring, waiting }
+        PostedCommand { ring, waiting }
     }
 }
 
-impl Slot {
+impl CommandSlot {
     /// Puts a command into the ring, in pieces as the kernel does: header, body, answer.
     fn post(&mut self, command: &[u8], ring: &mut Virtqueue) -> BufferId {
         self.request.copy_out(0, command);
         self.answer.copy_out(0, &[UNANSWERED]);
         let address = self.request.address();
         let len_bytes = u32::try_from(command.len()).unwrap_or(ROOM_BYTES);
-        let header = Descriptor { address, len_bytes: HEADER_BYTES };
-        let body = Descriptor {
+        let header = RingDescriptor { address, len_bytes: HEADER_BYTES };
+        let body = RingDescriptor {
             address: address + u64::from(HEADER_BYTES),
             len_bytes: len_bytes - HEADER_BYTES,
         };
-        let answer = Descriptor { address: self.answer.address(), len_bytes: 1 };
+        let answer = RingDescriptor { address: self.answer.address(), len_bytes: 1 };
         let posted = ring.post_request(&[header, body], &[answer]);
         posted.unwrap_or_else(|_| unreachable!("a new ring has room for all commands"))
     }
 
     /// Answer of the device: copied, since it may change.
-    fn answer(&self) -> Answer {
+    fn answer(&self) -> CommandAnswer {
         let mut answer = [0];
         self.answer.copy_in(0, &mut answer);
-        if u32::from(answer[0]) == VIRTIO_NET_OK { Answer::Done } else { Answer::Refused }
+        if u32::from(answer[0]) == VIRTIO_NET_OK { CommandAnswer::Done } else { CommandAnswer::Refused }
     }
 }
 
 /// Commands in their ring.
 #[derive(Debug)]
-pub(super) struct Posted<'a> {
+pub(super) struct PostedCommand<'a> {
     ring: Virtqueue,
     waiting: Vec<Waiting<'a>>,
 }
@@ -146,11 +146,11 @@ pub(super) struct Posted<'a> {
 #[derive(Debug)]
 struct Waiting<'a> {
     id: BufferId,
-    slot: &'a Slot,
-    answer: Answer,
+    slot: &'a CommandSlot,
+    answer: CommandAnswer,
 }
 
-impl Posted<'_> {
+impl PostedCommand<'_> {
     /// Description of the ring for the device.
     pub(super) fn addresses(&self) -> RingAddresses {
         self.ring.addresses()
@@ -160,7 +160,7 @@ impl Posted<'_> {
     ///
     /// # Errors
     /// What the device says of the ring that cannot be, or that it is gone.
-    pub(super) fn answers(mut self, stream: &UnixStream) -> Result<Vec<Answer>, String> {
+    pub(super) fn answers(mut self, stream: &UnixStream) -> Result<Vec<CommandAnswer>, String> {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let mut left = self.waiting.len();
         loop {
@@ -204,17 +204,17 @@ fn is_cut(stream: &UnixStream) -> bool {
 #[cfg(test)]
 mod tests {
     use forebay_sys::virtio::SharedMemory;
-    use forebay_sys::virtio::twin::Twin;
+    use forebay_sys::virtio::twin::ReferenceDevice;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 
     use super::*;
     use crate::virtio::VirtioOptions;
-    use crate::virtio::features::Wishes;
+    use crate::virtio::features::OfferedFeatures;
     use crate::virtio::memory::MemoryPlan;
 
-    const COMMANDS: [Command; 2] = [Command::QueuePairs(2), Command::QueuePairs(3)];
+    const COMMANDS: [ControlCommand; 2] = [ControlCommand::QueuePairs(2), ControlCommand::QueuePairs(3)];
 
     fn place() -> ControlPlace {
         let plan = MemoryPlan::of(&VirtioOptions::default());
@@ -224,7 +224,7 @@ mod tests {
 
     fn features(is_packed: bool) -> Features {
         let offered = 1 << VIRTIO_F_VERSION_1 | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        Features::negotiate(offered, Wishes { packed: true, ..Wishes::default() }).unwrap()
+        Features::negotiate(offered, OfferedFeatures { packed: true, ..OfferedFeatures::default() }).unwrap()
     }
 
     proptest! {
@@ -236,7 +236,7 @@ mod tests {
         ) {
             let mut place = place();
             let mut posted = place.post(features(is_packed), &COMMANDS);
-            let mut device = Twin::of(&posted.ring);
+            let mut device = ReferenceDevice::of(&posted.ring);
             let has: Vec<_> = std::iter::from_fn(|| device.take()).map(|got| got.id).collect();
             prop_assert_eq!(has.len(), COMMANDS.len());
             let mut taken = 0;
@@ -262,7 +262,7 @@ mod tests {
             }
             prop_assert!(taken <= COMMANDS.len());
             // Nothing was written: nothing is done.
-            prop_assert!(posted.waiting.iter().all(|waiting| waiting.answer != Answer::Done));
+            prop_assert!(posted.waiting.iter().all(|waiting| waiting.answer != CommandAnswer::Done));
         }
     }
 

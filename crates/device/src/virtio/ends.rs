@@ -7,14 +7,14 @@ use crate::Facts;
 /// Reason why a queue is of no more use in a session, or the session is over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Reason {
-    pub(super) kind: Kind,
+    pub(super) kind: EndKind,
     /// Observation, as in "the used index went from 3 to 900 with 64 buffers posted".
     pub(super) why: String,
 }
 
 /// Kinds that reasons are counted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum EndKind {
     /// The connection was closed by the other side.
     Closed,
     /// A message was not answered, or not as it must be.
@@ -27,7 +27,7 @@ pub(super) enum Kind {
     Kick,
 }
 
-impl Kind {
+impl EndKind {
     fn name(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -47,18 +47,18 @@ impl Kind {
 /// how many of each kind. None of them is forgotten with the next session; they are bounded by there
 /// being so few kinds.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct SessionEnds {
     facts: Facts,
-    ends: Counts,
-    shut: Counts,
+    ends: EndCounts,
+    shut: EndCounts,
 }
 
 #[derive(Default, Debug)]
-struct Counts(BTreeMap<&'static str, u64>);
+struct EndCounts(BTreeMap<&'static str, u64>);
 
-impl Ends {
+impl SessionEnds {
     pub(super) fn new(facts: Facts) -> Self {
-        Self { facts, ends: Counts::default(), shut: Counts::default() }
+        Self { facts, ends: EndCounts::default(), shut: EndCounts::default() }
     }
 
     /// A session is over.
@@ -74,9 +74,9 @@ impl Ends {
     }
 }
 
-impl Counts {
+impl EndCounts {
     /// Adds one; all of them, as in `closed 2, used_index 1`.
-    fn add(&mut self, kind: Kind) -> String {
+    fn add(&mut self, kind: EndKind) -> String {
         *self.0.entry(kind.name()).or_default() += 1;
         let all: Vec<_> = self.0.iter().map(|(name, count)| format!("{name} {count}")).collect();
         all.join(", ")
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn a_reason_is_not_forgotten_with_the_next_end() {
         let facts = Facts::default();
-        let mut ends = Ends::new(facts.clone());
-        let lie = Kind::UsedIndex.because("it jumped");
+        let mut ends = SessionEnds::new(facts.clone());
+        let lie = EndKind::UsedIndex.because("it jumped");
         ends.shut(3, 1, &lie);
         ends.ended(&lie);
-        (0..3).for_each(|_| ends.ended(&Kind::Closed.because("it closed")));
+        (0..3).for_each(|_| ends.ended(&EndKind::Closed.because("it closed")));
         let all = facts.all();
         let told = ["last_end", "ends", "last_shut", "shut"].map(|name| all[name].as_str());
         let shut = ["queue 1 in session 3: it jumped", "used_index 1"];

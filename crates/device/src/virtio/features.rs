@@ -67,7 +67,7 @@ const fn one_of(bit: u32, name: &'static str, takes: &'static [u32]) -> Usable {
 
 /// Features asked of a back end beyond those that are always welcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Wishes {
+pub(super) struct OfferedFeatures {
     /// Packed rings.
     pub(super) packed: bool,
     /// The hashes that the device computed.
@@ -86,7 +86,7 @@ impl Features {
     ///
     /// # Errors
     /// Why the back end cannot be used: it does not offer `VERSION_1` (FEAT4).
-    pub(super) fn negotiate(offered: u64, wishes: Wishes) -> Result<Self, String> {
+    pub(super) fn negotiate(offered: u64, wishes: OfferedFeatures) -> Result<Self, String> {
         let is_mergeable = offered >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1;
         let is_wished = |bit| match bit {
             // Each buffer would have to hold 64 KiB (NET2).
@@ -203,8 +203,8 @@ mod tests {
         (52, &[17]),
     ];
 
-    fn wishes() -> impl Strategy<Value = Wishes> {
-        any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| Wishes {
+    fn wishes() -> impl Strategy<Value = OfferedFeatures> {
+        any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| OfferedFeatures {
             packed,
             device_hash,
             without_offloads,
@@ -238,7 +238,7 @@ mod tests {
     fn feat_2_a_dependent_bit_alone_is_left() {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
-            let wishes = Wishes { packed: true, device_hash: true, without_offloads: false };
+            let wishes = OfferedFeatures { packed: true, device_hash: true, without_offloads: false };
             assert_eq!(Features::negotiate(offered, wishes).unwrap().bits(), VERSION_1, "{bit}");
         }
     }
@@ -247,13 +247,13 @@ mod tests {
     fn all_that_is_usable_is_used_where_all_is_offered() {
         let all = Features::negotiate(
             u64::MAX,
-            Wishes { packed: true, device_hash: true, without_offloads: false },
+            OfferedFeatures { packed: true, device_hash: true, without_offloads: false },
         );
         let all = all.unwrap();
         assert!(USABLE.iter().all(|feature| all.has(feature.bit)));
         assert_eq!(all.bits().count_ones(), u32::try_from(USABLE.len()).unwrap());
         assert_eq!((all.header_bytes(), all.mergeable()), (20, true));
-        let plain = Features::negotiate(VERSION_1, Wishes::default()).unwrap();
+        let plain = Features::negotiate(VERSION_1, OfferedFeatures::default()).unwrap();
         assert_eq!((plain.header_bytes(), plain.mergeable()), (12, false));
         assert_eq!(plain.to_string(), "version_1");
     }
@@ -262,7 +262,7 @@ mod tests {
     fn net_11_a_gso_type_goes_with_its_feature() {
         let without = |bits: &[u32], merged| {
             let offered = bits.iter().fold(VERSION_1 | merged, |offered, bit| offered | 1 << bit);
-            Features::negotiate(offered, Wishes::default()).unwrap()
+            Features::negotiate(offered, OfferedFeatures::default()).unwrap()
         };
         let of = |bits: &[u32]| without(bits, 1 << VIRTIO_NET_F_MRG_RXBUF);
         let accepted = |features: Features| -> Vec<u8> {

@@ -19,11 +19,11 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
 
-use super::commands::{Answer, Commands, Known, Remarks};
-use super::config::{HASH_CONFIG_BYTES, MTU_CONFIG_BYTES, NetConfig};
-use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, Posted};
-use super::features::{Features, VHOST_USER_F_PROTOCOL_FEATURES, Wishes};
-use super::port::{PairEvents, Session};
+use super::commands::{CommandAnswer, Commands, Known, Remarks};
+use super::config::{HASH_CONFIG_BYTES, MTU_CONFIG_BYTES, VirtioNetConfig};
+use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, PostedCommand};
+use super::features::{Features, VHOST_USER_F_PROTOCOL_FEATURES, OfferedFeatures};
+use super::port::{PairEvents, PortSession};
 
 /// The two rings of a queue pair in one layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,34 +58,34 @@ pub(super) struct MemoryTable {
 
 /// Settings that a device is set up with.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct SessionPlan {
     pub(super) memory: MemoryTable,
     pub(super) queues: Vec<QueueRings>,
     pub(super) control: ControlPlace,
-    pub(super) wishes: Wishes,
+    pub(super) wishes: OfferedFeatures,
 }
 
 /// Message that failed, and the reason: as in `GET_FEATURES: peer disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Failure {
+pub(super) struct FrontendFailure {
     message: &'static str,
     why: String,
 }
 
-impl Failure {
+impl FrontendFailure {
     fn of<E: fmt::Display>(message: &'static str) -> impl FnOnce(E) -> Self {
         move |why| Self { message, why: why.to_string() }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for FrontendFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.message, self.why)
     }
 }
 
 /// A back end that is set up.
-pub(super) struct Front {
+pub(super) struct BackendChannel {
     vhost: Frontend,
     /// The rings that it was told of.
     rings: Vec<usize>,
@@ -100,18 +100,18 @@ const RINGS_MAX: u64 = 1 << 8;
 /// VRING_BASE of a packed ring that is as new: index 0, wrap counter 1.
 const PACKED_BASE: u16 = 1 << 15;
 
-impl Front {
+impl BackendChannel {
     /// Sets a device up, from its first message to all queues being enabled (INIT1), and to its
     /// knowing how they are used.
     pub(super) fn set_up(
         stream: &UnixStream,
-        plan: &mut Plan,
+        plan: &mut SessionPlan,
         number: u64,
-    ) -> Result<(Self, Session), Failure> {
-        let own = stream.try_clone().map_err(Failure::of("dup"))?;
+    ) -> Result<(Self, PortSession), FrontendFailure> {
+        let own = stream.try_clone().map_err(FrontendFailure::of("dup"))?;
         let mut vhost = Frontend::from_stream(own, RINGS_MAX);
-        vhost.set_owner().map_err(Failure::of("SET_OWNER"))?;
-        let offered = vhost.get_features().map_err(Failure::of("GET_FEATURES"))?;
+        vhost.set_owner().map_err(FrontendFailure::of("SET_OWNER"))?;
+        let offered = vhost.get_features().map_err(FrontendFailure::of("GET_FEATURES"))?;
         let protocol = agree_on_protocol(&mut vhost, offered)?;
         let (features, config) = agree_on_features(stream, offered, protocol, plan)?;
         let has_many =
@@ -120,10 +120,10 @@ impl Front {
         let known = Known { features, config, queue_pairs };
         let most = usize::try_from(known.queue_pairs_max()).unwrap_or(usize::MAX);
         let pairs = plan.queues.len().min(most);
-        vhost.set_features(features.bits()).map_err(Failure::of("SET_FEATURES"))?;
+        vhost.set_features(features.bits()).map_err(FrontendFailure::of("SET_FEATURES"))?;
         set_memory(&vhost, &plan.memory)?;
         let events = (0..pairs).map(|_| PairEvents::new()).collect::<std::io::Result<Vec<_>>>();
-        let mut events = events.map_err(Failure::of("eventfd"))?;
+        let mut events = events.map_err(FrontendFailure::of("eventfd"))?;
         for (pair, (rings, events)) in plan.queues.iter().zip(&events).enumerate() {
             set_pair(&vhost, pair, rings, events, features)?;
         }
@@ -139,7 +139,7 @@ impl Front {
             (1..pairs).try_for_each(|pair| front.disable(pair))?;
             events.truncate(1);
         }
-        Ok((front, Session { number, features, mtu: config.mtu, pairs: events }))
+        Ok((front, PortSession { number, features, mtu: config.mtu, pairs: events }))
     }
 
     /// Tells the device how its queues are used, by the control queue if it has one. Returns whether it
@@ -149,7 +149,7 @@ impl Front {
         stream: &UnixStream,
         place: &mut ControlPlace,
         known: Known,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, FrontendFailure> {
         let ring = known.control_ring().filter(|_| !self.commands.list.is_empty());
         let Some(ring) = ring.map(usize::from) else { return Ok(true) };
         if let Some(why) = place.given_up() {
@@ -173,22 +173,22 @@ impl Front {
         place: &mut ControlPlace,
         ring: usize,
         features: Features,
-    ) -> Result<Vec<Answer>, Failure> {
+    ) -> Result<Vec<CommandAnswer>, FrontendFailure> {
         let posted = place.post(features, &self.commands.list);
         self.begin_control(ring, &posted, features)?;
-        posted.answers(stream).map_err(Failure::of("control queue"))
+        posted.answers(stream).map_err(FrontendFailure::of("control queue"))
     }
 
     /// Has the device take up the control queue.
     fn begin_control(
         &mut self,
         ring: usize,
-        posted: &Posted<'_>,
+        posted: &PostedCommand<'_>,
         features: Features,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), FrontendFailure> {
         // It is kicked before it has the event.
         let events = PeerEvent::happened().and_then(|kick| Ok((kick, PeerEvent::new()?)));
-        let (kick, call) = events.map_err(Failure::of("eventfd"))?;
+        let (kick, call) = events.map_err(FrontendFailure::of("eventfd"))?;
         set_ring(&self.vhost, ring, CONTROL_QUEUE_SIZE, posted.addresses(), features)?;
         set_call(&self.vhost, ring, &call)?;
         self.rings.push(ring);
@@ -203,39 +203,39 @@ impl Front {
     }
 
     /// Has the device leave a queue pair alone, if it can be told.
-    pub(super) fn disable(&mut self, pair: usize) -> Result<(), Failure> {
+    pub(super) fn disable(&mut self, pair: usize) -> Result<(), FrontendFailure> {
         self.enable(2 * pair, false)?;
         self.enable(2 * pair + 1, false)
     }
 
     /// Has the device give a queue pair no more, and returns when it has: it takes one message after
     /// the other, and has answered one that came later.
-    pub(super) fn stop_receiving(&mut self, pair: usize) -> Result<(), Failure> {
+    pub(super) fn stop_receiving(&mut self, pair: usize) -> Result<(), FrontendFailure> {
         if self.has_enable {
             self.enable(2 * pair, false)?;
-            self.vhost.get_features().map(drop).map_err(Failure::of("GET_FEATURES"))
+            self.vhost.get_features().map(drop).map_err(FrontendFailure::of("GET_FEATURES"))
         } else {
             let stopped = self.vhost.get_vring_base(2 * pair);
-            stopped.map(drop).map_err(Failure::of("GET_VRING_BASE"))
+            stopped.map(drop).map_err(FrontendFailure::of("GET_VRING_BASE"))
         }
     }
 
     /// Has the device stop: it has answered for every ring that it uses none of the memory any more
     /// (VQ11).
-    pub(super) fn stop(&self) -> Result<(), Failure> {
+    pub(super) fn stop(&self) -> Result<(), FrontendFailure> {
         for &ring in &self.rings {
-            self.vhost.get_vring_base(ring).map_err(Failure::of("GET_VRING_BASE"))?;
+            self.vhost.get_vring_base(ring).map_err(FrontendFailure::of("GET_VRING_BASE"))?;
         }
         Ok(())
     }
 
     /// Without the protocol's features a ring is enabled from its first kick on.
-    fn enable(&mut self, ring: usize, enabled: bool) -> Result<(), Failure> {
+    fn enable(&mut self, ring: usize, enabled: bool) -> Result<(), FrontendFailure> {
         if !self.has_enable {
             return Ok(());
         }
         let done = self.vhost.set_vring_enable(ring, enabled);
-        done.map_err(Failure::of("SET_VRING_ENABLE"))
+        done.map_err(FrontendFailure::of("SET_VRING_ENABLE"))
     }
 }
 
@@ -244,16 +244,16 @@ impl Front {
 fn agree_on_protocol(
     vhost: &mut Frontend,
     offered: u64,
-) -> Result<VhostUserProtocolFeatures, Failure> {
+) -> Result<VhostUserProtocolFeatures, FrontendFailure> {
     if offered >> VHOST_USER_F_PROTOCOL_FEATURES & 1 == 0 {
         return Ok(VhostUserProtocolFeatures::empty());
     }
-    let known = vhost.get_protocol_features().map_err(Failure::of("GET_PROTOCOL_FEATURES"))?;
+    let known = vhost.get_protocol_features().map_err(FrontendFailure::of("GET_PROTOCOL_FEATURES"))?;
     let wanted = VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::CONFIG;
     let agreed = known & wanted;
-    vhost.set_protocol_features(agreed).map_err(Failure::of("SET_PROTOCOL_FEATURES"))?;
+    vhost.set_protocol_features(agreed).map_err(FrontendFailure::of("SET_PROTOCOL_FEATURES"))?;
     if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
         vhost.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     }
@@ -265,28 +265,28 @@ fn agree_on_features(
     stream: &UnixStream,
     offered: u64,
     protocol: VhostUserProtocolFeatures,
-    plan: &Plan,
-) -> Result<(Features, NetConfig), Failure> {
+    plan: &SessionPlan,
+) -> Result<(Features, VirtioNetConfig), FrontendFailure> {
     let offers = |bit: u32| offered >> bit & 1 == 1;
     let has_many = offers(VIRTIO_NET_F_MQ) && plan.queues.len() > 1;
     let config = if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
-        NetConfig::default()
+        VirtioNetConfig::default()
     } else if offers(VIRTIO_NET_F_HASH_REPORT) && plan.wishes.device_hash {
         net_config(stream, HASH_CONFIG_BYTES)?
     } else if offers(VIRTIO_NET_F_MTU) || has_many {
         net_config(stream, MTU_CONFIG_BYTES)?
     } else {
-        NetConfig::default()
+        VirtioNetConfig::default()
     };
     let usable = if config.mtu.is_some() { u64::MAX } else { !(1 << VIRTIO_NET_F_MTU) };
     let features = Features::negotiate(offered & usable, plan.wishes);
-    let features = features.map_err(Failure::of("features"))?;
+    let features = features.map_err(FrontendFailure::of("features"))?;
     let mtu = config.mtu.filter(|_| features.has(VIRTIO_NET_F_MTU));
-    Ok((features, NetConfig { mtu, ..config }))
+    Ok((features, VirtioNetConfig { mtu, ..config }))
 }
 
 /// The one region, at our own addresses.
-fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), Failure> {
+fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), FrontendFailure> {
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: memory.base_address,
         memory_size: memory.len_bytes,
@@ -294,7 +294,7 @@ fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), Failure> {
         mmap_offset: 0,
         mmap_handle: memory.descriptor.as_raw_fd(),
     };
-    vhost.set_mem_table(&[region]).map(drop).map_err(Failure::of("SET_MEM_TABLE"))
+    vhost.set_mem_table(&[region]).map(drop).map_err(FrontendFailure::of("SET_MEM_TABLE"))
 }
 
 /// Tells of both rings of a pair. The kick comes last: a back end may begin with it.
@@ -304,7 +304,7 @@ fn set_pair(
     rings: &QueueRings,
     events: &PairEvents,
     features: Features,
-) -> Result<(), Failure> {
+) -> Result<(), FrontendFailure> {
     let packed = rings.packed.filter(|_| features.has(VIRTIO_F_RING_PACKED));
     let PairRings { rx, tx } = packed.unwrap_or(rings.split);
     let both = [(2 * pair, rx, &events.rx_kick), (2 * pair + 1, tx, &events.tx_kick)];
@@ -323,7 +323,7 @@ fn set_ring(
     size: u16,
     addresses: RingAddresses,
     features: Features,
-) -> Result<(), Failure> {
+) -> Result<(), FrontendFailure> {
     let addresses = VringConfigData {
         queue_max_size: size,
         queue_size: size,
@@ -334,44 +334,44 @@ fn set_ring(
         log_addr: None,
     };
     let base = if features.has(VIRTIO_F_RING_PACKED) { PACKED_BASE } else { 0 };
-    vhost.set_vring_num(ring, size).map_err(Failure::of("SET_VRING_NUM"))?;
-    vhost.set_vring_base(ring, base).map_err(Failure::of("SET_VRING_BASE"))?;
-    vhost.set_vring_addr(ring, &addresses).map_err(Failure::of("SET_VRING_ADDR"))
+    vhost.set_vring_num(ring, size).map_err(FrontendFailure::of("SET_VRING_NUM"))?;
+    vhost.set_vring_base(ring, base).map_err(FrontendFailure::of("SET_VRING_BASE"))?;
+    vhost.set_vring_addr(ring, &addresses).map_err(FrontendFailure::of("SET_VRING_ADDR"))
 }
 
-fn set_call(vhost: &Frontend, ring: usize, call: &PeerEvent) -> Result<(), Failure> {
-    let call = call.handle().map_err(Failure::of("dup"))?;
-    vhost.set_vring_call(ring, &call).map_err(Failure::of("SET_VRING_CALL"))
+fn set_call(vhost: &Frontend, ring: usize, call: &PeerEvent) -> Result<(), FrontendFailure> {
+    let call = call.handle().map_err(FrontendFailure::of("dup"))?;
+    vhost.set_vring_call(ring, &call).map_err(FrontendFailure::of("SET_VRING_CALL"))
 }
 
-fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), Failure> {
-    let kick = kick.handle().map_err(Failure::of("dup"))?;
-    vhost.set_vring_kick(ring, &kick).map_err(Failure::of("SET_VRING_KICK"))
+fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), FrontendFailure> {
+    let kick = kick.handle().map_err(FrontendFailure::of("dup"))?;
+    vhost.set_vring_kick(ring, &kick).map_err(FrontendFailure::of("SET_VRING_KICK"))
 }
 
 /// Number of queue pairs of the back end. The crate takes the answer for a number of rings, and then
 /// refuses us the second of a pair; to QEMU and DPDK it is one of pairs.
-fn queue_pairs(stream: &UnixStream) -> Result<u64, Failure> {
+fn queue_pairs(stream: &UnixStream) -> Result<u64, FrontendFailure> {
     const MESSAGE: &str = "GET_QUEUE_NUM";
-    let answer = ask(stream, FrontendReq::GET_QUEUE_NUM, &[]).map_err(Failure::of(MESSAGE))?;
+    let answer = ask(stream, FrontendReq::GET_QUEUE_NUM, &[]).map_err(FrontendFailure::of(MESSAGE))?;
     let pairs = answer.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
     match pairs {
-        Some(0) | None => Err(Failure::of(MESSAGE)("it has no queues")),
+        Some(0) | None => Err(FrontendFailure::of(MESSAGE)("it has no queues")),
         Some(pairs) => Ok(pairs),
     }
 }
 
 /// So many bytes of the device's configuration, from its beginning. A back end that cannot say them
 /// answers with fewer.
-fn net_config(stream: &UnixStream, len_bytes: usize) -> Result<NetConfig, Failure> {
+fn net_config(stream: &UnixStream, len_bytes: usize) -> Result<VirtioNetConfig, FrontendFailure> {
     /// `offset`, `size`, `flags` (struct vhost_user_config).
     const WHICH_BYTES: usize = 4 + 4 + 4;
     let size = u32::try_from(len_bytes).unwrap_or(u32::MAX);
     let mut request = vec![0; WHICH_BYTES + len_bytes];
     request[4..8].copy_from_slice(&size.to_ne_bytes());
     let answer = ask(stream, FrontendReq::GET_CONFIG, &request);
-    let answer = answer.map_err(Failure::of("GET_CONFIG"))?;
-    Ok(NetConfig::from_bytes(answer.get(WHICH_BYTES..).unwrap_or_default()))
+    let answer = answer.map_err(FrontendFailure::of("GET_CONFIG"))?;
+    Ok(VirtioNetConfig::from_bytes(answer.get(WHICH_BYTES..).unwrap_or_default()))
 }
 
 /// One question and its answer. For what the crate reads in its own way: it takes an answer for as long

@@ -16,12 +16,12 @@ const UDP: u8 = 17;
 /// Headers seen of late. They are a guess of what [parsing](forebay_rx::parse) will look at: where
 /// it was too short, that pulls the rest in.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Heads {
+pub(super) struct HeaderCopyLen {
     /// Packets in a row with short headers, as far as that is counted.
     short_run: u8,
 }
 
-impl Heads {
+impl HeaderCopyLen {
     /// Length that is copied of the next packet.
     #[inline]
     pub(super) fn len_bytes(self) -> u32 {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn of(packets: impl IntoIterator<Item = Vec<u8>>) -> u32 {
-        let mut heads = Heads::default();
+        let mut heads = HeaderCopyLen::default();
         packets.into_iter().for_each(|packet| heads.add(&packet));
         heads.len_bytes()
     }

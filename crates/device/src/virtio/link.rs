@@ -14,11 +14,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::commands::Remarks;
 use super::control::ControlPlace;
-use super::ends::{Ends, Kind, Reason};
-use super::features::Wishes;
-use super::front::{Failure, Front, MemoryTable, Plan, QueueRings};
-use super::meet::{Meeting, is_absence};
-use super::port::{Port, Session, Shut, Switchboard, Wish};
+use super::ends::{SessionEnds, EndKind, Reason};
+use super::features::OfferedFeatures;
+use super::front::{FrontendFailure, BackendChannel, MemoryTable, SessionPlan, QueueRings};
+use super::meet::{Endpoint, is_absence};
+use super::port::{Port, PortSession, Shut, Switchboard, QueueWish};
 use crate::Facts;
 use crate::config::virtio::Role;
 
@@ -41,13 +41,13 @@ pub const QUEUE_PAIRS_MAX: usize = 128;
 
 /// Settings of a link.
 #[derive(Debug)]
-pub(super) struct LinkConfig<'a> {
+pub(super) struct VhostSessionConfig<'a> {
     /// The socket.
     pub(super) path: &'a Path,
     /// Side that makes it.
     pub(super) role: Role,
     /// Features asked for.
-    pub(super) wishes: Wishes,
+    pub(super) wishes: OfferedFeatures,
     /// The memory that the device gets.
     pub(super) memory: MemoryTable,
     /// The rings in it, for each queue pair.
@@ -61,7 +61,7 @@ pub(super) struct LinkConfig<'a> {
 
 /// A link; the back end is let go of when it is dropped.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct VhostSession {
     shared: Arc<Switchboard>,
     thread: Option<JoinHandle<()>>,
     /// The thread is about to end.
@@ -69,14 +69,14 @@ pub(super) struct Link {
     facts: Facts,
 }
 
-impl Link {
+impl VhostSession {
     /// Begins to look for a back end, and to keep one set up. Returns a port for each queue pair.
     ///
     /// # Errors
     /// When there can never be one at that path, or the system refuses. That none is there yet is no
     /// error.
-    pub(super) fn start(config: LinkConfig<'_>) -> Result<(Self, Vec<Port>)> {
-        let LinkConfig { path, role, wishes, memory, queues, control, facts } = config;
+    pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
+        let VhostSessionConfig { path, role, wishes, memory, queues, control, facts } = config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
                 what: "the queue pairs of a vhost-user device",
@@ -90,16 +90,16 @@ impl Link {
             source,
             help: "check the limits on descriptors and threads (ulimit -n, ulimit -u)".to_owned(),
         };
-        let (meeting, first) = Meeting::open(path, role)?;
+        let (meeting, first) = Endpoint::open(path, role)?;
         let signaller = Signaller::new().map_err(|source| no_signals(path, source))?;
         let (shared, ports) = Switchboard::new(queues.len(), signaller).map_err(refused)?;
         let ended = Arc::new(Event::new().map_err(refused)?);
         let place = path.display().to_string();
-        let plan = Plan { memory, queues, control, wishes };
+        let plan = SessionPlan { memory, queues, control, wishes };
         let (of_thread, told) = (Arc::clone(&shared), facts.clone());
-        let ends = Ends::new(told.clone());
+        let ends = SessionEnds::new(told.clone());
         let keeper =
-            Keeper { shared: of_thread, meeting, plan, facts: told, ends, place, number: 0 };
+            SessionThread { shared: of_thread, meeting, plan, facts: told, ends, place, number: 0 };
         facts.set("sessions", "0".to_owned());
         let thread = thread::Builder::new().name("forebay-virtio".to_owned());
         let about_to_end = Arc::clone(&ended);
@@ -150,19 +150,19 @@ fn no_signals(path: &Path, source: io::Error) -> Error {
     }
 }
 
-impl Drop for Link {
+impl Drop for VhostSession {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 /// State of the thread.
-struct Keeper {
+struct SessionThread {
     shared: Arc<Switchboard>,
-    meeting: Meeting,
-    plan: Plan,
+    meeting: Endpoint,
+    plan: SessionPlan,
     facts: Facts,
-    ends: Ends,
+    ends: SessionEnds,
     /// The socket's path.
     place: String,
     /// Of the last session.
@@ -170,7 +170,7 @@ struct Keeper {
 }
 
 /// Reason why a session is over.
-enum End {
+enum SessionEnd {
     /// The back end is gone.
     Gone(Reason),
     /// We want another one.
@@ -179,7 +179,7 @@ enum End {
     Stop,
 }
 
-impl Keeper {
+impl SessionThread {
     /// One session after the other.
     fn run(mut self, mut met: Option<UnixStream>) {
         let mut refused_pause = RECONNECT_PAUSE;
@@ -190,12 +190,12 @@ impl Keeper {
                 Ok((front, session)) => {
                     refused_pause = RECONNECT_PAUSE;
                     match self.session(front, session, &stream) {
-                        End::Gone(why) => self.ends.ended(&why),
-                        End::Renew(why) => {
+                        SessionEnd::Gone(why) => self.ends.ended(&why),
+                        SessionEnd::Renew(why) => {
                             self.ends.ended(&why);
                             self.rest(RECONNECT_PAUSE);
                         }
-                        End::Stop => break,
+                        SessionEnd::Stop => break,
                     }
                 }
                 Err(why) => {
@@ -211,7 +211,7 @@ impl Keeper {
     /// Waits until no source uses the rings any more. Returns whether the link goes on.
     fn wait_for_release(&self) -> bool {
         loop {
-            if self.is_stopped() || self.shared.wish() == Wish::Leave {
+            if self.is_stopped() || self.shared.wish() == QueueWish::Leave {
                 return false;
             }
             let held = self.shared.held();
@@ -238,17 +238,17 @@ impl Keeper {
             let stop = self.shared.stop.descriptor();
             let watched: Vec<_> = door.into_iter().chain([stop]).collect();
             self.shared.tell.wait(&watched, at_most);
-            if self.is_stopped() || self.shared.wish() == Wish::Leave {
+            if self.is_stopped() || self.shared.wish() == QueueWish::Leave {
                 return None;
             }
         }
     }
 
     /// Sets a back end up, or says why it cannot be.
-    fn set_up(&mut self, stream: &UnixStream) -> Result<(Front, Session), String> {
+    fn set_up(&mut self, stream: &UnixStream) -> Result<(BackendChannel, PortSession), String> {
         let number = self.number + 1;
         let asked = self.plan.queues.len();
-        let set_up = || Front::set_up(stream, &mut self.plan, number);
+        let set_up = || BackendChannel::set_up(stream, &mut self.plan, number);
         let (front, session) = within(stream, Some(&self.shared.stop), set_up)?;
         self.number = number;
         self.facts.set("sessions", number.to_string());
@@ -267,11 +267,11 @@ impl Keeper {
     }
 
     /// One session, from all queues being enabled to its end.
-    fn session(&mut self, front: Front, session: Session, stream: &UnixStream) -> End {
+    fn session(&mut self, front: BackendChannel, session: PortSession, stream: &UnixStream) -> SessionEnd {
         self.shared.publish(Some(Arc::new(session)));
         let mut front = front;
         let end = self.watch(&mut front, stream);
-        if !matches!(end, End::Gone(_)) {
+        if !matches!(end, SessionEnd::Gone(_)) {
             // Whoever does not answer is cut off: there is nothing more to be done about it.
             let _ = within(stream, None, || front.stop());
         }
@@ -283,29 +283,29 @@ impl Keeper {
     }
 
     /// Watches a session until it ends.
-    fn watch(&mut self, front: &mut Front, stream: &UnixStream) -> End {
+    fn watch(&mut self, front: &mut BackendChannel, stream: &UnixStream) -> SessionEnd {
         let mut told_shut = Vec::new();
         loop {
             if self.is_stopped() {
-                return End::Stop;
+                return SessionEnd::Stop;
             }
             let done = match self.shared.wish() {
-                Wish::Leave => return End::Stop,
-                Wish::Renew(shut) => {
+                QueueWish::Leave => return SessionEnd::Stop,
+                QueueWish::Renew(shut) => {
                     self.tell_shut(&shut, &mut told_shut);
                     let why = shut.into_iter().next().map(|(_, why)| why);
-                    return End::Renew(why.unwrap_or_else(|| unreachable!("some are shut")));
+                    return SessionEnd::Renew(why.unwrap_or_else(|| unreachable!("some are shut")));
                 }
-                Wish::GoOn { shut, sated } => {
+                QueueWish::GoOn { shut, sated } => {
                     let news = self.tell_shut(&shut, &mut told_shut);
                     self.tell_device(front, stream, &sated, &news)
                 }
             };
             if let Err(why) = done {
-                return End::Gone(Kind::Message.because(why));
+                return SessionEnd::Gone(EndKind::Message.because(why));
             }
             if self.is_cut(stream) {
-                return End::Gone(Kind::Closed.because("the back end closed the connection"));
+                return SessionEnd::Gone(EndKind::Closed.because("the back end closed the connection"));
             }
         }
     }
@@ -325,7 +325,7 @@ impl Keeper {
     /// Has the device give some queues no more, and leave others alone.
     fn tell_device(
         &self,
-        front: &mut Front,
+        front: &mut BackendChannel,
         stream: &UnixStream,
         sated: &[usize],
         shut: &[usize],
@@ -377,7 +377,7 @@ impl Keeper {
 fn within<T>(
     stream: &UnixStream,
     stop: Option<&Event>,
-    conversation: impl FnOnce() -> Result<T, Failure>,
+    conversation: impl FnOnce() -> Result<T, FrontendFailure>,
 ) -> Result<T, String> {
     let done = Event::new().map_err(|error| format!("eventfd: {error}"))?;
     let guard = || {

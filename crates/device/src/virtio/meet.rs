@@ -19,14 +19,14 @@ const WHAT: &str = "the vhost-user socket";
 
 /// The meeting place.
 #[derive(Debug)]
-pub(super) enum Meeting {
+pub(super) enum Endpoint {
     /// The back end listens there.
     Connect(SocketAddrUnix),
     /// We do.
     Listen(PrivateListener),
 }
 
-impl Meeting {
+impl Endpoint {
     /// Goes there. A back end may be there already.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
+impl Drop for Endpoint {
     fn drop(&mut self) {
         if let Self::Listen(listener) = self {
             listener.remove();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_buf::{Claim, PageFragCache, Region};
-use forebay_sys::virtio::{Layout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
+use forebay_sys::virtio::{VirtqueueLayout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
 
 use super::buffers::{Sizing, pitch_bytes};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace};
@@ -44,7 +44,7 @@ pub(super) struct MemoryPlan {
 
 /// Offsets of the parts of a queue pair, in bytes from the beginning of the memory.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct RingPlaces {
     rx_ring: usize,
     tx_ring: usize,
     slots: usize,
@@ -79,7 +79,7 @@ impl MemoryPlan {
         self.places(0).end.saturating_mul(pairs)
     }
 
-    fn places(&self, pair: usize) -> Places {
+    fn places(&self, pair: usize) -> RingPlaces {
         let ring = ring_bytes_max(self.queue_size).next_multiple_of(PAGE_BYTES);
         let slots = usize::from(self.queue_size) * SLOT_BYTES as usize;
         let blocks = self.blocks as usize * self.block_bytes as usize + BLOCKS_SHIFT;
@@ -89,7 +89,7 @@ impl MemoryPlan {
         let places = [begin, begin + ring, begin + 2 * ring];
         let [rx_ring, tx_ring, slots] = places;
         let end = begin + len;
-        Places { rx_ring, tx_ring, slots, blocks: end - blocks, end }
+        RingPlaces { rx_ring, tx_ring, slots, blocks: end - blocks, end }
     }
 
     /// Places of a pair's rings: for receiving and for sending.
@@ -142,20 +142,20 @@ impl RingPlace {
     }
 
     /// A new ring there. No device uses the one that was.
-    pub(super) fn ring(&self, layout: Layout, event_idx: bool) -> Virtqueue {
+    pub(super) fn ring(&self, layout: VirtqueueLayout, event_idx: bool) -> Virtqueue {
         let config = RingConfig { layout, size: self.size, event_idx };
         Virtqueue::new(&self.memory, config)
     }
 
     /// Description of it for the device.
-    pub(super) fn addresses(&self, layout: Layout) -> RingAddresses {
+    pub(super) fn addresses(&self, layout: VirtqueueLayout) -> RingAddresses {
         self.ring(layout, false).addresses()
     }
 }
 
 /// The most memory that a ring takes.
 fn ring_bytes_max(size: u16) -> usize {
-    ring_bytes(Layout::Split, size).max(ring_bytes(Layout::Packed, size))
+    ring_bytes(VirtqueueLayout::Split, size).max(ring_bytes(VirtqueueLayout::Packed, size))
 }
 
 fn control_ring_bytes() -> usize {
@@ -165,7 +165,7 @@ fn control_ring_bytes() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::virtio::BufferPolicy;
+    use crate::config::virtio::RxBufferSizing;
 
     #[test]
     fn the_parts_of_all_pairs_lie_one_behind_the_other_in_the_memory() {
@@ -176,7 +176,7 @@ mod tests {
             let plan = MemoryPlan::of(&options);
             let mut last = 0;
             for pair in 0..3 {
-                let Places { rx_ring, tx_ring, slots, blocks, end } = plan.places(pair);
+                let RingPlaces { rx_ring, tx_ring, slots, blocks, end } = plan.places(pair);
                 let parts = [last, rx_ring, tx_ring, slots, blocks, end];
                 assert!(parts.is_sorted(), "{parts:?}");
                 assert!(parts.iter().all(|part| part.is_multiple_of(PAGE_BYTES)));
@@ -203,7 +203,7 @@ mod tests {
     fn there_is_memory_for_a_full_ring_of_the_largest_buffers_and_for_packets_under_way() {
         for max_bytes in [1536, 4096, 9216, 16 << 10, 65_600, 1 << 20] {
             let options = VirtioOptions {
-                rx_buffers: BufferPolicy::Auto,
+                rx_buffers: RxBufferSizing::Auto,
                 rx_buffer_max_bytes: max_bytes,
                 ..Default::default()
             };

@@ -35,29 +35,29 @@ use std::sync::Arc;
 
 pub use average::Average;
 use forebay_sys::error::{Error, Result};
-use forebay_sys::virtio::{Layout, SharedMemory};
+use forebay_sys::virtio::{VirtqueueLayout, SharedMemory};
 pub use link::QUEUE_PAIRS_MAX;
 pub use source::VirtioSource;
 
 use self::buffers::{Buffers, Sizing};
-use self::features::Wishes;
+use self::features::OfferedFeatures;
 use self::front::{MemoryTable, PairRings, QueueRings};
-use self::link::{Link, LinkConfig};
+use self::link::{VhostSession, VhostSessionConfig};
 use self::memory::{MemoryPlan, RingPlace};
-use self::receive::{COUNTS, Receiver};
-use self::transmit::Transmit;
-use super::egress::{Egress, EgressSink};
+use self::receive::{COUNTS, VirtioReceiver};
+use self::transmit::VirtioTransmit;
+use super::egress::{TxQueue, TxQueueSink};
 use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
 use crate::config::virtio::VirtioOptions;
 
 /// A device, and the link to whoever plays it.
 pub struct VirtioDevice {
     /// Ends with the device and the last of its sources.
-    link: Arc<Link>,
+    link: Arc<VhostSession>,
     /// The socket's path.
     name: String,
     /// By queue pair, as the three that follow.
-    egress: Vec<Egress>,
+    egress: Vec<TxQueue>,
     counts: Vec<Arc<KernelCounts>>,
     rx_buffers: Vec<Arc<RxBuffers>>,
     facts: Facts,
@@ -81,10 +81,10 @@ impl VirtioDevice {
         let pages = if memory.is_huge() { "huge" } else { "as the kernel gives them" };
         facts.set("pages", pages.to_owned());
         let rings: Vec<_> = (0..pairs).map(|pair| plan.rings(&memory, pair)).collect();
-        let (link, ports) = Link::start(LinkConfig {
+        let (link, ports) = VhostSession::start(VhostSessionConfig {
             path: Path::new(&config.name),
             role: options.role,
-            wishes: Wishes {
+            wishes: OfferedFeatures {
                 packed: options.packed,
                 device_hash: config.device_hash,
                 without_offloads: !options.rx_offloads,
@@ -103,12 +103,12 @@ impl VirtioDevice {
             facts,
         };
         let sources = (0..).zip(ports).zip(rings).map(|((pair, port), [rx, tx])| {
-            let (egress, departures) = Egress::new();
+            let (egress, departures) = TxQueue::new();
             let (counts, shown) = (KernelCounts::new(&COUNTS), Arc::<RxBuffers>::default());
             let cache = plan.cache(&memory, pair);
             let buffers = Buffers::new(Sizing::of(options), cache, rx.size(), Arc::clone(&shown));
-            let receiver = Receiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
-            let transmit = Transmit::new(departures, tx, plan.slots(&memory, pair));
+            let receiver = VirtioReceiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
+            let transmit = VirtioTransmit::new(departures, tx, plan.slots(&memory, pair));
             device.egress.push(egress);
             device.counts.push(counts);
             device.rx_buffers.push(shown);
@@ -119,8 +119,8 @@ impl VirtioDevice {
     }
 
     /// One CPU's way into the device.
-    pub(super) fn sink(&self) -> EgressSink {
-        EgressSink::new(self.name.clone(), &self.egress)
+    pub(super) fn sink(&self) -> TxQueueSink {
+        TxQueueSink::new(self.name.clone(), &self.egress)
     }
 
     /// Counters of the driver, for each queue.
@@ -153,7 +153,7 @@ fn queue_rings([rx, tx]: &[RingPlace; 2], options: &VirtioOptions) -> QueueRings
     let pair = |layout| PairRings { rx: rx.addresses(layout), tx: tx.addresses(layout) };
     QueueRings {
         size: options.queue_size,
-        split: pair(Layout::Split),
-        packed: options.packed.then(|| pair(Layout::Packed)),
+        split: pair(VirtqueueLayout::Split),
+        packed: options.packed.then(|| pair(VirtqueueLayout::Packed)),
     }
 }

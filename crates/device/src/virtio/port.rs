@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_rx::arrive::Waker;
 use forebay_sys::{Event, PeerEvent, Signaller};
 
-use super::ends::{Kind, Reason};
+use super::ends::{EndKind, Reason};
 use super::features::Features;
 
 /// One time that a back end was there: from its queues being enabled to its connection's end.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct PortSession {
     /// From 1 on; no two share one.
     pub(super) number: u64,
     /// Features that were agreed on.
@@ -56,12 +56,12 @@ pub(super) struct Switchboard {
 
 #[derive(Debug)]
 struct Board {
-    session: Option<Arc<Session>>,
-    seats: Box<[Seat]>,
+    session: Option<Arc<PortSession>>,
+    seats: Box<[QueueState]>,
 }
 
 /// State of one port.
-struct Seat {
+struct QueueState {
     /// The source has seen the session, so it uses the rings until it says that it does not.
     is_held: bool,
     /// The port was dropped.
@@ -88,7 +88,7 @@ enum Receiving {
 
 /// News for the link's thread.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Wish {
+pub(super) enum QueueWish {
     /// The session goes on; some queues are shut, and some are to receive no more.
     GoOn { shut: Shut, sated: Vec<usize> },
     /// All queues are shut: it is to end, and another one to begin.
@@ -111,7 +111,7 @@ impl Switchboard {
     ) -> std::io::Result<(Arc<Self>, Vec<Port>)> {
         let changed = (0..pairs).map(|_| Event::new().map(Arc::new));
         let changed = changed.collect::<std::io::Result<Vec<_>>>()?;
-        let seats = changed.iter().map(|changed| Seat {
+        let seats = changed.iter().map(|changed| QueueState {
             is_held: false,
             is_gone: false,
             shut: None,
@@ -139,7 +139,7 @@ impl Switchboard {
     }
 
     /// Tells all ports that a session began, or that it ended.
-    pub(super) fn publish(&self, session: Option<Arc<Session>>) {
+    pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
         if session.is_some() {
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
@@ -165,20 +165,20 @@ impl Switchboard {
     }
 
     /// Fate of the session.
-    pub(super) fn wish(&self) -> Wish {
+    pub(super) fn wish(&self) -> QueueWish {
         let board = self.board();
         if board.seats.iter().all(|seat| seat.is_gone) {
-            return Wish::Leave;
+            return QueueWish::Leave;
         }
         let pairs = board.session.as_ref().map_or(0, |session| session.pairs.len());
         let seats = || board.seats.iter().take(pairs).enumerate().filter(|(_, seat)| !seat.is_gone);
         let shut = seats().filter_map(|(index, seat)| Some((index, seat.shut.clone()?)));
         let shut: Shut = shut.collect();
         if !shut.is_empty() && shut.len() == seats().count() {
-            return Wish::Renew(shut);
+            return QueueWish::Renew(shut);
         }
         let sated = seats().filter(|(_, seat)| seat.receiving == Receiving::Ending);
-        Wish::GoOn { shut, sated: sated.map(|(index, _)| index).collect() }
+        QueueWish::GoOn { shut, sated: sated.map(|(index, _)| index).collect() }
     }
 
     /// The device has said that it gives this queue no more.
@@ -196,7 +196,7 @@ impl Switchboard {
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for QueueState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { is_held, is_gone, shut, .. } = self;
         write!(f, "Seat(held: {is_held}, gone: {is_gone}, shut: {shut:?})")
@@ -214,7 +214,7 @@ pub(super) struct Port {
     shared: Arc<Switchboard>,
     /// The changes that `session` goes by.
     seen: u64,
-    session: Option<Arc<Session>>,
+    session: Option<Arc<PortSession>>,
     changed: Arc<Event>,
 }
 
@@ -222,7 +222,7 @@ impl Port {
     /// The session, if there is one that has this queue: its rings may be used. As cheap as a look at
     /// one word that is rarely written.
     #[inline]
-    pub(super) fn session(&mut self) -> Option<&Arc<Session>> {
+    pub(super) fn session(&mut self) -> Option<&Arc<PortSession>> {
         if self.shared.changes.load(Ordering::Acquire) != self.seen {
             self.look();
         }
@@ -272,7 +272,7 @@ impl Port {
     #[must_use]
     pub(super) fn has_stopped_receiving(&self) -> bool {
         let board = self.shared.board();
-        let has_this = |session: &Arc<Session>| self.index < session.pairs.len();
+        let has_this = |session: &Arc<PortSession>| self.index < session.pairs.len();
         !board.session.as_ref().is_some_and(has_this)
             || board.seats[self.index].receiving == Receiving::Off
     }
@@ -292,7 +292,7 @@ impl Port {
         if let Some(events) = self.events()
             && let Err(error) = which(events).signal(&self.shared.signaller)
         {
-            self.shut(Kind::Kick.because(format!("it cannot be kicked: {error}")));
+            self.shut(EndKind::Kick.because(format!("it cannot be kicked: {error}")));
         }
     }
 

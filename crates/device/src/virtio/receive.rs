@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use forebay_buf::frags::FRAG_TABLE_BYTES;
 use forebay_buf::{Frame, Pool};
-use forebay_rx::arrive::{Burst, HEAD_BYTES, Numbering, Refused};
+use forebay_rx::arrive::{Burst, HEAD_BYTES, Numbering, RefusedFrame};
 use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::{DropReason, Packet};
-use forebay_sys::virtio::{BufferId, Layout, RingLie, Used, Virtqueue};
+use forebay_sys::virtio::{BufferId, VirtqueueLayout, InvalidRing, Used, Virtqueue};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_CSUM;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -18,9 +18,9 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use super::buffers::{Buffers, GOOD_PACKET_LEN};
 use super::features::Features;
 use super::header::{HASH_HEADER_BYTES, NetHeader};
-use super::heads::{Heads, copied, copy_head};
+use super::heads::{HeaderCopyLen, copied, copy_head};
 use super::memory::RingPlace;
-use super::port::Session;
+use super::port::PortSession;
 use crate::KernelCounts;
 
 /// A packet up to this length is copied out of its buffer, which is posted again on the spot: what
@@ -53,11 +53,11 @@ enum Count {
 }
 
 /// The receive side of one queue pair.
-pub(super) struct Receiver {
+pub(super) struct VirtioReceiver {
     place: RingPlace,
     ring: Virtqueue,
     buffers: Buffers,
-    heads: Heads,
+    heads: HeaderCopyLen,
     features: Features,
     device_hash: bool,
     numbering: Numbering,
@@ -87,7 +87,7 @@ struct Partial {
 
 /// State after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rest {
+pub(super) enum RestOfChain {
     /// More, perhaps.
     More,
     /// Nothing before the rest of a packet, which is given up at this time.
@@ -99,7 +99,7 @@ pub(super) enum Rest {
     Nothing,
 }
 
-impl Receiver {
+impl VirtioReceiver {
     pub(super) fn new(
         place: RingPlace,
         buffers: Buffers,
@@ -107,10 +107,10 @@ impl Receiver {
         counts: Arc<KernelCounts>,
     ) -> Self {
         Self {
-            ring: place.ring(Layout::Split, false),
+            ring: place.ring(VirtqueueLayout::Split, false),
             place,
             buffers,
-            heads: Heads::default(),
+            heads: HeaderCopyLen::default(),
             features: Features::default(),
             device_hash,
             numbering: Numbering::of_queue(forebay_rx::RxQueue(0), 1),
@@ -132,7 +132,7 @@ impl Receiver {
 
     /// Begins with a device that has agreed on these features, and fills its ring. Returns whether
     /// it is to be told.
-    pub(super) fn begin(&mut self, session: &Session) -> bool {
+    pub(super) fn begin(&mut self, session: &PortSession) -> bool {
         let features = session.features;
         self.features = features;
         self.ring = self.place.ring(layout(features), features.has(VIRTIO_RING_F_EVENT_IDX));
@@ -151,7 +151,7 @@ impl Receiver {
     pub(super) fn end(&mut self, pool: &mut Pool, burst: &mut Burst) {
         self.give_up(pool, burst);
         self.buffers.take_back();
-        self.ring = self.place.ring(Layout::Split, false);
+        self.ring = self.place.ring(VirtqueueLayout::Split, false);
     }
 
     /// Nothing is posted any more: what the device says beyond the buffers that it has is not looked at.
@@ -170,11 +170,11 @@ impl Receiver {
         now_ns: u64,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<Rest, RingLie> {
+    ) -> Result<RestOfChain, InvalidRing> {
         let (mut taken, most) = (0, max.min(self.left));
         let rest = loop {
             if taken == most || burst.len() >= max {
-                break if taken < self.left { Rest::More } else { self.rest(now_ns, pool, burst) };
+                break if taken < self.left { RestOfChain::More } else { self.rest(now_ns, pool, burst) };
             }
             let Some(used) = self.ring.next_used()? else {
                 break self.rest(now_ns, pool, burst);
@@ -406,12 +406,12 @@ impl Receiver {
         if !self.carry(header, &mut packet) {
             pool.put(packet.frame);
             self.count(Count::VnetHeaders);
-            burst.refused.push(Refused { arrival, wire_len, reason: DropReason::VnetHeader });
+            burst.refused.push(RefusedFrame { arrival, wire_len, reason: DropReason::VnetHeader });
             return;
         }
         self.buffers.sizing.add(wire_len);
         // Packets that somebody holds hold whole blocks. With few left, none should leave.
-        if packet.is_in_pieces()
+        if packet.is_nonlinear()
             && self.buffers.is_short()
             && let Some(copy) = packet.copied(pool)
         {
@@ -441,15 +441,15 @@ impl Receiver {
     }
 
     /// Rest when the ring is empty: perhaps a packet that is not there as a whole.
-    fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> Rest {
-        let Some(partial) = &self.partial else { return Rest::Nothing };
+    fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
+        let Some(partial) = &self.partial else { return RestOfChain::Nothing };
         let until_ns = partial.since_ns.saturating_add(REST_NS);
         // Of a packet whose last buffer so far is not full, the rest comes at once or never (SEED2).
         if partial.is_full && now_ns < until_ns {
-            return Rest::Part { until_ns };
+            return RestOfChain::Part { until_ns };
         }
         self.give_up(pool, burst);
-        Rest::Nothing
+        RestOfChain::Nothing
     }
 
     /// Lets go of a packet that is not there as a whole.
@@ -467,7 +467,7 @@ impl Receiver {
             self.count(Count::LengthErrors);
         }
         let arrival: Arrival = self.numbering.next_arrival();
-        burst.refused.push(Refused { arrival, wire_len, reason });
+        burst.refused.push(RefusedFrame { arrival, wire_len, reason });
     }
 
     #[cold]
@@ -477,8 +477,8 @@ impl Receiver {
 }
 
 /// Layout of rings where these features were agreed on.
-pub(super) fn layout(features: Features) -> Layout {
-    if features.has(VIRTIO_F_RING_PACKED) { Layout::Packed } else { Layout::Split }
+pub(super) fn layout(features: Features) -> VirtqueueLayout {
+    if features.has(VIRTIO_F_RING_PACKED) { VirtqueueLayout::Packed } else { VirtqueueLayout::Split }
 }
 
 impl Partial {

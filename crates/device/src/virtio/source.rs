@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::Source;
-use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_rx::arrive::{PollRequest, Attachment, Burst, FrameNeeds, Polled, SourceError};
 use forebay_sys::clock::now_since_1970_ns;
-use forebay_sys::virtio::RingLie;
+use forebay_sys::virtio::InvalidRing;
 
-use super::ends::Kind;
-use super::link::Link;
-use super::port::{Port, Session};
-use super::receive::{LARGEST_BYTES, Receiver, Rest};
-use super::transmit::Transmit;
-use crate::egress::EGRESS_PACKETS;
+use super::ends::EndKind;
+use super::link::VhostSession;
+use super::port::{Port, PortSession};
+use super::receive::{LARGEST_BYTES, VirtioReceiver, RestOfChain};
+use super::transmit::VirtioTransmit;
+use crate::egress::TX_QUEUE_PACKETS;
 
 /// Time that the device may take to stop receiving when a run ends.
 const STOPPING_NS: u64 = 500_000_000;
@@ -26,9 +26,9 @@ const SHORT_SLEEP_NS: u64 = 1_000_000;
 pub struct VirtioSource {
     port: Port,
     /// The one that the rings are used in.
-    session: Option<Arc<Session>>,
-    receiver: Receiver,
-    transmit: Transmit,
+    session: Option<Arc<PortSession>>,
+    receiver: VirtioReceiver,
+    transmit: VirtioTransmit,
     /// The device has lied in this session: its receive ring is left alone until the next.
     is_shut: bool,
     /// True if the device is to say when there is something, for either ring.
@@ -36,11 +36,11 @@ pub struct VirtioSource {
     /// The end of the run: when it is no longer waited for that the device stops.
     stopping: Option<u64>,
     /// Ends with the last source, and after its port: so that it has nobody to wait for.
-    _link: Arc<Link>,
+    _link: Arc<VhostSession>,
 }
 
 impl VirtioSource {
-    pub(super) fn new(link: Arc<Link>, port: Port, receiver: Receiver, transmit: Transmit) -> Self {
+    pub(super) fn new(link: Arc<VhostSession>, port: Port, receiver: VirtioReceiver, transmit: VirtioTransmit) -> Self {
         let (session, stopping) = (None, None);
         let (is_shut, is_armed) = (false, false);
         Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
@@ -48,7 +48,7 @@ impl VirtioSource {
 
     /// Begins and ends with sessions. What a device has given before it went is taken first; returns
     /// whether that is done.
-    fn follow(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> bool {
+    fn follow(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> bool {
         let now = self.port.session();
         if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number)
         {
@@ -58,7 +58,7 @@ impl VirtioSource {
         if self.session.is_some() {
             // A device that is cut off may go on writing.
             self.receiver.post_no_more();
-            if self.take(ask, pool, burst) == Ok(Rest::More) {
+            if self.take(ask, pool, burst) == Ok(RestOfChain::More) {
                 return false;
             }
             self.receiver.end(pool, burst);
@@ -87,7 +87,7 @@ impl VirtioSource {
     }
 
     /// Takes what there is.
-    fn take(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Result<Rest, RingLie> {
+    fn take(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> Result<RestOfChain, InvalidRing> {
         let first = burst.packets.len();
         let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst);
         if burst.packets.len() > first {
@@ -98,7 +98,7 @@ impl VirtioSource {
     }
 
     /// Takes what there is, and gives the device buffers for it.
-    fn receive(&mut self, ask: Ask, pool: &mut Pool, burst: &mut Burst) -> Rest {
+    fn receive(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
         match self.take(ask, pool, burst) {
             Ok(rest) => {
                 // When the run ends nothing is shown any more, so that a device that does not stop comes
@@ -110,20 +110,20 @@ impl VirtioSource {
             }
             Err(lie) => {
                 self.is_shut = true;
-                self.port.shut(Kind::UsedIndex.because(lie.to_string()));
-                Rest::Nothing
+                self.port.shut(EndKind::UsedIndex.because(lie.to_string()));
+                RestOfChain::Nothing
             }
         }
     }
 
     /// Work left when a run ends: the device stops, and what it has given is taken.
-    fn is_over(&mut self, ask: Ask, rest: Rest, pool: &mut Pool, burst: &mut Burst) -> bool {
+    fn is_over(&mut self, ask: PollRequest, rest: RestOfChain, pool: &mut Pool, burst: &mut Burst) -> bool {
         let until_ns = *self.stopping.get_or_insert_with(|| {
             self.port.stop_receiving();
             self.receiver.post_no_more();
             ask.now_ns.saturating_add(STOPPING_NS)
         });
-        if rest == Rest::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns) {
+        if rest == RestOfChain::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns) {
             return false;
         }
         self.receiver.end(pool, burst);
@@ -134,7 +134,7 @@ impl VirtioSource {
 impl Source for VirtioSource {
     fn needs(&self) -> FrameNeeds {
         FrameNeeds {
-            device_frames: EGRESS_PACKETS,
+            device_frames: TX_QUEUE_PACKETS,
             largest_bytes: LARGEST_BYTES,
             head_frames: 1,
             ..FrameNeeds::default()
@@ -150,7 +150,7 @@ impl Source for VirtioSource {
 
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -161,20 +161,20 @@ impl Source for VirtioSource {
         if self.session.is_none() {
             return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
         }
-        let rest = if self.is_shut { Rest::Nothing } else { self.receive(ask, pool, burst) };
+        let rest = if self.is_shut { RestOfChain::Nothing } else { self.receive(ask, pool, burst) };
         if ask.is_last {
             let is_over = self.is_over(ask, rest, pool, burst);
             return Ok(if is_over { Polled::Exhausted } else { Polled::Ready });
         }
         let soon_ns = ask.now_ns.saturating_add(SHORT_SLEEP_NS);
         Ok(match rest {
-            Rest::More => Polled::Ready,
-            Rest::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
+            RestOfChain::More => Polled::Ready,
+            RestOfChain::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
             // Of memory that comes home nobody tells.
-            Rest::Nothing if self.receiver.is_starved() => Polled::IdleUntil { now_ns: soon_ns },
+            RestOfChain::Nothing if self.receiver.is_starved() => Polled::IdleUntil { now_ns: soon_ns },
             // Nor of what was sent, and it is counted then.
-            Rest::Nothing if self.transmit.is_sending() => Polled::IdleUntil { now_ns: soon_ns },
-            Rest::Nothing => Polled::Idle,
+            RestOfChain::Nothing if self.transmit.is_sending() => Polled::IdleUntil { now_ns: soon_ns },
+            RestOfChain::Nothing => Polled::Idle,
         })
     }
 

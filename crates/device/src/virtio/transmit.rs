@@ -15,19 +15,19 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::{
     GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, describe, gso_type,
 };
-use forebay_sys::virtio::{Descriptor, Direction, Virtqueue};
+use forebay_sys::virtio::{RingDescriptor, Direction, Virtqueue};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO,
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-use super::ends::{Kind, Reason};
+use super::ends::{EndKind, Reason};
 use super::features::Features;
 use super::header::HASH_HEADER_BYTES;
 use super::memory::RingPlace;
-use super::port::{Port, Session};
+use super::port::{Port, PortSession};
 use super::receive::layout;
-use crate::egress::{Departures, LaneId, Outgoing, Segment, Shape, longest_frame_bytes};
+use crate::egress::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 use crate::sink::{SendDrop, Sent};
 
 /// Bytes of a slot: an ordinary packet, or a part of a longer one.
@@ -44,18 +44,18 @@ const BATCH_PACKETS: usize = 256;
 const COMPLETIONS_MAX: usize = 2 * BATCH_PACKETS;
 
 /// The transmit side of one queue pair.
-pub(super) struct Transmit {
+pub(super) struct VirtioTransmit {
     outgoing: Outgoing,
     place: RingPlace,
     /// While there is a session.
     ring: Option<Virtqueue>,
     /// The device has lied in this session: nothing is read or written any more that it has.
     is_shut: bool,
-    slots: Slots,
+    slots: TxSlots,
     /// By the number that the ring gave each buffer: what the device has. Our own record, in private
     /// memory.
-    chains: Box<[Option<Chain>]>,
-    limits: Limits,
+    chains: Box<[Option<DescriptorChain>]>,
+    limits: VirtioTxLimits,
     /// Slots that the next packet waits for; 0 if it waits for none.
     awaited: u16,
     /// The device is to call when it has taken something.
@@ -65,7 +65,7 @@ pub(super) struct Transmit {
 }
 
 /// One buffer in the ring: a packet, or a segment of one.
-struct Chain {
+struct DescriptorChain {
     first_slot: u16,
     slots: u16,
     lane: LaneId,
@@ -75,7 +75,7 @@ struct Chain {
 
 /// Outcome of a turn.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Step {
+struct TransmitStep {
     /// Packets that left their lanes.
     count: usize,
     /// True if the device is to be told.
@@ -86,7 +86,7 @@ struct Step {
 
 /// Packets that the device takes.
 #[derive(Clone, Copy, Debug)]
-struct Limits {
+struct VirtioTxLimits {
     features: Features,
     /// The longest IP packet.
     mtu: u32,
@@ -94,12 +94,12 @@ struct Limits {
     slots_max: u32,
 }
 
-impl Transmit {
+impl VirtioTransmit {
     /// For a ring there, with pieces of [`SLOT_BYTES`] of `memory` as slots.
     ///
     /// # Panics
     /// When the memory has fewer of them than the ring has descriptors.
-    pub(super) fn new(departures: Departures, place: RingPlace, memory: PageFragCache) -> Self {
+    pub(super) fn new(departures: TxQueueConsumer, place: RingPlace, memory: PageFragCache) -> Self {
         let size = place.size();
         let slots_max = CHAIN_SLOTS_MAX.min(size.into());
         Self {
@@ -107,9 +107,9 @@ impl Transmit {
             place,
             ring: None,
             is_shut: false,
-            slots: Slots::new(memory, size),
+            slots: TxSlots::new(memory, size),
             chains: iter::repeat_with(|| None).take(size.into()).collect(),
-            limits: Limits { features: Features::default(), mtu: u32::MAX, slots_max },
+            limits: VirtioTxLimits { features: Features::default(), mtu: u32::MAX, slots_max },
             awaited: 0,
             is_armed: false,
             has_more_sent: false,
@@ -122,13 +122,13 @@ impl Transmit {
     }
 
     /// Lanes that packets come from.
-    pub(super) fn departures(&self) -> &Departures {
+    pub(super) fn departures(&self) -> &TxQueueConsumer {
         self.outgoing.departures()
     }
 
     /// Begins with a device, or ends with one: `None` is for when it does not use the ring any more.
     /// What it has not taken then is dropped.
-    pub(super) fn set_session(&mut self, session: Option<&Session>) {
+    pub(super) fn set_session(&mut self, session: Option<&PortSession>) {
         self.end();
         if let Some(session) = session {
             self.begin(session.features, session.mtu);
@@ -176,21 +176,21 @@ impl Transmit {
         step.count
     }
 
-    fn step(&mut self, pool: &mut Pool) -> Step {
+    fn step(&mut self, pool: &mut Pool) -> TransmitStep {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.is_shut) else {
             let count = self.outgoing.discard(SendDrop::Down, BATCH_PACKETS, pool);
-            return Step { count, ..Step::default() };
+            return TransmitStep { count, ..TransmitStep::default() };
         };
         if std::mem::take(&mut self.is_armed) {
             let _ = ring.ask_for_call(false); // it is looked at right now
         }
         if let Err(lie) = self.complete(COMPLETIONS_MAX) {
             self.is_shut = true;
-            return Step { lie: Some(lie), ..Step::default() };
+            return TransmitStep { lie: Some(lie), ..TransmitStep::default() };
         }
         let count = self.fill(pool);
         let kick = count > 0 && self.ring.as_mut().is_some_and(Virtqueue::publish);
-        Step { count, kick, lie: None }
+        TransmitStep { count, kick, lie: None }
     }
 
     /// True if a turn would find something to do. If packets wait for slots, the device is asked to
@@ -243,13 +243,13 @@ impl Transmit {
             let used = match ring.next_used() {
                 Ok(Some(used)) => used,
                 Ok(None) => break Ok(()),
-                Err(lie) => break Err(Kind::UsedIndex.because(lie.to_string())),
+                Err(lie) => break Err(EndKind::UsedIndex.because(lie.to_string())),
             };
             taken += 1;
             let chain = ring.take(used.id).and_then(|id| self.chains[id.index()].take());
             let Some(chain) = chain else {
                 let why = format!("it has sent buffer {}, which it was not given", used.id);
-                break Err(Kind::NotGiven.because(why));
+                break Err(EndKind::NotGiven.because(why));
             };
             if chain.lane != lane {
                 self.outgoing.count(lane, std::mem::take(&mut sent), SendDrop::Down, 0);
@@ -289,7 +289,7 @@ impl Transmit {
     }
 
     /// Puts a packet into the ring that there is room for.
-    fn post(&mut self, Segment { lane, mut packet, is_last }: Segment) -> Packet {
+    fn post(&mut self, OutgoingSegment { lane, mut packet, is_last }: OutgoingSegment) -> Packet {
         let mut sent = Sent::default();
         sent.add(&packet);
         sent.packets = is_last.into();
@@ -299,7 +299,7 @@ impl Transmit {
         let header = &header[..self.limits.features.header_bytes() as usize];
         let (first_slot, pieces) = self.slots.fill(iter::once(header).chain(packet.fragments()));
         let slots = u16::try_from(pieces.len()).unwrap_or(u16::MAX);
-        let chain = Chain { first_slot, slots, lane, sent };
+        let chain = DescriptorChain { first_slot, slots, lane, sent };
         let ring = self.ring.as_mut();
         match ring.and_then(|ring| ring.post(pieces, Direction::ToDevice).ok()) {
             Some(id) => self.chains[id.index()] = Some(chain),
@@ -313,27 +313,27 @@ impl Transmit {
     }
 }
 
-impl Drop for Transmit {
+impl Drop for VirtioTransmit {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Limits {
+impl VirtioTxLimits {
     /// Way in which a packet can be sent, or the reason why it cannot.
-    fn shape(self, packet: &Packet) -> Result<Shape, SendDrop> {
+    fn shape(self, packet: &Packet) -> Result<OutgoingShape, SendDrop> {
         let longest = longest_frame_bytes(packet, self.mtu)?;
         let len_bytes = len_bytes(packet);
         let is_short = self.slots(len_bytes) <= self.slots_max;
         if packet.gso_size() == 0 {
             let fits = is_short && len_bytes <= longest;
-            return if fits { Ok(Shape::Whole) } else { Err(SendDrop::TooLong) };
+            return if fits { Ok(OutgoingShape::Whole) } else { Err(SendDrop::TooLong) };
         }
         let segment_bytes = u32::from(packet.headers.payload_offset) + u32::from(packet.gso_size());
         match () {
             () if segment_bytes > longest => Err(SendDrop::TooLong),
-            () if is_short && self.is_cut_by_device(packet) => Ok(Shape::Whole),
-            () => Ok(Shape::Cut),
+            () if is_short && self.is_cut_by_device(packet) => Ok(OutgoingShape::Whole),
+            () => Ok(OutgoingShape::Cut),
         }
     }
 
@@ -368,17 +368,17 @@ fn len_bytes(packet: &Packet) -> u32 {
 }
 
 /// Shared memory for packets on their way out.
-struct Slots {
+struct TxSlots {
     slots: Box<[PageFrag]>,
     /// Slots that the device does not have, the latest that it had last: they are warm.
     free: Vec<u16>,
     /// By slot: the next one of the same packet.
     next: Box<[u16]>,
     /// Of the packet in hand.
-    pieces: Vec<Descriptor>,
+    pieces: Vec<RingDescriptor>,
 }
 
-impl Slots {
+impl TxSlots {
     fn new(mut memory: PageFragCache, count: u16) -> Self {
         let slots: Box<_> = iter::from_fn(|| memory.cut(SLOT_BYTES)).take(count.into()).collect();
         assert_eq!(slots.len(), usize::from(count), "there is memory for a slot per descriptor");
@@ -391,7 +391,7 @@ impl Slots {
     ///
     /// # Panics
     /// When there are not enough.
-    fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>) -> (u16, &[Descriptor]) {
+    fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>) -> (u16, &[RingDescriptor]) {
         self.pieces.clear();
         let first = self.take();
         let (mut slot, mut end) = (first, 0);
@@ -424,11 +424,11 @@ impl Slots {
     fn tell(&mut self, slot: u16, len: usize) {
         let address = self.slots[usize::from(slot)].address();
         #[expect(clippy::cast_possible_truncation, reason = "at most a slot")]
-        self.pieces.push(Descriptor { address, len_bytes: len as u32 });
+        self.pieces.push(RingDescriptor { address, len_bytes: len as u32 });
     }
 
     /// Takes back the slots of a packet.
-    fn free(&mut self, chain: &Chain) {
+    fn free(&mut self, chain: &DescriptorChain) {
         let mut slot = chain.first_slot;
         for _ in 0..chain.slots {
             self.free.push(slot);

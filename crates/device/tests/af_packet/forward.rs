@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_device::af_packet::PacketSink;
 use forebay_device::sink::{SendDrop, Sink};
 use forebay_rx::Packet;
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::Hasher;
 use forebay_rx::parse::Link;
@@ -129,14 +129,14 @@ fn bridge(merges: bool, begun: &Barrier, ended: &AtomicBool) -> Went {
                 }
                 let mut out = Vec::new();
                 coalescer.coalesce(&mut taker.packets, 0, &mut out);
-                coalescer.end_poll(Behind::Nothing, 0, &mut out);
+                coalescer.end_poll(PollStatus::Drained, 0, &mut out);
                 taker.packets = out;
             }
             if way == 0 {
                 let count = |of: fn(&Packet) -> bool| {
                     taker.packets.iter().filter(|it| of(it)).count() as u64
                 };
-                went.whole += count(Packet::is_whole_gso);
+                went.whole += count(Packet::is_gso);
                 went.merged += count(|packet| packet.segment_count() > 1);
             }
             sink.send(&mut taker.packets).unwrap();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_device::af_packet::{PacketOptions, PacketSource, open};
-use forebay_device::take::Take;
-use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled, Refused, SourceError};
+use forebay_device::take::RxFilter;
+use forebay_rx::arrive::{PollRequest, Attachment, Burst, Numbering, Polled, RefusedFrame, SourceError};
 use forebay_rx::parse::{Verify, parse_into};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::interface::Interface;
@@ -21,7 +21,7 @@ pub(crate) struct Taker {
     began: Instant,
     /// What came and is not looked at yet.
     pub(crate) packets: Vec<Packet>,
-    pub(crate) refused: Vec<Refused>,
+    pub(crate) refused: Vec<RefusedFrame>,
     pub(crate) kernel_dropped: u64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Taker {
 pub(crate) fn options() -> PacketOptions {
     PacketOptions {
         queues: 1,
-        take: Take::All,
+        take: RxFilter::All,
         promiscuous: false,
         device_hash: false,
         verify: Verify::Checksums,
@@ -72,7 +72,7 @@ impl Taker {
     /// One poll; what comes is parsed.
     pub(crate) fn poll(&mut self, is_last: bool) -> Result<Polled, SourceError> {
         let now_ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap();
-        let ask = Ask { now_ns, max: BURST, may_wait: false, is_last };
+        let ask = PollRequest { now_ns, max: BURST, may_wait: false, is_last };
         let mut burst = Burst::default();
         let polled = self.source.poll(ask, &mut self.pool, &mut burst);
         for packet in &mut burst.packets {

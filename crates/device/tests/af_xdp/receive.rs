@@ -179,7 +179,7 @@ pub(crate) fn ended() {
         });
         dropped += rig.kernel_dropped;
         rig.sources.clear();
-        assert_eq!(rig.pools[0].away(), 0);
+        assert_eq!(rig.pools[0].in_use(), 0);
     }
     is_over.store(true, Ordering::Relaxed);
     let sent = sender.join().unwrap();
@@ -258,7 +258,7 @@ pub(crate) fn reopened() {
         // Without an end: as if the run had failed.
         let Rig { device, sources, mut pools, .. } = rig;
         drop((device, sources));
-        assert_eq!(pools[0].away(), 0);
+        assert_eq!(pools[0].in_use(), 0);
         drop(socket);
         let _ = before.get_or_insert_with(open_files);
     }
@@ -298,7 +298,7 @@ pub(crate) fn deleted() {
     let error = ended.downcast::<Error>().unwrap();
     assert!(matches!(*error, Error::DeviceGone { ref name } if name == OURS), "{error}");
     rig.sources.clear();
-    assert_eq!(rig.pools[0].away(), 0);
+    assert_eq!(rig.pools[0].in_use(), 0);
 }
 
 pub(crate) fn refused() {

@@ -9,7 +9,7 @@ use forebay_buf::Pool;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_device::sink::Sink;
 use forebay_device::{Device, DeviceConfig, Via};
-use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled, SourceError};
+use forebay_rx::arrive::{PollRequest, Attachment, Burst, Numbering, Polled, SourceError};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::interface::Interface;
 use forebay_testkit::namespaces::ip;
@@ -97,7 +97,7 @@ impl Rig {
         is_last: bool,
     ) -> Result<(Vec<Packet>, Polled), SourceError> {
         let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap();
-        let ask = Ask { now_ns, max: 64, may_wait: false, is_last };
+        let ask = PollRequest { now_ns, max: 64, may_wait: false, is_last };
         let (source, pool) = (&mut self.sources[queue], &mut self.pools[queue]);
         pool.collect();
         source.transmit(pool);

@@ -6,7 +6,7 @@ use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_device::af_xdp::{Opened, XdpDevice};
 use forebay_device::sink::{SendDrop, Sink};
-use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled, Waker};
+use forebay_rx::arrive::{PollRequest, Attachment, Burst, Numbering, Polled, Waker};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::{Packet, RxQueue, Source};
@@ -57,7 +57,7 @@ pub(crate) fn echoed() {
     let counters = sink.counters();
     assert_eq!((counters.packets(), counters.frames(), counters.dropped_in_all()), (5000, 5000, 0));
     rig.sources.clear();
-    assert_eq!(rig.pools[0].away(), 0);
+    assert_eq!(rig.pools[0].in_use(), 0);
 }
 
 /// A datagram that comes from us.
@@ -111,7 +111,7 @@ pub(crate) fn cut() {
     rig.sources[0].transmit(&mut rig.pools[0]);
     assert_eq!((counters.frames(), counters.dropped(SendDrop::TooLong)), (9, 1));
     rig.sources.clear();
-    assert_eq!(rig.pools[0].away(), 0);
+    assert_eq!(rig.pools[0].in_use(), 0);
 }
 
 /// Two CPUs, two queues: the packets of each flow leave by one queue, in order.
@@ -139,7 +139,7 @@ pub(crate) fn two_queues() {
     let sent: u64 = sinks.iter().map(|sink| sink.counters().packets()).sum();
     assert_eq!(sent, 400);
     rig.sources.clear();
-    assert_eq!(rig.pools.iter_mut().map(Pool::away).sum::<usize>(), 0);
+    assert_eq!(rig.pools.iter_mut().map(Pool::in_use).sum::<usize>(), 0);
 }
 
 /// A device that was opened to send leaves what comes to the kernel.
@@ -156,7 +156,7 @@ pub(crate) fn only() {
     let socket = far_socket();
     socket.send(&[1]).unwrap();
     let mut burst = Burst::default();
-    let ask = Ask { now_ns: 0, max: 64, may_wait: false, is_last: false };
+    let ask = PollRequest { now_ns: 0, max: 64, may_wait: false, is_last: false };
     let polled = sources[0].poll(ask, &mut pools[0], &mut burst).unwrap();
     assert!(matches!(polled, Polled::IdleUntil { .. }), "{polled:?}");
     assert!(burst.is_empty());
@@ -224,7 +224,7 @@ pub(crate) fn dropped() {
     let mut packets = vec![datagram(&mut rig.pools[0], 100, &socket)];
     assert!(sink.send(&mut packets).is_err(), "gone for good");
     drop(packets);
-    assert_eq!(rig.pools[0].away(), 0);
+    assert_eq!(rig.pools[0].in_use(), 0);
 }
 
 pub(crate) fn copied() {
@@ -244,7 +244,7 @@ pub(crate) fn copied() {
     for len in 1..=100 {
         assert_eq!(received(&socket), vec![0xab; len * 14]);
     }
-    assert_eq!(others[0].away(), 0, "at home once they were copied");
+    assert_eq!(others[0].in_use(), 0, "at home once they were copied");
 }
 
 pub(crate) fn jumbo() {

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 
 use forebay_device::af_xdp::program;
-use forebay_device::take::{MAX_RANGES, Protocol, Take, filter, nothing};
+use forebay_device::take::{MAX_RANGES, FilterProtocol, RxFilter, filter, nothing};
 use forebay_rx::parse::{Fragment, Link, Network, Transport, Verify, View, parse};
 use forebay_sys::bpf::{XdpAction, XdpLoad, XdpProgram, XskMap};
 use forebay_sys::socket_filter;
@@ -45,12 +45,12 @@ fn missing() -> Option<String> {
 const LISTS: [&str; 7] =
     ["all", "udp", "tcp", "udp:53", "udp:53,tcp:443", "udp:1000-2000,tcp:0,tcp:65535", "udp,tcp"];
 
-fn lists() -> Vec<Take> {
+fn lists() -> Vec<RxFilter> {
     LISTS.iter().map(|list| list.parse().unwrap()).collect()
 }
 
 /// The list that makes the longest programs.
-fn longest_list() -> Take {
+fn longest_list() -> RxFilter {
     let entries = (0..MAX_RANGES).map(|n| format!("udp:{}-{}", 10 * n + 1, 10 * n + 5));
     entries.collect::<Vec<_>>().join(",").parse().unwrap()
 }
@@ -184,8 +184,8 @@ fn parsed() -> Result<(), Failed> {
     try_frames(8192, |link, frame| {
         let headers = parse(frame, 0, link, Verify::Nothing);
         let protocol = match headers.transport {
-            Transport::Tcp => Protocol::Tcp,
-            Transport::Udp => Protocol::Udp,
+            Transport::Tcp => FilterProtocol::Tcp,
+            Transport::Udp => FilterProtocol::Udp,
             _ => return Ok(()),
         };
         let Some((_, port)) = View::new(frame, &headers).ports() else { return Ok(()) };
@@ -195,7 +195,7 @@ fn parsed() -> Result<(), Failed> {
         let is_ipv4 = headers.network == Network::Ipv4;
         let is_plain = is_ipv4 && frame[usize::from(headers.network_offset) + 9] != 51;
         for take in &takes {
-            let Take::Only(destinations) = take else { continue };
+            let RxFilter::Only(destinations) = take else { continue };
             let is_listed = destinations.ports(protocol).iter().any(|range| range.contains(&port));
             let is_wanted = is_listed && headers.fragment == Fragment::Whole;
             let is_taken = take.takes(frame, link);
@@ -231,6 +231,6 @@ fn longest() -> Result<(), Failed> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn told(refused: forebay_sys::bpf::Refused) -> Failed {
+fn told(refused: forebay_sys::bpf::VerifierRefusal) -> Failed {
     format!("{refused:?}").into()
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_device::tun::{TunDevice, TunSource};
-use forebay_rx::arrive::{Ask, Attachment, Burst, Numbering, Polled};
+use forebay_rx::arrive::{PollRequest, Attachment, Burst, Numbering, Polled};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_testkit::namespaces::{command, ip};
 
@@ -79,7 +79,7 @@ impl Rig {
         let mut packets = Vec::new();
         loop {
             let now_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap();
-            let ask = Ask { now_ns, max: 64, may_wait: false, is_last };
+            let ask = PollRequest { now_ns, max: 64, may_wait: false, is_last };
             let polled = self.sources[queue].poll(ask, &mut self.pool, &mut self.burst);
             assert!(self.burst.refused.is_empty(), "{:?}", self.burst.refused);
             self.dropped += std::mem::take(&mut self.burst.kernel_dropped);
@@ -98,7 +98,7 @@ impl Rig {
             self.pool.put(packet.frame);
         }
         drop(self.sources);
-        assert_eq!(self.pool.away(), 0);
+        assert_eq!(self.pool.in_use(), 0);
     }
 }
 

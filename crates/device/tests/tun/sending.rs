@@ -14,7 +14,7 @@ use forebay_buf::{PageFragCache, Pool, Region};
 use forebay_device::sink::{SendDrop, Sink, SinkCounters};
 use forebay_device::tun::{TunDevice, TunKind};
 use forebay_rx::Packet;
-use forebay_rx::arrive::{Behind, HEAD_CHUNK_BYTES};
+use forebay_rx::arrive::{PollStatus, HEAD_CHUNK_BYTES};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::Hasher;
@@ -154,7 +154,7 @@ impl Stage {
         let Some(coalescer) = &mut self.coalescer else { return packets };
         let mut out = Vec::new();
         coalescer.coalesce(&mut packets, 0, &mut out);
-        coalescer.end_poll(Behind::End, 0, &mut out);
+        coalescer.end_poll(PollStatus::Last, 0, &mut out);
         out
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_device::config::virtio::BufferPolicy;
+use forebay_device::config::virtio::RxBufferSizing;
 use forebay_rx::parse::Checksum;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::{
@@ -90,7 +90,7 @@ fn unmerged() {
 /// A machine may be so slow that the rest of a packet is given up: not for most.
 fn published_late() {
     let mut setup = Setup::usual();
-    setup.virtio.rx_buffers = BufferPolicy::Mtu;
+    setup.virtio.rx_buffers = RxBufferSizing::Mtu;
     let (_site, rig, mut device) = meet(Offer::usual(), &setup);
     for number in 0..50 {
         let placed = device.place(0, Header::default(), &datagram(number, 20_000)).unwrap();

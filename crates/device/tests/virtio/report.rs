@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_device::{DeviceConfig, Via};
 use forebay_engine::Config;
-use forebay_run::run::{Plan, Report, Run};
+use forebay_run::run::{RunConfig, RunReport, Run};
 
 use crate::Test;
 use crate::backend::{Offer, Site};
@@ -23,12 +23,12 @@ pub(crate) const TESTS: &[Test] = &[(
 
 /// Three packets that are good, one too short, one with a header that cannot be, and a buffer that
 /// was never given.
-fn lied_to() -> Report {
+fn lied_to() -> RunReport {
     let site = Site::new();
     let name = site.path().to_str().unwrap().to_owned();
     let device =
         DeviceConfig { virtio: Setup::usual().virtio, ..DeviceConfig::new(&name, Via::VhostUser) };
-    let run = Run::open(Plan::new(vec![device], Config::live())).unwrap();
+    let run = Run::open(RunConfig::new(vec![device], Config::live())).unwrap();
     let (stopper, watch) = (run.stopper(), run.watch());
     let run = thread::spawn(move || run.run().unwrap());
     let mut device = site.meet(Offer::usual());

@@ -6,7 +6,7 @@ use forebay_sys::errno::Errno;
 use forebay_sys::number::{PAGE_BYTES, dointvec, kstrtoul};
 
 use super::coalesce::{MTU_MAX, MTU_MIN};
-use super::knob::{Knob, Place, Value};
+use super::knob::{Knob, KnobPlace, Value};
 use super::machine::Machine;
 
 /// The largest `rps_flow_cnt` (`store_rps_dev_flow_table_cnt` in net/core/net-sysfs.c).
@@ -23,7 +23,7 @@ const SYSCTL_WRITE_BYTES: usize = 4 << 20;
 
 /// Outcome of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Taken {
+pub struct TakenValue {
     /// The value as it reads back; `None` if nothing was said and the old one stays.
     pub value: Option<Value>,
     /// Bytes of the write that were taken. A writer goes on with the rest, as it does with files.
@@ -32,18 +32,18 @@ pub struct Taken {
 
 /// Something that the kernel takes for a knob and that cannot be meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct KnobRefusal {
     /// The knob.
     pub knob: Knob,
     /// Kind of value.
-    pub nonsense: Nonsense,
+    pub nonsense: InvalidInput,
     /// Reason for refusing it.
     pub why: &'static str,
 }
 
 /// Kinds of values that cannot be meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Nonsense {
+pub enum InvalidInput {
     /// A number below zero.
     Negative,
     /// A number of more than 32 bits of which the kernel looks at the lower 32.
@@ -54,31 +54,31 @@ pub enum Nonsense {
 
 /// Writes that Forebay refuses with `EINVAL` and the kernel takes. There is no other
 /// difference, but that masks can be given as lists.
-pub const REFUSED_NONSENSE: [Refusal; 7] = [
-    refusal(Knob::NetdevMaxBacklog, Nonsense::Negative, "no backlog holds less than nothing"),
-    refusal(Knob::NetdevBudget, Nonsense::Negative, "no turn takes less than nothing"),
+pub const REFUSED_INVALID_INPUT: [KnobRefusal; 7] = [
+    refusal(Knob::NetdevMaxBacklog, InvalidInput::Negative, "no backlog holds less than nothing"),
+    refusal(Knob::NetdevBudget, InvalidInput::Negative, "no turn takes less than nothing"),
     refusal(
         Knob::FlowLimitTableLen,
-        Nonsense::Negative,
+        InvalidInput::Negative,
         "-2147483648 passes for a power of two, and no table has that length",
     ),
-    refusal(Knob::Mtu, Nonsense::Truncated, "4294968796 passes for 1500"),
-    refusal(Knob::RpsCpus, Nonsense::Junk, JUNK),
-    refusal(Knob::RpsDefaultMask, Nonsense::Junk, JUNK),
-    refusal(Knob::FlowLimitCpuBitmap, Nonsense::Junk, JUNK),
+    refusal(Knob::Mtu, InvalidInput::Truncated, "4294968796 passes for 1500"),
+    refusal(Knob::RpsCpus, InvalidInput::Junk, JUNK),
+    refusal(Knob::RpsDefaultMask, InvalidInput::Junk, JUNK),
+    refusal(Knob::FlowLimitCpuBitmap, InvalidInput::Junk, JUNK),
 ];
 
 const JUNK: &str = "x00000003 passes for 3: eight digits hide what is in front of them";
 
-const fn refusal(knob: Knob, nonsense: Nonsense, why: &'static str) -> Refusal {
-    Refusal { knob, nonsense, why }
+const fn refusal(knob: Knob, nonsense: InvalidInput, why: &'static str) -> KnobRefusal {
+    KnobRefusal { knob, nonsense, why }
 }
 
 /// Text that the kernel takes.
-struct Read {
+struct ReadNumber {
     value: Option<Value>,
     len_bytes: usize,
-    nonsense: Option<Nonsense>,
+    nonsense: Option<InvalidInput>,
 }
 
 impl Knob {
@@ -95,41 +95,41 @@ impl Knob {
     ///
     /// # Errors
     /// As the kernel's, and `EINVAL` for what is in [`REFUSED_NONSENSE`].
-    pub fn answer(self, written: &[u8], machine: &Machine) -> Result<Taken, Errno> {
-        let Read { value, len_bytes, nonsense } = self.kernel_reads(written, machine)?;
+    pub fn answer(self, written: &[u8], machine: &Machine) -> Result<TakenValue, Errno> {
+        let ReadNumber { value, len_bytes, nonsense } = self.kernel_reads(written, machine)?;
         match nonsense.and_then(|nonsense| self.refusal(nonsense)) {
             Some(_) => Err(Errno::Inval),
-            None => Ok(Taken { value, len_bytes }),
+            None => Ok(TakenValue { value, len_bytes }),
         }
     }
 
     /// Reason for refusing a write that the kernel would take.
     #[must_use]
-    pub fn refuses(self, written: &[u8], machine: &Machine) -> Option<&'static Refusal> {
+    pub fn refuses(self, written: &[u8], machine: &Machine) -> Option<&'static KnobRefusal> {
         self.refusal(self.kernel_reads(written, machine).ok()?.nonsense?)
     }
 
-    fn refusal(self, nonsense: Nonsense) -> Option<&'static Refusal> {
-        REFUSED_NONSENSE.iter().find(|row| row.knob == self && row.nonsense == nonsense)
+    fn refusal(self, nonsense: InvalidInput) -> Option<&'static KnobRefusal> {
+        REFUSED_INVALID_INPUT.iter().find(|row| row.knob == self && row.nonsense == nonsense)
     }
 
-    fn kernel_reads(self, written: &[u8], machine: &Machine) -> Result<Read, Errno> {
+    fn kernel_reads(self, written: &[u8], machine: &Machine) -> Result<ReadNumber, Errno> {
         match self.place() {
-            Place::NetCore if written.len() >= SYSCTL_WRITE_BYTES => Err(Errno::NoMem),
-            Place::NetCore if self.is_mask() => mask(written, machine),
-            Place::NetCore => {
+            KnobPlace::NetCore if written.len() >= SYSCTL_WRITE_BYTES => Err(Errno::NoMem),
+            KnobPlace::NetCore if self.is_mask() => mask(written, machine),
+            KnobPlace::NetCore => {
                 let (number, len_bytes) = dointvec(written)?;
                 let value = number.map(|number| self.sysctl(number, machine)).transpose()?;
-                let nonsense = number.is_some_and(i32::is_negative).then_some(Nonsense::Negative);
-                Ok(Read { value: value.map(Value::Number), len_bytes, nonsense })
+                let nonsense = number.is_some_and(i32::is_negative).then_some(InvalidInput::Negative);
+                Ok(ReadNumber { value: value.map(Value::Number), len_bytes, nonsense })
             }
             // An attribute of sysfs is not told of an empty write, and of a long one only a page.
-            _ if written.is_empty() => Ok(Read { value: None, len_bytes: 0, nonsense: None }),
+            _ if written.is_empty() => Ok(ReadNumber { value: None, len_bytes: 0, nonsense: None }),
             _ => self.attribute(&written[..written.len().min(PAGE_BYTES)], machine),
         }
     }
 
-    fn attribute(self, written: &[u8], machine: &Machine) -> Result<Read, Errno> {
+    fn attribute(self, written: &[u8], machine: &Machine) -> Result<ReadNumber, Errno> {
         if self.is_mask() {
             return mask(written, machine);
         }
@@ -144,8 +144,8 @@ impl Knob {
             Self::Mtu => mtu(number & u64::from(u32::MAX))?,
             _ => return Err(Errno::Inval),
         };
-        let nonsense = (self == Self::Mtu && taken != number).then_some(Nonsense::Truncated);
-        Ok(Read { value: Some(Value::Number(taken)), len_bytes: written.len(), nonsense })
+        let nonsense = (self == Self::Mtu && taken != number).then_some(InvalidInput::Truncated);
+        Ok(ReadNumber { value: Some(Value::Number(taken)), len_bytes: written.len(), nonsense })
     }
 
     /// Number as it reads back, if it may be set. Below zero the sign is lost.
@@ -166,10 +166,10 @@ impl Knob {
     }
 }
 
-fn mask(written: &[u8], machine: &Machine) -> Result<Read, Errno> {
+fn mask(written: &[u8], machine: &Machine) -> Result<ReadNumber, Errno> {
     let Mask { cpus, has_junk } = Mask::read_or_list(written, machine.cpus)?;
-    let nonsense = has_junk.then_some(Nonsense::Junk);
-    Ok(Read { value: Some(Value::Cpus(cpus)), len_bytes: written.len(), nonsense })
+    let nonsense = has_junk.then_some(InvalidInput::Junk);
+    Ok(ReadNumber { value: Some(Value::Cpus(cpus)), len_bytes: written.len(), nonsense })
 }
 
 /// The size of a table that has `count` slots at least; 0 is no table.
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn rps_8_nonsense_that_the_kernel_takes_is_refused() {
-        let given: [(Knob, &str); REFUSED_NONSENSE.len()] = [
+        let given: [(Knob, &str); REFUSED_INVALID_INPUT.len()] = [
             (Knob::NetdevMaxBacklog, "-1"),
             (Knob::NetdevBudget, "-5"),
             (Knob::FlowLimitTableLen, "-2147483648"),
@@ -287,7 +287,7 @@ mod tests {
             (Knob::RpsDefaultMask, "-00000003"),
             (Knob::FlowLimitCpuBitmap, "0x00000003"),
         ];
-        for (row, (knob, text)) in REFUSED_NONSENSE.iter().zip(given) {
+        for (row, (knob, text)) in REFUSED_INVALID_INPUT.iter().zip(given) {
             assert_eq!(knob.answer(text.as_bytes(), &MACHINE), Err(INVALID), "{knob} {text}");
             assert_eq!(knob.refuses(text.as_bytes(), &MACHINE), Some(row), "{knob} {text}");
         }
@@ -303,7 +303,7 @@ mod tests {
         };
         let none = Value::Cpus(CpuList::default());
         for knob in Knob::ALL {
-            let is_sysctl_mask = knob.is_mask() && knob.place() == Place::NetCore;
+            let is_sysctl_mask = knob.is_mask() && knob.place() == KnobPlace::NetCore;
             assert_eq!(taken(knob, b""), Ok((is_sysctl_mask.then(|| none.clone()), 0)), "{knob}");
             assert_eq!(knob.parse("", &MACHINE).is_ok(), is_sysctl_mask, "{knob}");
         }
@@ -333,12 +333,12 @@ mod tests {
         #[test]
         fn rps_12_what_is_printed_is_read_back_and_nothing_panics(text in texts()) {
             for knob in Knob::ALL {
-                let Ok(Taken { value: Some(value), .. }) = knob.answer(&text, &MACHINE) else {
+                let Ok(TakenValue { value: Some(value), .. }) = knob.answer(&text, &MACHINE) else {
                     continue;
                 };
                 let printed = value.print(&MACHINE);
                 let len_bytes = printed.len();
-                let again = Taken { value: Some(value), len_bytes };
+                let again = TakenValue { value: Some(value), len_bytes };
                 prop_assert_eq!(knob.answer(printed.as_bytes(), &MACHINE), Ok(again), "{}", knob);
             }
         }

@@ -48,7 +48,7 @@ pub enum Knob {
 
 /// Directory of the tree that a knob is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum KnobPlace {
     /// Once for each receive queue of a device.
     Queue,
     /// Once for each device.
@@ -116,11 +116,11 @@ impl Knob {
 
     /// The directory that it stands in.
     #[must_use]
-    pub fn place(self) -> Place {
+    pub fn place(self) -> KnobPlace {
         match self {
-            Self::RpsCpus | Self::RpsFlowCnt => Place::Queue,
-            Self::GroFlushTimeout | Self::NapiDeferHardIrqs | Self::Mtu => Place::Device,
-            _ => Place::NetCore,
+            Self::RpsCpus | Self::RpsFlowCnt => KnobPlace::Queue,
+            Self::GroFlushTimeout | Self::NapiDeferHardIrqs | Self::Mtu => KnobPlace::Device,
+            _ => KnobPlace::NetCore,
         }
     }
 
@@ -177,7 +177,7 @@ impl Knob {
     }
 }
 
-impl Place {
+impl KnobPlace {
     /// The directory, from the root of the tree.
     #[must_use]
     pub fn directory(self, device: &str, queue: RxQueue) -> String {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use forebay_rx::backlog::FlowLimit;
 
 use super::Queue;
-use crate::changes::{Made, Parts};
+use crate::changes::{Made, ChangedParts};
 use crate::knobs::Change;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 
 impl Queue {
     /// Has a change take effect from the next packet on, and writes down when it first did.
-    pub(super) fn apply(&mut self, made: &Made, shared: &Shared) {
+    pub(super) fn apply(&mut self, made: &Made, shared: &EngineState) {
         self.scripted += usize::from(made.is_scripted);
         self.epoch = made.epoch;
         let Some(change) = &made.change else { return self.intake.set_epoch(made.epoch) };
@@ -34,18 +34,18 @@ impl Queue {
     }
 
     /// Says whether the intake was told, and of the epoch with it.
-    fn apply_to_intake(&mut self, change: &Change, parts: &Parts) -> bool {
+    fn apply_to_intake(&mut self, change: &Change, parts: &ChangedParts) -> bool {
         let (epoch, number) = (self.epoch, self.number());
         match (change, parts) {
             (Change::RpsCpus(queues, cpus), _) if queues.contain(number) => {
                 self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
             }
-            (_, Parts::FlowTables(made)) => {
+            (_, ChangedParts::FlowTables(made)) => {
                 let Some(tables) = made.take(number) else { return false };
                 self.intake.set_flow_tables(tables, epoch);
             }
-            (_, Parts::SockFlows(table)) => self.intake.set_sock_flows(table.clone(), epoch),
-            (_, Parts::Hasher(hasher, made)) => {
+            (_, ChangedParts::SockFlows(table)) => self.intake.set_sock_flows(table.clone(), epoch),
+            (_, ChangedParts::Hasher(hasher, made)) => {
                 let Some(tables) = made.take(number) else { return false };
                 if let Some(trace) = &mut self.trace {
                     trace.set_hasher(Arc::clone(hasher));

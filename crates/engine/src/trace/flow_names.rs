@@ -30,7 +30,7 @@ const UNSTEERED: u64 = 1 << 34;
 
 /// A packet's place in its flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct FlowName {
+pub(super) struct TracedFlowName {
     /// The flow.
     pub(super) flow: u64,
     /// Place in it: a sequence number that rises.
@@ -40,7 +40,7 @@ pub(super) struct FlowName {
 /// The names given so far.
 #[derive(Debug, Default)]
 pub(super) struct FlowNames {
-    connections: HashMap<Endpoints, Connection>,
+    connections: HashMap<Endpoints, TracedConnection>,
     /// The flow that a packet of each hash was last named by, if not by the hash.
     by_hash: HashMap<FlowHash, u64>,
 }
@@ -50,13 +50,13 @@ type Endpoints = (Box<[u8]>, [u8; 4]);
 
 /// One direction of a TCP connection.
 #[derive(Clone, Copy, Debug)]
-struct Connection {
+struct TracedConnection {
     number: u64,
     /// The stream offset of its last packet, all 64 bits of it.
     offset: u64,
 }
 
-impl Connection {
+impl TracedConnection {
     /// A connection whose first packet has this sequence number. Its stream is taken to be past
     /// the first 2^32 bytes, so that there are offsets for older segments that come later.
     fn begun(number: u64, sequence: u32) -> Self {
@@ -71,12 +71,12 @@ impl FlowNames {
         (packet, queue): (&Packet, RxQueue),
         segment: &Segment<'_>,
         frame: u64,
-    ) -> FlowName {
+    ) -> TracedFlowName {
         let name = stamp(segment).or_else(|| self.connection(packet, segment.offset));
         let Some(name) = name else {
             let has_hash = packet.hash.is_some();
             let flow = if has_hash { by_hash(packet.hash) } else { UNSTEERED + u64::from(queue.0) };
-            return FlowName { flow, sequence: frame };
+            return TracedFlowName { flow, sequence: frame };
         };
         if self.by_hash.len() < CONNECTIONS_MAX || self.by_hash.contains_key(&packet.hash) {
             self.by_hash.insert(packet.hash, name.flow);
@@ -89,7 +89,7 @@ impl FlowNames {
         self.by_hash.get(&hash).copied().unwrap_or_else(|| by_hash(hash))
     }
 
-    fn connection(&mut self, packet: &Packet, offset: u32) -> Option<FlowName> {
+    fn connection(&mut self, packet: &Packet, offset: u32) -> Option<TracedFlowName> {
         let view = packet.view();
         let sequence = view.tcp_sequence()?.wrapping_add(offset);
         let endpoints = (view.address_bytes()?.into(), *view.port_bytes()?);
@@ -100,9 +100,9 @@ impl FlowNames {
         let connection = self
             .connections
             .entry(endpoints)
-            .or_insert_with(|| Connection::begun(CONNECTIONS + known as u64, sequence));
+            .or_insert_with(|| TracedConnection::begun(CONNECTIONS + known as u64, sequence));
         connection.offset = unwrap_near(sequence, connection.offset);
-        Some(FlowName { flow: connection.number, sequence: connection.offset })
+        Some(TracedFlowName { flow: connection.number, sequence: connection.offset })
     }
 }
 
@@ -112,7 +112,7 @@ fn by_hash(hash: FlowHash) -> u64 {
 }
 
 /// The name that a stamped payload carries.
-pub(super) fn stamp(segment: &Segment<'_>) -> Option<FlowName> {
+pub(super) fn stamp(segment: &Segment<'_>) -> Option<TracedFlowName> {
     let mut stamp = [0; STAMP_BYTES];
     let mut bytes = segment.payload_fragments().flatten();
     for byte in &mut stamp {
@@ -120,7 +120,7 @@ pub(super) fn stamp(segment: &Segment<'_>) -> Option<FlowName> {
     }
     let (magic, rest) = stamp.split_first_chunk::<4>()?;
     let (flow, sequence) = rest.split_first_chunk::<4>()?;
-    (*magic == STAMP_MAGIC).then_some(FlowName {
+    (*magic == STAMP_MAGIC).then_some(TracedFlowName {
         flow: u32::from_be_bytes(*flow).into(),
         sequence: u64::from_be_bytes(*sequence.first_chunk()?),
     })
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn segments_older_than_the_first_one_have_offsets_below_its_own() {
-        let first = Connection::begun(CONNECTIONS, 5).offset;
+        let first = TracedConnection::begun(CONNECTIONS, 5).offset;
         let older = [4, 0, u32::MAX, 1 << 31 | 6].map(|sequence| unwrap_near(sequence, first));
         assert!(older[0] < first && older.is_sorted_by(|newer, older| newer > older), "{older:?}");
     }

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flow_names::{FlowName, FlowNames};
-use forebay_rx::arrive::Refused;
+use flow_names::{TracedFlowName, FlowNames};
+use forebay_rx::arrive::RefusedFrame;
 use forebay_rx::backlog::Note;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -207,7 +207,7 @@ impl DeliverTrace {
         order: u64,
         (packet, batch): (&Packet, &Batch<'_>),
         note: &Note,
-        (name, frame): (FlowName, u64),
+        (name, frame): (TracedFlowName, u64),
         now_ns: u64,
     ) {
         let Note { enqueued_ns, epoch, because, position, head_old, behind, .. } = note;
@@ -274,7 +274,7 @@ impl IntakeTrace {
     }
 
     /// Writes that the source refused a frame, of which only this much is known.
-    pub fn refused(&mut self, refused: &Refused) {
+    pub fn refused(&mut self, refused: &RefusedFrame) {
         self.last_frame = refused.arrival.unwrap_near(self.last_frame);
         if let Some(file) = &self.trace.parse {
             file.write(&parse_row::refused(refused, self.last_frame));
@@ -284,7 +284,7 @@ impl IntakeTrace {
     /// Writes a frame that was dropped, or all those that a dropped packet was merged of.
     pub fn dropped(&self, dropped: &Dropped, queue: RxQueue) {
         let reason = dropped.reason.name();
-        let row = |frame, stamp: Option<FlowName>| {
+        let row = |frame, stamp: Option<TracedFlowName>| {
             let (flow, sequence) = match stamp {
                 Some(name) => (name.flow.to_string(), name.sequence.to_string()),
                 None => (String::new(), String::new()),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use forebay_rx::Packet;
-use forebay_rx::arrive::Refused;
+use forebay_rx::arrive::RefusedFrame;
 use forebay_rx::hash::Hasher;
 use forebay_rx::parse::{
     Checksum, Flaw, Fragment, Headers, Network, Transport, Verify, View, link_layer, parse_into,
@@ -17,7 +17,7 @@ pub(super) const HEADER: &str = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,
 /// Parses the frame as the intake does, and writes its line.
 pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) -> String {
     // What lies in pieces too: the intake finds all headers.
-    let bytes = if packet.is_in_pieces() {
+    let bytes = if packet.is_nonlinear() {
         Cow::Owned(packet.fragments().flatten().copied().collect::<Vec<_>>())
     } else {
         Cow::Borrowed(packet.frame.data())
@@ -59,7 +59,7 @@ pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) 
 }
 
 /// The line of a frame that never came into packet memory: its number, its length, and why.
-pub(super) fn refused(refused: &Refused, frame: u64) -> String {
+pub(super) fn refused(refused: &RefusedFrame, frame: u64) -> String {
     let between = ",".repeat(HEADER.matches(',').count() - 1);
     format!("{frame},{}{between}{}\n", refused.wire_len, refused.reason.name())
 }
@@ -150,7 +150,7 @@ mod tests {
             let mut packet = Packet::received(frame, Arrival(7), len_bytes, Link::Ip);
             vnet.carry_into(&mut packet).unwrap();
             let row = row(&packet, 7, &Hasher::keyed(&[7; 16], false), Verify::Checksums);
-            (packet.is_whole_gso(), row.split(',').nth(14).unwrap().to_owned())
+            (packet.is_gso(), row.split(',').nth(14).unwrap().to_owned())
         };
         let to_be_cut = VirtioNetHdr {
             flags: NEEDS_CSUM,
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_refused_frame_has_a_row_of_as_many_fields_as_any_other() {
         let (arrival, reason) = (Arrival::of_frame(7), DropReason::LinkType);
-        let row = super::refused(&Refused { arrival, wire_len: 60, reason }, 7);
+        let row = super::refused(&RefusedFrame { arrival, wire_len: 60, reason }, 7);
         let fields: Vec<_> = row.trim_end().split(',').collect();
         assert_eq!(fields.len(), HEADER.split(',').count());
         assert_eq!([fields[0], fields[1], fields[2], fields[21]], ["7", "60", "", "link_type"]);

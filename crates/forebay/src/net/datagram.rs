@@ -8,7 +8,7 @@ use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Shape;
 use forebay_rx::parse::{Link, Network};
-use forebay_stack::network::compose::Stations;
+use forebay_stack::network::compose::LinkAddresses;
 
 use super::endpoint::Inner;
 use super::transmit::Between;
@@ -16,7 +16,7 @@ use super::transmit::Between;
 /// One datagram, or several of one sender that were merged (see [`gso_size`](Self::gso_size)).
 pub struct Datagram {
     pub(super) packet: Packet,
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<Reply>,
     /// The payload, where it does not lie in one stretch.
     together: Option<Box<[u8]>>,
     /// `truesize` of frames that have gone home and that the socket is charged with still.
@@ -25,9 +25,9 @@ pub struct Datagram {
 
 /// Destination of an answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answer {
+pub(super) struct Reply {
     pub(super) between: Between,
-    pub(super) back: Option<Stations>,
+    pub(super) back: Option<LinkAddresses>,
 }
 
 /// A payload that has no room in the datagram's frame: its length.
@@ -139,7 +139,7 @@ impl Datagram {
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
         let answer = self
             .answer
-            .unwrap_or_else(|| Answer { between: self.way_back(), back: self.stations_back() });
+            .unwrap_or_else(|| Reply { between: self.way_back(), back: self.stations_back() });
         let frame = &mut self.packet.frame;
         if self.answer.is_none() {
             // The headers are written anew.
@@ -177,11 +177,11 @@ impl Datagram {
         }
     }
 
-    fn stations_back(&self) -> Option<Stations> {
+    fn stations_back(&self) -> Option<LinkAddresses> {
         let is_ethernet = self.packet.headers.link == Link::Ethernet;
         let stations = self.packet.frame.data().first_chunk::<12>().filter(|_| is_ethernet)?;
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *stations;
-        Some(Stations { from: [a, b, c, d, e, f], to: [g, h, i, j, k, l] })
+        Some(LinkAddresses { from: [a, b, c, d, e, f], to: [g, h, i, j, k, l] })
     }
 }
 

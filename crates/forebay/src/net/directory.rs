@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use forebay_stack::ingress::Sockets;
+use forebay_stack::ingress::CpuSockets;
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::queue::Hub;
+use forebay_stack::socket::queue::SocketQueue;
 
 use super::shared::SOCKETS_MAX;
 
@@ -15,17 +15,17 @@ use super::shared::SOCKETS_MAX;
 const SHELF: usize = 256;
 
 /// One socket's place. Locked for a look, once for each CPU that has packets for the socket.
-type Place = Mutex<Option<Arc<Hub>>>;
+type SocketPlace = Mutex<Option<Arc<SocketQueue>>>;
 
 /// The sockets that there are.
 pub(super) struct Directory {
-    shelves: Box<[OnceLock<Box<[Place]>>]>,
+    shelves: Box<[OnceLock<Box<[SocketPlace]>>]>,
     closed: AtomicU64,
 }
 
 impl Directory {
     /// Enters a socket, in place of one that was closed.
-    pub(super) fn enter(&self, hub: Arc<Hub>) {
+    pub(super) fn enter(&self, hub: Arc<SocketQueue>) {
         let index = hub.id().index();
         let shelf = || (0..SHELF).map(|_| Mutex::default()).collect();
         let shelf = self.shelves[index / SHELF].get_or_init(shelf);
@@ -42,18 +42,18 @@ impl Directory {
     }
 
     /// All of them.
-    pub(super) fn hubs(&self) -> impl Iterator<Item = Arc<Hub>> {
+    pub(super) fn hubs(&self) -> impl Iterator<Item = Arc<SocketQueue>> {
         let places = self.shelves.iter().filter_map(OnceLock::get).flatten();
         places.filter_map(|place| lock(place).clone())
     }
 
-    fn place(&self, socket: SocketId) -> Option<&Place> {
+    fn place(&self, socket: SocketId) -> Option<&SocketPlace> {
         let index = socket.index();
         self.shelves.get(index / SHELF)?.get()?.get(index % SHELF)
     }
 }
 
-fn lock(place: &Place) -> MutexGuard<'_, Option<Arc<Hub>>> {
+fn lock(place: &SocketPlace) -> MutexGuard<'_, Option<Arc<SocketQueue>>> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,8 +64,8 @@ impl Default for Directory {
     }
 }
 
-impl Sockets for Directory {
-    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>> {
+impl CpuSockets for Directory {
+    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
         lock(self.place(socket)?).as_ref().filter(|hub| hub.id() == socket).cloned()
     }
 

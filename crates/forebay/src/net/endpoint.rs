@@ -9,29 +9,29 @@ use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::network::Identity;
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::queue::Hub;
-use forebay_stack::socket::reader::Reader;
-use forebay_sys::readiness::Told;
+use forebay_stack::socket::queue::SocketQueue;
+use forebay_stack::socket::reader::SocketReader;
+use forebay_sys::readiness::ReadinessTold;
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
-use super::shared::{Bound, Shared};
-use super::transmit::{Between, Gathered, Marks};
+use super::shared::{BoundEntry, NetState};
+use super::transmit::{Between, Gathered, SentMarks};
 use super::wake::Wake;
 
 /// One socket, however many handles there are on it.
 pub(super) struct Inner {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<NetState>,
     pub(super) id: SocketId,
     /// Address that it was bound to.
     bound: SocketAddr,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
-    pub(super) hub: Arc<Hub>,
-    pub(super) reader: Mutex<Reader>,
+    pub(super) hub: Arc<SocketQueue>,
+    pub(super) reader: Mutex<SocketReader>,
     pub(super) wake: Arc<Wake>,
     /// Made when somebody asks for it.
-    pub(super) descriptor: OnceLock<Told>,
+    pub(super) descriptor: OnceLock<ReadinessTold>,
     pub(super) is_nonblocking: AtomicBool,
     /// 0: for ever.
     pub(super) read_timeout_ns: AtomicU64,
@@ -64,12 +64,12 @@ pub(super) enum Flush {
 impl Inner {
     /// A socket in its place.
     pub(super) fn new(
-        shared: Arc<Shared>,
-        bound: Bound,
+        shared: Arc<NetState>,
+        bound: BoundEntry,
         wake: Arc<Wake>,
         reserved: Option<std::net::UdpSocket>,
     ) -> Self {
-        let Bound { id, local, outlet, home, is_followed } = bound;
+        let BoundEntry { id, local, outlet, home, is_followed } = bound;
         Self {
             shared,
             id,
@@ -78,19 +78,19 @@ impl Inner {
             is_connected: AtomicBool::new(false),
             hub: Arc::clone(outlet.hub()),
             descriptor: OnceLock::new(),
-            reader: Mutex::new(Reader::new(outlet, home)),
+            reader: Mutex::new(SocketReader::new(outlet, home)),
             wake,
             is_nonblocking: AtomicBool::new(false),
             read_timeout_ns: AtomicU64::new(0),
             write_timeout_ns: AtomicU64::new(0),
             is_followed: AtomicBool::new(is_followed),
-            ttl: AtomicU8::new(Marks::default().ttl),
+            ttl: AtomicU8::new(SentMarks::default().ttl),
             tos: AtomicU8::new(0),
             reserved,
         }
     }
 
-    pub(super) fn reader(&self) -> MutexGuard<'_, Reader> {
+    pub(super) fn reader(&self) -> MutexGuard<'_, SocketReader> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,7 +160,7 @@ impl Inner {
 
     pub(super) fn take_batch(
         &self,
-        reader: &mut Reader,
+        reader: &mut SocketReader,
         batch: &mut Datagrams,
         max: usize,
     ) -> Option<usize> {
@@ -189,9 +189,9 @@ impl Inner {
         reader.give_back_all(batch.datagrams.drain(..).map(|datagram| datagram.packet), policy);
     }
 
-    pub(super) fn marks(&self, gso_size: u16) -> Marks {
+    pub(super) fn marks(&self, gso_size: u16) -> SentMarks {
         let (ttl, tos) = (self.ttl.load(Ordering::Relaxed), self.tos.load(Ordering::Relaxed));
-        Marks { ttl, tos, gso_size }
+        SentMarks { ttl, tos, gso_size }
     }
 
     pub(super) fn send(

@@ -68,18 +68,18 @@ use forebay_rx::CpuId;
 use forebay_stack::ingress::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
-use forebay_stack::network::{Network, NetworkConfig};
+use forebay_stack::network::{NetworkLayer, NetworkConfig};
 pub use forebay_stack::network::{NetworkCounters, NetworkDrop};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{self, CopyCache};
-pub use forebay_stack::socket::policy::BufferPolicy;
-use forebay_stack::socket::policy::{Relief, ReliefCounters, SharedPolicy};
+pub use forebay_stack::socket::policy::ReclaimPolicy;
+use forebay_stack::socket::policy::{BufferReclaimer, ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 pub use identities::Addresses;
-use neighbours::Neighbours;
-use shared::{NetDevice, Parts, Shared};
+use neighbours::KernelNeighbours;
+use shared::{NetDevice, NetParts, NetState};
 pub use stack::NetStack;
 use transmit::Transmitter;
 pub use udp::{SocketCounts, UdpSocket};
@@ -95,7 +95,7 @@ pub struct NetConfig {
     /// The most that it may be given.
     pub rmem_max: u32,
     /// Policy at first for the memory of datagrams.
-    pub policy: BufferPolicy,
+    pub policy: ReclaimPolicy,
     /// Frames of each queue for what waits in sockets: together they should not hold more, or
     /// the device lacks some (`udp_mem`).
     pub kept_frames: u32,
@@ -121,7 +121,7 @@ impl Default for NetConfig {
             addresses: Vec::new(),
             rmem_default: Self::RMEM_DEFAULT,
             rmem_max: Self::RMEM_MAX,
-            policy: BufferPolicy::default(),
+            policy: ReclaimPolicy::default(),
             kept_frames: 8192,
             send_frames: 1024,
             copy_cache_bytes: None,
@@ -131,12 +131,12 @@ impl Default for NetConfig {
 
 /// Handle by which sockets are bound. Cheap to clone.
 #[derive(Clone)]
-pub struct Net(Arc<Shared>);
+pub struct Net(Arc<NetState>);
 
 /// An engine whose packets go to sockets.
 pub struct NetEngine {
     engine: Engine<NetStack>,
-    shared: Arc<Shared>,
+    shared: Arc<NetState>,
 }
 
 impl Net {
@@ -169,7 +169,7 @@ impl Net {
             Ok(caches) => (caches.into_iter().map(Some).collect(), None),
             Err(why) => (cpus.iter().map(|_| None).collect::<Vec<_>>(), Some(why)),
         };
-        let shared = Arc::new(Shared::new(Parts {
+        let shared = Arc::new(NetState::new(NetParts {
             cpus: cpus.clone(),
             queues: identities::device_by_queue(devices),
             devices: faces,
@@ -186,8 +186,8 @@ impl Net {
         let fragments = Arc::new(Fragments::shared(network.fragments, cpus.len()));
         let mut stacks = cpus.iter().zip(counters).zip(caches).zip(relief).enumerate().map(
             |(index, (((&cpu, counters), cache), relief))| {
-                let network = Network::sharing(Arc::clone(&fragments), network, counters);
-                let relief = Relief::new(cache, None, relief);
+                let network = NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
+                let relief = BufferReclaimer::new(cache, None, relief);
                 let directory = Arc::clone(&shared.directory);
                 let stack = Stack::new((cpu, index), network, relief, directory);
                 NetStack::new(index, Arc::clone(&shared), stack)
@@ -201,7 +201,7 @@ impl Net {
             engine.handler_mut(stack).set_small(small);
         }
         let mut senders = engine.take_senders();
-        let home = senders.first().map(forebay_buf::Pool::way_home);
+        let home = senders.first().map(forebay_buf::Pool::return_handle);
         let transmitters = senders.drain(..).zip(ways);
         let transmitters = transmitters.map(|(pool, ways)| Transmitter::new(pool, ways)).collect();
         if let Some(home) = home {
@@ -242,8 +242,8 @@ impl Net {
     ///
     /// # Errors
     /// When there is no memory for a copy cache (UDP-5), and that is what is asked for.
-    pub fn set_policy(&self, policy: BufferPolicy) -> Result<()> {
-        if let (BufferPolicy::CopyCache, Some(why)) = (policy, &self.0.no_copy_cache) {
+    pub fn set_policy(&self, policy: ReclaimPolicy) -> Result<()> {
+        if let (ReclaimPolicy::CopyCache, Some(why)) = (policy, &self.0.no_copy_cache) {
             let (what, value) = ("buffers", policy.to_string());
             return Err(Error::Setting { what, value, why: why.clone() });
         }
@@ -285,7 +285,7 @@ impl Net {
 
     /// Datagrams that were moved to other buffers for slow readers, by CPU.
     #[must_use]
-    pub fn relief(&self) -> &[Arc<ReliefCounters>] {
+    pub fn relief(&self) -> &[Arc<ReclaimCounters>] {
         &self.0.relief
     }
 
@@ -423,7 +423,7 @@ impl NetEngine {
 fn ways_out(
     devices: &[Device],
     faces: &[NetDevice],
-) -> Result<Vec<(Box<dyn forebay_device::sink::Sink>, Neighbours)>> {
+) -> Result<Vec<(Box<dyn forebay_device::sink::Sink>, KernelNeighbours)>> {
     devices
         .iter()
         .zip(faces)
@@ -431,10 +431,10 @@ fn ways_out(
             let neighbours = match (face.kernels, device.via) {
                 (Some(interface), _) => {
                     let learned = device.takes_all().then(|| Arc::clone(&face.learned));
-                    Neighbours::of_kernel(interface, learned)
+                    KernelNeighbours::of_kernel(interface, learned)
                 }
-                (None, Via::Tun) => Neighbours::None,
-                (None, _) => Neighbours::Own(Arc::clone(&face.learned)),
+                (None, Via::Tun) => KernelNeighbours::None,
+                (None, _) => KernelNeighbours::Own(Arc::clone(&face.learned)),
             };
             Ok((device.sink()?, neighbours))
         })

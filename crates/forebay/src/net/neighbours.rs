@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use forebay_buf::Pool;
 use forebay_rx::Packet;
 use forebay_stack::network::Identity;
-use forebay_stack::network::compose::Stations;
+use forebay_stack::network::compose::LinkAddresses;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
 use forebay_sys::neighbour;
@@ -28,7 +28,7 @@ const ASK_NS: u64 = 1_000_000;
 const REMEMBERED: usize = 256;
 
 /// The next stations of one device, as one CPU knows them.
-pub(super) enum Neighbours {
+pub(super) enum KernelNeighbours {
     /// There is no link layer.
     None,
     /// The kernel's.
@@ -42,14 +42,14 @@ pub(super) enum Neighbours {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hop {
     /// There; None where there is no link layer.
-    Known(Option<Stations>),
+    Known(Option<LinkAddresses>),
     /// Station of this neighbour asked for: the packet is to be held until it is known.
     Sought(IpAddr),
     /// Nobody here knows, or asks: the kernel does.
     Unknown,
 }
 
-impl Neighbours {
+impl KernelNeighbours {
     /// The kernel's, of an interface; and those learned where it hears nothing.
     pub(super) fn of_kernel(
         interface: InterfaceIndex,
@@ -78,8 +78,8 @@ impl Neighbours {
                     return Hop::Known(stations(station, on));
                 }
                 match kernels.ask(destination, now_ns) {
-                    Asked::Station(station) => Hop::Known(stations(station, on)),
-                    Asked::Neighbour(neighbour) => {
+                    AskedNeighbour::Station(station) => Hop::Known(stations(station, on)),
+                    AskedNeighbour::Neighbour(neighbour) => {
                         let Some(learned) = &kernels.learned else { return Hop::Unknown };
                         let hop = resolve(learned, neighbour, on, now_ns, (pool, asks));
                         if let Hop::Known(Some(stations)) = hop {
@@ -87,7 +87,7 @@ impl Neighbours {
                         }
                         hop
                     }
-                    Asked::Nothing => Hop::Unknown,
+                    AskedNeighbour::Nothing => Hop::Unknown,
                 }
             }
             Self::Own(learned) => resolve(learned, destination, on, now_ns, (pool, asks)),
@@ -118,20 +118,20 @@ impl Neighbours {
         destination: IpAddr,
         on: &Identity,
         now_ns: u64,
-        back: Option<Stations>,
-    ) -> Option<Stations> {
+        back: Option<LinkAddresses>,
+    ) -> Option<LinkAddresses> {
         let Self::Kernels(kernels) = self else { return back };
         let known = kernels.recall(destination, now_ns).or_else(|| {
             let may_ask = now_ns.saturating_sub(kernels.asked_ns) >= ASK_NS;
             match may_ask.then(|| kernels.ask(destination, now_ns)) {
-                Some(Asked::Station(station)) => Some(station),
+                Some(AskedNeighbour::Station(station)) => Some(station),
                 _ => None,
             }
         });
         known.and_then(|station| stations(station, on)).or(back)
     }
 
-    fn stations(&self, to: [u8; 6], on: &Identity) -> Option<Stations> {
+    fn stations(&self, to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
         match self {
             Self::None => None,
             Self::Kernels(_) | Self::Own(_) => stations(to, on),
@@ -162,8 +162,8 @@ fn resolve(
     }
 }
 
-fn stations(to: [u8; 6], on: &Identity) -> Option<Stations> {
-    on.mac.map(|from| Stations { to, from })
+fn stations(to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
+    on.mac.map(|from| LinkAddresses { to, from })
 }
 
 /// The station that stands for a group, or for all (RFC 1112, section 6.4; RFC 2464, section 7).
@@ -193,7 +193,7 @@ pub(super) struct KernelsNeighbours {
 }
 
 /// The kernel's answer.
-enum Asked {
+enum AskedNeighbour {
     Station([u8; 6]),
     /// A neighbour whose station it does not know.
     Neighbour(IpAddr),
@@ -216,21 +216,21 @@ impl KernelsNeighbours {
     }
 
     /// Asks the kernel, which then seeks a neighbour that it does not know, if it can.
-    fn ask(&mut self, destination: IpAddr, now_ns: u64) -> Asked {
+    fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
         // What cannot be asked is not known.
         let Ok(Some(hop)) = neighbour::next_hop(destination, self.interface) else {
-            return Asked::Nothing;
+            return AskedNeighbour::Nothing;
         };
-        let Ok(Some(station)) = neighbour::station_of(hop, self.interface) else {
+        let Ok(Some(station)) = neighbour::lladdr_of(hop, self.interface) else {
             if self.learned.is_none() {
                 // Without the right to, the datagram that goes by the kernel has the same effect.
-                let _ = neighbour::seek(hop, self.interface);
+                let _ = neighbour::solicit(hop, self.interface);
             }
-            return Asked::Neighbour(hop);
+            return AskedNeighbour::Neighbour(hop);
         };
         self.remember(destination, station.0, now_ns);
-        Asked::Station(station.0)
+        AskedNeighbour::Station(station.0)
     }
 
     fn remember(&mut self, destination: IpAddr, station: [u8; 6], now_ns: u64) {
@@ -254,7 +254,7 @@ fn place(destination: IpAddr) -> usize {
     usize::from(high.wrapping_mul(31) ^ low) % REMEMBERED
 }
 
-impl fmt::Debug for Neighbours {
+impl fmt::Debug for KernelNeighbours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::None => "Neighbours(none)",

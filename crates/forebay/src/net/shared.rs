@@ -12,8 +12,8 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::policy::{ReliefCounters, SharedPolicy};
-use forebay_stack::socket::queue::{Outlet, QueueConfig, WakeReader, open};
+use forebay_stack::socket::policy::{ReclaimCounters, SharedPolicy};
+use forebay_stack::socket::queue::{SocketQueueConsumer, SocketQueueConfig, WakeReader, open};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
@@ -49,11 +49,11 @@ impl NetDevice {
 }
 
 /// All that is shared.
-pub(super) struct Shared {
+pub(super) struct NetState {
     cpus: Box<[CpuId]>,
     pub(super) directory: Arc<Directory>,
     pub(super) table: Arc<ArcSwap<SocketTable>>,
-    sockets: Mutex<Sockets>,
+    sockets: Mutex<BoundSockets>,
     pub(super) devices: Box<[NetDevice]>,
     /// By rx queue: its device.
     queues: Box<[usize]>,
@@ -67,7 +67,7 @@ pub(super) struct Shared {
     has_ended: AtomicBool,
     pub(super) counters: Box<[Arc<NetworkCounters>]>,
     pub(super) unsent: Unsent,
-    pub(super) relief: Box<[Arc<ReliefCounters>]>,
+    pub(super) relief: Box<[Arc<ReclaimCounters>]>,
 }
 
 /// Parts that come with the engine, before any packet.
@@ -80,7 +80,7 @@ pub(super) struct Late {
 }
 
 /// The sockets that there are.
-struct Sockets {
+struct BoundSockets {
     bindings: Bindings,
     /// By slot: how many sockets have had it and are closed.
     generations: Vec<u32>,
@@ -122,7 +122,7 @@ impl Routes {
 }
 
 /// Parts of a `Shared`.
-pub(super) struct Parts {
+pub(super) struct NetParts {
     pub(super) cpus: Vec<CpuId>,
     pub(super) devices: Vec<NetDevice>,
     pub(super) queues: Vec<usize>,
@@ -135,24 +135,24 @@ pub(super) struct Parts {
 }
 
 /// A socket's place.
-pub(super) struct Bound {
+pub(super) struct BoundEntry {
     pub(super) id: SocketId,
     pub(super) local: SocketAddr,
-    pub(super) outlet: Outlet,
+    pub(super) outlet: SocketQueueConsumer,
     pub(super) home: Pool,
     /// True if flows are to come to where they are read. What is read where it was delivered says
     /// nothing, and would keep flows from being spread.
     pub(super) is_followed: bool,
 }
 
-impl Shared {
-    pub(super) fn new(parts: Parts) -> Self {
+impl NetState {
+    pub(super) fn new(parts: NetParts) -> Self {
         Self {
             relief: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
             cpus: parts.cpus.into(),
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
-            sockets: Mutex::new(Sockets::new(parts.seed)),
+            sockets: Mutex::new(BoundSockets::new(parts.seed)),
             devices: parts.devices.into(),
             queues: parts.queues.into(),
             late: OnceLock::new(),
@@ -197,7 +197,7 @@ impl Shared {
         mut binding: Binding,
         rcvbuf: u32,
         reader: Arc<dyn WakeReader>,
-    ) -> io::Result<Bound> {
+    ) -> io::Result<BoundEntry> {
         let ip = binding.local.ip();
         if !ip.is_unspecified() && !self.is_receivable(ip) {
             return Err(Errno::ADDRNOTAVAIL.into());
@@ -211,13 +211,13 @@ impl Shared {
         binding.id = sockets.free_id()?;
         let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
         let is_followed = binding.reuse != Reuse::ThisCpu;
-        let (hub, outlet) = open(QueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
+        let (hub, outlet) = open(SocketQueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
         // Whatever is in a table is in the directory before.
         self.directory.enter(hub);
         sockets.bindings.insert(binding);
         self.publish(&sockets);
-        let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).way_home();
-        Ok(Bound { id, local, outlet, home, is_followed })
+        let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).return_handle();
+        Ok(BoundEntry { id, local, outlet, home, is_followed })
     }
 
     /// Changes a socket's binding. It is the one bound last from now on: of sockets that are connected
@@ -237,7 +237,7 @@ impl Shared {
         sockets.give_back(id);
     }
 
-    fn publish(&self, sockets: &Sockets) {
+    fn publish(&self, sockets: &BoundSockets) {
         self.table.store(Arc::new(sockets.bindings.table().clone()));
     }
 
@@ -295,12 +295,12 @@ impl Shared {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    fn sockets(&self) -> MutexGuard<'_, Sockets> {
+    fn sockets(&self) -> MutexGuard<'_, BoundSockets> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Sockets {
+impl BoundSockets {
     fn new(seed: u64) -> Self {
         let (generations, free) = (Vec::new(), Vec::new());
         Self { bindings: Bindings::new(seed), generations, free, next_port: 0 }
@@ -341,7 +341,7 @@ impl Sockets {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for NetState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let devices: Vec<_> = self.devices.iter().map(|device| &device.name).collect();
         write!(f, "Net({devices:?}, {} CPUs)", self.cpus.len())

@@ -7,13 +7,13 @@ use arc_swap::Cache;
 use forebay_buf::Pool;
 use forebay_rx::delivery::Batch;
 use forebay_rx::{Handler, Packet};
-use forebay_stack::ingress::{Around, Stack};
-use forebay_stack::network::neighbours::Sighting;
+use forebay_stack::ingress::{RxContext, Stack};
+use forebay_stack::network::neighbours::NeighbourObservation;
 use forebay_stack::network::{Identity, NetworkCounters};
 use forebay_stack::socket::table::SocketTable;
 use forebay_sys::clock::Clock;
 
-use super::shared::Shared;
+use super::shared::NetState;
 
 /// Reassembly is asked this often what has waited too long.
 const EXPIRE_NS: u64 = 100_000_000;
@@ -22,7 +22,7 @@ const EXPIRE_NS: u64 = 100_000_000;
 pub struct NetStack {
     /// The CPU's place.
     index: usize,
-    shared: Arc<Shared>,
+    shared: Arc<NetState>,
     stack: Stack,
     table: Cache<Arc<arc_swap::ArcSwap<SocketTable>>, Arc<SocketTable>>,
     /// The table that the stack goes by.
@@ -30,11 +30,11 @@ pub struct NetStack {
     clock: Clock,
     expired_ns: u64,
     answers: Vec<Packet>,
-    sightings: Vec<Sighting>,
+    sightings: Vec<NeighbourObservation>,
 }
 
 impl NetStack {
-    pub(super) fn new(index: usize, shared: Arc<Shared>, stack: Stack) -> Self {
+    pub(super) fn new(index: usize, shared: Arc<NetState>, stack: Stack) -> Self {
         let table = Cache::new(Arc::clone(&shared.table));
         let seen = shared.table.load_full();
         let clock = Clock::machine();
@@ -97,7 +97,7 @@ impl Handler for NetStack {
         let now_ns = self.clock.now_ns();
         let device = self.shared.device_of(batch.rx_queue);
         let identity = self.shared.devices[device].identity.load();
-        let mut around = Around {
+        let mut around = RxContext {
             identity: &identity,
             now_ns,
             pool: batch.pool,

@@ -8,21 +8,21 @@ use std::sync::Arc;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_rx::CpuId;
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::gso::{GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr};
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::{Arrival, Packet, Shape};
 use forebay_rx::parse::{Link, Verify, parse_into};
-use forebay_stack::ingress::{Around, Sockets, Stack};
+use forebay_stack::ingress::{RxContext, CpuSockets, Stack};
 use forebay_stack::network::{
-    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
+    Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
 };
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::CopyCache;
-use forebay_stack::socket::policy::{BufferPolicy, Relief};
-use forebay_stack::socket::queue::{Awake, Hub, QueueConfig, open};
-use forebay_stack::socket::reader::Reader;
+use forebay_stack::socket::policy::{ReclaimPolicy, BufferReclaimer};
+use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConfig, open};
+use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::table::{Binding, SocketTable};
 use proptest::prelude::*;
 
@@ -74,7 +74,7 @@ enum Call {
 struct Turn {
     to: To,
     way: Way,
-    policy: BufferPolicy,
+    policy: ReclaimPolicy,
     /// By socket: what it reads with, before the next turn or not.
     calls: [Option<Call>; SOCKETS as usize],
 }
@@ -108,7 +108,7 @@ fn call() -> impl Strategy<Value = Option<Call>> {
 
 fn turn() -> impl Strategy<Value = Turn> {
     let to = prop_oneof![Just(To::V4), Just(To::V6), Just(To::Group)];
-    let policy = prop::sample::select(BufferPolicy::ALL.to_vec());
+    let policy = prop::sample::select(ReclaimPolicy::ALL.to_vec());
     (to, way(), policy, [call(), call()]).prop_map(|(to, way, policy, calls)| Turn {
         to,
         way,
@@ -123,7 +123,7 @@ struct Rig {
     stack: Stack,
     counters: Arc<NetworkCounters>,
     identity: Identity,
-    readers: Vec<Reader>,
+    readers: Vec<SocketReader>,
     gro: [bool; SOCKETS as usize],
     /// By the number that it begins with: the length of each datagram that was sent.
     sent: HashMap<u32, usize>,
@@ -135,10 +135,10 @@ struct Rig {
 
 /// Sockets that are never closed, each at its id's place.
 #[derive(Debug)]
-struct AllOpen(Vec<Arc<Hub>>);
+struct AllOpen(Vec<Arc<SocketQueue>>);
 
-impl Sockets for AllOpen {
-    fn hub(&self, socket: SocketId) -> Option<Arc<Hub>> {
+impl CpuSockets for AllOpen {
+    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
         self.0.get(socket.index()).cloned()
     }
 
@@ -158,13 +158,13 @@ impl Rig {
         let mut pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
         let (small, pool) = (pools.pop().unwrap(), pools.pop().unwrap());
         let cache = CopyCache::new(Region::allocate(CopyCache::region_bytes(8)), 0);
-        let relief = Relief::new(Some(cache), Some(small), Arc::default());
+        let relief = BufferReclaimer::new(Some(cache), Some(small), Arc::default());
         let counters = Arc::new(NetworkCounters::default());
         let mut config = NetworkConfig::default();
         config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
         config.fragments.ipv4.max_dist = 0;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
-        let network = Network::new(config, Arc::clone(&counters));
+        let network = NetworkLayer::new(config, Arc::clone(&counters));
         let (mut bindings, mut readers, mut hubs) = (Vec::new(), Vec::new(), Vec::new());
         for id in 0..SOCKETS {
             // The second is for the group alone.
@@ -172,10 +172,10 @@ impl Rig {
             let groups = vec![IpAddr::from(GROUP)];
             let id = SocketId(id.into());
             bindings.push(Binding { groups, ..Binding::new(id, (ip, PORT).into()) });
-            let config = QueueConfig { id, rcvbuf, slots: 64, cpus: 1 };
+            let config = SocketQueueConfig { id, rcvbuf, slots: 64, cpus: 1 };
             let (hub, outlet) = open(config, Arc::new(Awake));
             hubs.push(hub);
-            readers.push(Reader::new(outlet, pool.way_home()));
+            readers.push(SocketReader::new(outlet, pool.return_handle()));
         }
         let mut stack = Stack::new((CpuId(0), 0), network, relief, Arc::new(AllOpen(hubs)));
         stack.set_table(Arc::new(SocketTable::new(bindings, 1)));
@@ -196,7 +196,7 @@ impl Rig {
     fn turn(&mut self, turn: &Turn) {
         let mut packets = self.packets(turn);
         let (mut answers, mut sightings) = (Vec::new(), Vec::new());
-        let mut around = Around {
+        let mut around = RxContext {
             identity: &self.identity,
             now_ns: 1,
             pool: &mut self.pool,
@@ -236,7 +236,7 @@ impl Rig {
                 let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
                 let mut out = Vec::new();
                 coalescer.coalesce(&mut packets, 0, &mut out);
-                coalescer.end_poll(Behind::End, 0, &mut out);
+                coalescer.end_poll(PollStatus::Last, 0, &mut out);
                 assert!(out.len() == 1 && out[0].is_merged());
                 out
             }
@@ -255,7 +255,7 @@ impl Rig {
                     csum_offset: 6,
                 };
                 told.carry_into(&mut packet).unwrap();
-                assert!(packet.is_whole_gso());
+                assert!(packet.is_gso());
                 vec![parsed(packet)]
             }
         }
@@ -299,7 +299,7 @@ impl Rig {
     }
 
     /// Reads all that there is.
-    fn read(&mut self, socket: usize, call: Call, policy: BufferPolicy) {
+    fn read(&mut self, socket: usize, call: Call, policy: ReclaimPolicy) {
         let mut room = vec![0; 1 << 20];
         loop {
             let reader = &mut self.readers[socket];
@@ -363,7 +363,7 @@ impl Rig {
         count
     }
 
-    fn end(mut self, policy: BufferPolicy) {
+    fn end(mut self, policy: ReclaimPolicy) {
         for socket in 0..self.readers.len() {
             self.read(socket, Call::Receive, policy);
             let account = self.readers[socket].outlet.account();
@@ -380,7 +380,7 @@ impl Rig {
         assert_eq!(self.stack.network().fragments().frames(), 0);
         let Self { mut stack, mut pool, readers, .. } = self;
         drop(readers);
-        assert_eq!((stack.frames_away(), pool.away()), (0, 0), "all frames are home");
+        assert_eq!((stack.frames_away(), pool.in_use()), (0, 0), "all frames are home");
     }
 }
 

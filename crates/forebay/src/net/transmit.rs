@@ -9,26 +9,26 @@ use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{
-    DEFAULT_TTL, HEADERS_BYTES_MAX, Stations, UdpHeaders, Uncomposable, compose_udp,
+    DEFAULT_TTL, HEADERS_BYTES_MAX, LinkAddresses, UdpHeaders, HeaderError, emit_udp,
 };
 use forebay_sys::clock::Clock;
 use forebay_sys::error::Result;
 use rustix::io::Errno;
 
-use super::neighbours::{Hop, Neighbours};
+use super::neighbours::{Hop, KernelNeighbours};
 
 /// Datagrams that are gathered before the device is told.
 const GATHER_MAX: usize = 64;
 
 /// Fields of a datagram that is sent, besides its addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Marks {
+pub(super) struct SentMarks {
     pub(super) ttl: u8,
     pub(super) tos: u8,
     pub(super) gso_size: u16,
 }
 
-impl Default for Marks {
+impl Default for SentMarks {
     fn default() -> Self {
         Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
     }
@@ -58,22 +58,22 @@ pub(super) struct Transmitter {
     /// Frames of its own for what sockets send, and the way home for those of others.
     pool: Pool,
     /// By device.
-    ways: Vec<Way>,
+    ways: Vec<SendPath>,
 }
 
-struct Way {
+struct SendPath {
     sink: Box<dyn Sink>,
-    neighbours: Neighbours,
+    neighbours: KernelNeighbours,
     gathered: Vec<Packet>,
 }
 
 impl Transmitter {
-    pub(super) fn new(pool: Pool, ways: Vec<(Box<dyn Sink>, Neighbours)>) -> Self {
+    pub(super) fn new(pool: Pool, ways: Vec<(Box<dyn Sink>, KernelNeighbours)>) -> Self {
         let clock = Clock::machine();
         let now_ns = clock.now_ns();
         let gathered = || Vec::with_capacity(GATHER_MAX);
         let ways = ways.into_iter();
-        let ways = ways.map(|(sink, neighbours)| Way { sink, neighbours, gathered: gathered() });
+        let ways = ways.map(|(sink, neighbours)| SendPath { sink, neighbours, gathered: gathered() });
         Self { clock, now_ns, pool, ways: ways.collect() }
     }
 
@@ -92,18 +92,18 @@ impl Transmitter {
         device: usize,
         on: &Identity,
         between: Between,
-        (payload, marks): (&[u8], Marks),
+        (payload, marks): (&[u8], SentMarks),
     ) -> io::Result<Gathered> {
         let gso_size = if payload.len() > marks.gso_size.into() { marks.gso_size } else { 0 };
         let whole = usize::from(gso_size);
         check_len(if whole > 0 { whole } else { payload.len() }, between, on)?;
         let Self { now_ns, pool, ways, .. } = self;
-        let Way { neighbours, gathered, .. } = &mut ways[device];
+        let SendPath { neighbours, gathered, .. } = &mut ways[device];
         let destination = between.destination.ip();
         let hop = neighbours.hop_to(destination, on, *now_ns, (pool, gathered));
         let stations = match hop {
             Hop::Known(stations) => stations,
-            Hop::Sought(_) => on.mac.map(|from| Stations { to: [0; 6], from }),
+            Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
             Hop::Unknown => return Ok(Gathered::NextUnknown),
         };
         let len_bytes = u32::try_from(payload.len()).map_err(|_| too_long())?;
@@ -139,8 +139,8 @@ impl Transmitter {
         &mut self,
         device: usize,
         on: &Identity,
-        (packet, back): (Packet, Option<Stations>),
-        (between, marks): (Between, Marks),
+        (packet, back): (Packet, Option<LinkAddresses>),
+        (between, marks): (Between, SentMarks),
     ) -> io::Result<()> {
         if let Err(error) = check_len(packet.frame.len_bytes() as usize, between, on) {
             self.pool.put(packet.frame);
@@ -156,19 +156,19 @@ impl Transmitter {
     fn compose(
         &mut self,
         mut packet: Packet,
-        stations: Option<Stations>,
-        (between, marks): (Between, Marks),
+        stations: Option<LinkAddresses>,
+        (between, marks): (Between, SentMarks),
     ) -> io::Result<Packet> {
         let Between { source, destination } = between;
-        let (Marks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());
+        let (SentMarks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());
         let to = UdpHeaders { stations, source, destination, ttl, tos, gso_size };
-        match compose_udp(&mut packet.frame, &to) {
+        match emit_udp(&mut packet.frame, &to) {
             Ok(headers) => packet.headers = headers,
             Err(refused) => {
                 self.pool.put(packet.frame);
                 return Err(match refused {
-                    Uncomposable::TooLong => too_long(),
-                    Uncomposable::Families => Errno::AFNOSUPPORT.into(),
+                    HeaderError::TooLong => too_long(),
+                    HeaderError::Families => Errno::AFNOSUPPORT.into(),
                 });
             }
         }
@@ -196,7 +196,7 @@ impl Transmitter {
 
     /// Frames of its own that have not come home.
     pub(super) fn frames_away(&mut self) -> usize {
-        self.pool.away()
+        self.pool.in_use()
     }
 
     /// Takes back a frame that is not sent.

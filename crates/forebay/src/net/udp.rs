@@ -10,7 +10,7 @@ use std::{fmt, io};
 
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
-use forebay_stack::socket::reader::Reader;
+use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
 
 use super::datagram::Datagrams;
@@ -120,7 +120,7 @@ impl UdpSocket {
     /// Would block, at once or in time, as it was set; `ECONNREFUSED` as of
     /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all is read.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let packet = self.0.wait_for(Reader::next)?;
+        let packet = self.0.wait_for(SocketReader::next)?;
         let read = self.0.read(&packet, buffer);
         self.0.reader().give_back(packet, self.0.shared.policy.load());
         Ok(read)

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use forebay_engine::is_cpu;
-use forebay_stack::socket::reader::Reader;
+use forebay_stack::socket::reader::SocketReader;
 use forebay_sys::readiness::readiness;
 
 use super::endpoint::Inner;
-use super::shared::Shared;
+use super::shared::NetState;
 use super::wake::Wake;
 
 /// Looked so often, at first and at most, for packet memory that has come home: nobody tells of it.
@@ -22,7 +22,7 @@ impl Inner {
     /// Tries until there is something, as long as may be waited.
     pub(super) fn wait_for<T>(
         &self,
-        mut attempt: impl FnMut(&mut Reader) -> Option<T>,
+        mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
     ) -> io::Result<T> {
         let mut deadline = Deadline::of(&self.read_timeout_ns);
         loop {
@@ -47,7 +47,7 @@ impl Inner {
     }
 
     /// Tries once. What a peer has told comes first, as in the kernel.
-    fn try_once<T>(&self, attempt: impl FnOnce(&mut Reader) -> Option<T>) -> io::Result<Option<T>> {
+    fn try_once<T>(&self, attempt: impl FnOnce(&mut SocketReader) -> Option<T>) -> io::Result<Option<T>> {
         let mut reader = self.reader();
         let is_refused = self.hub.take_refusal();
         let found = if is_refused { None } else { attempt(&mut reader) };
@@ -58,7 +58,7 @@ impl Inner {
     }
 
     /// Takes what is there, and waits for nothing.
-    pub(super) fn try_take<T>(&self, take: impl FnOnce(&mut Reader) -> T) -> T {
+    pub(super) fn try_take<T>(&self, take: impl FnOnce(&mut SocketReader) -> T) -> T {
         let mut reader = self.reader();
         let taken = take(&mut reader);
         self.tell_if_readable(&mut reader);
@@ -75,7 +75,7 @@ impl Inner {
     }
 
     /// Says that a reader goes to sleep, unless something is there: then nobody sleeps.
-    fn arm(&self, reader: &mut Reader, is_asleep: bool) -> bool {
+    fn arm(&self, reader: &mut SocketReader, is_asleep: bool) -> bool {
         let is_armed = reader.outlet.arm();
         if !is_armed && self.wake.has_others(is_asleep) {
             self.hub.wake_reader();
@@ -85,7 +85,7 @@ impl Inner {
 
     /// Has the descriptor, if there is one, tell how it stands. From then on either it is readable, or
     /// whoever delivers next makes it so.
-    pub(super) fn tell_if_readable(&self, reader: &mut Reader) {
+    pub(super) fn tell_if_readable(&self, reader: &mut SocketReader) {
         let Some(descriptor) = self.descriptor.get() else { return };
         let due = reader.outlet.due();
         if reader.has_ready() || self.hub.has_news(due) {
@@ -195,7 +195,7 @@ struct Watched {
 }
 
 impl Blocked {
-    fn add(&self, socket: &Arc<Wake>, shared: &Arc<Shared>) {
+    fn add(&self, socket: &Arc<Wake>, shared: &Arc<NetState>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = Arc::downgrade(socket);
         if !watched.sockets.iter().any(|other| other.ptr_eq(&this)) {
@@ -213,7 +213,7 @@ impl Blocked {
     }
 
     /// Looks once. Returns whether anybody waits still.
-    fn watch(shared: &Weak<Shared>) -> bool {
+    fn watch(shared: &Weak<NetState>) -> bool {
         thread::sleep(PAUSE_MAX);
         let Some(shared) = shared.upgrade() else { return false };
         let has_room = shared.has_ended() || shared.has_send_room();

@@ -12,13 +12,13 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
-use forebay_stack::socket::queue::{Hub, WakeReader};
-use forebay_sys::readiness::{Teller, Told};
+use forebay_stack::socket::queue::{SocketQueue, WakeReader};
+use forebay_sys::readiness::{Teller, ReadinessTold};
 
 /// Waiters for a socket.
 #[derive(Default)]
 pub(super) struct Wake {
-    state: Mutex<State>,
+    state: Mutex<WakeState>,
     changed: Condvar,
     /// Readers that sleep, or are about to.
     sleepers: AtomicU32,
@@ -29,7 +29,7 @@ pub(super) struct Wake {
 }
 
 #[derive(Default)]
-struct State {
+struct WakeState {
     /// Number of times readers were woken.
     wakes: Wakes,
     /// Made when somebody asks for the descriptor.
@@ -90,7 +90,7 @@ impl Wake {
     }
 
     /// Says that there is nothing to read: all before the ticket `due` has been.
-    pub(super) fn not_readable(&self, due: u32, told: &Told) {
+    pub(super) fn not_readable(&self, due: u32, told: &ReadinessTold) {
         let mut state = self.state();
         state.due = due;
         state.teller.iter_mut().for_each(|teller| teller.not_readable(told));
@@ -102,7 +102,7 @@ impl Wake {
     }
 
     /// Says that what is sent would block.
-    pub(super) fn not_writable(&self, told: &Told) {
+    pub(super) fn not_writable(&self, told: &ReadinessTold) {
         self.state().teller.iter_mut().for_each(|teller| teller.not_writable(told));
     }
 
@@ -112,17 +112,17 @@ impl Wake {
         self.state().teller = None;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl WakeReader for Wake {
-    fn wake(&self, hub: &Hub) {
+    fn wake(&self, hub: &SocketQueue) {
         self.inline.load().iter().flat_map(|inline| inline.iter()).for_each(|(_, wake)| wake());
         let mut state = self.state();
         state.wakes.0 += 1;
-        let State { teller, due, .. } = &mut *state;
+        let WakeState { teller, due, .. } = &mut *state;
         // What it is woken for may have been read already, by somebody who was awake.
         if let Some(teller) = teller.as_mut().filter(|_| hub.has_news(*due)) {
             teller.readable();
@@ -136,7 +136,7 @@ impl Sleeper<'_> {
     /// Sleeps until it is woken, at most so long.
     pub(super) fn sleep(self, at_most: Option<Duration>) {
         let Self { wake, seen } = &self;
-        let (state, sleeps) = (wake.state(), |state: &mut State| state.wakes == *seen);
+        let (state, sleeps) = (wake.state(), |state: &mut WakeState| state.wakes == *seen);
         match at_most {
             None => drop(wake.changed.wait_while(state, sleeps)),
             Some(at_most) => drop(wake.changed.wait_timeout_while(state, at_most, sleeps)),

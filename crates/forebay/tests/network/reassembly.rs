@@ -10,7 +10,7 @@ use forebay_buf::Pool;
 use forebay_device::sink::Sink;
 use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_rx::parse::{Verify, parse_into};
-use forebay_stack::network::reassembly::{Fragments, FragmentsConfig, GivenUp, Limits, Reassembly};
+use forebay_stack::network::reassembly::{Fragments, FragmentsConfig, GivenUp, ReassemblyLimits, Reassembly};
 use forebay_sys::random::Random;
 use forebay_testkit::namespaces::{command, ip};
 use rustix::fd::OwnedFd;
@@ -243,7 +243,7 @@ struct Ours {
 impl Ours {
     fn new() -> Self {
         let FragmentsConfig { ipv4, ipv6, seed } = FragmentsConfig::default();
-        let plenty = |limits| Limits { high_thresh: PLENTY, ..limits };
+        let plenty = |limits| ReassemblyLimits { high_thresh: PLENTY, ..limits };
         let config = FragmentsConfig { ipv4: plenty(ipv4), ipv6: plenty(ipv6), seed };
         Self { fragments: Fragments::new(config), pool: us::pool() }
     }

@@ -9,7 +9,7 @@ use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_into};
 use forebay_stack::network::{
-    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
+    Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, NetworkVerdict,
 };
 
 use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PORTS};
@@ -17,7 +17,7 @@ use crate::kernel::{Delivered, FRAGMENTS_BYTES};
 
 /// What becomes of frames here.
 pub(crate) struct Us {
-    network: Network,
+    network: NetworkLayer,
     identity: Identity,
     pool: Pool,
     fates: Fates,
@@ -51,7 +51,7 @@ impl Us {
         let mut config = NetworkConfig { icmp_ratelimit_ns: 0, ..NetworkConfig::default() };
         config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
-        let network = Network::new(config, counters);
+        let network = NetworkLayer::new(config, counters);
         Self { network, identity, pool: pool(), fates: Fates::default(), answers: Vec::new() }
     }
 
@@ -61,7 +61,7 @@ impl Us {
         let wire_len = packet.wire_len;
         parse_into(&mut packet.headers, packet.frame.data(), wire_len, None, verify);
         match self.network.receive(packet, &self.identity, 0, &mut self.pool) {
-            Received::Datagram(packet) => {
+            NetworkVerdict::Datagram(packet) => {
                 self.fates.datagrams += 1;
                 let delivered = delivered(&packet);
                 if PORTS.contains(&delivered.port) {
@@ -76,32 +76,32 @@ impl Us {
                     return (Vec::new(), "no socket".into());
                 }
                 match self.network.unreachable(packet, &self.identity, 0, &mut self.pool) {
-                    Received::Answer(packet) => self.answer(packet),
-                    Received::Dropped(packet, _) => self.pool.put(packet.frame),
+                    NetworkVerdict::Answer(packet) => self.answer(packet),
+                    NetworkVerdict::Dropped(packet, _) => self.pool.put(packet.frame),
                     other => panic!("{other:?}"),
                 }
                 (Vec::new(), "no socket".into())
             }
-            Received::Answer(packet) => {
+            NetworkVerdict::Answer(packet) => {
                 self.fates.answers += 1;
                 self.answer(packet);
                 (Vec::new(), "answer".into())
             }
-            Received::Heard(packet, heard) if heard.is_answer => {
+            NetworkVerdict::Heard(packet, heard) if heard.is_answer => {
                 self.fates.answers += 1;
                 self.answer(packet);
                 (Vec::new(), "answer".into())
             }
-            Received::Taken(packet) | Received::Refused(packet, _) | Received::Heard(packet, _) => {
+            NetworkVerdict::Taken(packet) | NetworkVerdict::Refused(packet, _) | NetworkVerdict::Heard(packet, _) => {
                 self.fates.taken += 1;
                 self.pool.put(packet.frame);
                 (Vec::new(), "taken".into())
             }
-            Received::Kept => {
+            NetworkVerdict::Kept => {
                 self.fates.kept += 1;
                 (Vec::new(), "kept".into())
             }
-            Received::Dropped(packet, reason) => {
+            NetworkVerdict::Dropped(packet, reason) => {
                 self.fates.dropped += 1;
                 self.pool.put(packet.frame);
                 (Vec::new(), reason.name().into())
@@ -124,7 +124,7 @@ impl Us {
         }
         assert_eq!(dropped.len() as u64, waiting);
         dropped.into_iter().for_each(|(packet, _)| self.pool.put(packet.frame));
-        assert_eq!(self.pool.away(), 0);
+        assert_eq!(self.pool.in_use(), 0);
         let Fates { datagrams, answers, taken, dropped, kept, .. } = self.fates;
         assert_eq!(datagrams + answers + taken + dropped + kept, frames);
     }

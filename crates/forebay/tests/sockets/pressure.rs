@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay::net::{Datagrams, NetConfig, SocketCounts, UdpSocket};
 use forebay_stack::network::{NetworkCounters, NetworkDrop};
-use forebay_stack::socket::policy::BufferPolicy;
+use forebay_stack::socket::policy::ReclaimPolicy;
 
 use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap};
@@ -85,7 +85,7 @@ fn policies() {
     let mut batch = Datagrams::new();
     let (mut sent, mut last) = (0u64, None);
     for round in 0..200 {
-        net.set_policy(BufferPolicy::ALL[round % 4]).unwrap();
+        net.set_policy(ReclaimPolicy::ALL[round % 4]).unwrap();
         for _ in 0..100 {
             kernels.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
@@ -111,9 +111,9 @@ fn policies() {
 fn memory_low() {
     let few = NetConfig { copy_cache_bytes: Some(100_000), ..NetConfig::default() };
     let (net, engine) = over_tap(&few);
-    let refused = net.set_policy(BufferPolicy::CopyCache).unwrap_err().to_string();
+    let refused = net.set_policy(ReclaimPolicy::CopyCache).unwrap_err().to_string();
     assert!(refused.contains("copy-cache") && refused.contains("256"), "{refused}");
-    net.set_policy(BufferPolicy::Condense).unwrap();
+    net.set_policy(ReclaimPolicy::Condense).unwrap();
     drop(engine);
 }
 
@@ -121,7 +121,7 @@ fn memory_low() {
 fn without_udp_mem() {
     assert!(!std::path::Path::new("/proc/sys/net/ipv4/udp_mem").exists());
     let (net, engine) = over_tap(&NetConfig::default());
-    let refused = net.set_policy(BufferPolicy::CopyCache).unwrap_err().to_string();
+    let refused = net.set_policy(ReclaimPolicy::CopyCache).unwrap_err().to_string();
     assert!(refused.contains("net.ipv4.udp_mem") && !refused.contains("0 bytes"), "{refused}");
     drop(engine);
 }

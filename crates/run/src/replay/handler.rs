@@ -11,15 +11,15 @@ use forebay_rx::{CpuId, Handler};
 use forebay_sys::clock::Clock;
 use forebay_sys::error::Result;
 
-use super::{Mode, Plan};
-use crate::ledger::Ledger;
+use super::{Mode, ReplayConfig};
+use crate::ledger::OrderCheck;
 
 /// One CPU's part of the application.
 pub(super) struct ReplayHandler {
     clock: Clock,
     /// Spent on each packet; in virtual time the scheduler does that.
     work_ns: u64,
-    ledger: Arc<Ledger>,
+    ledger: Arc<OrderCheck>,
     trace: Option<DeliverTrace>,
     capture: Option<DeliveredCapture>,
 }
@@ -27,9 +27,9 @@ pub(super) struct ReplayHandler {
 impl ReplayHandler {
     pub(super) fn new(
         cpu: CpuId,
-        plan: &Plan,
+        plan: &ReplayConfig,
         clock: &Clock,
-        ledger: &Arc<Ledger>,
+        ledger: &Arc<OrderCheck>,
         trace: Option<&Arc<Trace>>,
         failure: &FirstFailure,
     ) -> Self {

@@ -10,12 +10,12 @@ use forebay_engine::Outcome;
 use forebay_sys::error::Error;
 use serde::Serialize;
 
-use crate::ledger::Ledger;
+use crate::ledger::OrderCheck;
 use crate::report::PathReport;
 
 /// The result of a replay; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct ReplayReport {
     /// Work of the path.
     #[serde(flatten)]
     pub path: PathReport,
@@ -45,10 +45,10 @@ pub struct Report {
     pub errors: Vec<Error>,
 }
 
-impl Report {
+impl ReplayReport {
     pub(super) fn of<H>(
         outcome: &Outcome<H>,
-        ledger: &Ledger,
+        ledger: &OrderCheck,
         progress: &Progress,
         cpu_ns: u64,
     ) -> Self {

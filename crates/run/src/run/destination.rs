@@ -16,9 +16,9 @@ use super::report::SentReport;
 use super::to::To;
 
 /// Every place, once.
-pub(super) struct Destinations(Vec<Place>);
+pub(super) struct Destinations(Vec<DestinationPlace>);
 
-struct Place {
+struct DestinationPlace {
     to: To,
     /// Counters of packets that got there, for each CPU; none where packets are only counted.
     counters: Vec<Arc<SinkCounters>>,
@@ -42,13 +42,13 @@ pub(super) struct Ways {
 
 /// One CPU's way to one place.
 pub(super) struct OpenWay {
-    pub(super) way: Way,
+    pub(super) way: DestinationWay,
     /// Packets that were handed to it.
     pub(super) handed: u64,
 }
 
 /// Way in which packets get there.
-pub(super) enum Way {
+pub(super) enum DestinationWay {
     /// None: packets are counted.
     Count,
     /// Into a file.
@@ -84,7 +84,7 @@ impl Destinations {
                 counters.extend(way.counters().cloned());
                 ways.ways.push(OpenWay { way, handed: 0 });
             }
-            Ok(Place { to, counters })
+            Ok(DestinationPlace { to, counters })
         });
         let places = places.collect::<Result<Vec<_>>>()?;
         Ok((Self(places), ways))
@@ -101,11 +101,11 @@ impl Destinations {
         for ways in ways {
             for ((packets, is_gone), way) in handed.iter_mut().zip(&ways.ways) {
                 *packets += way.handed;
-                *is_gone |= matches!(way.way, Way::Gone);
+                *is_gone |= matches!(way.way, DestinationWay::Gone);
             }
         }
         let places = self.0.iter().zip(handed).filter(|(place, _)| place.to != To::Count);
-        let report = |(place, (handed, is_gone)): (&Place, (u64, bool))| {
+        let report = |(place, (handed, is_gone)): (&DestinationPlace, (u64, bool))| {
             SentReport::of(place.to.to_string(), &place.counters, handed, is_gone)
         };
         places.map(report).collect()
@@ -122,7 +122,7 @@ impl Ways {
     /// Writes out what is still buffered, so that all of it is counted.
     pub(super) fn flush(&mut self) {
         for open in &mut self.ways {
-            if let Way::Capture(capture) = &mut open.way {
+            if let DestinationWay::Capture(capture) = &mut open.way {
                 capture.flush();
             }
         }
@@ -131,13 +131,13 @@ impl Ways {
     /// Writes out what is still buffered, and returns what went wrong with that or before.
     pub(super) fn finish(self) -> impl Iterator<Item = Error> {
         self.ways.into_iter().filter_map(|open| match open.way {
-            Way::Capture(capture) => capture.finish().err(),
-            Way::Count | Way::Sink(_) | Way::Gone => None,
+            DestinationWay::Capture(capture) => capture.finish().err(),
+            DestinationWay::Count | DestinationWay::Sink(_) | DestinationWay::Gone => None,
         })
     }
 }
 
-impl Way {
+impl DestinationWay {
     fn counters(&self) -> Option<&Arc<SinkCounters>> {
         match self {
             Self::Capture(capture) => Some(capture.counters()),
@@ -174,24 +174,24 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
 }
 
 /// The ways of all CPUs to one place.
-fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], captured: &Captured) -> Result<Vec<Way>> {
+fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], captured: &Captured) -> Result<Vec<DestinationWay>> {
     let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
     match to {
-        To::Count => Ok(cpus.iter().map(|_| Way::Count).collect()),
+        To::Count => Ok(cpus.iter().map(|_| DestinationWay::Count).collect()),
         To::Pcap(directory) => {
             let Captured { resegments, failure } = captured;
             let capture =
                 |&cpu| DeliveredCapture::new(directory, cpu, *resegments, Arc::clone(failure));
-            Ok(cpus.iter().map(capture).map(Box::new).map(Way::Capture).collect())
+            Ok(cpus.iter().map(capture).map(Box::new).map(DestinationWay::Capture).collect())
         }
         To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {
             // It is open, and opening it again would not do.
-            cpus.iter().map(|_| device.sink().map(Way::Sink)).collect()
+            cpus.iter().map(|_| device.sink().map(DestinationWay::Sink)).collect()
         }
         To::Tun(name) => {
             privilege::for_tun(name)?;
             let tun = TunDevice::open_to_send(name)?;
-            Ok(cpus.iter().map(|_| Way::Sink(Box::new(tun.sink()))).collect())
+            Ok(cpus.iter().map(|_| DestinationWay::Sink(Box::new(tun.sink()))).collect())
         }
         To::Dev(name) if name.contains(['/', ':']) => Err(Error::Setting {
             what: "to",
@@ -203,7 +203,7 @@ fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], captured: &Captured) -
         To::Dev(name) => {
             let interface = Interface::named(name)?;
             privilege::for_af_packet(name, false)?;
-            let way = || Ok(Way::Sink(Box::new(PacketSink::open(&interface)?)));
+            let way = || Ok(DestinationWay::Sink(Box::new(PacketSink::open(&interface)?)));
             cpus.iter().map(|_| way()).collect()
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_buf::Pool;
 use forebay_engine::Stopper;
 use forebay_rx::Source;
-use forebay_rx::arrive::{Ask, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_rx::arrive::{PollRequest, Attachment, Burst, FrameNeeds, Polled, SourceError};
 use forebay_sys::error::{Error, Result};
 
 use super::report::StoppedBy;
@@ -16,15 +16,15 @@ use super::report::StoppedBy;
 /// Descriptor by which a run hears that it is to end.
 pub(super) struct Ending {
     /// A copy for whoever can fail.
-    tells: Sender<Told>,
-    told: Receiver<Told>,
+    tells: Sender<EndingNotice>,
+    told: Receiver<EndingNotice>,
 }
 
 /// Tells a run that something it needs has failed.
 #[derive(Clone)]
-pub(super) struct Alarm(Sender<Told>);
+pub(super) struct Alarm(Sender<EndingNotice>);
 
-enum Told {
+enum EndingNotice {
     /// Something has failed.
     Failure,
     /// The run is over.
@@ -41,7 +41,7 @@ impl Default for Ending {
 impl Alarm {
     /// Tells it. Nobody listens any more only if the run is over.
     pub(super) fn ring(&self) {
-        let _ = self.0.send(Told::Failure);
+        let _ = self.0.send(EndingNotice::Failure);
     }
 }
 
@@ -72,28 +72,28 @@ impl Ending {
 }
 
 /// Waits for the first reason to end; `None` if the run is over without one.
-fn wait(told: &Receiver<Told>, until: Option<Instant>) -> Option<StoppedBy> {
+fn wait(told: &Receiver<EndingNotice>, until: Option<Instant>) -> Option<StoppedBy> {
     let told = match until {
         Some(until) => told.recv_timeout(until.saturating_duration_since(Instant::now())),
         None => told.recv().map_err(RecvTimeoutError::from),
     };
     match told {
-        Ok(Told::Failure) => Some(StoppedBy::Failure),
+        Ok(EndingNotice::Failure) => Some(StoppedBy::Failure),
         Err(RecvTimeoutError::Timeout) => Some(StoppedBy::Duration),
-        Ok(Told::Over) | Err(RecvTimeoutError::Disconnected) => None,
+        Ok(EndingNotice::Over) | Err(RecvTimeoutError::Disconnected) => None,
     }
 }
 
 /// Watches over a run.
 pub(super) struct Guard {
-    tells: Sender<Told>,
+    tells: Sender<EndingNotice>,
     thread: JoinHandle<Option<StoppedBy>>,
 }
 
 impl Guard {
     /// Ends the watch, for the run is over, and says what ended it, if that was heard here.
     pub(super) fn finish(self) -> Option<StoppedBy> {
-        let _ = self.tells.send(Told::Over);
+        let _ = self.tells.send(EndingNotice::Over);
         self.thread.join().unwrap_or(None)
     }
 }
@@ -121,7 +121,7 @@ impl Source for WatchedSource {
 
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {

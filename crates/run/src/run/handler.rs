@@ -9,15 +9,15 @@ use forebay_rx::{Handler, RxQueue};
 use forebay_sys::clock::Clock;
 use forebay_sys::error::Error;
 
-use super::destination::{Way, Ways};
+use super::destination::{DestinationWay, Ways};
 use super::ending::{Alarm, Ending};
-use crate::ledger::Ledger;
+use crate::ledger::OrderCheck;
 
 /// One CPU's part of it.
 pub(super) struct RunHandler {
     ways: Ways,
     /// By queue; empty if order is not checked.
-    ledgers: Arc<[Ledger]>,
+    ledgers: Arc<[OrderCheck]>,
     trace: Option<DeliverTrace>,
     clock: Clock,
     alarm: Alarm,
@@ -27,7 +27,7 @@ pub(super) struct RunHandler {
 impl RunHandler {
     pub(super) fn new(
         ways: Ways,
-        ledgers: &Arc<[Ledger]>,
+        ledgers: &Arc<[OrderCheck]>,
         trace: Option<&Arc<Trace>>,
         clock: &Clock,
         ending: &Ending,
@@ -74,12 +74,12 @@ impl Handler for RunHandler {
         let Some(way) = self.ways.of(batch.rx_queue) else { return };
         way.handed += batch.packets.len() as u64;
         match &mut way.way {
-            Way::Count | Way::Gone => {}
-            Way::Capture(capture) => capture.write(batch.packets),
-            Way::Sink(sink) => {
+            DestinationWay::Count | DestinationWay::Gone => {}
+            DestinationWay::Capture(capture) => capture.write(batch.packets),
+            DestinationWay::Sink(sink) => {
                 if let Err(error) = sink.send(batch.packets) {
                     // The others need not find out one after another.
-                    way.way = Way::Gone;
+                    way.way = DestinationWay::Gone;
                     self.failed.push(error);
                     self.alarm.ring();
                 }

@@ -23,16 +23,16 @@ use forebay_sys::clock::Clock;
 use forebay_sys::error::{Error, Result};
 use handler::RunHandler;
 use report::DeviceWatch;
-pub use report::{DeviceReport, InterfaceReport, QueueReport, Report, SentReport, StoppedBy};
+pub use report::{DeviceReport, InterfaceReport, QueueReport, RunReport, SentReport, StoppedBy};
 pub use to::To;
 pub use watch::{CpuSnapshot, Snapshot, Watch};
 
-use crate::ledger::{Flows, Ledger};
+use crate::ledger::{FlowOrder, OrderCheck};
 use crate::outputs::Outputs;
 
 /// A run to be made.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct RunConfig {
     /// The devices whose packets are taken, in the order of their rx queues.
     pub devices: Vec<DeviceConfig>,
     /// Configuration of the engine. The trace is added by the plan; a full backlog always drops, for a
@@ -50,7 +50,7 @@ pub struct Plan {
     pub duration: Option<Duration>,
 }
 
-impl Plan {
+impl RunConfig {
     /// Everything that comes from `devices` goes through `engine`, is counted, and goes nowhere.
     #[must_use]
     pub fn new(devices: Vec<DeviceConfig>, engine: Config) -> Self {
@@ -67,7 +67,7 @@ pub struct Run {
     /// The first capture that cannot be written says so here.
     failure: FirstFailure,
     /// One for each queue, for a flow may come by several; none if order is not checked.
-    ledgers: Arc<[Ledger]>,
+    ledgers: Arc<[OrderCheck]>,
     trace: Option<Arc<Trace>>,
     ending: Ending,
     duration: Option<Duration>,
@@ -78,7 +78,7 @@ impl Run {
     ///
     /// # Errors
     /// When a device cannot be opened or used, a file not be created, or there is no memory.
-    pub fn open(plan: Plan) -> Result<Self> {
+    pub fn open(plan: RunConfig) -> Result<Self> {
         DeviceConfig::check_named_once(&plan.devices)?;
         let devices = plan.devices.iter().map(Device::open).collect::<Result<Vec<_>>>()?;
         Self::with_devices(plan, devices)
@@ -88,7 +88,7 @@ impl Run {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn with_devices(mut plan: Plan, mut devices: Vec<Device>) -> Result<Self> {
+    pub fn with_devices(mut plan: RunConfig, mut devices: Vec<Device>) -> Result<Self> {
         plan.engine.when_full = WhenFull::Drop;
         plan.engine.devices = DeviceQueues::of(&devices);
         let cpus = plan.engine.cpus.cpus();
@@ -101,7 +101,7 @@ impl Run {
         let watched = devices.iter().map(DeviceWatch::new).collect();
         let sources = take_sources(&mut devices, &ending);
         let checked = if plan.check_order || trace.is_some() { sources.len() } else { 0 };
-        let ledgers: Arc<[Ledger]> = (0..checked).map(|_| Ledger::new(1)).collect();
+        let ledgers: Arc<[OrderCheck]> = (0..checked).map(|_| OrderCheck::new(1)).collect();
         let clock = Clock::machine();
         let mut ways = ways.into_iter();
         let engine = Engine::build(&plan.engine, sources, clock.clone(), |_| {
@@ -138,7 +138,7 @@ impl Run {
     /// # Errors
     /// When a thread fails. What goes wrong with a device, or with a file that is written, is part
     /// of the report.
-    pub fn run(self) -> Result<Report> {
+    pub fn run(self) -> Result<RunReport> {
         let Self { engine, devices, destinations, ledgers, trace, ending, duration, .. } = self;
         let stopper = engine.stopper();
         let guard = ending.guard(stopper.clone(), duration)?;
@@ -156,9 +156,9 @@ impl Run {
         let sent = destinations.report(outcome.handlers.iter().map(RunHandler::ways));
         let flows = (!ledgers.is_empty()).then(|| {
             let cpus = outcome.cpu_count();
-            ledgers.iter().fold(Flows::default(), |sum, ledger| sum.plus(&ledger.flows(cpus)))
+            ledgers.iter().fold(FlowOrder::default(), |sum, ledger| sum.plus(&ledger.flows(cpus)))
         });
-        let mut report = Report::of(&outcome, flows.as_ref(), &devices, cpu_ns);
+        let mut report = RunReport::of(&outcome, flows.as_ref(), &devices, cpu_ns);
         (report.sent, report.stopped_by) = (sent, stopped_by);
         report.errors = outcome.errors;
         report.errors.extend(outcome.handlers.into_iter().flat_map(RunHandler::finish));
@@ -179,7 +179,7 @@ fn take_sources(devices: &mut [Device], ending: &Ending) -> Vec<Box<dyn Source>>
 }
 
 /// Makes room for what the plan writes.
-fn clear_outputs(plan: &Plan) -> Result<()> {
+fn clear_outputs(plan: &RunConfig) -> Result<()> {
     let directories = plan.to.iter().filter_map(|to| match to {
         To::Pcap(directory) => Some(("to", directory.as_path())),
         To::Count | To::Tun(_) | To::Dev(_) => None,

@@ -11,7 +11,7 @@ use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceCounters};
 use serde::Serialize;
 
-use crate::ledger::Flows;
+use crate::ledger::FlowOrder;
 use crate::report::PathReport;
 
 /// Name in [`SentReport::dropped`] of packets that came to a device that was gone.
@@ -19,7 +19,7 @@ const GONE: &str = "gone";
 
 /// The result of a run; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct RunReport {
     /// Work of the path.
     #[serde(flatten)]
     pub path: PathReport,
@@ -134,10 +134,10 @@ pub(super) struct DeviceWatch {
     interface: Option<(Interface, InterfaceCounters)>,
 }
 
-impl Report {
+impl RunReport {
     pub(super) fn of<H>(
         outcome: &Outcome<H>,
-        flows: Option<&Flows>,
+        flows: Option<&FlowOrder>,
         devices: &[DeviceWatch],
         cpu_ns: u64,
     ) -> Self {

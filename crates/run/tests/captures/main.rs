@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use forebay_device::pcap::{Damage, Reader};
+use forebay_device::pcap::{Damage, CaptureReader};
 use forebay_rx::parse::Link;
 use forebay_sys::Error;
 
@@ -58,7 +58,7 @@ fn read_by(at_once: usize, file: &[u8]) -> Reading {
     let rest = io::Cursor::new(file.to_vec());
     let trickle = Trickle { rest, at_once, asked_bytes: Arc::clone(&asked_bytes) };
     let mut reading = Reading::default();
-    match Reader::new("test.pcap".to_owned(), Box::new(trickle)) {
+    match CaptureReader::new("test.pcap".to_owned(), Box::new(trickle)) {
         Ok(mut reader) => {
             reading.error = read_records(&mut reader, &mut reading.records).err();
             reading.damage = reader.damage().clone();
@@ -71,7 +71,7 @@ fn read_by(at_once: usize, file: &[u8]) -> Reading {
     reading
 }
 
-fn read_records(reader: &mut Reader, records: &mut Vec<Kept>) -> Result<(), Error> {
+fn read_records(reader: &mut CaptureReader, records: &mut Vec<Kept>) -> Result<(), Error> {
     while let Some(record) = reader.record()? {
         records.push(Kept {
             bytes: record.bytes.to_vec(),

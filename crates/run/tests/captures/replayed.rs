@@ -7,7 +7,7 @@ use std::path::Path;
 use forebay_device::pcap::{Capture, MAX_BLOCK_BYTES, ReplayPlan};
 use forebay_device::synthetic::stamped_udp;
 use forebay_device::{MAX_RECORD_BYTES, Rate};
-use forebay_run::replay::{Input, Mode, Plan, Replay};
+use forebay_run::replay::{Input, Mode, ReplayConfig, Replay};
 use forebay_rx::CpuId;
 use forebay_sys::cpu_list::CpuList;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ use crate::bytes::{
 };
 use crate::replays::{directory, plan, run};
 
-fn replay(file: &Path, rate: Rate, loops: u64) -> Plan {
+fn replay(file: &Path, rate: Rate, loops: u64) -> ReplayConfig {
     let captures = vec![Capture::File(file.to_owned())];
     let input = Input::Captures(ReplayPlan { captures, loops, rate });
     plan([CpuId(0), CpuId(1)], input, Mode::Stepped { seed: 1 })

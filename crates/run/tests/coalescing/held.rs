@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_buf::Pool;
 use forebay_device::synthetic::SyntheticSource;
 use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
-use forebay_rx::arrive::{Ask, Burst, Polled, SourceError};
+use forebay_rx::arrive::{PollRequest, Burst, Polled, SourceError};
 use forebay_rx::coalesce::FlushReason;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
@@ -33,7 +33,7 @@ struct Pausing {
 impl Source for Pausing {
     fn poll(
         &mut self,
-        ask: Ask,
+        ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
@@ -44,7 +44,7 @@ impl Source for Pausing {
         }
         let max = self.row - self.given % self.row;
         let polled =
-            self.rows.poll(Ask { max: usize::try_from(max).unwrap(), ..ask }, pool, burst)?;
+            self.rows.poll(PollRequest { max: usize::try_from(max).unwrap(), ..ask }, pool, burst)?;
         self.given += burst.len() as u64;
         self.due_ns = ask.now_ns + PAUSE_NS;
         Ok(polled)

@@ -17,7 +17,7 @@ use forebay_device::Rate;
 use forebay_device::pcap::{Capture, ReplayPlan};
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_engine::knobs::{Coalesce, CoalesceAt};
-use forebay_run::replay::{Input, Mode, Plan, Report};
+use forebay_run::replay::{Input, Mode, ReplayConfig, ReplayReport};
 use forebay_rx::CpuId;
 use forebay_rx::coalesce::CoalesceConfig;
 use forebay_sys as sys;
@@ -32,13 +32,13 @@ fn in_rows(frames: u64, flows: u32) -> SyntheticPlan {
     SyntheticPlan { frames, flows, run: (4, 40), ..SyntheticPlan::default() }
 }
 
-fn coalescing(at: CoalesceAt, mut plan: Plan) -> Plan {
+fn coalescing(at: CoalesceAt, mut plan: ReplayConfig) -> ReplayConfig {
     plan.engine.coalesce = Coalesce { is_on: true, at, ..Coalesce::default() };
     plan
 }
 
 /// A run that was never switched has every frame come to coalescing once.
-fn assert_merged(report: &Report, frames: u64) {
+fn assert_merged(report: &ReplayReport, frames: u64) {
     assert_eq!((report.path.packets_in, report.path.lro.segments_in), (frames, frames));
     let (least, most) = (frames / 64, frames / 3);
     assert!((least..most).contains(&report.path.lro.packets_out), "{:?}", report.path.lro);
@@ -116,7 +116,7 @@ fn promise_2_and_3_a_merged_packet_that_is_dropped_counts_as_all_its_frames() {
 const STREAM_FRAMES: usize = 3000;
 
 /// A replay of a capture on CPUs 0 to `cpus - 1`.
-fn streams_on(cpus: u16, file: &Path, rate: Rate, seed: u64) -> Plan {
+fn streams_on(cpus: u16, file: &Path, rate: Rate, seed: u64) -> ReplayConfig {
     let captures = vec![Capture::File(file.to_owned())];
     let input = Input::Captures(ReplayPlan { captures, loops: 1, rate });
     replays::plan((0..cpus).map(CpuId), input, Mode::Stepped { seed })
@@ -170,7 +170,7 @@ mod any_run {
             hold_max in prop::sample::select(&[64, 4096][..]),
             work_ns in prop::sample::select(&[0, 1000, 20_000][..]),
             drops in any::<bool>(),
-        ) -> Plan {
+        ) -> ReplayConfig {
             let frames = STREAM_FRAMES as u64;
             let mut plan = if is_captured {
                 streams_on(cpus, &STREAMS, rate, seed)

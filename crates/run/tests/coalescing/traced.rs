@@ -10,7 +10,7 @@ use super::*;
 
 /// A run, and the files of its trace.
 pub(crate) struct Files {
-    pub(crate) report: Report,
+    pub(crate) report: ReplayReport,
     pub(crate) deliver: Rows,
     drop: Rows,
     lro: Vec<Value>,
@@ -32,7 +32,7 @@ impl Rows {
     }
 }
 
-pub(crate) fn traced(name: &str, mut plan: Plan) -> Files {
+pub(crate) fn traced(name: &str, mut plan: ReplayConfig) -> Files {
     let directory = replays::directory(name);
     plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
     let report = run(plan);
@@ -91,7 +91,7 @@ fn assert_packets(files: &Files) {
 }
 
 /// Rows of UDP, with drops, moves and changes on the way.
-fn eventful(at: CoalesceAt) -> Plan {
+fn eventful(at: CoalesceAt) -> ReplayConfig {
     let traffic = SyntheticPlan { rate: Rate::PerSecond(3_000_000), ..in_rows(6000, 64) };
     let mut plan = coalescing(at, stepped(3, traffic, 4));
     plan.queues = NonZeroU16::new(2).unwrap();

@@ -32,7 +32,7 @@ fn by_flow(frames: impl IntoIterator<Item = Recorded>) -> BTreeMap<Flow, Vec<Rec
 }
 
 /// All frames that all CPUs of a run wrote.
-fn written(name: &str, mut plan: Plan, resegment: bool) -> (Report, Vec<Recorded>) {
+fn written(name: &str, mut plan: ReplayConfig, resegment: bool) -> (ReplayReport, Vec<Recorded>) {
     let directory = replays::directory(name);
     (plan.write_pcap, plan.resegment) = (Some(directory.clone()), resegment);
     let report = run(plan);

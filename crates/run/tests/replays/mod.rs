@@ -10,18 +10,18 @@ use std::sync::Arc;
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_engine::knobs::Script;
 use forebay_engine::{Config, WhenFull};
-use forebay_run::replay::{Input, Mode, Plan, Replay, Report};
+use forebay_run::replay::{Input, Mode, ReplayConfig, Replay, ReplayReport};
 use forebay_rx::CpuId;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;
 use forebay_sys::cpu_list::CpuList;
 
 /// A replay on these CPUs that steers every packet, under a key that never changes.
-pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mode) -> Plan {
+pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mode) -> ReplayConfig {
     let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
     let mut engine = Config::new(CpuList::new(cpus), hasher);
     engine.spread = SpreadPolicy::Always;
-    Plan {
+    ReplayConfig {
         input,
         queues: NonZeroU16::MIN,
         engine,
@@ -35,12 +35,12 @@ pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mo
 }
 
 /// The same on CPUs 0 to `cpus - 1`, stepped, of made-up traffic.
-pub(crate) fn stepped(cpus: u16, traffic: SyntheticPlan, seed: u64) -> Plan {
+pub(crate) fn stepped(cpus: u16, traffic: SyntheticPlan, seed: u64) -> ReplayConfig {
     plan((0..cpus).map(CpuId), Input::Synthetic(traffic), Mode::Stepped { seed })
 }
 
 /// Makes a replay drop what comes when there is no room for it.
-pub(crate) fn drop_when_full(plan: &mut Plan) {
+pub(crate) fn drop_when_full(plan: &mut ReplayConfig) {
     plan.engine.when_full = WhenFull::Drop;
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn script(changes: &[&str]) -> Script {
 }
 
 /// Runs to the end, and holds the run to what every run keeps.
-pub(crate) fn run(plan: Plan) -> Report {
+pub(crate) fn run(plan: ReplayConfig) -> ReplayReport {
     let report = Replay::open(plan).unwrap().run().unwrap();
     assert_eq!(report.broken_promises(), [""; 0], "{report:?}");
     assert_eq!((report.path.queued, report.order_unchecked), (0, 0), "{report:?}");

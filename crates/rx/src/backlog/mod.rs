@@ -10,7 +10,7 @@ pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 use forebay_buf::Position;
 use forebay_buf::ring::{Consumer, Producer, ring};
 
-use crate::because::Because;
+use crate::because::SteerReason;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
@@ -36,7 +36,7 @@ pub struct Note {
     /// Configuration that the decision was made under.
     pub epoch: u32,
     /// Reason for this CPU.
-    pub because: Because,
+    pub because: SteerReason,
     /// The backlog's tail counter after this packet.
     pub position: Position,
     /// If this packet moved its flow to another CPU: the head counter of the old backlog that
@@ -49,14 +49,14 @@ pub struct Note {
 
 /// The consuming end of one backlog ring: what a [`Delivery`](crate::Delivery) owns.
 #[derive(Debug)]
-pub struct Lane {
+pub struct BacklogRing {
     /// Source of its packets.
     pub(crate) rx_queue: RxQueue,
     pub(crate) packets: Consumer<Packet>,
     pub(crate) notes: Option<Consumer<Note>>,
 }
 
-impl Lane {
+impl BacklogRing {
     /// Says that what was taken has been processed: the head moves on.
     pub(crate) fn release(&mut self) {
         // Notes first: who sees room for a packet finds room for its note.
@@ -78,7 +78,7 @@ pub fn capacity_for(netdev_max_backlog: u32) -> u32 {
 pub struct Backlogs {
     rx_queue: RxQueue,
     /// By [`CpuId::index`].
-    targets: Vec<Option<Target>>,
+    targets: Vec<Option<BacklogTarget>>,
     /// Targets with packets that are not yet published, in the order they were first pushed to.
     touched: Vec<CpuId>,
     netdev_max_backlog: u32,
@@ -88,7 +88,7 @@ pub struct Backlogs {
 }
 
 #[derive(Debug)]
-struct Target {
+struct BacklogTarget {
     packets: Producer<Packet>,
     notes: Option<Producer<Note>>,
     /// Head of the CPU when the turn began, before its time was read.
@@ -130,12 +130,12 @@ impl Backlogs {
     /// # Panics
     /// When `cpu` is beyond what [`new`](Self::new) was told, or `capacity` no power of two.
     #[must_use]
-    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> Lane {
+    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> BacklogRing {
         let (packets, lane) = ring(capacity, start);
         let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
         self.targets[cpu.index()] =
-            Some(Target { packets, notes, head_before: start, head_during: None, touched: false });
-        Lane { rx_queue: self.rx_queue, packets: lane, notes: lane_notes }
+            Some(BacklogTarget { packets, notes, head_before: start, head_during: None, touched: false });
+        BacklogRing { rx_queue: self.rx_queue, packets: lane, notes: lane_notes }
     }
 
     /// The CPUs that packets can go to.
@@ -206,7 +206,7 @@ impl Backlogs {
 
     /// Packets that `cpu` has to process now, up to the one at `tail`.
     pub fn pending_now(&mut self, cpu: CpuId, tail: Position) -> u32 {
-        let pending = |target: &mut Target| {
+        let pending = |target: &mut BacklogTarget| {
             tail.pending(target.packets.observe_head(), target.packets.tail())
         };
         self.target(cpu).map_or(0, pending)
@@ -214,7 +214,7 @@ impl Backlogs {
 
     /// The tail counters of all CPUs.
     pub fn tails(&self) -> impl Iterator<Item = (CpuId, Position)> {
-        let tail = |target: &Target| target.packets.tail();
+        let tail = |target: &BacklogTarget| target.packets.tail();
         (0..)
             .zip(&self.targets)
             .filter_map(move |(cpu, target)| Some((CpuId(cpu), tail(target.as_ref()?))))
@@ -299,7 +299,7 @@ impl Backlogs {
 
     /// The same by the CPU that they are for, as this end last saw it: at least as many as there are.
     pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
-        let queued = |target: &Target| target.packets.queued();
+        let queued = |target: &BacklogTarget| target.packets.queued();
         let targets = (0..).map(CpuId).zip(&self.targets);
         targets.filter_map(move |(cpu, target)| Some((cpu, queued(target.as_ref()?))))
     }
@@ -312,7 +312,7 @@ impl Backlogs {
         fits(target.packets.queued()) || fits(target.packets.refreshed_queued())
     }
 
-    fn target(&mut self, cpu: CpuId) -> Option<&mut Target> {
+    fn target(&mut self, cpu: CpuId) -> Option<&mut BacklogTarget> {
         self.targets.get_mut(cpu.index())?.as_mut()
     }
 }

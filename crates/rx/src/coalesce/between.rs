@@ -5,7 +5,7 @@
 //! addresses on average. All that is held of its own addresses goes with it, so each look at one of
 //! those is paid for by the packet that was held.
 
-use super::links::{Ends, Links};
+use super::links::{HashLinkEnds, HashLinks};
 
 /// Words of four bytes in two addresses.
 const WORDS_MAX: usize = 8;
@@ -17,9 +17,9 @@ pub(super) struct Between {
     key: [u64; WORDS_MAX + 1],
     /// By place.
     hashes: Box<[u32]>,
-    links: Links,
+    links: HashLinks,
     /// By the upper bits of the hash, oldest first. As many as a power of two.
-    chains: Box<[Ends]>,
+    chains: Box<[HashLinkEnds]>,
 }
 
 impl Between {
@@ -29,8 +29,8 @@ impl Between {
         Self {
             key: std::array::from_fn(|_| split_mix(&mut state)),
             hashes: vec![0; places].into(),
-            links: Links::new(places),
-            chains: vec![Ends::EMPTY; places].into(),
+            links: HashLinks::new(places),
+            chains: vec![HashLinkEnds::EMPTY; places].into(),
         }
     }
 

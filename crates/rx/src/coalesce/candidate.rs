@@ -3,7 +3,7 @@
 use super::CoalesceMode;
 use super::compare::{HEADER_BYTES_MAX, Own};
 use super::lro::Timestamps;
-use super::refusal::Refusal;
+use super::refusal::MergeRefusal;
 use super::wire::{
     ACK, CWR, FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, RST, SYN, TCP_BYTES, UDP_BYTES, URG,
 };
@@ -34,76 +34,76 @@ impl Candidate {
 }
 
 /// Judges a parsed packet by itself.
-pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, Refusal> {
+pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {
     let headers = &packet.headers;
     let bytes = packet.frame.data();
     let start = usize::from(headers.network_offset);
     let Some((link_header, rest)) = bytes.split_at_checked(start) else {
-        return Err(Refusal::Flaw);
+        return Err(MergeRefusal::Flaw);
     };
     if packet.is_chain() {
-        return Err(Refusal::Merged); // only its first segment is in this frame
+        return Err(MergeRefusal::Merged); // only its first segment is in this frame
     }
-    if packet.is_whole_gso() {
-        return Err(Refusal::WholeGso);
+    if packet.is_gso() {
+        return Err(MergeRefusal::WholeGso);
     }
     if headers.flaw.is_some() {
-        return Err(Refusal::Flaw);
+        return Err(MergeRefusal::Flaw);
     }
     if headers.fragment != Fragment::Whole {
-        return Err(Refusal::Fragment);
+        return Err(MergeRefusal::Fragment);
     }
     let is_tcp = match headers.transport {
         Transport::Tcp => true,
         Transport::Udp if mode == CoalesceMode::Gro => false,
         // Cut short, it need not show what it is.
         Transport::Other if packet.frame.total_len_bytes() != packet.wire_len => {
-            return Err(Refusal::Snapped);
+            return Err(MergeRefusal::Snapped);
         }
-        Transport::Udp | Transport::Icmp | Transport::Other => return Err(Refusal::Protocol),
+        Transport::Udp | Transport::Icmp | Transport::Other => return Err(MergeRefusal::Protocol),
     };
     if !is_plain(link_header) {
-        return Err(Refusal::Protocol);
+        return Err(MergeRefusal::Protocol);
     }
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
     let tos = match headers.network {
         Network::Ipv4 => ipv4(rest, network_len, headers.ip_checksum)?,
         Network::Ipv6 => ipv6(rest, network_len)?,
-        Network::Other => return Err(Refusal::Protocol),
+        Network::Other => return Err(MergeRefusal::Protocol),
     };
     if mode == CoalesceMode::Lro && tos & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED {
-        return Err(Refusal::CongestionMark);
+        return Err(MergeRefusal::CongestionMark);
     }
-    let Some(segment) = rest.get(network_len..) else { return Err(Refusal::Snapped) };
+    let Some(segment) = rest.get(network_len..) else { return Err(MergeRefusal::Snapped) };
     if is_tcp { tcp(packet, segment, mode) } else { udp(packet, segment) }
 }
 
 /// Returns the type of service.
-fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<u8, Refusal> {
-    let Some(header) = rest.first_chunk::<IPV4_BYTES>() else { return Err(Refusal::Flaw) };
+fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<u8, MergeRefusal> {
+    let Some(header) = rest.first_chunk::<IPV4_BYTES>() else { return Err(MergeRefusal::Flaw) };
     if network_len != IPV4_BYTES || header[6] & RESERVED_BIT != 0 {
-        return Err(Refusal::IpOptions);
+        return Err(MergeRefusal::IpOptions);
     }
     let verdict = match checksum {
         Checksum::Unknown => checksum::judge(Sum::of(header)),
         known => known,
     };
     if verdict != Checksum::Good {
-        return Err(Refusal::IpChecksum);
+        return Err(MergeRefusal::IpChecksum);
     }
     if [header[10], header[11]] == ODD_CHECKSUM {
-        return Err(Refusal::OddChecksum);
+        return Err(MergeRefusal::OddChecksum);
     }
     Ok(header[1])
 }
 
 /// Returns the traffic class.
-fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, Refusal> {
-    let Some(header) = rest.first_chunk::<IPV6_BYTES>() else { return Err(Refusal::Flaw) };
+fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> {
+    let Some(header) = rest.first_chunk::<IPV6_BYTES>() else { return Err(MergeRefusal::Flaw) };
     let is_jumbogram = [header[4], header[5]] == [0; 2];
-    let options = rest.get(IPV6_BYTES..network_len).ok_or(Refusal::Flaw)?;
+    let options = rest.get(IPV6_BYTES..network_len).ok_or(MergeRefusal::Flaw)?;
     if is_jumbogram || !are_options(header[6], options) {
-        return Err(Refusal::Extension);
+        return Err(MergeRefusal::Extension);
     }
     Ok(header[0] << 4 | header[1] >> 4)
 }
@@ -118,36 +118,36 @@ pub(super) fn are_options(mut next: u8, mut bytes: &[u8]) -> bool {
     bytes.is_empty()
 }
 
-fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate, Refusal> {
-    let Some(header) = segment.first_chunk::<TCP_BYTES>() else { return Err(Refusal::Snapped) };
+fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {
+    let Some(header) = segment.first_chunk::<TCP_BYTES>() else { return Err(MergeRefusal::Snapped) };
     let flags = header[13];
     if flags & (SYN | RST | URG | CWR) != 0 {
-        return Err(Refusal::TcpFlags);
+        return Err(MergeRefusal::TcpFlags);
     }
     let sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
     let checksum = u16::from_be_bytes([header[16], header[17]]);
     let candidate = whole(packet, Own { id_ahead: 0, sequence, checksum, flags })?;
     if [header[16], header[17]] == ODD_CHECKSUM {
-        return Err(Refusal::OddChecksum);
+        return Err(MergeRefusal::OddChecksum);
     }
     if mode == CoalesceMode::Lro {
         // The source's: nothing but data and acknowledgements, timestamps or no options at all.
         if flags & !PSH != ACK || header[12] & 0x0f != 0 {
-            return Err(Refusal::TcpFlags);
+            return Err(MergeRefusal::TcpFlags);
         }
         let options_len = candidate.header_len - usize::from(packet.headers.transport_offset);
         let options = segment.get(TCP_BYTES..options_len).unwrap_or_default();
         if !options.is_empty() && Timestamps::of(options).is_none() {
-            return Err(Refusal::TcpOptions);
+            return Err(MergeRefusal::TcpOptions);
         }
     }
     Ok(candidate)
 }
 
-fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, Refusal> {
-    let Some(header) = segment.first_chunk::<UDP_BYTES>() else { return Err(Refusal::Snapped) };
+fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, MergeRefusal> {
+    let Some(header) = segment.first_chunk::<UDP_BYTES>() else { return Err(MergeRefusal::Snapped) };
     if [header[6], header[7]] == [0; 2] {
-        return Err(Refusal::NoChecksum);
+        return Err(MergeRefusal::NoChecksum);
     }
     let checksum = u16::from_be_bytes([header[6], header[7]]);
     let candidate = whole(packet, Own { id_ahead: 0, sequence: 0, checksum, flags: 0 })?;
@@ -156,7 +156,7 @@ fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, Refusal> {
 }
 
 /// Tells if a UDP datagram ends where its IP packet does, and that where the frame does.
-pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), Refusal> {
+pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), MergeRefusal> {
     let headers = &packet.headers;
     let before = match headers.network {
         Network::Ipv6 => IPV6_BYTES,
@@ -165,13 +165,13 @@ pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), Refusal> {
     let len = packet.view().network_len_field().map_or(0, usize::from);
     let end = usize::from(headers.network_offset) + before + len;
     if usize::from(headers.payload_offset) + usize::from(headers.payload_len) != end {
-        return Err(Refusal::UdpLength);
+        return Err(MergeRefusal::UdpLength);
     }
-    if packet.frame.total_len_bytes() as usize == end { Ok(()) } else { Err(Refusal::Padded) }
+    if packet.frame.total_len_bytes() as usize == end { Ok(()) } else { Err(MergeRefusal::Padded) }
 }
 
 /// Conditions that TCP and UDP have in common: all of it is there, it is right, and there is something.
-fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
+fn whole(packet: &Packet, own: Own) -> Result<Candidate, MergeRefusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);
     let len = packet.frame.total_len_bytes();
@@ -180,21 +180,21 @@ fn whole(packet: &Packet, own: Own) -> Result<Candidate, Refusal> {
         // Or else they were not pulled in: who parses does that.
         && packet.frame.data().len() >= header_len;
     if !is_whole {
-        return Err(Refusal::Snapped);
+        return Err(MergeRefusal::Snapped);
     }
     match headers.l4_checksum {
         Checksum::Good => {}
-        Checksum::Bad => return Err(Refusal::L4Checksum),
-        Checksum::Unknown => return Err(Refusal::Unverified),
+        Checksum::Bad => return Err(MergeRefusal::L4Checksum),
+        Checksum::Unknown => return Err(MergeRefusal::Unverified),
     }
     if headers.payload_len == 0 {
-        return Err(Refusal::NoPayload);
+        return Err(MergeRefusal::NoPayload);
     }
     if !packet.hash.is_some() {
-        return Err(Refusal::NoHash);
+        return Err(MergeRefusal::NoHash);
     }
     if header_len > HEADER_BYTES_MAX {
-        return Err(Refusal::Extension); // nothing else makes headers so long
+        return Err(MergeRefusal::Extension); // nothing else makes headers so long
     }
     Ok(Candidate { header_len, payload_len: headers.payload_len.into(), own })
 }

@@ -2,7 +2,7 @@
 //! packet.
 
 use super::CoalesceMode;
-use super::refusal::Refusal;
+use super::refusal::MergeRefusal;
 use super::wire::{FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, TCP_BYTES, UDP_BYTES};
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
@@ -20,12 +20,12 @@ const DONT_FRAGMENT: usize = 6;
 /// first segment comes whose headers are laid out otherwise than those of the one before it.
 #[derive(Clone, Debug)]
 pub(super) struct HeaderMask {
-    layout: Layout,
+    layout: HeaderLayout,
     bytes: [u8; HEADER_BYTES_MAX],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Layout {
+struct HeaderLayout {
     network: Network,
     network_offset: u8,
     transport: Transport,
@@ -36,20 +36,20 @@ struct Layout {
 
 impl Default for HeaderMask {
     fn default() -> Self {
-        Self::new(Layout::of(&Headers::default(), CoalesceMode::Gro))
+        Self::new(HeaderLayout::of(&Headers::default(), CoalesceMode::Gro))
     }
 }
 
 impl HeaderMask {
     /// Has the mask fit a first segment.
     pub(super) fn fit(&mut self, first: &Packet, mode: CoalesceMode) {
-        let layout = Layout::of(&first.headers, mode);
+        let layout = HeaderLayout::of(&first.headers, mode);
         if layout != self.layout {
             *self = Self::new(layout);
         }
     }
 
-    fn new(layout: Layout) -> Self {
+    fn new(layout: HeaderLayout) -> Self {
         let mut mask = Self { layout, bytes: [0; _] };
         let headers = mask.bytes.iter_mut().take(layout.payload_offset.into());
         headers.for_each(|byte| *byte = !0);
@@ -125,7 +125,7 @@ impl HeaderMask {
     }
 }
 
-impl Layout {
+impl HeaderLayout {
     fn of(headers: &Headers, mode: CoalesceMode) -> Self {
         let Headers { network, network_offset, transport, .. } = *headers;
         let Headers { transport_offset, payload_offset, .. } = *headers;
@@ -200,42 +200,42 @@ fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Op
 
 /// Names the first difference between headers that are not the same.
 #[cold]
-pub(super) fn difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> Refusal {
+pub(super) fn difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> MergeRefusal {
     let (a, b) = (first.view(), next.view());
     let is_flow = a.address_bytes() == b.address_bytes()
         && a.port_bytes() == b.port_bytes()
         && first.headers.transport == next.headers.transport;
     let link = |packet: &Packet| packet.headers.network_offset.into();
     if !is_flow {
-        Refusal::OtherFlow
+        MergeRefusal::OtherFlow
     } else if a.bytes().get(..link(first)) != b.bytes().get(..link(next)) {
-        Refusal::LinkHeader
+        MergeRefusal::LinkHeader
     } else if a.ttl() != b.ttl() {
-        Refusal::Ttl
+        MergeRefusal::Ttl
     } else if traffic_class(first) != traffic_class(next) {
-        Refusal::Tos
+        MergeRefusal::Tos
     } else if network_rest(first) != network_rest(next) {
-        Refusal::IpHeader
+        MergeRefusal::IpHeader
     } else {
         tcp_difference(first, next, mode)
     }
 }
 
-fn tcp_difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> Refusal {
+fn tcp_difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> MergeRefusal {
     let header = |packet: &Packet| -> Option<[u8; TCP_BYTES]> {
         packet.frame.data().get(packet.headers.transport_offset.into()..)?.first_chunk().copied()
     };
-    let (Some(a), Some(b)) = (header(first), header(next)) else { return Refusal::OtherFlow };
+    let (Some(a), Some(b)) = (header(first), header(next)) else { return MergeRefusal::OtherFlow };
     if mode == CoalesceMode::Gro && a[8..12] != b[8..12] {
-        Refusal::Acknowledgement
+        MergeRefusal::Acknowledgement
     } else if mode == CoalesceMode::Gro && a[14..16] != b[14..16] {
-        Refusal::Window
+        MergeRefusal::Window
     } else if a[12] & 0xf0 != b[12] & 0xf0 {
-        Refusal::OtherOptions
+        MergeRefusal::OtherOptions
     } else if (a[13] ^ b[13]) & !(PSH | FIN) != 0 || a[12] != b[12] || a[18..] != b[18..] {
-        Refusal::OtherFlags
+        MergeRefusal::OtherFlags
     } else {
-        Refusal::OtherOptions
+        MergeRefusal::OtherOptions
     }
 }
 

@@ -2,10 +2,10 @@
 
 use forebay_buf::Pool;
 
-use super::resegment::{Plan, resegment};
+use super::resegment::{ResegmentPlan, resegment};
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
-use crate::pieces::Reader;
+use crate::pieces::PieceReader;
 
 /// Cuts a packet that came [whole](Packet::is_whole_gso) into the frames that the kernel would send
 /// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids
@@ -21,9 +21,9 @@ pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(),
         resegment(packet, out);
         return Ok(());
     };
-    let plan = Plan::of(&packet, size);
+    let plan = ResegmentPlan::of(&packet, size);
     let first = out.len();
-    let mut payload = Reader::at(&packet.frame, packet.headers.payload_offset.into());
+    let mut payload = PieceReader::at(&packet.frame, packet.headers.payload_offset.into());
     for number in 0..plan.segments() {
         let Some(segment) = cut_out(number, &plan, &packet, &mut payload, pool) else {
             out.drain(first..).for_each(|segment| pool.put(segment.frame));
@@ -38,9 +38,9 @@ pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(),
 /// The segment of this number, whose payload is the next one; it is summed up while it is copied.
 fn cut_out(
     number: u32,
-    plan: &Plan,
+    plan: &ResegmentPlan,
     whole: &Packet,
-    payload: &mut Reader<'_>,
+    payload: &mut PieceReader<'_>,
     pool: &mut Pool,
 ) -> Option<Packet> {
     let header_len = whole.headers.payload_offset;

@@ -2,7 +2,7 @@
 
 mod carry;
 
-pub use carry::{GSO_SEGMENTS_MAX, GsoLie};
+pub use carry::{GSO_SEGMENTS_MAX, InvalidVnetHeader};
 
 use super::header::HeaderBytes;
 use super::wire::CWR;

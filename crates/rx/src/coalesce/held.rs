@@ -5,7 +5,7 @@ use super::candidate::{Candidate, ends_with_ip};
 use super::compare::{HeaderMask, Own, difference, own_fields};
 use super::header::HeaderBytes;
 use super::lro::Newest;
-use super::refusal::{FlushReason, Refusal};
+use super::refusal::{FlushReason, MergeRefusal};
 use super::segments::tag;
 use super::sums::SegmentSums;
 use super::wire::{FIN, PSH};
@@ -29,7 +29,7 @@ const GAP_NS: u64 = 50_000_000;
 
 /// Reference that a further segment is compared with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct MergeRules {
     pub(super) mode: CoalesceMode,
     /// The longest IP packet that the device receives.
     pub(super) mtu: u32,
@@ -37,7 +37,7 @@ pub(super) struct Rules {
 
 /// A first segment, and those behind it. Its headers stay as they came until it is let go.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldPacket {
     packet: Packet,
     /// When the source says the latest segment arrived.
     latest_ns: u64,
@@ -67,7 +67,7 @@ enum Ids {
     Rising,
 }
 
-impl Held {
+impl HeldPacket {
     /// Begins with a candidate that does not end.
     pub(super) fn begin(
         packet: Packet,
@@ -120,14 +120,14 @@ impl Held {
     /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
     /// what its headers share with the first segment's has been examined there.
     #[inline(always)]
-    pub(super) fn next(&self, packet: &Packet, mask: &HeaderMask, rules: Rules) -> Option<Next> {
+    pub(super) fn next(&self, packet: &Packet, mask: &HeaderMask, rules: MergeRules) -> Option<Next> {
         let headers = &packet.headers;
         let payload_len = u32::from(headers.payload_len);
         let is_whole = headers.flaw.is_none()
             && headers.l4_checksum == Checksum::Good
             && packet.gso_size() == 0
             && (packet.wire_len == packet.frame.len_bytes()
-                || self.packet.is_in_pieces() && packet.wire_len == packet.frame.total_len_bytes());
+                || self.packet.is_nonlinear() && packet.wire_len == packet.frame.total_len_bytes());
         if !is_whole || payload_len == 0 || payload_len > self.first_len() {
             return None;
         }
@@ -152,26 +152,26 @@ impl Held {
         packet: &Packet,
         candidate: &Candidate,
         mask: &HeaderMask,
-        rules: Rules,
-    ) -> Refusal {
+        rules: MergeRules,
+    ) -> MergeRefusal {
         if own_fields(&self.packet, packet, mask).is_none() {
             return difference(&self.packet, packet, rules.mode);
         }
-        if packet.is_in_pieces() && !self.packet.is_in_pieces() {
-            return Refusal::InPieces;
+        if packet.is_nonlinear() && !self.packet.is_nonlinear() {
+            return MergeRefusal::InPieces;
         }
         let is_tcp = packet.headers.transport == Transport::Tcp;
         if is_tcp && candidate.own.sequence != self.next_sequence {
-            Refusal::Sequence
+            MergeRefusal::Sequence
         } else if candidate.payload_len > self.first_len() {
-            Refusal::Larger
+            MergeRefusal::Larger
         } else if candidate.payload_len > self.room {
-            Refusal::Size
+            MergeRefusal::Size
         } else if self.is_gap(packet) {
-            Refusal::Gap
+            MergeRefusal::Gap
         } else {
             let advanced = (rules.mode == CoalesceMode::Lro).then(|| self.lro_difference(packet));
-            advanced.flatten().unwrap_or(Refusal::IpId)
+            advanced.flatten().unwrap_or(MergeRefusal::IpId)
         }
     }
 
@@ -181,7 +181,7 @@ impl Held {
         &mut self,
         mut packet: Packet,
         next: Next,
-        rules: Rules,
+        rules: MergeRules,
     ) -> Option<FlushReason> {
         let Next { payload_len, own, ids } = next;
         self.ids = ids;
@@ -256,7 +256,7 @@ impl Held {
     }
 
     /// The field that does not advance in `lro` mode, if any.
-    fn lro_difference(&self, packet: &Packet) -> Option<Refusal> {
+    fn lro_difference(&self, packet: &Packet) -> Option<MergeRefusal> {
         self.newest.advances_to(&Newest::of(packet, CoalesceMode::Lro)).err()
     }
 
@@ -264,7 +264,7 @@ impl Held {
     /// before, or as the device's MTU allows (LRO-7); not for the largest that a device with a
     /// larger MTU than the sender's could get (LRO-6). In `gro` mode the last one may be shorter
     /// and still fit, so the next one itself is asked.
-    fn is_full(&self, rules: Rules) -> bool {
+    fn is_full(&self, rules: MergeRules) -> bool {
         match rules.mode {
             CoalesceMode::Gro => self.room == 0,
             CoalesceMode::Lro => {

@@ -6,22 +6,22 @@ const NONE: u16 = u16::MAX;
 
 /// Each place's neighbours in the one list that it is in.
 #[derive(Debug)]
-pub(super) struct Links(Box<[Link]>);
+pub(super) struct HashLinks(Box<[HashLink]>);
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct HashLink {
     before: u16,
     behind: u16,
 }
 
 /// Both ends of a list.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
+pub(super) struct HashLinkEnds {
     first: u16,
     last: u16,
 }
 
-impl Ends {
+impl HashLinkEnds {
     /// Links of an empty list.
     pub(super) const EMPTY: Self = Self { first: NONE, last: NONE };
 
@@ -31,17 +31,17 @@ impl Ends {
     }
 }
 
-impl Links {
+impl HashLinks {
     /// For so many places, of which none is in a list.
     pub(super) fn new(places: usize) -> Self {
         debug_assert!(places < usize::from(NONE), "a place has a number below that of none");
-        Self(vec![Link { before: NONE, behind: NONE }; places].into())
+        Self(vec![HashLink { before: NONE, behind: NONE }; places].into())
     }
 
     /// Adds a place at the end of a list; it is in none.
-    pub(super) fn push_last(&mut self, ends: &mut Ends, at: usize) {
+    pub(super) fn push_last(&mut self, ends: &mut HashLinkEnds, at: usize) {
         let number = u16::try_from(at).unwrap_or(NONE);
-        self.0[at] = Link { before: ends.last, behind: NONE };
+        self.0[at] = HashLink { before: ends.last, behind: NONE };
         match place(ends.last) {
             Some(last) => self.0[last].behind = number,
             None => ends.first = number,
@@ -50,8 +50,8 @@ impl Links {
     }
 
     /// Removes a place from the list that it is in.
-    pub(super) fn unlink(&mut self, ends: &mut Ends, at: usize) {
-        let Link { before, behind } = self.0[at];
+    pub(super) fn unlink(&mut self, ends: &mut HashLinkEnds, at: usize) {
+        let HashLink { before, behind } = self.0[at];
         match place(before) {
             Some(before) => self.0[before].behind = behind,
             None => ends.first = behind,

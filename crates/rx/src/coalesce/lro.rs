@@ -2,7 +2,7 @@
 //! (`net/ipv4/inet_lro.c`): acknowledgement, window and timestamps.
 
 use super::CoalesceMode;
-use super::refusal::Refusal;
+use super::refusal::MergeRefusal;
 use super::wire::TCP_BYTES;
 use crate::packet::Packet;
 
@@ -62,15 +62,15 @@ impl Newest {
     }
 
     /// Tells if `next` does not go back behind this.
-    pub(super) fn advances_to(&self, next: &Self) -> Result<(), Refusal> {
+    pub(super) fn advances_to(&self, next: &Self) -> Result<(), MergeRefusal> {
         let goes_back = |from: u32, to: u32| to.wrapping_sub(from).cast_signed() < 0;
         if goes_back(self.acknowledgement, next.acknowledgement) {
-            return Err(Refusal::Acknowledgement);
+            return Err(MergeRefusal::Acknowledgement);
         }
         match (self.timestamps, next.timestamps) {
-            (Some(from), Some(to)) if goes_back(from.value, to.value) => Err(Refusal::OtherOptions),
+            (Some(from), Some(to)) if goes_back(from.value, to.value) => Err(MergeRefusal::OtherOptions),
             (Some(_), Some(_)) | (None, None) => Ok(()),
-            _ => Err(Refusal::OtherOptions),
+            _ => Err(MergeRefusal::OtherOptions),
         }
     }
 }

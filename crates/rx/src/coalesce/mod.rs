@@ -35,15 +35,15 @@ use std::sync::Arc;
 
 use candidate::{Candidate, examine};
 pub use cut::cut;
-use held::{Held, Rules};
+use held::{HeldPacket, MergeRules};
 pub use held::{TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX};
-pub use refusal::{FlushReason, Refusal};
+pub use refusal::{FlushReason, MergeRefusal};
 pub use resegment::resegment;
-pub use segments::{Fragments, Segment, Segments};
+pub use segments::{SegmentFragments, Segment, Segments};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
-use table::{Place, Room, Table};
+use table::{DescriptorPlace, Room, Table};
 
-use crate::arrive::Behind;
+use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;
 use crate::packet::Packet;
 
@@ -101,7 +101,7 @@ pub struct Coalescer {
     /// Packets first held so far, modulo 2^32.
     born: u32,
     /// Packets that a flush lets go of, in that order; empty between flushes.
-    order: Vec<(u32, Place)>,
+    order: Vec<(u32, DescriptorPlace)>,
     counters: Arc<CoalesceCounters>,
 }
 
@@ -147,12 +147,12 @@ impl Coalescer {
 
     /// Lets go of what must not be held on after a poll: everything if the queue ran empty, but
     /// for a `gro_flush_timeout`; else what has been held for long.
-    pub fn end_poll(&mut self, behind: Behind, now_ns: u64, out: &mut Vec<Packet>) {
+    pub fn end_poll(&mut self, behind: PollStatus, now_ns: u64, out: &mut Vec<Packet>) {
         let limit_ns = match (behind, self.config.gro_flush_timeout_ns) {
-            (Behind::End, _) | (Behind::Nothing, 0) => {
+            (PollStatus::Last, _) | (PollStatus::Drained, 0) => {
                 return self.flush(FlushReason::PollEnd, out);
             }
-            (Behind::More, 0) => HELD_NS_MAX,
+            (PollStatus::MorePending, 0) => HELD_NS_MAX,
             (_, timeout_ns) => timeout_ns,
         };
         let before = out.len();
@@ -188,14 +188,14 @@ impl Coalescer {
         now_ns: u64,
         out: &mut Vec<Packet>,
     ) {
-        let rules = Rules { mode, mtu: self.config.mtu };
+        let rules = MergeRules { mode, mtu: self.config.mtu };
         for packet in packets.drain(..) {
             self.take_in(packet, rules, now_ns, out);
         }
     }
 
     #[inline(always)]
-    fn take_in(&mut self, packet: Packet, rules: Rules, now_ns: u64, out: &mut Vec<Packet>) {
+    fn take_in(&mut self, packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
         self.table.tick();
         let found = self.table.find(packet.hash);
         if let Some(place) = found
@@ -217,19 +217,19 @@ impl Coalescer {
     /// Lets go of what is held of a flow, and begins anew with a packet that cannot be added to it.
     fn replace(
         &mut self,
-        place: Place,
+        place: DescriptorPlace,
         packet: Packet,
         candidate: &Candidate,
         now_ns: u64,
         out: &mut Vec<Packet>,
     ) {
-        let rules = Rules { mode: self.config.mode, mtu: self.config.mtu };
+        let rules = MergeRules { mode: self.config.mode, mtu: self.config.mtu };
         let refusal = self.table.get_mut(place);
         let refusal = refusal.map(|(held, mask)| held.refusal(&packet, candidate, mask, rules));
         if let Some(refusal) = refusal {
             self.refuse(refusal);
         }
-        let is_full = refusal == Some(Refusal::Size);
+        let is_full = refusal == Some(MergeRefusal::Size);
         let reason = if is_full { FlushReason::Size } else { FlushReason::Mismatch };
         self.let_go(place, reason, out);
         if candidate.ends() {
@@ -241,7 +241,7 @@ impl Coalescer {
     /// Holds what may be the first segment of several, of a hash of which nothing is held.
     fn begin(&mut self, packet: Packet, candidate: &Candidate, now_ns: u64, out: &mut Vec<Packet>) {
         if candidate.ends() {
-            return self.pass(packet, None, Refusal::Push, out);
+            return self.pass(packet, None, MergeRefusal::Push, out);
         }
         let place = match self.table.room(packet.hash) {
             Room::Free(place) => place,
@@ -249,11 +249,11 @@ impl Coalescer {
                 self.let_go(place, FlushReason::Evicted, out);
                 place
             }
-            Room::None => return self.pass(packet, None, Refusal::TableFull, out),
+            Room::None => return self.pass(packet, None, MergeRefusal::TableFull, out),
         };
         self.born = self.born.wrapping_add(1);
         let mode = self.config.mode;
-        let held = Held::begin(packet, candidate, mode, now_ns, self.born);
+        let held = HeldPacket::begin(packet, candidate, mode, now_ns, self.born);
         self.table.put(place, held, mode);
     }
 
@@ -261,8 +261,8 @@ impl Coalescer {
     fn pass(
         &mut self,
         packet: Packet,
-        place: Option<Place>,
-        refusal: Refusal,
+        place: Option<DescriptorPlace>,
+        refusal: MergeRefusal,
         out: &mut Vec<Packet>,
     ) {
         self.refuse(refusal);
@@ -271,7 +271,7 @@ impl Coalescer {
         if let Some(place) = place {
             self.let_go(place, FlushReason::Mismatch, out);
         }
-        if refusal == Refusal::Fragment
+        if refusal == MergeRefusal::Fragment
             && let Some(addresses) = packet.view().address_bytes()
         {
             // It may be of any flow between these addresses: it has no ports, or is hashed as if.
@@ -294,7 +294,7 @@ impl Coalescer {
         }
     }
 
-    fn let_go(&mut self, place: Place, reason: FlushReason, out: &mut Vec<Packet>) {
+    fn let_go(&mut self, place: DescriptorPlace, reason: FlushReason, out: &mut Vec<Packet>) {
         if let Some(held) = self.table.take(place) {
             self.counters.flushes[reason.index()].add(1);
             out.push(held.finish(self.config.mode));
@@ -305,7 +305,7 @@ impl Coalescer {
         &mut self,
         reason: FlushReason,
         out: &mut Vec<Packet>,
-        is_one: impl Fn(&Held) -> bool,
+        is_one: impl Fn(&HeldPacket) -> bool,
     ) {
         if self.table.len() == 0 {
             return;
@@ -327,7 +327,7 @@ impl Coalescer {
         self.counters.bytes_out.add(those.iter().map(|packet| u64::from(packet.wire_len)).sum());
     }
 
-    fn refuse(&self, refusal: Refusal) {
+    fn refuse(&self, refusal: MergeRefusal) {
         self.counters.refused[refusal.index()].add(1);
     }
 }

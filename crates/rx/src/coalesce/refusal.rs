@@ -3,7 +3,7 @@
 /// Reason why a packet was not merged. Those up to [`TableFull`](Self::TableFull) pass alone; those after
 /// it did not fit to what is held of their flow, which is let go, and begin anew.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Refusal {
+pub enum MergeRefusal {
     /// Merged before: on arrival, and then again on delivery.
     Merged,
     /// Come whole from the kernel, yet to be cut or merged by it already.
@@ -83,7 +83,7 @@ pub enum Refusal {
     InPieces,
 }
 
-impl Refusal {
+impl MergeRefusal {
     /// Every refusal, at its index.
     pub const ALL: [Self; 37] = [
         Self::Merged,
@@ -248,14 +248,14 @@ mod tests {
 
     #[test]
     fn every_verdict_stands_at_its_index_with_a_name_of_its_own() {
-        for (index, refusal) in Refusal::ALL.into_iter().enumerate() {
+        for (index, refusal) in MergeRefusal::ALL.into_iter().enumerate() {
             assert_eq!(refusal.index(), index);
         }
         for (index, reason) in FlushReason::ALL.into_iter().enumerate() {
             assert_eq!(reason.index(), index);
         }
-        let names: BTreeSet<_> = Refusal::ALL.map(Refusal::name).into();
-        assert_eq!(names.len(), Refusal::ALL.len());
+        let names: BTreeSet<_> = MergeRefusal::ALL.map(MergeRefusal::name).into();
+        assert_eq!(names.len(), MergeRefusal::ALL.len());
         let names: BTreeSet<_> = FlushReason::ALL.map(FlushReason::name).into();
         assert_eq!(names.len(), FlushReason::ALL.len());
     }

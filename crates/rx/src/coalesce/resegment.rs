@@ -24,7 +24,7 @@ pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
     let Shape::Merged(size) = packet.shape() else {
         return out.push(packet);
     };
-    let plan = Plan::of(&packet, size);
+    let plan = ResegmentPlan::of(&packet, size);
     let followers = packet.frame.take_followers();
     let first = out.len();
     out.push(plan.first(packet));
@@ -34,7 +34,7 @@ pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
 }
 
 /// Header fields that the segments have in common.
-pub(super) struct Plan {
+pub(super) struct ResegmentPlan {
     /// Of the packet; of a segment but for the payload's length.
     headers: Headers,
     gso_size: NonZeroU32,
@@ -47,7 +47,7 @@ pub(super) struct Plan {
     id_step: u16,
 }
 
-impl Plan {
+impl ResegmentPlan {
     /// The plan of a packet that was merged, or came whole, of segments with so much payload.
     pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
         let headers = packet.headers;

@@ -93,19 +93,19 @@ impl Packet {
     /// The bytes of the packet as one: its headers with the first segment's payload, then the other
     /// payloads, without what was behind them, each with its pieces behind it. Of a datagram in
     /// [several frames](Shape::FragList), the bytes of those.
-    pub fn fragments(&self) -> Fragments<'_> {
+    pub fn fragments(&self) -> SegmentFragments<'_> {
         let first_len = match self.shape() {
             Shape::Merged(size) => usize::from(self.headers.payload_offset) + self.first_len(size),
             _ => usize::MAX,
         };
         let segments = Segments { next: 1, ..self.segments() };
-        Fragments { here: bytes_in(&self.frame, 0..first_len), segments }
+        SegmentFragments { here: bytes_in(&self.frame, 0..first_len), segments }
     }
 
     /// Copies of the payload what there is room for: that of all segments, one behind the other.
     /// Returns how much that is.
     pub fn copy_payload(&self, room: &mut [u8]) -> usize {
-        if !self.is_chain() && !self.is_in_pieces() {
+        if !self.is_chain() && !self.is_nonlinear() {
             let view = self.view();
             let payload = view.payload();
             let len = payload.len().min(room.len());
@@ -136,14 +136,14 @@ impl Packet {
 }
 
 /// See [`Packet::fragments`].
-pub struct Fragments<'a> {
+pub struct SegmentFragments<'a> {
     /// Rest of the frame in hand.
     here: Stretches<'a>,
     /// Segments of the other frames.
     segments: Segments<'a>,
 }
 
-impl<'a> Iterator for Fragments<'a> {
+impl<'a> Iterator for SegmentFragments<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
@@ -164,7 +164,7 @@ impl<'a> Iterator for Fragments<'a> {
     }
 }
 
-impl fmt::Debug for Fragments<'_> {
+impl fmt::Debug for SegmentFragments<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fragments(of {:?})", self.segments)
     }
@@ -223,7 +223,7 @@ pub(super) fn tag(packet: &mut Packet) {
         tag[4..].copy_from_slice(&timestamp);
     }
     packet.frame.pull(header_len.into());
-    if packet.is_in_pieces() {
+    if packet.is_nonlinear() {
         give_back_copied(&mut packet.frame);
     }
 }

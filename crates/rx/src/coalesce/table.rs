@@ -3,7 +3,7 @@
 use super::CoalesceMode;
 use super::between::Between;
 use super::compare::HeaderMask;
-use super::held::Held;
+use super::held::HeldPacket;
 use crate::hash::{FlowHash, RETA_ENTRIES};
 
 /// Descriptors unless somebody asks for more: as many as the generic LRO of Linux 2.6.24 (LRO-9).
@@ -26,7 +26,7 @@ const IDLE_PACKETS_EACH: u32 = 2;
 pub(super) struct Table {
     /// By place; [`FlowHash::NONE`] where it is free.
     hashes: Box<[u32]>,
-    descriptors: Box<[Descriptor]>,
+    descriptors: Box<[LroDescriptor]>,
     between: Between,
     /// Packets after which a descriptor that got none of them is idle.
     idle_max: u32,
@@ -36,12 +36,12 @@ pub(super) struct Table {
     /// Packets that have come so far, modulo 2^32.
     clock: u32,
     /// The place used last.
-    latest: Place,
+    latest: DescriptorPlace,
 }
 
 #[derive(Debug, Default)]
-struct Descriptor {
-    held: Option<Held>,
+struct LroDescriptor {
+    held: Option<HeldPacket>,
     /// The clock at the latest segment.
     touched: u32,
     /// For what is held. Kept from packet to packet, for their headers are mostly laid out alike.
@@ -50,16 +50,16 @@ struct Descriptor {
 
 /// A descriptor's place: [`WAYS`] of them for each part of the hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place(usize);
+pub(super) struct DescriptorPlace(usize);
 
 /// Descriptor for something new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Room {
     /// Here.
-    Free(Place),
+    Free(DescriptorPlace),
     /// Here, once that which has been idle is let go.
-    Idle(Place),
+    Idle(DescriptorPlace),
     /// Nowhere.
     None,
 }
@@ -75,13 +75,13 @@ impl Table {
         let places = descriptors / ways * WAYS;
         Self {
             hashes: vec![FlowHash::NONE.0; places].into(),
-            descriptors: (0..places).map(|_| Descriptor::default()).collect(),
+            descriptors: (0..places).map(|_| LroDescriptor::default()).collect(),
             between: Between::new(places, seed),
             idle_max,
             ways,
             count: 0,
             clock: 0,
-            latest: Place(0),
+            latest: DescriptorPlace(0),
         }
     }
 
@@ -97,7 +97,7 @@ impl Table {
 
     /// The held packet of a hash.
     #[inline(always)]
-    pub(super) fn find(&self, hash: FlowHash) -> Option<Place> {
+    pub(super) fn find(&self, hash: FlowHash) -> Option<DescriptorPlace> {
         if self.hashes.get(self.latest.0) == Some(&hash.0) && hash.is_some() {
             return Some(self.latest); // segments come in runs
         }
@@ -107,7 +107,7 @@ impl Table {
         for (way, &at) in self.hashes[set..set + WAYS].iter().enumerate() {
             found |= u32::from(at == hash.0) << way;
         }
-        (found != 0 && hash.is_some()).then(|| Place(set + found.trailing_zeros() as usize))
+        (found != 0 && hash.is_some()).then(|| DescriptorPlace(set + found.trailing_zeros() as usize))
     }
 
     /// Descriptors for a packet of this hash, of which nothing is held.
@@ -116,17 +116,17 @@ impl Table {
         let mut oldest = (0, set);
         for place in set..set + self.ways {
             if self.hashes[place] == FlowHash::NONE.0 {
-                return Room::Free(Place(place));
+                return Room::Free(DescriptorPlace(place));
             }
             let idle = self.clock.wrapping_sub(self.descriptors[place].touched);
             oldest = oldest.max((idle, place));
         }
         let (idle, place) = oldest;
-        if idle > self.idle_max { Room::Idle(Place(place)) } else { Room::None }
+        if idle > self.idle_max { Room::Idle(DescriptorPlace(place)) } else { Room::None }
     }
 
     /// Holds a packet at a free place.
-    pub(super) fn put(&mut self, place: Place, held: Held, mode: CoalesceMode) {
+    pub(super) fn put(&mut self, place: DescriptorPlace, held: HeldPacket, mode: CoalesceMode) {
         self.hashes[place.0] = held.hash().0;
         let descriptor = &mut self.descriptors[place.0];
         descriptor.mask.fit(held.first(), mode);
@@ -140,7 +140,7 @@ impl Table {
 
     /// The packet at a place, of whose flow another has come, and where their headers must agree.
     #[inline(always)]
-    pub(super) fn get_mut(&mut self, place: Place) -> Option<(&mut Held, &HeaderMask)> {
+    pub(super) fn get_mut(&mut self, place: DescriptorPlace) -> Option<(&mut HeldPacket, &HeaderMask)> {
         self.latest = place;
         let descriptor = &mut self.descriptors[place.0];
         descriptor.touched = self.clock;
@@ -148,7 +148,7 @@ impl Table {
     }
 
     /// Takes a packet off the table.
-    pub(super) fn take(&mut self, place: Place) -> Option<Held> {
+    pub(super) fn take(&mut self, place: DescriptorPlace) -> Option<HeldPacket> {
         self.hashes[place.0] = FlowHash::NONE.0;
         let held = self.descriptors[place.0].held.take()?;
         self.between.remove(place.0);
@@ -157,26 +157,26 @@ impl Table {
     }
 
     /// The oldest packet that may be one between these addresses, source and destination.
-    pub(super) fn first_between(&self, addresses: &[u8]) -> Option<Place> {
-        self.between.first(addresses).map(Place)
+    pub(super) fn first_between(&self, addresses: &[u8]) -> Option<DescriptorPlace> {
+        self.between.first(addresses).map(DescriptorPlace)
     }
 
     /// The next one, behind that at `place`.
-    pub(super) fn next_between(&self, place: Place) -> Option<Place> {
-        self.between.next(place.0).map(Place)
+    pub(super) fn next_between(&self, place: DescriptorPlace) -> Option<DescriptorPlace> {
+        self.between.next(place.0).map(DescriptorPlace)
     }
 
     /// True if the packet at a place is one between these addresses.
-    pub(super) fn is_between(&self, place: Place, addresses: &[u8]) -> bool {
+    pub(super) fn is_between(&self, place: DescriptorPlace, addresses: &[u8]) -> bool {
         let held = self.descriptors[place.0].held.as_ref();
         held.is_some_and(|held| addresses_of(held) == addresses)
     }
 
     /// All that is held, in no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Held)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (DescriptorPlace, &HeldPacket)> {
         // By the hashes, which are small: most descriptors are free most of the time.
         let taken = (0..).zip(&self.hashes).filter(|(_, hash)| **hash != FlowHash::NONE.0);
-        taken.filter_map(|(place, _)| Some((Place(place), self.descriptors[place].held.as_ref()?)))
+        taken.filter_map(|(place, _)| Some((DescriptorPlace(place), self.descriptors[place].held.as_ref()?)))
     }
 
     /// The first of the places that a hash may have. By bits from the middle: what comes here has
@@ -187,6 +187,6 @@ impl Table {
 }
 
 /// Source and destination; what is held has them.
-fn addresses_of(held: &Held) -> &[u8] {
+fn addresses_of(held: &HeldPacket) -> &[u8] {
     held.first().view().address_bytes().unwrap_or_default()
 }

@@ -61,10 +61,10 @@ impl std::error::Error for WrongKey {}
 
 /// Hash function of flows.
 #[derive(Debug)]
-pub struct Hasher(Kind);
+pub struct Hasher(HashKind);
 
 #[derive(Debug)]
-enum Kind {
+enum HashKind {
     Keyed(Keyed),
     /// Prepared for [`toeplitz::TUPLE_BYTES`].
     Toeplitz(Toeplitz),
@@ -75,7 +75,7 @@ impl Hasher {
     /// directions of a flow hash alike.
     #[must_use]
     pub fn keyed(key: &[u8; KEYED_KEY_BYTES], symmetric: bool) -> Self {
-        Self(Kind::Keyed(Keyed::new(key, symmetric)))
+        Self(HashKind::Keyed(Keyed::new(key, symmetric)))
     }
 
     /// The hash that network cards compute with the same key.
@@ -83,7 +83,7 @@ impl Hasher {
     /// # Errors
     /// When the key has fewer than [`toeplitz::TUPLE_KEY_BYTES`] bytes.
     pub fn toeplitz(key: &[u8]) -> Result<Self, KeyTooShort> {
-        Ok(Self(Kind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
+        Ok(Self(HashKind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
     }
 
     /// The same hash under another key.
@@ -94,11 +94,11 @@ impl Hasher {
     pub fn rekeyed(&self, key: &[u8]) -> Result<Self, WrongKey> {
         let wrong = WrongKey { have_bytes: key.len() };
         match &self.0 {
-            Kind::Keyed(keyed) => {
+            HashKind::Keyed(keyed) => {
                 let key = key.try_into().map_err(|_| wrong)?;
                 Ok(Self::keyed(key, keyed.is_symmetric()))
             }
-            Kind::Toeplitz(_) => Self::toeplitz(key).map_err(|_| wrong),
+            HashKind::Toeplitz(_) => Self::toeplitz(key).map_err(|_| wrong),
         }
     }
 
@@ -114,8 +114,8 @@ impl Hasher {
     #[must_use]
     pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> FlowHash {
         FlowHash::computed(match &self.0 {
-            Kind::Keyed(keyed) => keyed.hash(addresses, ports),
-            Kind::Toeplitz(toeplitz) => toeplitz.hash_tuple(addresses, ports),
+            HashKind::Keyed(keyed) => keyed.hash(addresses, ports),
+            HashKind::Toeplitz(toeplitz) => toeplitz.hash_tuple(addresses, ports),
         })
     }
 }

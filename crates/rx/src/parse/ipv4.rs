@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791).
 
-use super::{Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, Verify, checksum};
+use super::{DatagramFields, Flaw, Fragment, Headers, Network, Seen, Stop, Verify, checksum};
 
 const FIXED_BYTES: usize = 20;
 const MORE_FRAGMENTS: u16 = 0x2000;
@@ -10,7 +10,7 @@ pub(super) fn walk(
     seen: &Seen<'_>,
     verify: Verify,
     headers: &mut Headers,
-) -> Result<Datagram, Stop> {
+) -> Result<DatagramFields, Stop> {
     let start = usize::from(headers.network_offset);
     let &[first] = seen.header::<1>(start, Flaw::IpHeader)?;
     let header_len = usize::from(first & 0x0f) * 4;
@@ -33,7 +33,7 @@ pub(super) fn walk(
     };
     headers.protocol = protocol;
     let pseudo_sum = checksum::Sum::of(&header[12..20]).plus_word(u16::from(protocol));
-    Ok(Datagram { transport_offset, end, pseudo_sum: Some(pseudo_sum) })
+    Ok(DatagramFields { transport_offset, end, pseudo_sum: Some(pseudo_sum) })
 }
 
 fn fragment(field: u16) -> Fragment {

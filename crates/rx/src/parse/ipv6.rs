@@ -1,6 +1,6 @@
 //! IPv6 and its extension headers (RFC 8200).
 
-use super::{Datagram, Flaw, Fragment, Headers, Network, Seen, Stop, checksum};
+use super::{DatagramFields, Flaw, Fragment, Headers, Network, Seen, Stop, checksum};
 
 /// Extension headers that are walked over; a chain that is longer is a flaw. The kernel's flow
 /// dissector has a bound of its own for the same reason (`MAX_FLOW_DISSECT_HDRS`).
@@ -21,7 +21,7 @@ const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
 
-pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<Datagram, Stop> {
+pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<DatagramFields, Stop> {
     let start = usize::from(headers.network_offset);
     let &[first] = seen.header::<1>(start, Flaw::IpHeader)?;
     if first >> 4 != 6 {
@@ -50,10 +50,10 @@ pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<Datagram, S
             .plus(checksum::Sum::of(destination))
             .plus_word(u16::from(headers.protocol))
     });
-    Ok(Datagram { transport_offset: chain.end, end, pseudo_sum })
+    Ok(DatagramFields { transport_offset: chain.end, end, pseudo_sum })
 }
 
-struct Chain<'a> {
+struct ExtensionChain<'a> {
     end: usize,
     destination: Destination<'a>,
 }
@@ -74,7 +74,7 @@ fn extensions<'a>(
     mut at: usize,
     end: usize,
     headers: &mut Headers,
-) -> Result<Chain<'a>, Stop> {
+) -> Result<ExtensionChain<'a>, Stop> {
     let mut destination = Destination::AsInHeader;
     for _ in 0..MAX_EXTENSION_HEADERS {
         let kind = headers.protocol;
@@ -92,7 +92,7 @@ fn extensions<'a>(
                 let &[_, _, high, low] = seen.header::<4>(at, Flaw::Extension)?;
                 headers.fragment = fragment(u16::from_be_bytes([high, low]));
                 if headers.fragment == Fragment::Later {
-                    return Ok(Chain { end: at + 8, destination });
+                    return Ok(ExtensionChain { end: at + 8, destination });
                 }
                 8
             }
@@ -108,7 +108,7 @@ fn extensions<'a>(
     if is_extension(headers.protocol) || at > end {
         return Err(Stop::Flaw(Flaw::Extension));
     }
-    Ok(Chain { end: at, destination })
+    Ok(ExtensionChain { end: at, destination })
 }
 
 fn is_extension(kind: u8) -> bool {

@@ -192,7 +192,7 @@ pub fn parse_into(
 /// When it is to be copied, and there is no memory for it. Then its headers are known in part.
 #[inline]
 pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Result<(), NoMemory> {
-    if packet.is_in_pieces() {
+    if packet.is_nonlinear() {
         return in_pieces::parse_packet(packet, verify, pool);
     }
     let Packet { frame, headers, wire_len, device_sum, .. } = packet;
@@ -293,7 +293,7 @@ impl<'a> Seen<'a> {
 }
 
 /// Payload of an IP packet, by its header.
-struct Datagram {
+struct DatagramFields {
     /// Offset of the transport header.
     transport_offset: usize,
     /// End of the packet: by the IP header's account, padding follows; but not beyond the

@@ -1,6 +1,6 @@
 //! TCP (RFC 9293), UDP (RFC 768) and where ICMP begins.
 
-use super::{Checksum, Datagram, Flaw, Headers, Network, Seen, Stop, Transport, Verify, checksum};
+use super::{Checksum, DatagramFields, Flaw, Headers, Network, Seen, Stop, Transport, Verify, checksum};
 
 /// Protocol number of TCP.
 pub(super) const TCP: u8 = 6;
@@ -20,7 +20,7 @@ const ICMP_FIXED_BYTES: usize = 4;
 
 pub(super) fn walk(
     seen: &Seen<'_>,
-    datagram: &Datagram,
+    datagram: &DatagramFields,
     verify: Verify,
     headers: &mut Headers,
 ) -> Result<(), Stop> {
@@ -36,7 +36,7 @@ pub(super) fn walk(
         return Err(Stop::Snapped);
     }
     headers.transport_offset = offset(start);
-    let segment = Segment { start, end: datagram.end, pseudo_sum: datagram.pseudo_sum };
+    let segment = TransportFields { start, end: datagram.end, pseudo_sum: datagram.pseudo_sum };
     match (headers.protocol, headers.network) {
         (TCP, _) => tcp(seen, &segment, verify, headers),
         (UDP, _) => udp(seen, &segment, verify, headers),
@@ -46,13 +46,13 @@ pub(super) fn walk(
 }
 
 /// A transport header and its payload, by the IP header's account.
-struct Segment {
+struct TransportFields {
     start: usize,
     end: usize,
     pseudo_sum: Option<checksum::Sum>,
 }
 
-impl Segment {
+impl TransportFields {
     fn len(&self) -> usize {
         self.end - self.start
     }
@@ -65,7 +65,7 @@ impl Segment {
 
 fn tcp(
     seen: &Seen<'_>,
-    segment: &Segment,
+    segment: &TransportFields,
     verify: Verify,
     headers: &mut Headers,
 ) -> Result<(), Stop> {
@@ -84,7 +84,7 @@ fn tcp(
 
 fn udp(
     seen: &Seen<'_>,
-    segment: &Segment,
+    segment: &TransportFields,
     verify: Verify,
     headers: &mut Headers,
 ) -> Result<(), Stop> {
@@ -114,7 +114,7 @@ fn udp(
     Ok(())
 }
 
-fn icmp(seen: &Seen<'_>, segment: &Segment, headers: &mut Headers) -> Result<(), Stop> {
+fn icmp(seen: &Seen<'_>, segment: &TransportFields, headers: &mut Headers) -> Result<(), Stop> {
     segment.holds(ICMP_FIXED_BYTES)?;
     seen.header::<ICMP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
     headers.transport = Transport::Icmp;
@@ -126,7 +126,7 @@ fn icmp(seen: &Seen<'_>, segment: &Segment, headers: &mut Headers) -> Result<(),
 /// sum, or by summing up all of it, if all was captured and it is a whole datagram.
 fn judge(
     seen: &Seen<'_>,
-    segment: &Segment,
+    segment: &TransportFields,
     len: usize,
     verify: Verify,
     headers: &Headers,

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 
 use forebay_buf::Position;
 
-use super::hold::{Holds, List};
+use super::hold::{Holds, HoldList};
 use super::ids::FenceId;
 use crate::backlog::Backlogs;
 use crate::cpu::CpuId;
@@ -38,7 +38,7 @@ pub(super) struct Fence {
     id: FenceId,
     /// The last packet in front of it on each CPU's backlog.
     tails: Vec<(CpuId, Position)>,
-    pub(super) line: List,
+    pub(super) line: HoldList,
     /// The CPU that the line goes to, once it goes.
     pub(super) line_to: Option<CpuId>,
     /// Since when packets of the line have been held, if there were any.
@@ -60,7 +60,7 @@ impl Fences {
         if self.standing.len() < 2 {
             let id = self.next;
             self.next = id.other();
-            let (tails, line) = (Vec::new(), List::EMPTY);
+            let (tails, line) = (Vec::new(), HoldList::EMPTY);
             let fence = Fence { id, tails, line, line_to: None, held_since_ns: None };
             self.standing.push_back(fence);
         }

@@ -29,13 +29,13 @@ pub(super) struct Slot {
 
 /// Current CPU of a slot's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whereabouts {
+pub(super) enum CurrentCpu {
     /// There were none.
-    Nowhere,
+    None,
     /// The last one went to this CPU.
     On(CpuId),
     /// On any CPU, or held, but all in front of this fence.
-    Fenced(FenceId),
+    BehindFence(FenceId),
 }
 
 impl Slot {
@@ -60,12 +60,12 @@ impl Slot {
         Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
     }
 
-    pub(super) fn whereabouts(self) -> Whereabouts {
+    pub(super) fn whereabouts(self) -> CurrentCpu {
         match self.cpu {
-            Self::NO_CPU | Self::UNSEEN_CPU => Whereabouts::Nowhere,
-            cpu if cpu == Self::FENCED[0] => Whereabouts::Fenced(FenceId::A),
-            cpu if cpu == Self::FENCED[1] => Whereabouts::Fenced(FenceId::B),
-            cpu => Whereabouts::On(CpuId(cpu)),
+            Self::NO_CPU | Self::UNSEEN_CPU => CurrentCpu::None,
+            cpu if cpu == Self::FENCED[0] => CurrentCpu::BehindFence(FenceId::A),
+            cpu if cpu == Self::FENCED[1] => CurrentCpu::BehindFence(FenceId::B),
+            cpu => CurrentCpu::On(CpuId(cpu)),
         }
     }
 
@@ -99,7 +99,7 @@ impl Slot {
         match self.whereabouts() {
             _ if self.is_unseen() => Self::EMPTY,
             _ if self.hold().is_some() => Self::fenced(fences.raised),
-            Whereabouts::Fenced(fence) if !fences.standing[fence.index()] => Self::EMPTY,
+            CurrentCpu::BehindFence(fence) if !fences.standing[fence.index()] => Self::EMPTY,
             _ => self,
         }
     }
@@ -113,9 +113,9 @@ impl Slot {
         pending: &mut impl FnMut(CpuId, Position) -> u32,
     ) -> Self {
         let [ahead, others] = [self, other].map(|slot| match slot.whereabouts() {
-            Whereabouts::Nowhere => 0,
-            Whereabouts::On(cpu) => pending(cpu, slot.tail),
-            Whereabouts::Fenced(_) => u32::MAX,
+            CurrentCpu::None => 0,
+            CurrentCpu::On(cpu) => pending(cpu, slot.tail),
+            CurrentCpu::BehindFence(_) => u32::MAX,
         });
         match (ahead, others) {
             (0, 0) if self.cpu().is_some() => self,
@@ -276,8 +276,8 @@ mod tests {
         let mut waits: Vec<_> = olds
             .iter()
             .filter_map(|old| match old.whereabouts() {
-                _ if old.hold().is_some() => Some(Whereabouts::Fenced(fences.raised)),
-                Whereabouts::Fenced(fence) => stands(fence).then_some(old.whereabouts()),
+                _ if old.hold().is_some() => Some(CurrentCpu::BehindFence(fences.raised)),
+                CurrentCpu::BehindFence(fence) => stands(fence).then_some(old.whereabouts()),
                 at => (ahead(*old) > 0).then_some(at),
             })
             .collect();
@@ -290,7 +290,7 @@ mod tests {
                 assert_eq!(new.whereabouts(), waits[0], "{new:?} for {olds:?}");
             }
             _ => {
-                let raised = Whereabouts::Fenced(fences.raised);
+                let raised = CurrentCpu::BehindFence(fences.raised);
                 assert_eq!(new.whereabouts(), raised, "{new:?} for {olds:?}");
             }
         }

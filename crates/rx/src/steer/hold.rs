@@ -29,10 +29,10 @@ pub(super) struct Hold {
     /// The slot that moves.
     pub(super) slot: SlotId,
     /// The predecessors that its packets wait for.
-    pub(super) behind: Behind,
+    pub(super) behind: HeldBehind,
     /// When the move began.
     pub(super) since_ns: u64,
-    packets: List,
+    packets: HoldList,
     len: u32,
     /// Index of this hold in `Holds::active`.
     listed_at: usize,
@@ -40,7 +40,7 @@ pub(super) struct Hold {
 
 /// Place of the packets that a hold waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Behind {
+pub(super) enum HeldBehind {
     /// On the backlog of this CPU, the last of them here.
     Backlog(CpuId, Position),
     /// In front of this fence.
@@ -49,12 +49,12 @@ pub(super) enum Behind {
 
 /// Packets in a row, oldest first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct List {
+pub(super) struct HoldList {
     first: NodeId,
     last: NodeId,
 }
 
-impl List {
+impl HoldList {
     pub(super) const EMPTY: Self = Self { first: NodeId::NONE, last: NodeId::NONE };
 }
 
@@ -65,14 +65,14 @@ pub(super) struct Holds {
     free_holds: Vec<HoldId>,
     /// Holds that last, in no order.
     active: Vec<HoldId>,
-    nodes: Box<[Node]>,
+    nodes: Box<[HoldNode]>,
     free_nodes: Vec<NodeId>,
     /// The most packets of one hold.
     share: u32,
 }
 
 #[derive(Debug)]
-struct Node {
+struct HoldNode {
     packet: Option<Packet>,
     next: NodeId,
     /// In the line: whether packets before it may have other hashes for the same flows.
@@ -89,7 +89,7 @@ impl NodeId {
 impl Holds {
     /// Room for `hold_max` packets.
     pub(super) fn new(hold_max: u32) -> Self {
-        let node = |_| Node { packet: None, next: NodeId::NONE, after_seam: false };
+        let node = |_| HoldNode { packet: None, next: NodeId::NONE, after_seam: false };
         Self {
             holds: Vec::new(),
             free_holds: Vec::new(),
@@ -101,7 +101,7 @@ impl Holds {
     }
 
     /// Begins to hold a slot's packets back. `None` when there are as many holds as may be.
-    pub(super) fn begin(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
+    pub(super) fn begin(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
         let id = match self.free_holds.pop() {
             Some(id) => id,
             None if self.holds.len() < HOLDS_MAX => {
@@ -110,7 +110,7 @@ impl Holds {
             }
             None => return None,
         };
-        let (packets, listed_at) = (List::EMPTY, self.active.len());
+        let (packets, listed_at) = (HoldList::EMPTY, self.active.len());
         self.holds[usize::from(id.0)] =
             Some(Hold { slot, behind, since_ns: now_ns, packets, len: 0, listed_at });
         self.active.push(id);
@@ -128,8 +128,8 @@ impl Holds {
         }
         let Some(node) = self.free_nodes.pop() else { return Err(packet) };
         let packet = Some(packet);
-        self.nodes[node.0 as usize] = Node { packet, next: NodeId::NONE, after_seam: false };
-        let added = List { first: node, last: node };
+        self.nodes[node.0 as usize] = HoldNode { packet, next: NodeId::NONE, after_seam: false };
+        let added = HoldList { first: node, last: node };
         hold.packets = linked(&mut self.nodes, hold.packets, added);
         hold.len += 1;
         Ok(())
@@ -152,7 +152,7 @@ impl Holds {
 
     /// Ends all holds; their packets join a line, behind those that are in it. The packets of a
     /// flow are in one hold, or partly in a line already. Returns when the first hold began.
-    pub(super) fn line_up(&mut self, line: &mut List) -> Option<u64> {
+    pub(super) fn line_up(&mut self, line: &mut HoldList) -> Option<u64> {
         let mut since_ns: Option<u64> = None;
         let mut has_seam = self.line_front(*line).is_some();
         for id in self.active.drain(..) {
@@ -169,17 +169,17 @@ impl Holds {
     }
 
     /// The first packet of a line.
-    pub(super) fn line_front(&self, line: List) -> Option<&Packet> {
+    pub(super) fn line_front(&self, line: HoldList) -> Option<&Packet> {
         self.nodes.get(line.first.0 as usize)?.packet.as_ref()
     }
 
     /// True if the first packet of a line follows on packets that were lined up earlier.
-    pub(super) fn is_line_at_seam(&self, line: List) -> bool {
+    pub(super) fn is_line_at_seam(&self, line: HoldList) -> bool {
         self.nodes.get(line.first.0 as usize).is_some_and(|node| node.after_seam)
     }
 
     /// Takes the first packet of a line.
-    pub(super) fn line_pop(&mut self, line: &mut List) -> Option<Packet> {
+    pub(super) fn line_pop(&mut self, line: &mut HoldList) -> Option<Packet> {
         let (packet, rest) = unlinked(&mut self.nodes, *line)?;
         self.free_nodes.push(line.first);
         *line = rest;
@@ -206,7 +206,7 @@ impl Holds {
     /// Notes that the slot's last packet now lies at `tail` in the backlog of `cpu`.
     pub(super) fn set_behind(&mut self, id: HoldId, cpu: CpuId, tail: Position) {
         if let Some(hold) = &mut self.holds[usize::from(id.0)] {
-            hold.behind = Behind::Backlog(cpu, tail);
+            hold.behind = HeldBehind::Backlog(cpu, tail);
         }
     }
 
@@ -249,23 +249,23 @@ impl Holds {
 }
 
 /// One list of two, the second behind the first.
-fn linked(nodes: &mut [Node], first: List, second: List) -> List {
+fn linked(nodes: &mut [HoldNode], first: HoldList, second: HoldList) -> HoldList {
     match nodes.get_mut(first.last.0 as usize) {
         None => second,
         Some(_) if second.first == NodeId::NONE => first,
         Some(last) => {
             last.next = second.first;
-            List { first: first.first, last: second.last }
+            HoldList { first: first.first, last: second.last }
         }
     }
 }
 
 /// The first packet of a list, and the rest of it.
-fn unlinked(nodes: &mut [Node], list: List) -> Option<(Option<Packet>, List)> {
+fn unlinked(nodes: &mut [HoldNode], list: HoldList) -> Option<(Option<Packet>, HoldList)> {
     let node = nodes.get_mut(list.first.0 as usize)?;
-    let rest = List { first: node.next, last: list.last };
+    let rest = HoldList { first: node.next, last: list.last };
     let packet = node.packet.take();
-    Some((packet, if rest.first == NodeId::NONE { List::EMPTY } else { rest }))
+    Some((packet, if rest.first == NodeId::NONE { HoldList::EMPTY } else { rest }))
 }
 
 #[cfg(test)]
@@ -290,7 +290,7 @@ mod tests {
     }
 
     fn begin(holds: &mut Holds, slot: u32) -> Option<HoldId> {
-        holds.begin(SlotId(slot), Behind::Fence(FenceId::A), 0)
+        holds.begin(SlotId(slot), HeldBehind::Fence(FenceId::A), 0)
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -358,7 +358,7 @@ mod tests {
     fn run(hold_max: u32, operations: &[Operation]) {
         let mut pool = pool(hold_max + 1);
         let (mut holds, mut oracle) = (Holds::new(hold_max), Oracle::default());
-        let mut line = List::EMPTY;
+        let mut line = HoldList::EMPTY;
         for (number, &operation) in (0..).zip(operations) {
             let is_full = oracle.len() == hold_max as usize;
             match operation {
@@ -411,7 +411,7 @@ mod tests {
             }
             oracle.check(&holds, hold_max as usize);
         }
-        assert_eq!(pool.away(), oracle.len());
+        assert_eq!(pool.in_use(), oracle.len());
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::ids::SlotId;
-use crate::because::Because;
+use crate::because::SteerReason;
 use crate::cpu::CpuId;
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
@@ -37,10 +37,10 @@ pub struct Move {
     /// The new one.
     pub to: CpuId,
     /// Origin of the desired CPU.
-    pub wish: Because,
+    pub wish: SteerReason,
     /// Manner of the move: at once ([`Because::Drained`]), or after packets were held
     /// ([`Because::Held`]).
-    pub because: Because,
+    pub because: SteerReason,
     /// Packets up to the slot's last one that the old CPU had before it when the wish was first
     /// refused; 0 if it never was, or had been seen to be drained in the middle of a turn.
     pub ahead: u32,
@@ -113,14 +113,14 @@ impl Journal {
 
 /// The flows that use a flow's slot, while somebody wants to know.
 #[derive(Clone, Debug)]
-pub(super) struct Watch {
+pub(super) struct FlowWatch {
     pub(super) flow: FlowHash,
     pub(super) slot: SlotId,
     pub(super) since_ns: u64,
     flows: Vec<FlowHash>,
 }
 
-impl Watch {
+impl FlowWatch {
     pub(super) fn new(flow: FlowHash, slot: SlotId, since_ns: u64) -> Self {
         Self { flow, slot, since_ns, flows: Vec::with_capacity(SHARERS_MAX) }
     }
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_watch_names_each_flow_once_and_not_all_of_a_crowd() {
-        let mut watch = Watch::new(FlowHash(1), SlotId(0), 0);
+        let mut watch = FlowWatch::new(FlowHash(1), SlotId(0), 0);
         [1, 2, 1, 2].map(FlowHash).into_iter().for_each(|flow| watch.see(flow));
         assert_eq!(watch.flows(), [1, 2].map(FlowHash));
         (0..100).map(FlowHash).for_each(|flow| watch.see(flow));

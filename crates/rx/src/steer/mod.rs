@@ -35,14 +35,14 @@ mod state; //      for whoever asks why
 use std::sync::Arc;
 
 use fence::Fences;
-use flow_table::Whereabouts;
+use flow_table::CurrentCpu;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use forebay_buf::Position;
-use hold::{Behind, Holds};
+use hold::{HeldBehind, Holds};
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
 pub use ids::{HoldId, SlotId};
 pub(crate) use journal::Journal;
-use journal::Watch;
+use journal::FlowWatch;
 pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX, WATCHES_MAX};
 pub use rps::RpsMap;
 pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
@@ -51,10 +51,10 @@ pub use state::{FlowPlace, FlowState};
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
-use wish::Wishes;
+use wish::DesiredCpus;
 
 use crate::backlog::{Backlogs, Depth};
-use crate::because::Because;
+use crate::because::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
@@ -96,7 +96,7 @@ pub struct SteerConfig {
 /// The steering of one rx queue. One writer: the CPU that polls it.
 #[derive(Debug)]
 pub struct Steering {
-    wishes: Wishes,
+    wishes: DesiredCpus,
     tables: Tables,
     holds: Holds,
     fences: Fences,
@@ -104,13 +104,13 @@ pub struct Steering {
     batch_max: u32,
     tally: SteerTally,
     pub(crate) journal: Journal,
-    watches: Vec<Watch>,
+    watches: Vec<FlowWatch>,
 }
 
 /// Time for which a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
 /// for different CPUs, and the masks may change faster than a saturated CPU drains.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wait {
+struct SteerWait {
     since_ns: u64,
     /// Packets that stayed.
     packets: u32,
@@ -123,7 +123,7 @@ impl Steering {
     #[must_use]
     pub fn new(config: &SteerConfig) -> Self {
         Self {
-            wishes: Wishes::new(config.polling_cpu, config.spread),
+            wishes: DesiredCpus::new(config.polling_cpu, config.spread),
             tables: Tables::new(config.rps_flow_cnt),
             holds: Holds::new(config.hold_max.max(1)),
             fences: Fences::new(),
@@ -151,9 +151,9 @@ impl Steering {
         let at = self.tables.see(slot, &self.fences, backlogs);
         let (cpu, wish) = self.wishes.of(hash, &self.tables.now.slots, slot);
         let agreed = match at.whereabouts() {
-            Whereabouts::On(at) => at == cpu,
-            Whereabouts::Nowhere => true,
-            Whereabouts::Fenced(fence) => !self.fences.stands(fence),
+            CurrentCpu::On(at) => at == cpu,
+            CurrentCpu::None => true,
+            CurrentCpu::BehindFence(fence) => !self.fences.stands(fence),
         };
         if agreed {
             let slot = Some(slot);
@@ -222,13 +222,13 @@ impl Steering {
         };
         match hold.behind {
             // Wanted back before it had left, or some have gone there already: behind those.
-            Behind::Backlog(from, _) if from == cpu => forward(wish, None),
-            Behind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
-                Depth::Drained(head) => forward(Because::Held, Some(head)),
+            HeldBehind::Backlog(from, _) if from == cpu => forward(wish, None),
+            HeldBehind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
+                Depth::Drained(head) => forward(SteerReason::Held, Some(head)),
                 Depth::Near(_) | Depth::Far(_) => Release::Wait,
             },
-            Behind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
-            Behind::Fence(_) => forward(Because::Held, None),
+            HeldBehind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
+            HeldBehind::Fence(_) => forward(SteerReason::Held, None),
         }
     }
 
@@ -240,13 +240,13 @@ impl Steering {
         };
         match hold.behind {
             // A flow that holds its share fills the arena itself.
-            Behind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
+            HeldBehind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
                 let (_, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
-                let (because, slot, head_old) = (Because::Stay, Some(hold.slot), None);
+                let (because, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
                 Release::Forward(Target { cpu, because, wish, slot, head_old })
             }
             // Nobody knows a CPU that all of its predecessors are on.
-            Behind::Backlog(..) | Behind::Fence(_) => Release::Wait,
+            HeldBehind::Backlog(..) | HeldBehind::Fence(_) => Release::Wait,
         }
     }
 
@@ -363,7 +363,7 @@ impl Steering {
     fn decide_move(
         &mut self,
         hash: FlowHash,
-        (wished, wish): (CpuId, Because),
+        (wished, wish): (CpuId, SteerReason),
         now_ns: u64,
         backlogs: &mut Backlogs,
     ) -> Verdict {
@@ -373,16 +373,16 @@ impl Steering {
             Verdict::Forward(Target { cpu, because, wish, slot: Some(slot), head_old })
         };
         let cpu = match at.whereabouts() {
-            Whereabouts::On(cpu) => cpu,
-            Whereabouts::Nowhere => return forward(wished, wish, None),
-            Whereabouts::Fenced(fence) => {
-                let hold = self.begin_hold(slot, Behind::Fence(fence), now_ns);
+            CurrentCpu::On(cpu) => cpu,
+            CurrentCpu::None => return forward(wished, wish, None),
+            CurrentCpu::BehindFence(fence) => {
+                let hold = self.begin_hold(slot, HeldBehind::Fence(fence), now_ns);
                 return hold.map_or(Verdict::Refuse, Verdict::Hold);
             }
         };
         let depth = backlogs.depth(cpu, at.tail, self.batch_max);
         match depth {
-            Depth::Drained(head) => return forward(wished, Because::Drained, Some(head)),
+            Depth::Drained(head) => return forward(wished, SteerReason::Drained, Some(head)),
             Depth::Near(ahead) | Depth::Far(ahead) => {
                 self.tables.now.waits[slot.index()].begin(now_ns, ahead);
             }
@@ -396,18 +396,18 @@ impl Steering {
             && backlogs.has_room(cpu)
         {
             self.stay(slot);
-            return forward(cpu, Because::Stay, None);
+            return forward(cpu, SteerReason::Stay, None);
         }
-        if let Some(hold) = self.begin_hold(slot, Behind::Backlog(cpu, at.tail), now_ns) {
+        if let Some(hold) = self.begin_hold(slot, HeldBehind::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
         // No room to hold it: it stays in order behind its predecessors, and moves later.
         self.unheld(slot);
-        forward(cpu, Because::Stay, None)
+        forward(cpu, SteerReason::Stay, None)
     }
 
     /// `None` where not one packet more can be held.
-    fn begin_hold(&mut self, slot: SlotId, behind: Behind, now_ns: u64) -> Option<HoldId> {
+    fn begin_hold(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
         if self.holds.room() == 0 {
             return None;
         }
@@ -535,7 +535,7 @@ impl Steering {
     }
 }
 
-impl Wait {
+impl SteerWait {
     /// Notes that a wish was refused, unless one was before.
     fn begin(&mut self, now_ns: u64, ahead: u32) {
         if self.packets == 0 {

@@ -39,9 +39,9 @@ pub struct SockFlowTable {
 /// Layout of an entry: from its upper bits to its lower ones a flow's hash, the CPU that its
 /// application runs on, a part of the hash of the flow that asked for the entry last, and the trust.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Entry(u64);
+struct SockFlowEntry(u64);
 
-impl Entry {
+impl SockFlowEntry {
     /// Nobody's: no flow has this hash, and no CPU this number.
     const NONE: Self = Self((NO_CPU as u64) << CPU_SHIFT);
 
@@ -101,7 +101,7 @@ impl SockFlowTable {
     #[must_use]
     pub fn new(rps_sock_flow_entries: u32, cpus: usize) -> Self {
         let entries = rps_sock_flow_entries.clamp(1, RPS_SOCK_FLOW_ENTRIES_MAX);
-        let entries = (0..entries.next_power_of_two()).map(|_| AtomicU64::new(Entry::NONE.0));
+        let entries = (0..entries.next_power_of_two()).map(|_| AtomicU64::new(SockFlowEntry::NONE.0));
         Self { entries: entries.collect(), cpus: u16::try_from(cpus).unwrap_or(NO_CPU) }
     }
 
@@ -112,9 +112,9 @@ impl SockFlowTable {
             return;
         }
         let entry = self.entry(flow);
-        let now = Entry::new(flow, cpu, CONNECTED_TRUST);
+        let now = SockFlowEntry::new(flow, cpu, CONNECTED_TRUST);
         // The line is only taken from its readers when something changes.
-        if Entry(entry.load(Ordering::Relaxed)).without_candidate() != now {
+        if SockFlowEntry(entry.load(Ordering::Relaxed)).without_candidate() != now {
             entry.store(now.0, Ordering::Relaxed);
         }
     }
@@ -126,7 +126,7 @@ impl SockFlowTable {
             return;
         }
         let entry = self.entry(flow);
-        let before = Entry(entry.load(Ordering::Relaxed));
+        let before = SockFlowEntry(entry.load(Ordering::Relaxed));
         if before.flow() != flow {
             let now = before.asked_by(flow, cpu);
             // Refused where somebody else has recorded meanwhile: this flow may come again.
@@ -134,7 +134,7 @@ impl SockFlowTable {
             return;
         }
         let more = before.trust().saturating_mul(2).saturating_add(1).min(UNCONNECTED_TRUST_MAX);
-        let now = Entry::new(flow, cpu, more.max(before.trust()));
+        let now = SockFlowEntry::new(flow, cpu, more.max(before.trust()));
         if before.without_candidate() != now {
             entry.store(now.0, Ordering::Relaxed);
         }
@@ -143,7 +143,7 @@ impl SockFlowTable {
     /// The CPU that the application of `flow` runs on, if the flow's entry is not another's.
     #[must_use]
     pub fn desired(&self, flow: FlowHash) -> Option<CpuId> {
-        let entry = Entry(self.entry(flow).load(Ordering::Relaxed));
+        let entry = SockFlowEntry(self.entry(flow).load(Ordering::Relaxed));
         if entry.flow() == flow { entry.cpu() } else { None }
     }
 
@@ -158,10 +158,10 @@ impl SockFlowTable {
     pub fn carry_over(&self, from: &Self) {
         debug_assert_eq!(self.cpus, from.cpus, "tables of one engine");
         for entry in &from.entries {
-            let known = Entry(entry.load(Ordering::Relaxed));
-            if known != Entry::NONE {
+            let known = SockFlowEntry(entry.load(Ordering::Relaxed));
+            if known != SockFlowEntry::NONE {
                 let entry = self.entry(known.flow());
-                let none = Entry::NONE.0;
+                let none = SockFlowEntry::NONE.0;
                 // Refused where an application has recorded meanwhile.
                 let _ = entry.compare_exchange(none, known.0, Ordering::Relaxed, Ordering::Relaxed);
             }

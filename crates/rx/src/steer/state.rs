@@ -1,11 +1,11 @@
 //! Explanation of a flow's CPU.
 
 use super::Steering;
-use super::flow_table::Whereabouts;
+use super::flow_table::CurrentCpu;
 use super::ids::SlotId;
-use super::journal::{Move, WATCHES_MAX, Watch};
+use super::journal::{Move, WATCHES_MAX, FlowWatch};
 use crate::backlog::Backlogs;
-use crate::because::Because;
+use crate::because::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
@@ -22,7 +22,7 @@ pub struct FlowState {
     /// True if the slot waits for the fence of a table that was replaced.
     pub is_fenced: bool,
     /// The CPU that the flow's next packet should go to, and why.
-    pub wish: (CpuId, Because),
+    pub wish: (CpuId, SteerReason),
     /// Packets that the CPU still has to process up to the slot's last one.
     pub ahead: u32,
     /// Packets that followed the slot's last one against their wish, and since when, if the CPU is
@@ -83,7 +83,7 @@ impl Steering {
         if self.watches.len() == WATCHES_MAX {
             self.watches.remove(0);
         }
-        self.watches.push(Watch::new(flow, self.slot_of(flow), now_ns));
+        self.watches.push(FlowWatch::new(flow, self.slot_of(flow), now_ns));
     }
 
     #[cold]
@@ -95,7 +95,7 @@ impl Steering {
     /// Begins anew with all watches: slots are not what they were.
     pub(super) fn watch_anew(&mut self, now_ns: u64) {
         for watch in &mut self.watches {
-            *watch = Watch::new(watch.flow, self.tables.now.slots.slot_of(watch.flow), now_ns);
+            *watch = FlowWatch::new(watch.flow, self.tables.now.slots.slot_of(watch.flow), now_ns);
         }
     }
 
@@ -117,8 +117,8 @@ impl Steering {
             slots: self.tables.now.slots.len(),
             cpu: at.cpu(),
             is_fenced: match at.whereabouts() {
-                Whereabouts::Fenced(fence) => self.fences.stands(fence),
-                Whereabouts::Nowhere | Whereabouts::On(_) => false,
+                CurrentCpu::BehindFence(fence) => self.fences.stands(fence),
+                CurrentCpu::None | CurrentCpu::On(_) => false,
             },
             wish,
             ahead: at.cpu().map_or(0, |cpu| backlogs.pending_now(cpu, at.tail)),

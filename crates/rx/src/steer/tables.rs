@@ -5,7 +5,7 @@
 //! passed: a slot that is looked at for the first time asks it where its packets are. Afterwards it
 //! knows nothing that counts, and goes back to be freed elsewhere.
 
-use super::Wait;
+use super::SteerWait;
 use super::fence::Fences;
 use super::flow_table::{Fenced, FlowTable, RPS_FLOW_CNT, RPS_FLOW_CNT_MAX, Slot};
 use super::ids::{FenceId, SlotId};
@@ -30,13 +30,13 @@ const RETIRED_MAX: usize = 8;
 pub struct FlowTables {
     pub(super) slots: FlowTable,
     /// Touched only where wish and slot disagree.
-    pub(super) waits: Box<[Wait]>,
+    pub(super) waits: Box<[SteerWait]>,
     pub(super) has_rfs: bool,
 }
 
 impl FlowTables {
     /// Memory of a slot, in bytes.
-    pub const SLOT_BYTES: usize = size_of::<Slot>() + size_of::<Wait>();
+    pub const SLOT_BYTES: usize = size_of::<Slot>() + size_of::<SteerWait>();
 
     /// Tables of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9). 0 is for a queue
     /// without RFS (RFS-10): [`RPS_FLOW_CNT`] slots to keep the order by. It takes the time that so much
@@ -45,7 +45,7 @@ impl FlowTables {
     pub fn new(rps_flow_cnt: u32) -> Self {
         let has_rfs = rps_flow_cnt > 0;
         let slots = FlowTable::new(if has_rfs { rps_flow_cnt } else { RPS_FLOW_CNT });
-        let waits = vec![Wait::default(); slots.len() + 1].into();
+        let waits = vec![SteerWait::default(); slots.len() + 1].into();
         Self { slots, waits, has_rfs }
     }
 
@@ -61,13 +61,13 @@ impl FlowTables {
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) now: FlowTables,
-    before: Before,
+    before: TableBefore,
     retired: Vec<FlowTables>,
 }
 
 /// State of a slot that nothing is noted of.
 #[derive(Debug)]
-enum Before {
+enum TableBefore {
     /// Nothing that counts.
     Nothing,
     /// State in these older tables, the last one first.
@@ -86,7 +86,7 @@ struct Older {
 
 impl Tables {
     pub(super) fn new(rps_flow_cnt: u32) -> Self {
-        let (before, retired) = (Before::Nothing, Vec::new());
+        let (before, retired) = (TableBefore::Nothing, Vec::new());
         Self { now: FlowTables::new(rps_flow_cnt), before, retired }
     }
 
@@ -117,12 +117,12 @@ impl Tables {
     #[cold]
     fn as_before(&self, slot: SlotId, fences: &Fences, backlogs: &Backlogs) -> Slot {
         match &self.before {
-            Before::Nothing => Slot::EMPTY,
-            Before::Older(older) => {
-                let look = Look { fences, backlogs };
+            TableBefore::Nothing => Slot::EMPTY,
+            TableBefore::Older(older) => {
+                let look = TableLook { fences, backlogs };
                 look.at_older(&self.now.slots, slot, older, OLDER_SLOTS_MAX)
             }
-            Before::Fenced(fence) => Slot::fenced(*fence),
+            TableBefore::Fenced(fence) => Slot::fenced(*fence),
         }
     }
 
@@ -131,11 +131,11 @@ impl Tables {
     pub(super) fn replace(&mut self, tables: FlowTables, fence: FenceId) {
         let older = Older { tables: std::mem::replace(&mut self.now, tables), fence };
         match &mut self.before {
-            Before::Nothing => self.before = Before::Older(vec![older]),
-            Before::Older(all) if all.len() < OLDER_TABLES_MAX => all.insert(0, older),
-            Before::Older(_) | Before::Fenced(_) => {
+            TableBefore::Nothing => self.before = TableBefore::Older(vec![older]),
+            TableBefore::Older(all) if all.len() < OLDER_TABLES_MAX => all.insert(0, older),
+            TableBefore::Older(_) | TableBefore::Fenced(_) => {
                 self.retire(older.tables);
-                self.forget(Before::Fenced(fence));
+                self.forget(TableBefore::Fenced(fence));
             }
         }
     }
@@ -144,23 +144,23 @@ impl Tables {
     pub(super) fn replace_by_fence(&mut self, tables: FlowTables, fence: FenceId) {
         let old = std::mem::replace(&mut self.now, tables);
         self.retire(old);
-        self.forget(Before::Fenced(fence));
+        self.forget(TableBefore::Fenced(fence));
     }
 
     /// A fence was passed: what was known of the packets in front of it is of no use.
     pub(super) fn passed(&mut self, fences: &Fences) {
         match &mut self.before {
-            Before::Nothing => {}
-            Before::Older(older) => {
+            TableBefore::Nothing => {}
+            TableBefore::Older(older) => {
                 while let Some(last) = older.pop_if(|last| !fences.stands(last.fence)) {
                     retire(&mut self.retired, last.tables);
                 }
                 if older.is_empty() {
-                    self.before = Before::Nothing;
+                    self.before = TableBefore::Nothing;
                 }
             }
-            Before::Fenced(fence) if fences.stands(*fence) => {}
-            Before::Fenced(_) => self.before = Before::Nothing,
+            TableBefore::Fenced(fence) if fences.stands(*fence) => {}
+            TableBefore::Fenced(_) => self.before = TableBefore::Nothing,
         }
     }
 
@@ -174,8 +174,8 @@ impl Tables {
         self.retired.pop()
     }
 
-    fn forget(&mut self, now: Before) {
-        if let Before::Older(older) = std::mem::replace(&mut self.before, now) {
+    fn forget(&mut self, now: TableBefore) {
+        if let TableBefore::Older(older) = std::mem::replace(&mut self.before, now) {
             older.into_iter().for_each(|older| self.retire(older.tables));
         }
     }
@@ -189,12 +189,12 @@ fn retire(retired: &mut Vec<FlowTables>, tables: FlowTables) {
 
 /// Fences and backlogs at the time when an older table is asked.
 #[derive(Clone, Copy)]
-struct Look<'a> {
+struct TableLook<'a> {
     fences: &'a Fences,
     backlogs: &'a Backlogs,
 }
 
-impl Look<'_> {
+impl TableLook<'_> {
     /// State of a slot of `table` in the tables before it.
     fn at_older(self, table: &FlowTable, slot: SlotId, older: &[Older], slots_max: u32) -> Slot {
         let Some((before, rest)) = older.split_first() else { return Slot::EMPTY };

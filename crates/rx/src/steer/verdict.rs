@@ -3,7 +3,7 @@
 use forebay_buf::Position;
 
 use super::ids::{HoldId, SlotId};
-use crate::because::Because;
+use crate::because::SteerReason;
 use crate::cpu::CpuId;
 
 /// Destination of a packet.
@@ -12,9 +12,9 @@ pub struct Target {
     /// The CPU.
     pub cpu: CpuId,
     /// Reason.
-    pub because: Because,
+    pub because: SteerReason,
     /// Origin of the wish for that CPU.
-    pub wish: Because,
+    pub wish: SteerReason,
     /// The slot to record it in; none if the fence answers for it.
     pub slot: Option<SlotId>,
     /// If the slot moves with this packet: the head counter of the old backlog that allows it.
@@ -24,7 +24,7 @@ pub struct Target {
 impl Target {
     /// Destination of a packet that was held in a line.
     pub(super) fn of_line(cpu: CpuId) -> Self {
-        let because = Because::Held;
+        let because = SteerReason::Held;
         Self { cpu, because, wish: because, slot: None, head_old: None }
     }
 }

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use super::flow_table::{FlowTable, Whereabouts};
+use super::flow_table::{FlowTable, CurrentCpu};
 use super::ids::SlotId;
 use super::rps::RpsMap;
 use super::sock_flow::SockFlowTable;
 use super::spread::{Spread, SpreadPolicy, Tick};
-use crate::because::Because;
+use crate::because::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
 /// Origin of the desired CPUs of one queue's flows: the socket-flow table and the RPS map.
 #[derive(Debug)]
-pub(super) struct Wishes {
+pub(super) struct DesiredCpus {
     pub(super) polling_cpu: CpuId,
     /// `rps_cpus` as it was asked for.
     asked: RpsMap,
@@ -32,7 +32,7 @@ pub(super) struct Wishes {
     spread: Spread,
 }
 
-impl Wishes {
+impl DesiredCpus {
     /// Wishes for the polling CPU only, of `cpus` that there may be.
     pub(super) fn new(polling_cpu: CpuId, spread: SpreadPolicy) -> Self {
         Self {
@@ -49,13 +49,13 @@ impl Wishes {
 
     /// The CPU that a packet should go to.
     #[inline]
-    pub(super) fn of(&self, hash: FlowHash, table: &FlowTable, slot: SlotId) -> (CpuId, Because) {
-        let inline = (self.polling_cpu, Because::Inline);
+    pub(super) fn of(&self, hash: FlowHash, table: &FlowTable, slot: SlotId) -> (CpuId, SteerReason) {
+        let inline = (self.polling_cpu, SteerReason::Inline);
         if !hash.is_some() {
             return inline;
         }
         if let Some(cpu) = self.application(hash) {
-            return (cpu, Because::Rfs);
+            return (cpu, SteerReason::Rfs);
         }
         if !self.spread.is_spreading() && self.map.contains(self.polling_cpu) {
             return inline;
@@ -64,10 +64,10 @@ impl Wishes {
         match table.get(slot).whereabouts() {
             // A boundary of the map inside the slot: either side will do, rather than moving the
             // slot to and fro with every other packet.
-            Whereabouts::On(at) if at != cpu && self.straddles(table, slot, at) => {
-                (at, Because::Rps)
+            CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => {
+                (at, SteerReason::Rps)
             }
-            _ => (cpu, Because::Rps),
+            _ => (cpu, SteerReason::Rps),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the kernel or a device says before a frame: completed checksums, and lies.
 
 use forebay_rx::coalesce::gso::{
-    DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, GsoLie,
+    DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, InvalidVnetHeader,
     NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr,
 };
 use forebay_rx::packet::{Arrival, Packet};
@@ -51,7 +51,7 @@ fn a_partial_checksum_is_completed_and_is_verified_without_a_look_at_the_payload
                 assert_eq!(packet.frame.data(), good.bytes, "{shape:?} {len}");
                 assert_eq!(packet.device_sum, DeviceSum::of_frame(&good.bytes, good.link));
                 assert_eq!(judged(&mut packet), Checksum::Good, "{shape:?} {len}");
-                assert_eq!((packet.gso_size(), packet.is_whole_gso()), (0, false));
+                assert_eq!((packet.gso_size(), packet.is_gso()), (0, false));
             }
         }
     }
@@ -162,21 +162,21 @@ fn right(shape: &Segment) -> Wire {
 type Change = fn(&mut VirtioNetHdr);
 
 /// A right header with one field changed, and what is found wrong then.
-const LIES: [(GsoLie, Change); 14] = [
-    (GsoLie::Type, |it| it.gso_type = 3), // fragments of UDP
-    (GsoLie::Type, |it| it.gso_type = 2),
-    (GsoLie::Type, |it| it.gso_type = GSO_NONE | GSO_ECN),
-    (GsoLie::Type, |it| it.gso_type = GSO_UDP_L4 | GSO_ECN),
-    (GsoLie::Size, |it| it.gso_size = 0),
-    (GsoLie::HeaderLen, |it| it.hdr_len = 3055),
-    (GsoLie::Headers, |it| it.gso_type = GSO_TCPV6),
-    (GsoLie::Headers, |it| it.gso_type = GSO_UDP_L4),
-    (GsoLie::Checksum, |it| it.csum_start += 2),
-    (GsoLie::Checksum, |it| it.csum_offset = 6),
-    (GsoLie::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 3038)),
-    (GsoLie::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 32)),
-    (GsoLie::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 35)),
-    (GsoLie::Checksum, |it| (it.gso_type, it.csum_offset) = (GSO_NONE, 15)),
+const LIES: [(InvalidVnetHeader, Change); 14] = [
+    (InvalidVnetHeader::Type, |it| it.gso_type = 3), // fragments of UDP
+    (InvalidVnetHeader::Type, |it| it.gso_type = 2),
+    (InvalidVnetHeader::Type, |it| it.gso_type = GSO_NONE | GSO_ECN),
+    (InvalidVnetHeader::Type, |it| it.gso_type = GSO_UDP_L4 | GSO_ECN),
+    (InvalidVnetHeader::Size, |it| it.gso_size = 0),
+    (InvalidVnetHeader::HeaderLen, |it| it.hdr_len = 3055),
+    (InvalidVnetHeader::Headers, |it| it.gso_type = GSO_TCPV6),
+    (InvalidVnetHeader::Headers, |it| it.gso_type = GSO_UDP_L4),
+    (InvalidVnetHeader::Checksum, |it| it.csum_start += 2),
+    (InvalidVnetHeader::Checksum, |it| it.csum_offset = 6),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 3038)),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 32)),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 35)),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_offset) = (GSO_NONE, 15)),
 ];
 
 #[test]
@@ -189,7 +189,7 @@ fn promise_5_a_header_that_lies_is_told_by_its_frame() {
     }
 }
 
-fn check_lie(wire: &Wire, lie: GsoLie, name: &str) {
+fn check_lie(wire: &Wire, lie: InvalidVnetHeader, name: &str) {
     for verify in [Verify::Nothing, Verify::Checksums] {
         let mut packet = filled(wire, verify);
         let device_sum = packet.device_sum;
@@ -213,16 +213,16 @@ fn promise_5_a_frame_that_is_not_what_is_to_be_cut_is_told() {
     let tiny = tcp().sized(usize::from(GSO_SEGMENTS_MAX) + 1).wire().partial(1);
     let wire = right(&tcp());
     for (lie, name, wire) in [
-        (GsoLie::Snapped, "cut short", wire.clone().snapped(2000)),
-        (GsoLie::Checksum, "UDP that is complete", without(right(&udp()))),
-        (GsoLie::Headers, "padded", wire.clone().padded(&[0; 4])),
-        (GsoLie::Headers, "a fragment", wire.clone().edit(IP + 6, &[0x20, 0])),
-        (GsoLie::Headers, "an IP length of 0", wire.clone().edit(IP + 2, &[0; 2])),
-        (GsoLie::Headers, "a wrong IP checksum", wire.clone().edit(IP + 10, &[1, 2])),
-        (GsoLie::Headers, "not IP", wire.clone().edit(IP - 2, &[8, 6])),
-        (GsoLie::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
-        (GsoLie::Headers, "a routing header", right(&routed)),
-        (GsoLie::Size, "too many segments", tiny),
+        (InvalidVnetHeader::Snapped, "cut short", wire.clone().snapped(2000)),
+        (InvalidVnetHeader::Checksum, "UDP that is complete", without(right(&udp()))),
+        (InvalidVnetHeader::Headers, "padded", wire.clone().padded(&[0; 4])),
+        (InvalidVnetHeader::Headers, "a fragment", wire.clone().edit(IP + 6, &[0x20, 0])),
+        (InvalidVnetHeader::Headers, "an IP length of 0", wire.clone().edit(IP + 2, &[0; 2])),
+        (InvalidVnetHeader::Headers, "a wrong IP checksum", wire.clone().edit(IP + 10, &[1, 2])),
+        (InvalidVnetHeader::Headers, "not IP", wire.clone().edit(IP - 2, &[8, 6])),
+        (InvalidVnetHeader::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
+        (InvalidVnetHeader::Headers, "a routing header", right(&routed)),
+        (InvalidVnetHeader::Size, "too many segments", tiny),
     ] {
         check_lie(&wire, lie, name);
     }
@@ -272,7 +272,7 @@ proptest! {
         let changed = packet.frame.data().iter().zip(&wire.bytes).enumerate();
         let changed: Vec<_> = changed.filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
         // What counts as verified need not say where its checksum is.
-        let (start, offset) = match (packet.is_whole_gso(), wire.headers()) {
+        let (start, offset) = match (packet.is_gso(), wire.headers()) {
             (true, it) if it.transport == Transport::Udp => (it.transport_offset, 6),
             (true, it) => (it.transport_offset, 16),
             (false, _) => (vnet.csum_start, vnet.csum_offset),
@@ -285,7 +285,7 @@ proptest! {
         if let Some(sum) = packet.device_sum {
             prop_assert_eq!(Some(sum), DeviceSum::of_frame(packet.frame.data(), wire.link));
         }
-        if packet.is_whole_gso() {
+        if packet.is_gso() {
             prop_assert_eq!(packet.gso_size(), vnet.gso_size);
             prop_assert!([GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4].contains(&(vnet.gso_type & !GSO_ECN)));
         }

@@ -1,7 +1,7 @@
 //! Checksums by the device: none, verified, or the sum of all that was received (LRO-1, LRO-2).
 
 use etherparse::{Ipv6RawExtHeader, ip_number};
-use forebay_rx::coalesce::Refusal;
+use forebay_rx::coalesce::MergeRefusal;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{Checksum, DeviceSum, Headers, Transport, Verify, parse_into};
 use proptest::prelude::*;
@@ -81,7 +81,7 @@ fn lro_1_a_frame_that_its_device_finds_bad_is_passed_with_its_sum() {
     let mut rig = Rig::gro();
     rig.verify = Verify::Nothing;
     let out = rig.poll(&[tcp().wire().summed(), bad.clone()]);
-    assert_eq!(rig.verdicts().0, [(Refusal::L4Checksum, 1)]);
+    assert_eq!(rig.verdicts().0, [(MergeRefusal::L4Checksum, 1)]);
     assert_eq!((out[1].headers.l4_checksum, out[1].device_sum), (Checksum::Bad, bad.device_sum));
     assert!(out[0].device_sum.is_some(), "it was not merged either");
 }

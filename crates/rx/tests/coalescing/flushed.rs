@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, FlushReason, HELD_NS_MAX};
 
 use crate::frames::{PSH, Segment, Wire, tcp, udp};
@@ -15,7 +15,7 @@ const TIMEOUT_NS: u64 = 20_000;
 type Case = (FlushReason, u32, fn(&mut Rig), &'static [u32]);
 
 const CASES: [Case; 9] = [
-    (FlushReason::PollEnd, 8, |rig| rig.end_poll(Behind::End), &[2]),
+    (FlushReason::PollEnd, 8, |rig| rig.end_poll(PollStatus::Last), &[2]),
     (FlushReason::Timeout, 8, wait, &[2]),
     (FlushReason::Mismatch, 8, |rig| rig.feed(&[third(|next| next.payload.clear())]), &[2, 1]),
     (FlushReason::Push, 8, |rig| rig.feed(&[third(|next| next.flags |= PSH)]), &[3]),
@@ -32,7 +32,7 @@ fn third(change: fn(&mut Segment)) -> Wire {
 
 fn wait(rig: &mut Rig) {
     rig.now_ns += TIMEOUT_NS;
-    rig.end_poll(Behind::Nothing);
+    rig.end_poll(PollStatus::Drained);
 }
 
 /// Another flow, in parts that fill the largest IP packet to its last byte.
@@ -85,12 +85,12 @@ fn every_flush_has_its_reason() {
 fn what_is_behind_a_poll_says_how_long_a_packet_is_held() {
     use FlushReason::{PollEnd, Timeout};
     let cases = [
-        (Behind::End, 0, PollEnd, 0),
-        (Behind::End, TIMEOUT_NS, PollEnd, 0),
-        (Behind::Nothing, 0, PollEnd, 0),
-        (Behind::Nothing, TIMEOUT_NS, Timeout, TIMEOUT_NS),
-        (Behind::More, 0, Timeout, HELD_NS_MAX),
-        (Behind::More, TIMEOUT_NS, Timeout, TIMEOUT_NS),
+        (PollStatus::Last, 0, PollEnd, 0),
+        (PollStatus::Last, TIMEOUT_NS, PollEnd, 0),
+        (PollStatus::Drained, 0, PollEnd, 0),
+        (PollStatus::Drained, TIMEOUT_NS, Timeout, TIMEOUT_NS),
+        (PollStatus::MorePending, 0, Timeout, HELD_NS_MAX),
+        (PollStatus::MorePending, TIMEOUT_NS, Timeout, TIMEOUT_NS),
     ];
     for (behind, gro_flush_timeout_ns, reason, held_ns) in cases {
         let mut rig =
@@ -123,7 +123,7 @@ fn only_what_was_held_for_long_enough_is_let_go() {
     }
     assert_eq!(rig.coalescer.next_timeout_ns(), Some(100 + TIMEOUT_NS));
     rig.now_ns = 200 + TIMEOUT_NS;
-    rig.end_poll(Behind::Nothing);
+    rig.end_poll(PollStatus::Drained);
     let out = taken_apart(std::mem::take(&mut rig.out));
     assert_eq!(out, rig.fed[1..]);
     assert_eq!(rig.coalescer.next_timeout_ns(), Some(300 + TIMEOUT_NS));
@@ -135,7 +135,7 @@ fn segments_recorded_in_one_poll_are_merged_whichever_clock_says_so() {
         let [first, second] = [0, 1].map(|number| tcp().nth(number).wire());
         let mut rig = Rig::gro();
         rig.feed(&[first.recorded(first_ns), second.recorded(second_ns)]);
-        rig.end_poll(Behind::Nothing);
+        rig.end_poll(PollStatus::Drained);
         assert_eq!(rig.counts(), [2], "{first_ns} and {second_ns}");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use forebay_rx::arrive::Behind;
-use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Refusal};
+use forebay_rx::arrive::PollStatus;
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{Link, Verify, View, parse};
 use proptest::collection::vec;
@@ -141,12 +141,12 @@ enum Step {
     /// Segments of one flow, one after another.
     Run(usize, Vec<Fate>),
     Junk(Vec<u8>),
-    EndPoll(Behind, u64),
+    EndPoll(PollStatus, u64),
     Change(CoalesceConfig),
 }
 
-fn behind() -> impl Strategy<Value = Behind> {
-    prop_oneof![6 => Just(Behind::More), 3 => Just(Behind::Nothing), 1 => Just(Behind::End)]
+fn behind() -> impl Strategy<Value = PollStatus> {
+    prop_oneof![6 => Just(PollStatus::MorePending), 3 => Just(PollStatus::Drained), 1 => Just(PollStatus::Last)]
 }
 
 /// Any settings; in `gro` mode unless `modes` change.
@@ -195,7 +195,7 @@ fn played(first: CoalesceConfig, is_summed: bool, steps: &[Step]) -> Rig {
             Step::Change(config) => rig.coalescer.set_config(*config, &mut rig.out),
         }
     }
-    rig.end_poll(Behind::End);
+    rig.end_poll(PollStatus::Last);
     assert_eq!(rig.coalescer.held(), 0);
     rig
 }
@@ -240,7 +240,7 @@ proptest! {
         rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::merged::check_whole);
         let out = taken_apart(std::mem::take(&mut rig.out));
         prop_assert_eq!(by_hash(&out), by_hash(&rig.fed));
-        prop_assert_eq!(rig.pool.away(), 0);
+        prop_assert_eq!(rig.pool.in_use(), 0);
     }
 
     #[test]
@@ -255,7 +255,7 @@ proptest! {
         let segments: usize = rig.out.iter().map(|packet| packet.segment_count() as usize).sum();
         prop_assert_eq!(segments, rig.fed.len());
         prop_assert_eq!(taken_apart(std::mem::take(&mut rig.out)).len(), rig.fed.len());
-        prop_assert_eq!(rig.pool.away(), 0);
+        prop_assert_eq!(rig.pool.in_use(), 0);
     }
 }
 
@@ -263,7 +263,7 @@ proptest! {
 #[test]
 fn the_traffic_of_these_laws_is_merged_and_refused_in_most_ways() {
     let mut runner = TestRunner::deterministic();
-    let (mut frames, mut packets, mut refused) = (0, 0, [0; Refusal::ALL.len()]);
+    let (mut frames, mut packets, mut refused) = (0, 0, [0; MergeRefusal::ALL.len()]);
     for _ in 0..200 {
         let steps = steps(true).new_tree(&mut runner).unwrap().current();
         let first = config(true).new_tree(&mut runner).unwrap().current();
@@ -275,12 +275,12 @@ fn the_traffic_of_these_laws_is_merged_and_refused_in_most_ways() {
         }
     }
     assert!(10 * packets > frames, "{packets} merged packets of {frames} frames");
-    let missing: Vec<_> = Refusal::ALL
+    let missing: Vec<_> = MergeRefusal::ALL
         .into_iter()
         // What comes from a source was not merged, and has a hash if it is TCP or UDP; and this one
         // gives nothing in pieces.
-        .filter(|refusal| !matches!(refusal, Refusal::Merged | Refusal::NoHash | Refusal::InPieces))
+        .filter(|refusal| !matches!(refusal, MergeRefusal::Merged | MergeRefusal::NoHash | MergeRefusal::InPieces))
         .filter(|refusal| refused[refusal.index()] == 0)
         .collect();
-    assert!(missing.len() < Refusal::ALL.len() / 4, "{missing:?}");
+    assert!(missing.len() < MergeRefusal::ALL.len() / 4, "{missing:?}");
 }

@@ -1,7 +1,7 @@
 //! How much is merged: bytes, counts, and what may advance in `lro` mode.
 
-use forebay_rx::arrive::Behind;
-use forebay_rx::coalesce::{CoalesceConfig, FlushReason, Refusal};
+use forebay_rx::arrive::PollStatus;
+use forebay_rx::coalesce::{CoalesceConfig, FlushReason, MergeRefusal};
 use forebay_rx::packet::Packet;
 
 use crate::frames::{Segment, Wire, tcp, timestamps, udp};
@@ -40,7 +40,7 @@ fn large_max_and_large_rem() {
             assert_eq!(largest == IP_PACKET_BYTES_MAX, extra == 0);
             assert_eq!(
                 rig.verdicts().0,
-                if extra == 0 { vec![] } else { vec![(Refusal::Size, 1)] }
+                if extra == 0 { vec![] } else { vec![(MergeRefusal::Size, 1)] }
             );
         }
     }
@@ -82,7 +82,7 @@ fn lro_7_room_is_left_for_the_next_frame_and_follows_the_mtu() {
             rig.feed(&jumbo);
             let expected: &[u32] = if mtu == 9000 { &[7] } else { &[] };
             assert_eq!(rig.counts(), expected, "an MTU of {mtu}");
-            rig.end_poll(Behind::Nothing);
+            rig.end_poll(PollStatus::Drained);
             rig.out.clear();
         }
         assert_eq!(rig.verdicts().0, [], "nothing was too long");
@@ -128,7 +128,7 @@ fn lro_8_the_packet_carries_the_newest_acknowledgement_window_and_timestamps() {
 fn lro_8_only_tcp_is_merged_in_lro_mode() {
     let mut rig = Rig::lro(1500);
     rig.poll(&[udp().wire(), udp().wire()]);
-    assert_eq!(rig.verdicts(), (vec![(Refusal::Protocol, 2)], vec![]));
+    assert_eq!(rig.verdicts(), (vec![(MergeRefusal::Protocol, 2)], vec![]));
 }
 
 #[test]

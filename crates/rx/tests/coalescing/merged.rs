@@ -145,7 +145,7 @@ fn promise_6_a_merged_packet_is_right_and_can_be_taken_apart() {
                     let mut out = rig.poll(&five(&shape, flags, padding));
                     assert_eq!(out.len(), 1, "{shape:?}, flags {flags}, {padding:?}");
                     check_five(out.remove(0), &shape, flags, &rig.fed);
-                    assert_eq!(rig.pool.away(), 0);
+                    assert_eq!(rig.pool.in_use(), 0);
                 }
             }
         }
@@ -199,7 +199,7 @@ fn promise_6_ipv4_ids_may_stay_or_rise_across_the_wrap() {
         let mut rig = Rig::gro();
         let wires = (0..).zip(ids).map(|(number, id)| Segment { id, ..tcp().nth(number) }.wire());
         rig.feed(&wires.collect::<Vec<_>>());
-        rig.end_poll(forebay_rx::arrive::Behind::Nothing);
+        rig.end_poll(forebay_rx::arrive::PollStatus::Drained);
         let counts: Vec<_> = rig.out.iter().map(Packet::segment_count).collect();
         assert_eq!(counts, expected, "{ids:?}");
         assert_eq!(taken_apart(rig.out), rig.fed);

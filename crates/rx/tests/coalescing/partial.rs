@@ -53,7 +53,7 @@ fn taken_in(wire: &Wire, verify: Verify, completes: bool, pool: &mut Pool) -> (P
         parsed = Some((packet.frame.data().to_vec(), packet.headers, packet.device_sum));
     };
     let tick = Tick { now_ns: 1, busy_ns: 0 };
-    intake.turn_showing(tick, &mut burst, pool, show).for_each(drop);
+    intake.turn_with_tap(tick, &mut burst, pool, show).for_each(drop);
     let counters = intake.counters();
     let is_bad = parsed.as_ref().is_some_and(|(_, it, _)| it.l4_checksum == Checksum::Bad);
     assert_eq!(counters.l4_checksum_bad.get(), u64::from(is_bad));

@@ -9,9 +9,9 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::page_frag::{FRAG_ALIGN_BYTES, PageFragCache};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_rx::arrive::{Behind, Burst, HEAD_BYTES, HEAD_CHUNK_BYTES};
-use forebay_rx::coalesce::gso::{GsoLie, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
-use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Refusal, cut};
+use forebay_rx::arrive::{PollStatus, Burst, HEAD_BYTES, HEAD_CHUNK_BYTES};
+use forebay_rx::coalesce::gso::{InvalidVnetHeader, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal, cut};
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{DeviceSum, Headers, NoMemory, Verify, parse, parse_packet};
 use forebay_rx::steer::Tick;
@@ -98,7 +98,7 @@ impl Queue {
 
     fn check_all_is_home(&mut self) {
         self.pool.flush();
-        assert_eq!((self.pool.away(), self.shared.away_blocks()), (0, 0));
+        assert_eq!((self.pool.in_use(), self.shared.away_blocks()), (0, 0));
     }
 }
 
@@ -146,12 +146,12 @@ fn played(first: CoalesceConfig, is_summed: bool, runs: &[Run], splits: &[Split]
         flat.feed(&wires);
         split.take(packets);
         if *ends {
-            flat.end_poll(Behind::Nothing);
-            split.end_poll(Behind::Nothing);
+            flat.end_poll(PollStatus::Drained);
+            split.end_poll(PollStatus::Drained);
         }
     }
-    flat.end_poll(Behind::End);
-    split.end_poll(Behind::End);
+    flat.end_poll(PollStatus::Last);
+    split.end_poll(PollStatus::Last);
     Twins { flat, split, queue }
 }
 
@@ -177,7 +177,7 @@ proptest! {
     ) {
         let Twins { mut flat, mut split, mut queue } = played(first, is_summed, &runs, &splits);
         prop_assert_eq!(&flat.fed, &split.fed);
-        if split.counters.refused[Refusal::InPieces.index()].get() == 0 {
+        if split.counters.refused[MergeRefusal::InPieces.index()].get() == 0 {
             prop_assert_eq!(refusals(&flat), refusals(&split));
             let (a, b): (Vec<_>, Vec<_>) =
                 (flat.out.iter().map(seen).collect(), split.out.iter().map(seen).collect());
@@ -186,10 +186,10 @@ proptest! {
         if is_copied {
             let before: Vec<_> = split.out.iter().map(seen).collect();
             let pool = &mut split.pool;
-            let copied = split.out.drain(..).map(|packet| packet.copied_together(pool).unwrap());
+            let copied = split.out.drain(..).map(|packet| packet.linearized(pool).unwrap());
             split.out = copied.collect();
             split.pool.flush();
-            prop_assert!(split.out.iter().all(|packet| !packet.is_in_pieces()));
+            prop_assert!(split.out.iter().all(|packet| !packet.is_nonlinear()));
             prop_assert_eq!(queue.shared.away_blocks(), 0, "pieces go home as they are copied");
             prop_assert_eq!(before, split.out.iter().map(seen).collect::<Vec<_>>());
         }
@@ -216,9 +216,9 @@ fn the_traffic_of_these_laws_is_merged_in_pieces() {
         let of_several = twins.split.out.iter().filter(|packet| packet.is_merged());
         of_several.for_each(|packet| {
             merged += 1;
-            in_pieces += u32::from(packet.is_in_pieces());
+            in_pieces += u32::from(packet.is_nonlinear());
         });
-        refused += u32::from(twins.split.counters.refused[Refusal::InPieces.index()].get() > 0);
+        refused += u32::from(twins.split.counters.refused[MergeRefusal::InPieces.index()].get() > 0);
     }
     assert!(in_pieces > 200 && 2 * in_pieces > merged, "{in_pieces} of {merged} merged packets");
     assert!(refused < 70, "in {refused} of 100 runs the twins differ");
@@ -236,8 +236,8 @@ fn what_is_in_pieces_is_not_added_to_what_is_not() {
         received(&third, rig.arrival(2), &mut rig.pool),
     ];
     rig.take(packets);
-    rig.end_poll(Behind::End);
-    assert_eq!(rig.verdicts().0, [(Refusal::InPieces, 1)]);
+    rig.end_poll(PollStatus::Last);
+    assert_eq!(rig.verdicts().0, [(MergeRefusal::InPieces, 1)]);
     let counts: Vec<_> = rig.out.iter().map(Packet::segment_count).collect();
     assert_eq!(counts, [1, 2], "what is in one frame is added to what is in pieces");
     let out = std::mem::take(&mut rig.out);
@@ -255,9 +255,9 @@ fn payload_that_lies_in_one_buffer_is_one_stretch_of_a_merged_packet() {
     let packets =
         packets.map(|(number, wire)| queue.received(wire, rig.arrival(number), &split)).collect();
     rig.take(packets);
-    rig.end_poll(Behind::End);
+    rig.end_poll(PollStatus::Last);
     let merged = &rig.out[0];
-    assert_eq!((merged.segment_count(), merged.is_in_pieces()), (20, true));
+    assert_eq!((merged.segment_count(), merged.is_nonlinear()), (20, true));
     assert_eq!(merged.fragments().count(), 21, "the first one's headers are in its frame");
     let bytes: Vec<_> = merged.fragments().flatten().copied().collect();
     assert_eq!(bytes.len(), merged.wire_len as usize);
@@ -269,7 +269,7 @@ fn payload_that_lies_in_one_buffer_is_one_stretch_of_a_merged_packet() {
 /// What a packet is after what was said before it was carried in, parsed, described and cut.
 #[derive(PartialEq, Eq, Debug)]
 struct Carried {
-    verdict: Result<(), GsoLie>,
+    verdict: Result<(), InvalidVnetHeader>,
     /// Untouched if that was a lie, or else as parsed.
     packet: Seen,
     described: VirtioNetHdr,
@@ -324,14 +324,14 @@ proptest! {
         let ours = carried(packet, vnet, &mut queue.pool);
         let field_end = usize::from(vnet.csum_start) + usize::from(vnet.csum_offset) + 2;
         let held = HEAD_BYTES as usize;
-        let is_far = field_end > held && ours.verdict == Err(GsoLie::Checksum);
+        let is_far = field_end > held && ours.verdict == Err(InvalidVnetHeader::Checksum);
         // Those that a frame itself holds do not tell all.
         let seen = |len: usize| {
             let bytes = &wire.bytes[..len.min(wire.bytes.len())];
             parse(bytes, wire.wire_len, wire.link, Verify::Nothing)
         };
         let is_long = seen(held) != seen(usize::MAX);
-        if is_far || is_long && ours.verdict == Err(GsoLie::Headers) {
+        if is_far || is_long && ours.verdict == Err(InvalidVnetHeader::Headers) {
             prop_assert_eq!(ours.packet.0.bytes, wire.bytes, "it is untouched");
         } else {
             prop_assert_eq!(ours, twin);
@@ -376,7 +376,7 @@ fn taken_in(packet: Packet, pool: &mut Pool) -> (Option<Seen>, Vec<DropReason>) 
     let mut burst = Burst { packets: vec![packet], ..Burst::default() };
     let mut out = None;
     let show = |packets: &[Packet]| out = packets.first().map(seen);
-    let woken = intake.turn_showing(Tick { now_ns: 1, busy_ns: 0 }, &mut burst, pool, show);
+    let woken = intake.turn_with_tap(Tick { now_ns: 1, busy_ns: 0 }, &mut burst, pool, show);
     assert!(woken.collect::<Vec<CpuId>>().len() <= 1);
     let dropped = intake.drain_dropped().map(|dropped| dropped.reason);
     (out, dropped.collect())

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use etherparse::{Ipv6Extensions, Ipv6RawExtHeader, Ipv6RoutingExtensions, ip_number};
-use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, FlushReason, Refusal};
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, FlushReason, MergeRefusal};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{Headers, Link, Verify, parse_into};
@@ -27,14 +27,14 @@ enum Goes {
 
 struct Case {
     name: &'static str,
-    refusal: Refusal,
+    refusal: MergeRefusal,
     goes: Goes,
     config: CoalesceConfig,
     verify: Verify,
     wires: [Wire; 2],
 }
 
-fn case(goes: Goes) -> impl Fn(&'static str, Refusal, [Wire; 2]) -> Case {
+fn case(goes: Goes) -> impl Fn(&'static str, MergeRefusal, [Wire; 2]) -> Case {
     let (config, verify) = (CoalesceConfig::default(), Verify::Checksums);
     move |name, refusal, wires| Case { name, refusal, goes, config, verify, wires }
 }
@@ -51,7 +51,7 @@ impl Case {
         let out = rig.poll(&wires);
         let at = format!("{}, summed by the device: {is_summed}", self.name);
         let let_go =
-            if self.refusal == Refusal::Size { FlushReason::Size } else { FlushReason::Mismatch };
+            if self.refusal == MergeRefusal::Size { FlushReason::Size } else { FlushReason::Mismatch };
         let flushes = match self.goes {
             Goes::Alone => vec![(let_go, 1)],
             Goes::Anew => vec![(FlushReason::PollEnd, 1), (let_go, 1)],
@@ -67,7 +67,7 @@ impl Case {
         }
         let expected = order.map(|index| rig.fed[index].clone());
         assert_eq!(taken_apart(out), expected, "{at}: as it came");
-        assert_eq!(rig.pool.away(), 0);
+        assert_eq!(rig.pool.in_use(), 0);
     }
 }
 
@@ -129,7 +129,7 @@ fn odd_ip() -> [Wire; 2] {
 
 /// What is refused for its network header, or for want of it.
 fn by_network() -> Vec<Case> {
-    use Refusal as R;
+    use MergeRefusal as R;
     let (alone, past) = (case(Goes::Alone), case(Goes::Past));
     let protocol = |protocol| move |wire: Wire| wire.edit(IP + 9, &[protocol]).resummed();
     let fragment = |field: [u8; 2]| move |wire: Wire| wire.edit(IP + 6, &field).resummed();
@@ -166,7 +166,7 @@ fn by_network() -> Vec<Case> {
 
 /// What is refused for its transport header or payload.
 fn by_transport() -> Vec<Case> {
-    use Refusal as R;
+    use MergeRefusal as R;
     let (alone, past) = (case(Goes::Alone), case(Goes::Past));
     let pure = |segment: &mut Segment| segment.payload.clear();
     let shorter = |wire: Wire| transport(4, &[0, 99])(wire).resummed();
@@ -192,7 +192,7 @@ fn by_transport() -> Vec<Case> {
 
 /// What is refused in `lro` mode only, or there too.
 fn by_lro() -> Vec<Case> {
-    use Refusal as R;
+    use MergeRefusal as R;
     let (alone, anew) = (case(Goes::Alone), case(Goes::Anew));
     let marked = |segment: &mut Segment| segment.tos = 3;
     let dated = tcp().with(|segment| segment.options = timestamps(5, 5));
@@ -217,7 +217,7 @@ fn by_lro() -> Vec<Case> {
 
 /// What is refused for headers unlike those that are held.
 fn by_difference() -> Vec<Case> {
-    use Refusal as R;
+    use MergeRefusal as R;
     let anew = case(Goes::Anew);
     let next = |change: fn(&mut Segment)| changed(&tcp(), change);
     let next6 = |change: fn(&mut Segment)| changed(&tcp6(), change);
@@ -254,7 +254,7 @@ fn by_difference() -> Vec<Case> {
 
 /// What is refused because it does not continue what is held.
 fn by_place() -> Vec<Case> {
-    use Refusal as R;
+    use MergeRefusal as R;
     let anew = case(Goes::Anew);
     let next = |change: fn(&mut Segment)| changed(&tcp(), change);
     let longer = |segment: &mut Segment| segment.payload.push(1);
@@ -288,13 +288,13 @@ fn lro_1_every_refusal_is_counted_and_leaves_the_frame_as_it_came() {
 }
 
 /// What a table of pairs cannot say.
-const ELSEWHERE: [Refusal; 6] = [
-    Refusal::Unverified,
-    Refusal::Push,
-    Refusal::Merged,
-    Refusal::WholeGso,
-    Refusal::NoHash,
-    Refusal::InPieces,
+const ELSEWHERE: [MergeRefusal; 6] = [
+    MergeRefusal::Unverified,
+    MergeRefusal::Push,
+    MergeRefusal::Merged,
+    MergeRefusal::WholeGso,
+    MergeRefusal::NoHash,
+    MergeRefusal::InPieces,
 ];
 
 #[test]
@@ -304,7 +304,7 @@ fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {
     let mut rig = Rig::gro();
     rig.verify = Verify::Nothing;
     let out = rig.poll(&wires);
-    assert_eq!(rig.verdicts(), (vec![(Refusal::Unverified, 2)], vec![]));
+    assert_eq!(rig.verdicts(), (vec![(MergeRefusal::Unverified, 2)], vec![]));
     assert_eq!(out.iter().map(Packet::segment_count).sum::<u32>(), 2);
     assert_eq!(rig.poll(&[first.summed(), second.summed()])[0].segment_count(), 2);
 }
@@ -316,12 +316,12 @@ fn what_was_merged_before_or_has_no_hash_passes_as_it_is() {
     assert_eq!(merged[0].segment_count(), 2);
     rig.coalescer.coalesce(&mut merged, 1, &mut rig.out);
     assert_eq!(rig.counts(), [2]);
-    assert_eq!(rig.verdicts().0, [(Refusal::Merged, 1)]);
+    assert_eq!(rig.verdicts().0, [(MergeRefusal::Merged, 1)]);
     let mut rig = Rig::gro();
     let mut packets = rig.poll(&[tcp().wire()]);
     packets[0].hash = FlowHash::NONE;
     rig.coalescer.coalesce(&mut packets, 1, &mut rig.out);
-    assert_eq!(rig.verdicts().0, [(Refusal::NoHash, 1)]);
+    assert_eq!(rig.verdicts().0, [(MergeRefusal::NoHash, 1)]);
     assert_eq!((rig.counts(), rig.coalescer.held()), (vec![1], 0));
 }
 
@@ -331,7 +331,7 @@ fn nothing_may_follow_a_first_segment_that_pushes() {
         let first = tcp().with(|segment| segment.flags |= flag).wire();
         let mut rig = Rig::gro();
         let out = rig.poll(&[first, tcp().nth(1).wire()]);
-        let verdicts = (vec![(Refusal::Push, 1)], vec![(FlushReason::PollEnd, 1)]);
+        let verdicts = (vec![(MergeRefusal::Push, 1)], vec![(FlushReason::PollEnd, 1)]);
         assert_eq!(rig.verdicts(), verdicts);
         assert_eq!(taken_apart(out), rig.fed);
     }
@@ -344,7 +344,7 @@ fn promise_2_what_does_not_fit_and_pushes_is_refused_once() {
         let mut rig = Rig::gro();
         let out = rig.poll(&[tcp().wire(), gap, tcp().nth(3).wire()]);
         let flushes = vec![(FlushReason::PollEnd, 1), (FlushReason::Mismatch, 1)];
-        assert_eq!(rig.verdicts(), (vec![(Refusal::Sequence, 1)], flushes));
+        assert_eq!(rig.verdicts(), (vec![(MergeRefusal::Sequence, 1)], flushes));
         assert_eq!(taken_apart(out), rig.fed, "nor is anything added to it");
     }
 }
@@ -359,7 +359,7 @@ fn what_has_a_length_before_its_ethertype_passes_alone() {
     let wires: Vec<_> = tcp().run(2).into_iter().map(snap).collect();
     let mut rig = Rig::gro();
     let out = rig.poll(&wires);
-    assert_eq!(rig.verdicts(), (vec![(Refusal::Protocol, 2)], vec![]));
+    assert_eq!(rig.verdicts(), (vec![(MergeRefusal::Protocol, 2)], vec![]));
     assert_eq!(taken_apart(out), rig.fed);
 }
 
@@ -368,7 +368,7 @@ fn no_refusal_is_left_out_here() {
     let covered: BTreeSet<_> = cases().map(|case| case.refusal.name()).collect();
     let covered: BTreeSet<_> =
         ELSEWHERE.iter().map(|refusal| refusal.name()).chain(covered).collect();
-    assert_eq!(covered, BTreeSet::from(Refusal::ALL.map(Refusal::name)));
+    assert_eq!(covered, BTreeSet::from(MergeRefusal::ALL.map(MergeRefusal::name)));
 }
 
 #[test]

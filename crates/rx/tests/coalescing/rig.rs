@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{
-    CoalesceConfig, CoalesceMode, Coalescer, FlushReason, Refusal, resegment,
+    CoalesceConfig, CoalesceMode, Coalescer, FlushReason, MergeRefusal, resegment,
 };
 use forebay_rx::counters::{CoalesceCounters, Counter};
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -151,14 +151,14 @@ impl Rig {
         assert!(packets.is_empty(), "a poll is taken in whole");
     }
 
-    pub(crate) fn end_poll(&mut self, behind: Behind) {
+    pub(crate) fn end_poll(&mut self, behind: PollStatus) {
         self.coalescer.end_poll(behind, self.now_ns, &mut self.out);
     }
 
     /// All that comes out of one poll and nothing behind it.
     pub(crate) fn poll(&mut self, wires: &[Wire]) -> Vec<Packet> {
         self.feed(wires);
-        self.end_poll(Behind::Nothing);
+        self.end_poll(PollStatus::Drained);
         std::mem::take(&mut self.out)
     }
 
@@ -168,12 +168,12 @@ impl Rig {
     }
 
     /// Refusals and flushes so far, those that there were.
-    pub(crate) fn verdicts(&self) -> (Counts<Refusal>, Counts<FlushReason>) {
+    pub(crate) fn verdicts(&self) -> (Counts<MergeRefusal>, Counts<FlushReason>) {
         fn risen<T: Copy>(all: &[T], counters: &[Counter]) -> Counts<T> {
             let counts = all.iter().copied().zip(counters.iter().map(Counter::get));
             counts.filter(|&(_, count)| count > 0).collect()
         }
         let counters = &self.counters;
-        (risen(&Refusal::ALL, &counters.refused), risen(&FlushReason::ALL, &counters.flushes))
+        (risen(&MergeRefusal::ALL, &counters.refused), risen(&FlushReason::ALL, &counters.flushes))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_buf::{Pool, Position};
-use forebay_rx::arrive::{Behind, Burst};
+use forebay_rx::arrive::{PollStatus, Burst};
 use forebay_rx::coalesce::{CoalesceConfig, FlushReason};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
@@ -104,7 +104,7 @@ impl World {
         world
     }
 
-    fn arrive(&mut self, wires: &[Wire], behind: Behind) {
+    fn arrive(&mut self, wires: &[Wire], behind: PollStatus) {
         let packets = wires.iter().map(|wire| {
             let arrival = Arrival::of_frame(self.sent.len() as u64);
             self.sent.push(wire.bytes.clone());
@@ -118,7 +118,7 @@ impl World {
             let segments = packets.iter().flat_map(Packet::segments);
             self.shown.extend(segments.map(|segment| segment.arrival.0));
         };
-        self.intake.turn_showing(tick, &mut burst, &mut self.pool, show).for_each(drop);
+        self.intake.turn_with_tap(tick, &mut burst, &mut self.pool, show).for_each(drop);
         assert!(burst.is_empty(), "a burst is taken whole");
         for dropped in self.intake.drain_dropped() {
             self.pool.put(dropped.packet.unwrap().frame);
@@ -149,7 +149,7 @@ impl World {
 
     fn settle(&mut self) {
         for _ in 0..100 {
-            self.arrive(&[], Behind::End);
+            self.arrive(&[], PollStatus::Last);
             (0..CPUS).for_each(|cpu| self.deliver(cpu, usize::MAX));
         }
         assert_eq!((self.intake.held(), self.intake.coalescing()), (0, 0));
@@ -172,13 +172,13 @@ impl World {
                 assert_eq!(frame.bytes, self.sent[frame.arrival.0 as usize], "promise 6");
             }
         }
-        assert_eq!(self.pool.away(), 0, "promise 4: all frames are home");
+        assert_eq!(self.pool.in_use(), 0, "promise 4: all frames are home");
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Arrive(Vec<(usize, Vec<Fate>)>, Behind),
+    Arrive(Vec<(usize, Vec<Fate>)>, PollStatus),
     Deliver(u16, usize),
     Mask(u8),
     Rekey(u8),
@@ -188,7 +188,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let behind = prop_oneof![Just(Behind::More), Just(Behind::Nothing)];
+    let behind = prop_oneof![Just(PollStatus::MorePending), Just(PollStatus::Drained)];
     prop_oneof![
         8 => (vec(run(), 0..4), behind).prop_map(|(runs, behind)| Step::Arrive(runs, behind)),
         6 => (0..CPUS, 1usize..40).prop_map(|(cpu, budget)| Step::Deliver(cpu, budget)),
@@ -248,15 +248,15 @@ fn held_moves(world: &World) -> u64 {
 #[test]
 fn while_a_flow_waits_to_move_nothing_is_held_for_more_segments() {
     let mut world = on_cpu(0b0010);
-    world.arrive(&flow(1).run(2), Behind::Nothing);
-    world.arrive(&flow(2).run(1), Behind::More);
+    world.arrive(&flow(1).run(2), PollStatus::Drained);
+    world.arrive(&flow(2).run(1), PollStatus::MorePending);
     assert_eq!((world.intake.coalescing(), held_moves(&world)), (1, 0), "no flow waits yet");
     world.set_mask(0b0100);
     // The first flow's next segments wait for CPU 1, which does nothing.
-    world.arrive(&[flow(1).nth(2).wire()], Behind::Nothing);
+    world.arrive(&[flow(1).nth(2).wire()], PollStatus::Drained);
     assert!(world.intake.held() > 0);
     assert_eq!(held_moves(&world), 0);
-    world.arrive(&flow(3).run(2), Behind::More);
+    world.arrive(&flow(3).run(2), PollStatus::MorePending);
     assert_eq!((world.intake.coalescing(), held_moves(&world)), (0, 1));
     world.settle();
     world.check();
@@ -271,7 +271,7 @@ fn one_packet_is_handed_over_and_all_its_segments_are_counted() {
             world.coalesce_on_delivery(config);
         }
         world.set_mask(0b0010);
-        world.arrive(&flow(1).run(6), Behind::Nothing);
+        world.arrive(&flow(1).run(6), PollStatus::Drained);
         assert_eq!(world.intake.queued(), if on_arrival { 1 } else { 6 });
         assert_eq!(world.intake.counters().per_cpu[1].enqueued.get(), 6);
         world.settle();
@@ -285,7 +285,7 @@ fn promise_2_a_merged_packet_that_is_dropped_counts_as_its_frames() {
     let mut world = World::new(Some(CoalesceConfig::default()), 0, 1);
     world.set_mask(0b0010);
     for port in 1..6 {
-        world.arrive(&flow(port).run(3), Behind::Nothing);
+        world.arrive(&flow(port).run(3), PollStatus::Drained);
     }
     let dropped = world.intake.counters().dropped();
     assert!(dropped > 0 && dropped.is_multiple_of(3), "{dropped} dropped");
@@ -297,11 +297,11 @@ fn promise_2_a_merged_packet_that_is_dropped_counts_as_its_frames() {
 fn promise_1_what_a_live_switch_lets_go_stays_ahead_of_its_flow() {
     for next in [None, Some(CoalesceConfig { descriptors: 1, ..CoalesceConfig::default() })] {
         let mut world = on_cpu(0b0010);
-        world.arrive(&flow(1).run(2), Behind::More);
+        world.arrive(&flow(1).run(2), PollStatus::MorePending);
         world.intake.set_coalesce(next, 0);
         assert_eq!(world.intake.coalescing(), 1, "on its way, not lost");
         assert_eq!(world.intake.next_timeout_ns(), Some(0), "an empty turn takes it further");
-        world.arrive(&[flow(1).nth(2).wire()], Behind::Nothing);
+        world.arrive(&[flow(1).nth(2).wire()], PollStatus::Drained);
         assert_eq!((world.intake.coalescing(), world.intake.queued()), (0, 2));
         world.settle();
         world.check();
@@ -311,9 +311,9 @@ fn promise_1_what_a_live_switch_lets_go_stays_ahead_of_its_flow() {
 #[test]
 fn promise_1_what_another_key_lets_go_is_shown_and_stays_ahead_of_its_flow() {
     let mut world = on_cpu(0b0010);
-    world.arrive(&flow(1).run(2), Behind::More);
+    world.arrive(&flow(1).run(2), PollStatus::MorePending);
     world.rekey(8);
-    world.arrive(&[flow(1).nth(2).wire()], Behind::Nothing);
+    world.arrive(&[flow(1).nth(2).wire()], PollStatus::Drained);
     assert_eq!((world.intake.coalescing(), world.intake.queued()), (0, 1));
     assert_eq!(world.intake.held(), 1, "nobody knows what it follows");
     world.settle();
@@ -327,15 +327,15 @@ fn promise_1_hashes_of_two_keys_are_not_coalesced_side_by_side() {
         world.coalesce_on_delivery(Some(CoalesceConfig::default()));
         world.set_mask(0b0010);
         let segments = flow(1);
-        world.arrive(&[segments.wire()], Behind::Nothing);
+        world.arrive(&[segments.wire()], PollStatus::Drained);
         world.set_mask(0b0100);
-        world.arrive(&[segments.nth(1).wire()], Behind::Nothing);
+        world.arrive(&[segments.nth(1).wire()], PollStatus::Drained);
         world.rekey(8);
-        world.arrive(&[segments.nth(2).wire()], Behind::Nothing);
+        world.arrive(&[segments.nth(2).wire()], PollStatus::Drained);
         world.rekey(9);
-        world.arrive(&[segments.nth(3).with(|it| it.flags |= last).wire()], Behind::Nothing);
+        world.arrive(&[segments.nth(3).with(|it| it.flags |= last).wire()], PollStatus::Drained);
         world.rekey(10);
-        world.arrive(&[segments.nth(4).wire()], Behind::Nothing);
+        world.arrive(&[segments.nth(4).wire()], PollStatus::Drained);
         assert_eq!(world.intake.held(), 4, "two keys' in the second line, and one behind it");
         world.settle();
         world.check();
@@ -351,11 +351,11 @@ fn promise_6_what_was_merged_on_arrival_is_not_merged_again_on_delivery() {
     // larger segment ends.
     let tiny = first.nth(1).sized(2);
     let wires: Vec<_> = tiny.run(4).into_iter().map(|wire| wire.padded(&[0; 4])).collect();
-    world.arrive(&[first.wire()], Behind::Nothing);
-    world.arrive(&wires[..3], Behind::Nothing);
+    world.arrive(&[first.wire()], PollStatus::Drained);
+    world.arrive(&wires[..3], PollStatus::Drained);
     world.intake.set_coalesce(None, 0);
     world.coalesce_on_delivery(Some(CoalesceConfig::default()));
-    world.arrive(&wires[3..], Behind::Nothing);
+    world.arrive(&wires[3..], PollStatus::Drained);
     world.settle();
     assert_eq!((world.journal.packets, world.delivered()), (3, 5));
     world.check();

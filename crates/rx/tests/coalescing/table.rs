@@ -1,8 +1,8 @@
 //! The descriptors: how many flows are held at once, and what happens to the others.
 
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{
-    CoalesceConfig, FlushReason, LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX, Refusal,
+    CoalesceConfig, FlushReason, LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX, MergeRefusal,
 };
 use forebay_rx::packet::Packet;
 use proptest::collection::vec;
@@ -44,7 +44,7 @@ fn lro_9_descriptors_are_rounded_up_to_a_power_of_two() {
             rig.out.clear();
         }
         assert_eq!(rig.coalescer.held(), expected, "{descriptors} asked for");
-        rig.end_poll(Behind::Nothing);
+        rig.end_poll(PollStatus::Drained);
         assert_eq!((rig.coalescer.held(), rig.out.len()), (0, expected));
     }
 }
@@ -60,7 +60,7 @@ fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_16_packets() {
         rig.feed(&[segment(3, 0)]);
         let expected = if is_evicted { vec![(FlushReason::Evicted, 1)] } else { vec![] };
         assert_eq!(rig.verdicts().1, expected, "{between} packets between");
-        let is_full = rig.verdicts().0.contains(&(Refusal::TableFull, 1));
+        let is_full = rig.verdicts().0.contains(&(MergeRefusal::TableFull, 1));
         assert_eq!(is_full, !is_evicted);
         assert_eq!(rig.counts(), if is_evicted { [2] } else { [1] });
         assert_eq!(rig.coalescer.held(), 1);
@@ -78,7 +78,7 @@ fn the_descriptor_that_was_idle_for_longest_makes_room() {
     rig.feed(&[segment(10, 0), segment(1, 2)]);
     let out = taken_apart(std::mem::take(&mut rig.out));
     assert_eq!(out.iter().map(|frame| frame.hash.0).collect::<Vec<_>>(), [hash(2)]);
-    rig.end_poll(Behind::Nothing);
+    rig.end_poll(PollStatus::Drained);
     assert_eq!(rig.counts(), [3, 1, 1, 1, 1, 1, 1, 1], "the oldest first");
 }
 
@@ -89,9 +89,9 @@ fn when_sixteen_flows_take_turns_as_many_are_merged_as_there_are_descriptors() {
     for nth in 0..ROUNDS {
         let round: Vec<_> = (1..=16).map(|number| segment(number, nth)).collect();
         rig.feed(&round);
-        rig.end_poll(Behind::More);
+        rig.end_poll(PollStatus::MorePending);
     }
-    rig.end_poll(Behind::End);
+    rig.end_poll(PollStatus::Last);
     let counts = rig.counts();
     let whole = counts.iter().filter(|&&count| count == ROUNDS).count();
     assert_eq!(whole, LRO_DESCRIPTORS as usize);
@@ -114,7 +114,7 @@ fn a_flush_empties_everything_oldest_first_whatever_collides() {
     let hashes: Vec<_> = rig.out.iter().map(|packet| packet.hash.0).collect();
     assert_eq!(hashes, numbers.map(hash));
     assert_eq!(rig.counts(), [2; 10]);
-    assert_eq!(rig.pool.away(), 0);
+    assert_eq!(rig.pool.in_use(), 0);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn promise_1_flows_of_one_hash_keep_their_order_among_each_other() {
         rig.feed(&[flow(number).nth(nth).wire().hashed(77)]);
         assert_eq!(rig.coalescer.held(), 1, "at most one of a hash");
     }
-    rig.end_poll(Behind::Nothing);
+    rig.end_poll(PollStatus::Drained);
     let counts: Vec<_> = rig.out.iter().map(Packet::segment_count).collect();
     assert_eq!(counts, [1, 1, 2, 3, 1]);
     assert_eq!(taken_apart(rig.out), rig.fed);

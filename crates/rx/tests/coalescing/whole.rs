@@ -2,7 +2,7 @@
 //! stand for.
 
 use forebay_rx::coalesce::gso::{VirtioNetHdr, describe};
-use forebay_rx::coalesce::{FlushReason, Refusal, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, cut};
+use forebay_rx::coalesce::{FlushReason, MergeRefusal, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, cut};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{Checksum, Verify, parse};
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn promise_2_a_packet_that_comes_whole_is_one_frame_and_shows_all_of_itself() {
         let wire = whole(&shape, 5000, 1200);
         let mut rig = Rig::gro();
         let mut packet = passed(&mut rig, wire.clone());
-        assert!(packet.is_whole_gso() && !packet.is_merged());
+        assert!(packet.is_gso() && !packet.is_merged());
         assert_eq!((packet.gso_size(), packet.segment_count()), (1200, 1));
         assert_eq!(packet.view().bytes(), wire.bytes);
         assert_eq!(packet.view().payload(), shape.clone().sized(5000).payload);
@@ -56,7 +56,7 @@ fn the_largest_packet_of_ip_comes_whole() {
         let len = 65_535 - headers;
         let mut rig = Rig::gro();
         let packet = passed(&mut rig, whole(&shape, len, 1448));
-        assert!(packet.is_whole_gso());
+        assert!(packet.is_gso());
         assert_eq!((packet.wire_len, packet.view().payload().len()), (14 + 65_535, len));
         let mut frames = Vec::new();
         cut(packet, &mut rig.pool, &mut frames).unwrap();
@@ -71,7 +71,7 @@ fn what_leaves_one_segment_is_not_cut_and_its_checksum_is_completed() {
     for shape in [tcp(), udp()] {
         for (len, gso_size) in [(0, 1), (100, 100), (99, 100)] {
             let packet = passed(&mut Rig::gro(), whole(&shape, len, gso_size));
-            assert!(!packet.is_whole_gso());
+            assert!(!packet.is_gso());
             assert_eq!(packet.frame.data(), shape.clone().sized(len).wire().bytes);
         }
     }
@@ -83,7 +83,7 @@ fn tcp_that_was_merged_before_with_its_checksums_verified_gets_the_pseudo_header
     let vnet = VirtioNetHdr { flags: 0, csum_start: 0, csum_offset: 0, ..wire.vnet.unwrap() };
     let by_device = Wire { vnet: Some(vnet), ..tcp().sized(3000).wire() };
     let packet = passed(&mut Rig::gro(), by_device);
-    assert!(packet.is_whole_gso());
+    assert!(packet.is_gso());
     assert_eq!((packet.frame.data(), packet.headers.l4_checksum), (&*wire.bytes, Checksum::Good));
 }
 
@@ -96,13 +96,13 @@ fn promise_1_what_comes_whole_goes_behind_what_is_held_of_its_flow_and_is_not_ad
         let mut rig = Rig::gro();
         let out = rig.poll(&wires);
         assert_eq!(out.iter().map(Packet::segment_count).collect::<Vec<_>>(), [2, 1, 2]);
-        assert_eq!(out.iter().map(Packet::is_whole_gso).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(out.iter().map(Packet::is_gso).collect::<Vec<_>>(), [false, true, false]);
         let flushes = vec![(FlushReason::PollEnd, 1), (FlushReason::Mismatch, 1)];
-        assert_eq!(rig.verdicts(), (vec![(Refusal::WholeGso, 1)], flushes));
+        assert_eq!(rig.verdicts(), (vec![(MergeRefusal::WholeGso, 1)], flushes));
         assert_eq!(rig.counters.segments_in.get(), 5, "frames of the device");
         assert_eq!(rig.counters.packets_out.get(), 3);
         assert_eq!(taken_apart(out), rig.fed);
-        assert_eq!(rig.pool.away(), 0);
+        assert_eq!(rig.pool.in_use(), 0);
     }
 }
 
@@ -115,16 +115,16 @@ fn promise_4_without_a_frame_for_each_segment_the_packet_comes_back() {
     let mut taken: Vec<_> = std::iter::from_fn(|| small.allocate(1000)).collect();
     small.put(taken.pop().unwrap());
     let mut out = vec![passed(&mut rig, tcp().wire())];
-    let away = small.away();
+    let away = small.in_use();
     let packet = cut(packet, &mut small, &mut out).unwrap_err();
-    assert_eq!((out.len(), small.away()), (1, away), "what was cut off is taken back");
-    assert!(packet.is_whole_gso());
+    assert_eq!((out.len(), small.in_use()), (1, away), "what was cut off is taken back");
+    assert!(packet.is_gso());
     assert_eq!(packet.frame.data(), before);
     for _ in 0..4 {
         small.put(taken.pop().unwrap());
     }
     cut(packet, &mut small, &mut out).unwrap();
-    assert_eq!((out.len(), small.away()), (6, away + 1));
+    assert_eq!((out.len(), small.in_use()), (6, away + 1));
 }
 
 #[test]
@@ -175,7 +175,7 @@ proptest! {
         let is_merged_again = shape.ip_options.is_empty() && shape.flags & CWR == 0;
         if is_merged_again {
             rig.coalescer.coalesce(&mut frames, 1, &mut rig.out);
-            rig.end_poll(forebay_rx::arrive::Behind::End);
+            rig.end_poll(forebay_rx::arrive::PollStatus::Last);
             prop_assert_eq!(rig.out.len(), 1);
             let mut again = rig.out.remove(0);
             prop_assert_eq!(Some(describe(&mut again)), wire.vnet);
@@ -183,6 +183,6 @@ proptest! {
             prop_assert_eq!(again.headers.payload_len as usize, payload_len);
         }
         frames.clear();
-        prop_assert_eq!(rig.pool.away(), 0);
+        prop_assert_eq!(rig.pool.in_use(), 0);
     }
 }

@@ -7,7 +7,7 @@ use forebay_rx::backlog::Note;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
-use forebay_rx::{Because, CpuId, Handler, Packet};
+use forebay_rx::{SteerReason, CpuId, Handler, Packet};
 
 use crate::world::{CPUS, Flow};
 
@@ -55,12 +55,12 @@ impl Journal {
     }
 
     /// Each packet's CPU and why it went there.
-    pub(crate) fn ways(&self) -> Vec<(u16, Because)> {
+    pub(crate) fn ways(&self) -> Vec<(u16, SteerReason)> {
         self.seen.iter().map(|seen| (seen.cpu.0, seen.note.because)).collect()
     }
 
     /// The ways of one flow's packets.
-    pub(crate) fn ways_of(&self, flow: Flow) -> Vec<(u16, Because)> {
+    pub(crate) fn ways_of(&self, flow: Flow) -> Vec<(u16, SteerReason)> {
         let seen = self.seen.iter().filter(|seen| seen.flow == flow.id);
         seen.map(|seen| (seen.cpu.0, seen.note.because)).collect()
     }

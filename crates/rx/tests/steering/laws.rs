@@ -8,7 +8,7 @@ use forebay_rx::delivery::Delivery;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use forebay_rx::{Because, CpuId, DropReason, RxQueue};
+use forebay_rx::{SteerReason, CpuId, DropReason, RxQueue};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -245,7 +245,7 @@ fn check_notes(world: &World) {
         if world.arrived_in(seen.note.arrival).table != epoch.table {
             // It was held when the table was replaced, and stood in the line.
             let Note { because, head_old, behind, .. } = seen.note;
-            assert_eq!((because, head_old, behind), (Because::Held, None, FlowHash::NONE));
+            assert_eq!((because, head_old, behind), (SteerReason::Held, None, FlowHash::NONE));
             continue;
         }
         let slot = (epoch.table, epoch.slot(seen.hash));
@@ -257,11 +257,11 @@ fn check_notes(world: &World) {
 fn check_target(world: &World, seen: &Seen) {
     let epoch = &world.epochs[seen.note.epoch as usize];
     let may_be = match seen.note.because {
-        Because::Rfs => epoch.is_followed(seen.cpu),
-        Because::Rps => epoch.is_mapped(seen.cpu),
-        Because::Inline => seen.cpu == epoch.polling,
-        Because::Drained | Because::Held => epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling,
-        Because::Stay => true,
+        SteerReason::Rfs => epoch.is_followed(seen.cpu),
+        SteerReason::Rps => epoch.is_mapped(seen.cpu),
+        SteerReason::Inline => seen.cpu == epoch.polling,
+        SteerReason::Drained | SteerReason::Held => epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling,
+        SteerReason::Stay => true,
     };
     assert!(may_be, "{seen:?} under {epoch:?}");
 }
@@ -295,7 +295,7 @@ impl InSlot {
         } else {
             assert_eq!(note.head_old, None, "{seen:?} moved nothing");
         }
-        if note.because == Because::Stay {
+        if note.because == SteerReason::Stay {
             let (stays, since_ns) = self.stays.get_or_insert((0, note.enqueued_ns));
             *stays += 1;
             let MoveAfter { packets, time_ns } = world.settings.move_after;

@@ -15,13 +15,13 @@ mod told; //    what whoever asks is told
 
 use etherparse::PacketBuilder;
 use forebay_buf::Position;
-use forebay_rx::Because::{Drained, Held, Inline, Rps, Stay};
+use forebay_rx::SteerReason::{Drained, Held, Inline, Rps, Stay};
 use forebay_rx::arrive::Burst;
 use forebay_rx::backlog::{Backlogs, FlowLimit};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::parse::{self, Link, Verify, View};
 use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use forebay_rx::{Because, CpuId, Delivery, DropReason, RxQueue};
+use forebay_rx::{SteerReason, CpuId, Delivery, DropReason, RxQueue};
 use journal::Journal;
 use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, put};
 
@@ -117,7 +117,7 @@ fn rfs_5_rfs_6_where_a_packet_goes_when_its_wish_changed_and_its_predecessors_ar
     let processed = |world: &mut World| assert!(world.deliver(1, 100) > 0);
     let in_hand = |world: &mut World| world.take(1, 100);
     // With batch_max = 4.
-    let cases: [(&str, usize, Meanwhile, (u16, Because)); 6] = [
+    let cases: [(&str, usize, Meanwhile, (u16, SteerReason)); 6] = [
         ("processed", 5, processed, (2, Drained)),
         ("all in hand", 1, in_hand, (2, Held)),
         ("one waits", 1, nowhere, (2, Held)),

@@ -1,7 +1,7 @@
 //! RFS: packets follow their application, and never overtake each other on the way.
 
-use forebay_rx::Because::{Drained, Held, Inline, Rfs, Rps, Stay};
-use forebay_rx::{Because, DropReason};
+use forebay_rx::SteerReason::{Drained, Held, Inline, Rfs, Rps, Stay};
+use forebay_rx::{SteerReason, DropReason};
 
 use crate::world::{CPUS, Flow, Settings, World};
 use crate::{FLOW, NEIGHBOUR, OTHER, OTHERS_NEIGHBOUR};
@@ -33,7 +33,7 @@ fn rfs_2_an_application_that_moves_is_followed_by_the_drain_rule() {
     let processed = |world: &mut World| assert!(world.deliver(1, 100) > 0);
     let in_hand = |world: &mut World| world.take(1, 100);
     // With batch_max = 4.
-    let cases: [(&str, usize, Meanwhile, (u16, Because)); 4] = [
+    let cases: [(&str, usize, Meanwhile, (u16, SteerReason)); 4] = [
         ("processed", 5, processed, (2, Drained)),
         ("all in hand", 1, in_hand, (2, Held)),
         ("a batch waits", 4, |_| (), (2, Held)),

@@ -1,12 +1,12 @@
 //! Tables that are replaced, and hashes that change, while packets flow.
 
-use forebay_rx::Because::{Held, Rps, Stay};
+use forebay_rx::SteerReason::{Held, Rps, Stay};
 use forebay_rx::backlog::Backlogs;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{
     FlowTables, MoveAfter, OLDER_SLOTS_MAX, RpsMap, SpreadPolicy, SteerConfig, Steering, Verdict,
 };
-use forebay_rx::{Because, CpuId, RxQueue};
+use forebay_rx::{SteerReason, CpuId, RxQueue};
 
 use crate::world::{Flow, Settings, World, cpus_of, put};
 use crate::{FLOW, NEIGHBOUR, ON_BOTH, ON_CPU_2, OTHER, OTHERS_NEIGHBOUR, all_on_cpu_1};
@@ -51,7 +51,7 @@ fn rfs_9_a_new_table_has_flows_move_as_the_old_one_would_have() {
         assert_eq!((world.queued_on(2), world.intake.held()), (1, 1), "{rps_flow_cnt}");
         world.settle();
         world.check();
-        assert_eq!(world.journal.ways()[1..], [(1, Rps), (2, Because::Drained), (2, Held)]);
+        assert_eq!(world.journal.ways()[1..], [(1, Rps), (2, SteerReason::Drained), (2, Held)]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a queue tells of a flow to whoever asks why it is where it is.
 
-use forebay_rx::Because::{Drained, Rps};
+use forebay_rx::SteerReason::{Drained, Rps};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::WATCHES_MAX;
 use forebay_rx::{CpuId, DropReason};

@@ -1,6 +1,6 @@
 //! What steering says about itself, and what is said of packets that are lost.
 
-use forebay_rx::Because::{Drained, Held, Rps};
+use forebay_rx::SteerReason::{Drained, Held, Rps};
 use forebay_rx::backlog::FlowLimit;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, Move};

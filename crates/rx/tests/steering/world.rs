@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_buf::{Position, Region};
-use forebay_rx::arrive::{Burst, Refused};
+use forebay_rx::arrive::{Burst, RefusedFrame};
 use forebay_rx::backlog::{Backlogs, Note};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify};
 use forebay_rx::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
-use forebay_rx::{Because, CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
+use forebay_rx::{SteerReason, CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
 
 use crate::changes::Epoch;
 use crate::journal::{Journal, Lost};
@@ -160,8 +160,8 @@ impl World {
         Packet::received(frame, arrival, len_bytes, Link::Ethernet)
     }
 
-    pub(crate) fn refused(&mut self, reason: DropReason) -> Refused {
-        Refused { arrival: self.next_arrival(), wire_len: 60, reason }
+    pub(crate) fn refused(&mut self, reason: DropReason) -> RefusedFrame {
+        RefusedFrame { arrival: self.next_arrival(), wire_len: 60, reason }
     }
 
     pub(crate) fn turn(&mut self, mut burst: Burst) -> Vec<CpuId> {
@@ -219,7 +219,7 @@ impl World {
         self.now_ns += 1;
         let index = usize::from(cpu);
         self.in_hand[index] = 0;
-        let (_, lost) = self.deliveries[index].lose().unwrap();
+        let (_, lost) = self.deliveries[index].abandon_batch().unwrap();
         let count = lost.len();
         for dropped in lost {
             self.drops.push((dropped.arrival, dropped.reason));
@@ -242,7 +242,7 @@ impl World {
             });
         }
         assert_eq!((self.intake.held(), self.intake.queued()), (0, 0), "all has been delivered");
-        assert_eq!(self.pool.away(), 0, "promise 4: all frames are home");
+        assert_eq!(self.pool.in_use(), 0, "promise 4: all frames are home");
     }
 
     /// Packets on the backlog of `cpu` or in its hands. Not asked of the intake, which would look
@@ -272,7 +272,7 @@ impl World {
         let held = self.intake.held() as u64;
         let accounted = delivered + self.drops.len() as u64 + queued + held;
         assert_eq!(self.frames, accounted, "promise 2: conservation");
-        assert_eq!(self.pool.away() as u64, queued + held, "promise 2: every frame is somewhere");
+        assert_eq!(self.pool.in_use() as u64, queued + held, "promise 2: every frame is somewhere");
         assert!(held <= self.settings.hold_max.max(1).into(), "promise 3: {held} held");
     }
 
@@ -295,7 +295,7 @@ impl World {
 
 /// Puts a packet on a backlog, by no rule but the caller's.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
-    let (arrival, because) = (packet.arrival, Because::Rps);
+    let (arrival, because) = (packet.arrival, SteerReason::Rps);
     let note = |position| Note {
         arrival,
         enqueued_ns: 0,

@@ -5,26 +5,26 @@ use forebay_device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 use forebay_rx::backlog::Note;
 use forebay_rx::coalesce::Segment;
 use forebay_rx::delivery::Batch;
-use forebay_rx::{Because, CpuId, DropReason, Handler, Packet, RxQueue};
+use forebay_rx::{SteerReason, CpuId, DropReason, Handler, Packet, RxQueue};
 
-use super::reassembly::Reassembly;
+use super::reassembly::SimReassembly;
 use crate::laws::{Delivered, Law, Laws};
 use crate::machine::Handed;
 use crate::recording::Recording;
 use crate::traffic::FlowId;
 
 /// The applications of all CPUs.
-pub(super) struct Application<'a> {
+pub(super) struct SimApplication<'a> {
     pub(super) now_ns: u64,
     pub(super) laws: &'a mut Laws,
     pub(super) handed: &'a mut Vec<Handed>,
-    pub(super) seen: &'a mut Seen,
-    pub(super) reassembly: &'a mut Option<Reassembly>,
+    pub(super) seen: &'a mut SeenByReader,
+    pub(super) reassembly: &'a mut Option<SimReassembly>,
     pub(super) recording: &'a mut Option<Recording>,
 }
 
 /// Observations of packets that reached an application or were dropped.
-pub(super) struct Seen {
+pub(super) struct SeenByReader {
     cpus: usize,
     /// Expected position of the next packet, by lane; `None` after a loss.
     pub(super) next: Vec<Option<Position>>,
@@ -40,7 +40,7 @@ pub(super) struct Seen {
     pub(super) stays: u64,
 }
 
-impl Seen {
+impl SeenByReader {
     pub(super) fn new(queues: usize, cpus: usize, start: Position) -> Self {
         Self {
             cpus,
@@ -66,14 +66,14 @@ impl Seen {
         }
         self.moves += u64::from(note.head_old.is_some());
         match note.because {
-            Because::Held => self.held += 1,
-            Because::Stay => self.stays += 1,
+            SteerReason::Held => self.held += 1,
+            SteerReason::Stay => self.stays += 1,
             _ => {}
         }
     }
 }
 
-impl Handler for Application<'_> {
+impl Handler for SimApplication<'_> {
     fn handle(&mut self, batch: &mut Batch<'_>) {
         let lane = self.seen.lane(batch.rx_queue, batch.cpu);
         for note in batch.notes {

@@ -11,10 +11,10 @@ use forebay_rx::parse::Verify;
 use forebay_rx::steer::{SockFlowTable, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Intake, RxQueue};
 
-use super::application::Seen;
-use super::reassembly::Reassembly;
-use super::{Cpu, PathMachine, Queue};
-use crate::action::{Action, CoalesceAt};
+use super::application::SeenByReader;
+use super::reassembly::SimReassembly;
+use super::{SimCpu, PathMachine, SimQueue};
+use crate::action::{Action, SimCoalesceAt};
 use crate::cpu_set::CpuSet;
 use crate::scenario::Scenario;
 use crate::traffic::Traffic;
@@ -31,14 +31,14 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         .map(|queue| {
             let mut intake = intake(scenario, traffic, RxQueue(queue));
             intake.set_sock_flows(sock_flows.clone(), 0);
-            Queue { intake, burst: Burst::default(), changed: false }
+            SimQueue { intake, burst: Burst::default(), changed: false }
         })
         .collect();
     let cpus = (0..scenario.cpus).map(CpuId).map(|cpu| {
         let lanes = queues.iter_mut();
         let lanes = lanes.map(|queue| queue.intake.connect(cpu, capacity, start, true)).collect();
         let delivery = Delivery::new(cpu, lanes, knobs.batch_max as usize);
-        Cpu { delivery, coalesce_is_stale: true, frames_done: 0 }
+        SimCpu { delivery, coalesce_is_stale: true, frames_done: 0 }
     });
     let cpus: Vec<_> = cpus.collect();
     for queue in &mut queues {
@@ -46,11 +46,11 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
     }
     PathMachine {
         pools: pools(scenario.cpus),
-        seen: Seen::new(queues.len(), cpus.len(), start),
+        seen: SeenByReader::new(queues.len(), cpus.len(), start),
         sock_flows,
         coalesce: knobs.coalesce,
         gro_flush_timeout_ns: knobs.gro_flush_timeout_ns,
-        merges: knobs.coalesce != CoalesceAt::Nowhere,
+        merges: knobs.coalesce != SimCoalesceAt::Nowhere,
         epoch: 0,
         rps_cpus: knobs.rps_cpus,
         running: CpuSet::range(0, scenario.cpus),
@@ -58,7 +58,7 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         hold_max: knobs.hold_max,
         batch_max: knobs.batch_max,
         recording: None,
-        reassembly: scenario.traffic.fragments.then(|| Reassembly::new(scenario.cpus)),
+        reassembly: scenario.traffic.fragments.then(|| SimReassembly::new(scenario.cpus)),
         queues,
         cpus,
     }
@@ -71,7 +71,7 @@ pub(super) fn sock_flow_table(entries: u32, cpus: u16) -> Option<Arc<SockFlowTab
 
 /// Configuration for merging segments at `place`; `None` if they are merged elsewhere.
 pub(super) fn coalesce_config(
-    (at, place): (CoalesceAt, CoalesceAt),
+    (at, place): (SimCoalesceAt, SimCoalesceAt),
     gro_flush_timeout_ns: u64,
 ) -> Option<CoalesceConfig> {
     (at == place).then(|| CoalesceConfig { gro_flush_timeout_ns, ..CoalesceConfig::default() })
@@ -85,7 +85,7 @@ fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
         verify: Verify::Checksums,
         completes_checksums: false,
         hasher: Arc::clone(traffic.hasher()),
-        coalesce: coalesce_config((knobs.coalesce, CoalesceAt::Arrive), knobs.gro_flush_timeout_ns),
+        coalesce: coalesce_config((knobs.coalesce, SimCoalesceAt::Arrive), knobs.gro_flush_timeout_ns),
         steer: SteerConfig {
             polling_cpu: CpuId(queue.0),
             rps_flow_cnt: knobs.rps_flow_cnt,

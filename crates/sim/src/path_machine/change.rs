@@ -6,46 +6,46 @@ use forebay_rx::Intake;
 use forebay_rx::backlog::FlowLimit;
 
 use super::{PathMachine, build};
-use crate::action::{Change, CoalesceAt};
+use crate::action::{SimChange, SimCoalesceAt};
 
 /// Number of buckets of the flow limit: the kernel's default.
 const FLOW_LIMIT_TABLE_LEN: u32 = 4_096;
 
 impl PathMachine {
-    pub(super) fn apply(&mut self, change: &Change, now_ns: u64) {
+    pub(super) fn apply(&mut self, change: &SimChange, now_ns: u64) {
         self.epoch += 1;
         match change {
-            Change::RpsCpus(cpus) => {
+            SimChange::RpsCpus(cpus) => {
                 self.rps_cpus = *cpus;
                 self.each(|intake, epoch| intake.set_rps_cpus(cpus.iter(), epoch));
             }
-            Change::RpsFlowCnt(count) => {
+            SimChange::RpsFlowCnt(count) => {
                 self.each(|intake, epoch| intake.set_rps_flow_cnt(*count, epoch));
             }
-            Change::SockFlowEntries(entries) => self.set_sock_flow_entries(*entries),
-            Change::MaxBacklog(packets) => {
+            SimChange::SockFlowEntries(entries) => self.set_sock_flow_entries(*entries),
+            SimChange::MaxBacklog(packets) => {
                 self.netdev_max_backlog = *packets;
                 self.each(|intake, epoch| intake.set_netdev_max_backlog(*packets, epoch));
             }
-            Change::HashKey(hasher) => {
+            SimChange::HashKey(hasher) => {
                 self.each(|intake, epoch| intake.set_hasher(Arc::clone(hasher), epoch));
             }
-            Change::Coalesce(at) => self.set_coalesce(*at),
-            Change::FlowLimit(on) => {
+            SimChange::Coalesce(at) => self.set_coalesce(*at),
+            SimChange::FlowLimit(on) => {
                 let limit = || on.then(|| FlowLimit::new(FLOW_LIMIT_TABLE_LEN)).flatten();
                 self.each(|intake, epoch| intake.set_flow_limit(limit(), epoch));
             }
-            Change::Online(cpus) => {
+            SimChange::Online(cpus) => {
                 self.running = *cpus;
                 self.each(|intake, epoch| intake.set_running(cpus.iter(), epoch));
             }
-            Change::PollingCpu(queue, cpu) => {
+            SimChange::PollingCpu(queue, cpu) => {
                 let epoch = self.epoch;
                 let queue = &mut self.queues[usize::from(queue.0)];
                 queue.intake.set_polling_cpu(*cpu, epoch);
                 queue.changed = true;
             }
-            Change::CpuDead { .. } => {} // its thread drains by itself
+            SimChange::CpuDead { .. } => {} // its thread drains by itself
         }
         self.announce(change, now_ns);
     }
@@ -69,28 +69,28 @@ impl PathMachine {
         }
     }
 
-    fn set_coalesce(&mut self, at: CoalesceAt) {
+    fn set_coalesce(&mut self, at: SimCoalesceAt) {
         self.coalesce = at;
-        self.merges |= at != CoalesceAt::Nowhere;
-        let config = build::coalesce_config((at, CoalesceAt::Arrive), self.gro_flush_timeout_ns);
+        self.merges |= at != SimCoalesceAt::Nowhere;
+        let config = build::coalesce_config((at, SimCoalesceAt::Arrive), self.gro_flush_timeout_ns);
         self.each(|intake, epoch| intake.set_coalesce(config, epoch));
         for cpu in &mut self.cpus {
             cpu.coalesce_is_stale = true;
         }
     }
 
-    fn announce(&self, change: &Change, now_ns: u64) {
+    fn announce(&self, change: &SimChange, now_ns: u64) {
         let Some(recording) = &self.recording else { return };
         let (what, value) = match change {
-            Change::RpsCpus(_) | Change::Online(_) => ("rps_cpus", self.effective_mask()),
-            Change::RpsFlowCnt(count) => ("rps_flow_cnt", count.to_string()),
-            Change::SockFlowEntries(entries) => ("rps_sock_flow_entries", entries.to_string()),
-            Change::MaxBacklog(packets) => ("netdev_max_backlog", packets.to_string()),
-            Change::HashKey(_) => ("hash_key", "drawn".to_owned()),
-            Change::Coalesce(at) => ("coalesce", format!("{at:?}").to_lowercase()),
-            Change::FlowLimit(on) => ("flow_limit_cpu_bitmap", u8::from(*on).to_string()),
-            Change::PollingCpu(queue, cpu) => ("cpus", format!("{queue} on {cpu}")),
-            Change::CpuDead { .. } => return,
+            SimChange::RpsCpus(_) | SimChange::Online(_) => ("rps_cpus", self.effective_mask()),
+            SimChange::RpsFlowCnt(count) => ("rps_flow_cnt", count.to_string()),
+            SimChange::SockFlowEntries(entries) => ("rps_sock_flow_entries", entries.to_string()),
+            SimChange::MaxBacklog(packets) => ("netdev_max_backlog", packets.to_string()),
+            SimChange::HashKey(_) => ("hash_key", "drawn".to_owned()),
+            SimChange::Coalesce(at) => ("coalesce", format!("{at:?}").to_lowercase()),
+            SimChange::FlowLimit(on) => ("flow_limit_cpu_bitmap", u8::from(*on).to_string()),
+            SimChange::PollingCpu(queue, cpu) => ("cpus", format!("{queue} on {cpu}")),
+            SimChange::CpuDead { .. } => return,
         };
         recording.changed(now_ns, self.epoch, what, &value);
     }

@@ -8,7 +8,7 @@ use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
-use forebay_stack::network::{Identity, Network, NetworkConfig, Prefix, Received};
+use forebay_stack::network::{Identity, NetworkLayer, NetworkConfig, Prefix, NetworkVerdict};
 
 use super::application::read;
 use crate::laws::{Law, Laws};
@@ -24,17 +24,17 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESS: [u8; 4] = [11, 9, 0, 1];
 
 /// A network layer for each CPU. These get copies, so the accounting of the frames is not affected.
-pub(super) struct Reassembly {
-    cpus: Vec<(Network, Pool)>,
+pub(super) struct SimReassembly {
+    cpus: Vec<(NetworkLayer, Pool)>,
     identity: Identity,
 }
 
-impl Reassembly {
+impl SimReassembly {
     pub(super) fn new(cpus: u16) -> Self {
         let fragments = Arc::new(Fragments::shared(FragmentsConfig::default(), cpus.into()));
         let network = |pool| {
             let config = NetworkConfig::default();
-            (Network::sharing(Arc::clone(&fragments), config, Arc::default()), pool)
+            (NetworkLayer::sharing(Arc::clone(&fragments), config, Arc::default()), pool)
         };
         let address = Prefix { address: IpAddr::from(ADDRESS), bits: 8 };
         Self {
@@ -50,8 +50,8 @@ impl Reassembly {
             return laws.broke(Law::Conservation, || format!("no memory for {packet:?}"));
         };
         match network.receive(copy, &self.identity, now_ns, pool) {
-            Received::Kept => {}
-            Received::Datagram(datagram) => {
+            NetworkVerdict::Kept => {}
+            NetworkVerdict::Datagram(datagram) => {
                 let first = datagram.view().payload().first_chunk().and_then(read);
                 let second = datagram.frame.data().last_chunk().and_then(read);
                 laws.became_whole([first, second]);
@@ -66,7 +66,7 @@ impl Reassembly {
         laws.check_whole();
         self.cpus.iter_mut().for_each(|(network, _)| network.end());
         self.cpus.iter_mut().for_each(|(_, pool)| pool.flush());
-        let away = self.cpus.iter_mut().map(|(_, pool)| pool.away() as u64).sum();
+        let away = self.cpus.iter_mut().map(|(_, pool)| pool.in_use() as u64).sum();
         laws.agree(Law::Conservation, "frames of fragments not home at the end", away, 0);
     }
 }

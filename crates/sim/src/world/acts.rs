@@ -4,47 +4,47 @@ use std::fmt;
 
 use forebay_rx::{CpuId, RxQueue};
 
-use super::{What, World};
-use crate::action::{Action, Change, CoalesceAt, Recurring, Span};
+use super::{Happening, World};
+use crate::action::{Action, SimChange, SimCoalesceAt, Recurring, Span};
 use crate::cpu_set::CpuSet;
-use crate::machine::Machine;
+use crate::machine::SimMachine;
 use crate::traffic::FlowId;
 use crate::virtual_cpu::Doing;
 
 /// Interval of checks for the stop of a CPU that was taken offline.
 const NOTICE_NS: u64 = 5_000;
 
-impl<M: Machine> World<M> {
-    pub(super) fn happen(&mut self, what: What) {
+impl<M: SimMachine> World<M> {
+    pub(super) fn happen(&mut self, what: Happening) {
         match what {
-            What::Recurs(index) => {
+            Happening::Recurs(index) => {
                 // With the traffic everything else ends, so that the run comes to rest.
                 if !self.traffic.has_ended() {
                     self.act(self.scenario.recurring[index].action);
                     self.recur(index);
                 }
             }
-            What::Reads(flow) => self.read(flow),
-            What::Resumes(cpu) => {
+            Happening::Reads(flow) => self.read(flow),
+            Happening::Resumes(cpu) => {
                 self.cpu(cpu).paused -= 1;
                 self.note("resume", &cpu);
                 self.resume(cpu);
             }
-            What::RunsFastAgain(cpu) => self.cpu(cpu).slowed -= 1,
-            What::IsReplaced(cpu) => {
+            Happening::RunsFastAgain(cpu) => self.cpu(cpu).slowed -= 1,
+            Happening::IsReplaced(cpu) => {
                 self.cpu(cpu).dead = false;
                 self.cpu(cpu).sleep(None);
                 self.resume(cpu);
             }
-            What::IsNoticed(cpu) => self.notice(cpu),
-            What::ComesBack(cpu) => self.put_back(cpu),
+            Happening::IsNoticed(cpu) => self.notice(cpu),
+            Happening::ComesBack(cpu) => self.put_back(cpu),
         }
     }
 
     pub(super) fn recur(&mut self, index: usize) {
         let Recurring { every_ns, .. } = self.scenario.recurring[index];
         let ns = every_ns.draw(&mut self.chance);
-        self.after(ns, What::Recurs(index));
+        self.after(ns, Happening::Recurs(index));
     }
 
     fn act(&mut self, action: Action) {
@@ -52,33 +52,33 @@ impl<M: Machine> World<M> {
             Action::RpsCpus { least } => {
                 let all = self.scenario.knobs.rps_cpus;
                 let cpus = CpuSet::draw(all, least, &mut self.chance);
-                self.change(&Change::RpsCpus(cpus));
+                self.change(&SimChange::RpsCpus(cpus));
             }
             Action::RpsFlowCnt(sizes) => {
-                let change = Change::RpsFlowCnt(self.one_of(sizes));
+                let change = SimChange::RpsFlowCnt(self.one_of(sizes));
                 self.change(&change);
                 self.replace_slots();
             }
             Action::SockFlowEntries(sizes) => {
-                let change = Change::SockFlowEntries(self.one_of(sizes));
+                let change = SimChange::SockFlowEntries(self.one_of(sizes));
                 self.change(&change);
             }
             Action::MaxBacklog(limits) => {
-                let change = Change::MaxBacklog(self.one_of(limits));
+                let change = SimChange::MaxBacklog(self.one_of(limits));
                 self.change(&change);
             }
             Action::HashKey => {
                 let hasher = self.traffic.rehash();
-                self.change(&Change::HashKey(hasher));
+                self.change(&SimChange::HashKey(hasher));
                 self.replace_slots();
             }
             Action::Coalesce => {
-                let places = [CoalesceAt::Nowhere, CoalesceAt::Arrive, CoalesceAt::Deliver];
-                let change = Change::Coalesce(self.one_of(&places));
+                let places = [SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive, SimCoalesceAt::Deliver];
+                let change = SimChange::Coalesce(self.one_of(&places));
                 self.change(&change);
             }
             Action::FlowLimit => {
-                let change = Change::FlowLimit(self.one_of(&[false, true]));
+                let change = SimChange::FlowLimit(self.one_of(&[false, true]));
                 self.change(&change);
             }
             Action::ReaderMoves => {
@@ -100,18 +100,18 @@ impl<M: Machine> World<M> {
                 let cpu = self.any_cpu();
                 self.cpu(cpu).paused += 1;
                 self.note("pause", &cpu);
-                self.stop(cpu, lasts_ns, What::Resumes(cpu));
+                self.stop(cpu, lasts_ns, Happening::Resumes(cpu));
             }
             Action::Slow { lasts_ns } => {
                 let cpu = self.any_cpu();
                 self.cpu(cpu).slowed += 1;
                 let ns = lasts_ns.draw(&mut self.chance);
-                self.after(ns, What::RunsFastAgain(cpu));
+                self.after(ns, Happening::RunsFastAgain(cpu));
             }
         }
     }
 
-    fn change(&mut self, change: &Change) {
+    fn change(&mut self, change: &SimChange) {
         let now = self.now();
         self.machine.change(change, now, &mut self.laws, &mut self.spare.wake);
         self.wake_all();
@@ -151,7 +151,7 @@ impl<M: Machine> World<M> {
         let now_ns = self.now_ns;
         self.cpu(cpu).die(now_ns);
         self.note("kill", &cpu);
-        self.stop(cpu, lasts_ns, What::IsReplaced(cpu));
+        self.stop(cpu, lasts_ns, Happening::IsReplaced(cpu));
     }
 
     fn take_out(&mut self, lasts_ns: Span) {
@@ -169,41 +169,41 @@ impl<M: Machine> World<M> {
             if self.pace.polling[usize::from(queue.0)] == cpu {
                 let polling = online.pick(&mut self.chance);
                 self.pace.polling[usize::from(queue.0)] = polling;
-                self.change(&Change::PollingCpu(queue, polling));
+                self.change(&SimChange::PollingCpu(queue, polling));
                 self.begin_anew(queue);
             }
         }
-        self.change(&Change::Online(online));
+        self.change(&SimChange::Online(online));
         let lasts_ns = lasts_ns.draw(&mut self.chance);
         if !M::DRAINS {
             self.unnoticed = self.unnoticed.with(cpu);
-            self.after(lasts_ns / 2, What::IsNoticed(cpu));
+            self.after(lasts_ns / 2, Happening::IsNoticed(cpu));
         }
-        self.after(lasts_ns, What::ComesBack(cpu));
+        self.after(lasts_ns, Happening::ComesBack(cpu));
     }
 
     fn notice(&mut self, gone: CpuId) {
         if self.cpu(gone).doing != Doing::Nothing {
-            self.after(NOTICE_NS, What::IsNoticed(gone));
+            self.after(NOTICE_NS, Happening::IsNoticed(gone));
             return;
         }
         self.unnoticed = self.unnoticed.without(gone);
         let runs_on = self.online.pick(&mut self.chance);
-        self.change(&Change::CpuDead { gone, runs_on });
+        self.change(&SimChange::CpuDead { gone, runs_on });
     }
 
     fn put_back(&mut self, cpu: CpuId) {
         if self.unnoticed.contains(cpu) {
-            self.after(NOTICE_NS, What::ComesBack(cpu));
+            self.after(NOTICE_NS, Happening::ComesBack(cpu));
             return;
         }
         self.online = self.online.with(cpu);
         let online = self.online;
-        self.change(&Change::Online(online));
+        self.change(&SimChange::Online(online));
         self.wake(cpu);
     }
 
-    fn stop(&mut self, cpu: CpuId, lasts_ns: Span, end: What) {
+    fn stop(&mut self, cpu: CpuId, lasts_ns: Span, end: Happening) {
         let now_ns = self.now_ns;
         self.cpu(cpu).stop(now_ns);
         let ns = lasts_ns.draw(&mut self.chance);

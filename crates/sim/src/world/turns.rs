@@ -4,23 +4,23 @@ use forebay_rx::intake::DEV_WEIGHT;
 use forebay_rx::steer::RpsMap;
 use forebay_rx::{CpuId, RxQueue};
 
-use super::{What, World};
+use super::{Happening, World};
 use crate::costs::{Costs, INTAKE_NS, SERVICE_NS, WAKE_NS};
 use crate::liveness::{Came, Circumstances};
-use crate::machine::{Machine, Poll};
+use crate::machine::{SimMachine, Poll};
 use crate::traffic::FlowId;
 use crate::virtual_cpu::Doing;
 
 /// State of a flow before its packets were taken in.
 #[derive(Clone, Copy)]
-pub(super) struct Before {
+pub(super) struct TurnBefore {
     flow: FlowId,
     packets: u32,
     at: Option<CpuId>,
     was_on_its_way: bool,
 }
 
-impl<M: Machine> World<M> {
+impl<M: SimMachine> World<M> {
     pub(super) fn turn(&mut self, cpu: CpuId) {
         match self.cpu(cpu).doing {
             Doing::Nothing => {}
@@ -115,7 +115,7 @@ impl<M: Machine> World<M> {
         (frames, handled)
     }
 
-    fn stand_before(&self, queue: RxQueue, flows: &[FlowId], came: &mut Vec<Before>) {
+    fn stand_before(&self, queue: RxQueue, flows: &[FlowId], came: &mut Vec<TurnBefore>) {
         let mut sorted = [FlowId(0); DEV_WEIGHT];
         let sorted = &mut sorted[..flows.len()];
         sorted.copy_from_slice(flows);
@@ -123,7 +123,7 @@ impl<M: Machine> World<M> {
         for run in sorted.chunk_by(|one, other| one == other) {
             let flow = run[0];
             let standing = self.machine.standing(queue, self.traffic.flow(flow).hash);
-            came.push(Before {
+            came.push(TurnBefore {
                 flow,
                 packets: u32::try_from(run.len()).unwrap_or(u32::MAX),
                 at: standing.and_then(|standing| standing.at),
@@ -133,14 +133,14 @@ impl<M: Machine> World<M> {
     }
 
     /// Registers the wishes of flows whose packets came.
-    fn watch(&mut self, queue: RxQueue, came: &[Before]) {
+    fn watch(&mut self, queue: RxQueue, came: &[TurnBefore]) {
         let around = Circumstances {
             now_ns: self.now_ns,
             cpus: &self.cpus,
             pace: &self.pace,
             census: &self.census,
         };
-        for &Before { flow, packets, at: at_before, was_on_its_way } in came {
+        for &TurnBefore { flow, packets, at: at_before, was_on_its_way } in came {
             let hash = self.traffic.flow(flow).hash;
             if let Some(stands) = self.machine.standing(queue, hash) {
                 let came = Came { queue, hash, at_before, was_on_its_way, stands, packets };
@@ -164,9 +164,9 @@ impl<M: Machine> World<M> {
             readers.begin(flows, self.online, by_rps);
             for packet in &handed {
                 if let Some(ns) = readers.wake(packet.flow, packet.hash) {
-                    let (at_ns, what) = (self.now_ns + ns, What::Reads(packet.flow));
+                    let (at_ns, what) = (self.now_ns + ns, Happening::Reads(packet.flow));
                     self.event_count += 1;
-                    let event = super::Event { at_ns, count: self.event_count, what };
+                    let event = super::SimEvent { at_ns, count: self.event_count, what };
                     self.events.push(std::cmp::Reverse(event));
                 }
             }

@@ -7,7 +7,7 @@ use forebay_buf::Pool;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Headers, Link};
 
-use super::neighbours::{Heard, Replaces, Sighting};
+use super::neighbours::{NeighbourEvent, Replaces, NeighbourObservation};
 use super::{Identity, NetworkDrop};
 
 /// The EtherType.
@@ -23,7 +23,7 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 
 /// Fields of a message.
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct ArpMessage {
     operation: [u8; 2],
     sender_mac: [u8; 6],
     sender: Ipv4Addr,
@@ -36,13 +36,13 @@ struct Message {
 ///
 /// # Errors
 /// If it is not a valid message, or not one that a correct host would send.
-pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<Heard, NetworkDrop> {
+pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<NeighbourEvent, NetworkDrop> {
     if !on.is_whole_host {
-        return Ok(Heard::default()); // the kernel's
+        return Ok(NeighbourEvent::default()); // the kernel's
     }
     let at = usize::from(packet.headers.network_offset);
     let message = packet.frame.data().get(at..).ok_or(NetworkDrop::PktTooSmall)?;
-    let message = Message::read(message)?;
+    let message = ArpMessage::read(message)?;
     if message.target.is_multicast() || message.target.is_loopback() {
         return Err(NetworkDrop::IpInvalidDest);
     }
@@ -53,14 +53,14 @@ pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<Hea
         if is_for_us {
             answer(packet, at, &message, on);
         }
-        return Ok(Heard { sighting: None, is_answer: is_for_us });
+        return Ok(NeighbourEvent { sighting: None, is_answer: is_for_us });
     }
     if !can_be_a_neighbour(message.sender, on) || message.sender_mac[0] & 1 != 0 {
         return Err(NetworkDrop::IpInvalidSource);
     }
     let is_announced = message.sender == message.target
         && (is_request || message.target_mac == message.sender_mac);
-    let sighting = Sighting {
+    let sighting = NeighbourObservation {
         address: message.sender.into(),
         mac: Some(message.sender_mac),
         is_welcome: is_for_us,
@@ -71,10 +71,10 @@ pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<Hea
     if is_for_us {
         answer(packet, at, &message, on);
     }
-    Ok(Heard { sighting: Some(sighting), is_answer: is_for_us })
+    Ok(NeighbourEvent { sighting: Some(sighting), is_answer: is_for_us })
 }
 
-impl Message {
+impl ArpMessage {
     fn read(bytes: &[u8]) -> Result<Self, NetworkDrop> {
         let message = bytes.get(..MESSAGE_BYTES).ok_or(NetworkDrop::PktTooSmall)?;
         let (kind, operation) = (field(message, 0), field(message, 6));
@@ -117,9 +117,9 @@ fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
 }
 
 /// Turns a request into its answer.
-fn answer(packet: &mut Packet, at: usize, request: &Message, on: &Identity) {
+fn answer(packet: &mut Packet, at: usize, request: &ArpMessage, on: &Identity) {
     let Some(mac) = on.mac else { return };
-    let reply = Message {
+    let reply = ArpMessage {
         operation: REPLY,
         sender_mac: mac,
         sender: request.target,
@@ -152,7 +152,7 @@ pub fn request(
     let mac = on.mac?;
     let IpAddr::V4(sender) = on.source_towards(target.into())? else { return None };
     let message =
-        Message { operation: REQUEST, sender_mac: mac, sender, target_mac: [0; 6], target };
+        ArpMessage { operation: REQUEST, sender_mac: mac, sender, target_mac: [0; 6], target };
     let to = station.unwrap_or(BROADCAST);
     let ethertype = ETHERTYPE_ARP.to_be_bytes();
     let bytes = [&to, &mac, ethertype.as_slice(), &message.bytes()].concat();

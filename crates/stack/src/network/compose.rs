@@ -20,7 +20,7 @@ pub const DEFAULT_TTL: u8 = 64;
 
 /// The MAC addresses of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stations {
+pub struct LinkAddresses {
     /// Destination MAC address.
     pub to: [u8; 6],
     /// Source MAC address.
@@ -31,7 +31,7 @@ pub struct Stations {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdpHeaders {
     /// MAC addresses; `None` on a device without link header.
-    pub stations: Option<Stations>,
+    pub stations: Option<LinkAddresses>,
     /// Source address and port.
     pub source: SocketAddr,
     /// Destination address and port, of the same family.
@@ -47,7 +47,7 @@ pub struct UdpHeaders {
 
 /// Reason why headers cannot be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Uncomposable {
+pub enum HeaderError {
     /// The payload is too long for a length field.
     TooLong,
     /// Source and destination are of different families.
@@ -63,14 +63,14 @@ pub enum Uncomposable {
 ///
 /// # Panics
 /// If the headroom is less than [`HEADERS_BYTES_MAX`]: frames from a pool have more.
-pub fn compose_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Uncomposable> {
+pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, HeaderError> {
     let udp_len = frame.len_bytes().saturating_add(UDP_BYTES);
-    let udp_len = u16::try_from(udp_len).map_err(|_| Uncomposable::TooLong)?;
+    let udp_len = u16::try_from(udp_len).map_err(|_| HeaderError::TooLong)?;
     let ports = (headers.source.port(), headers.destination.port());
     let network = match (headers.source, headers.destination) {
         (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
             if u32::from(udp_len) + IPV4_BYTES > u16::MAX.into() {
-                return Err(Uncomposable::TooLong);
+                return Err(HeaderError::TooLong);
             }
             push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
             push_ipv4(frame, *source.ip(), *destination.ip(), headers);
@@ -81,7 +81,7 @@ pub fn compose_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, U
             push_ipv6(frame, udp_len, *source.ip(), *destination.ip(), headers);
             Network::Ipv6
         }
-        _ => return Err(Uncomposable::Families),
+        _ => return Err(HeaderError::Families),
     };
     let link = push_link(frame, network, headers.stations);
     Ok(noted(link, network, udp_len))
@@ -179,8 +179,8 @@ fn push_ipv6(
     bytes[24..40].copy_from_slice(&destination.octets());
 }
 
-fn push_link(frame: &mut Frame, network: Network, stations: Option<Stations>) -> Link {
-    let Some(Stations { to, from }) = stations else { return Link::Ip };
+fn push_link(frame: &mut Frame, network: Network, stations: Option<LinkAddresses>) -> Link {
+    let Some(LinkAddresses { to, from }) = stations else { return Link::Ip };
     frame.push(ETHERNET_BYTES);
     let bytes = frame.data_mut();
     bytes[0..6].copy_from_slice(&to);
@@ -208,7 +208,7 @@ mod tests {
 
     fn headers(source: &str, destination: &str) -> UdpHeaders {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
-        let stations = Some(Stations { to: [2, 0, 0, 0, 0, 2], from: [2, 0, 0, 0, 0, 1] });
+        let stations = Some(LinkAddresses { to: [2, 0, 0, 0, 0, 2], from: [2, 0, 0, 0, 0, 1] });
         UdpHeaders { stations, source, destination, ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
     }
 
@@ -230,7 +230,7 @@ mod tests {
             };
             let mut frame = pool().allocate(2000).unwrap();
             frame.copy_from(&payload);
-            let noted = compose_udp(&mut frame, &to).unwrap();
+            let noted = emit_udp(&mut frame, &to).unwrap();
             let bytes = frame.data();
             let read = if has_link {
                 PacketHeaders::from_ethernet_slice(bytes)
@@ -267,13 +267,13 @@ mod tests {
         let to = headers("192.0.2.1:1", "192.0.2.2:2");
         let mut frame = pool.allocate(66_000).unwrap();
         frame.set_len(65_508);
-        assert_eq!(compose_udp(&mut frame, &to), Err(Uncomposable::TooLong));
+        assert_eq!(emit_udp(&mut frame, &to), Err(HeaderError::TooLong));
         frame.set_len(65_507);
-        assert!(compose_udp(&mut frame, &to).is_ok());
+        assert!(emit_udp(&mut frame, &to).is_ok());
         let both = headers("192.0.2.1:1", "[2001:db8::1]:2");
         pool.put(frame);
         let mut frame = pool.allocate(0).unwrap();
-        assert_eq!(compose_udp(&mut frame, &both), Err(Uncomposable::Families));
+        assert_eq!(emit_udp(&mut frame, &both), Err(HeaderError::Families));
         assert_eq!(frame.len_bytes(), 0);
     }
 }

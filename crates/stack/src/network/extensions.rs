@@ -33,7 +33,7 @@ pub(super) enum Walked {
 
 /// State of a packet before the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Progress {
+pub(super) struct ExtensionProgress {
     pub(super) packet_type: PacketType,
     /// True if the packet was a fragment before: a second fragment header is invalid.
     pub(super) was_fragment: bool,
@@ -44,7 +44,7 @@ pub(super) struct Progress {
 pub(super) fn walk(
     packet: &[u8],
     ipv6: &Ipv6,
-    mut progress: Progress,
+    mut progress: ExtensionProgress,
     counters: &IpCounters,
 ) -> Result<Walked, NetworkDrop> {
     let (mut next, mut offset) = (ipv6.next, ipv6.offset);

@@ -33,7 +33,7 @@ const DEFAULT_TTL: u8 = 64;
 
 /// A received message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message<'a> {
+pub(super) struct IcmpMessage<'a> {
     /// Bytes from its header to the end of the IP packet.
     pub(super) bytes: &'a [u8],
     /// Sum of the pseudo-header, for ICMPv6: addresses, length and protocol.
@@ -44,7 +44,7 @@ pub(super) struct Message<'a> {
 
 /// Action that a message calls for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asked {
+pub(super) enum EchoAsked {
     Echo,
     /// None; counted only.
     Nothing,
@@ -52,9 +52,9 @@ pub(super) enum Asked {
 
 /// `icmp_rcv`.
 pub(super) fn receive(
-    message: &Message<'_>,
+    message: &IcmpMessage<'_>,
     counters: &IcmpCounters,
-) -> Result<Asked, NetworkDrop> {
+) -> Result<EchoAsked, NetworkDrop> {
     let kind = judged(message, counters)?;
     let wrong = |reason| {
         counters.in_errors.add(1);
@@ -64,7 +64,7 @@ pub(super) fn receive(
         ECHO | TIMESTAMP if message.is_to_many => return wrong(NetworkDrop::IpInvalidDest),
         ECHO => {
             counters.in_echos.add(1);
-            return Ok(Asked::Echo);
+            return Ok(EchoAsked::Echo);
         }
         ECHO_REPLY => counters.in_echo_reps.add(1),
         DEST_UNREACH => counters.in_dest_unreachs.add(1),
@@ -73,18 +73,18 @@ pub(super) fn receive(
         _ if kind > LAST_TYPE => return wrong(NetworkDrop::UnhandledProto),
         _ => {}
     }
-    Ok(Asked::Nothing)
+    Ok(EchoAsked::Nothing)
 }
 
 /// `icmpv6_rcv`.
 pub(super) fn receive_v6(
-    message: &Message<'_>,
+    message: &IcmpMessage<'_>,
     counters: &IcmpCounters,
-) -> Result<Asked, NetworkDrop> {
+) -> Result<EchoAsked, NetworkDrop> {
     match judged(message, counters)? {
         ECHO_V6 => {
             counters.in_echos.add(1);
-            return Ok(Asked::Echo);
+            return Ok(EchoAsked::Echo);
         }
         ECHO_REPLY_V6 => counters.in_echo_reps.add(1),
         DEST_UNREACH_V6 => counters.in_dest_unreachs.add(1),
@@ -93,11 +93,11 @@ pub(super) fn receive_v6(
         4 => counters.in_parm_probs.add(1),
         _ => {}
     }
-    Ok(Asked::Nothing)
+    Ok(EchoAsked::Nothing)
 }
 
 /// Validates length and checksum. Returns the type.
-fn judged(message: &Message<'_>, counters: &IcmpCounters) -> Result<u8, NetworkDrop> {
+fn judged(message: &IcmpMessage<'_>, counters: &IcmpCounters) -> Result<u8, NetworkDrop> {
     counters.in_msgs.add(1);
     if judge(message.pseudo_sum.plus(Sum::of(message.bytes))) == Checksum::Bad {
         counters.in_csum_errors.add(1);

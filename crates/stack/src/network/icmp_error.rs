@@ -67,7 +67,7 @@ pub(super) fn port_unreachable(packet: &Packet, on: &Identity, pool: &mut Pool) 
 
 /// One of our datagrams that was answered by port unreachable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct ErrorRefusal {
     /// The address and port that it was sent from.
     pub ours: (IpAddr, u16),
     /// The address and port that it was sent to.
@@ -76,7 +76,7 @@ pub struct Refusal {
 
 /// The datagram quoted by a port unreachable message whose checksum is right (`__udp4_lib_err`,
 /// `__udp6_lib_err`).
-pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<Refusal> {
+pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<ErrorRefusal> {
     let (&[kind, code, ..], quoted) = message.split_first_chunk::<HEADER_BYTES>()?;
     let (ours, theirs, ports): (IpAddr, IpAddr, _) = if is_ipv6 {
         let (source, destination) = ipv6::addresses(quoted)?;
@@ -93,7 +93,7 @@ pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<Refusal> {
         (source.into(), destination.into(), is_so.then(|| quoted.get(header_len..))??)
     };
     let &[source_high, source_low, high, low] = ports.first_chunk::<4>()?;
-    Some(Refusal {
+    Some(ErrorRefusal {
         ours: (ours, u16::from_be_bytes([source_high, source_low])),
         theirs: (theirs, u16::from_be_bytes([high, low])),
     })

@@ -4,21 +4,21 @@ use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::checksum::Sum;
 
-use super::extensions::{self, Progress, Walked};
+use super::extensions::{self, ExtensionProgress, Walked};
 use super::link::PacketType;
 use super::reassembly::{Failures, Reassembly};
-use super::transport::Place;
+use super::transport::PortPlace;
 use super::wire::Wire;
-use super::{Identity, Network, NetworkDrop, Received, ipv4, ipv6};
+use super::{Identity, NetworkLayer, NetworkDrop, NetworkVerdict, ipv4, ipv6};
 
-impl Network {
+impl NetworkLayer {
     pub(super) fn ipv4(
         &mut self,
         mut packet: Packet,
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
-    ) -> Received {
+    ) -> NetworkVerdict {
         let ipv4 = match ipv4::receive(&Wire::of(&packet), on, &self.counters.ip) {
             Ok(ipv4) => ipv4,
             Err(reason) => return self.dropped(packet, reason),
@@ -35,14 +35,14 @@ impl Network {
     }
 
     /// `ip_protocol_deliver_rcu`: a packet with a validated header, not a fragment.
-    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity, pool: &mut Pool) -> Received {
+    fn ipv4_protocol(&mut self, packet: Packet, on: &Identity, pool: &mut Pool) -> NetworkVerdict {
         let header = Wire::of(&packet).bytes;
         let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
             header.first_chunk::<{ ipv4::FIXED_BYTES }>()
         else {
             return self.dropped(packet, NetworkDrop::IpInhdr);
         };
-        let place = Place {
+        let place = PortPlace {
             protocol,
             offset: usize::from(packet.headers.network_offset) + usize::from(first & 0x0f) * 4,
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
@@ -58,13 +58,13 @@ impl Network {
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
-    ) -> Received {
+    ) -> NetworkVerdict {
         let ipv6 = match ipv6::receive(&Wire::of(&packet), on, &self.counters.ip6) {
             Ok(ipv6) => ipv6,
             Err(reason) => return self.dropped(packet, reason),
         };
         trim(&mut packet, ipv6.total_len);
-        let mut progress = Progress { packet_type, was_fragment: false };
+        let mut progress = ExtensionProgress { packet_type, was_fragment: false };
         let mut walked = self.walk(&packet, &ipv6, progress);
         if walked == Ok(Walked::Fragment) {
             packet = match self.reassemble(packet, now_ns, pool) {
@@ -88,7 +88,7 @@ impl Network {
         &self,
         packet: &Packet,
         ipv6: &ipv6::Ipv6,
-        progress: Progress,
+        progress: ExtensionProgress,
     ) -> Result<Walked, NetworkDrop> {
         extensions::walk(Wire::of(packet).bytes, ipv6, progress, &self.counters.ip6)
     }
@@ -100,10 +100,10 @@ impl Network {
         protocol: u8,
         offset: usize,
         (on, pool): (&Identity, &mut Pool),
-    ) -> Received {
+    ) -> NetworkVerdict {
         let bytes = Wire::of(&packet).bytes;
         let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
-        let place = Place {
+        let place = PortPlace {
             protocol,
             offset: usize::from(packet.headers.network_offset) + offset,
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
@@ -118,14 +118,14 @@ impl Network {
         packet: Packet,
         now_ns: u64,
         pool: &mut Pool,
-    ) -> Result<Packet, Received> {
+    ) -> Result<Packet, NetworkVerdict> {
         let is_ipv6 = packet.headers.network == forebay_rx::parse::Network::Ipv6;
         let reassembly = self.fragments.add(packet, now_ns, pool, &mut self.given_up);
         let [_, Failures { fails, .. }] = self.given_up.failures;
         self.count_given_up();
         self.given_up.packets.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
         match reassembly {
-            Reassembly::Waits => Err(Received::Kept),
+            Reassembly::Waits => Err(NetworkVerdict::Kept),
             Reassembly::Dropped(packet, reason) => {
                 // It was wrong in itself, and no datagram failed for it.
                 let is_wrong = reason != NetworkDrop::DupFrag && reason != NetworkDrop::FragNomem;

@@ -23,7 +23,7 @@ const TIMES_OF_NAMED: u8 = 3;
 
 /// Options seen so far that may appear only once.
 #[derive(Default)]
-struct Found {
+struct FoundOption {
     source_route: bool,
     record_route: bool,
     timestamp: bool,
@@ -31,7 +31,7 @@ struct Found {
 
 /// Validates the bytes between the fixed header and the payload.
 pub(super) fn judge(mut options: &[u8]) -> Result<(), NetworkDrop> {
-    let mut found = Found::default();
+    let mut found = FoundOption::default();
     loop {
         options = match *options {
             [] | [END, ..] => break,
@@ -49,7 +49,7 @@ pub(super) fn judge(mut options: &[u8]) -> Result<(), NetworkDrop> {
     if found.source_route { Err(NetworkDrop::SourceRoute) } else { Ok(()) }
 }
 
-impl Found {
+impl FoundOption {
     /// Validates an option of the length that it states. `None` if it is invalid.
     fn judge(&mut self, option: &[u8]) -> Option<()> {
         match *option.first()? {

@@ -42,10 +42,10 @@ pub use drop::NetworkDrop;
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-pub use icmp_error::Refusal;
+pub use icmp_error::ErrorRefusal;
 pub use identity::{Identity, Prefix};
 use link::PacketType;
-pub use neighbours::Heard;
+pub use neighbours::NeighbourEvent;
 use rate_limit::{Allowed, RateLimit};
 use reassembly::{Fragments, FragmentsConfig, GivenUp};
 use wire::{Extent, Wire};
@@ -77,7 +77,7 @@ impl Default for NetworkConfig {
 /// Result of [`Network::receive`].
 #[must_use]
 #[derive(Debug)]
-pub enum Received {
+pub enum NetworkVerdict {
     /// A complete, valid UDP datagram for this host: described by `headers`; the frame still begins
     /// with the link header and ends where the IP packet does.
     Datagram(Packet),
@@ -86,9 +86,9 @@ pub enum Received {
     /// Processed completely; the frame is to be returned to its pool.
     Taken(Packet),
     /// A message about a neighbour's address; if it was a request, the packet is now the answer.
-    Heard(Packet, Heard),
+    Heard(Packet, NeighbourEvent),
     /// An ICMP port unreachable for one of our datagrams. The frame is to be returned to its pool.
-    Refused(Packet, Refusal),
+    Refused(Packet, ErrorRefusal),
     /// A fragment: its frame waits for the others.
     Kept,
     /// Dropped.
@@ -97,7 +97,7 @@ pub enum Received {
 
 /// The network layer of one CPU.
 #[derive(Debug)]
-pub struct Network {
+pub struct NetworkLayer {
     /// Waiting fragments of the host.
     fragments: Arc<Fragments>,
     /// Fragments that reassembly gave up, until returned to the pool; empty otherwise.
@@ -106,7 +106,7 @@ pub struct Network {
     counters: Arc<NetworkCounters>,
 }
 
-impl Network {
+impl NetworkLayer {
     /// Creates the network layer of a host of one CPU, with these counters.
     #[must_use]
     pub fn new(config: NetworkConfig, counters: Arc<NetworkCounters>) -> Self {
@@ -134,7 +134,7 @@ impl Network {
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
-    ) -> Received {
+    ) -> NetworkVerdict {
         let packet_type = match link::packet_type(&mut packet, on) {
             Ok(packet_type) => packet_type,
             Err(reason) => return self.dropped(packet, reason),
@@ -144,12 +144,12 @@ impl Network {
             Some(ETHERTYPE_IPV6) => self.ipv6(packet, packet_type, on, now_ns, pool),
             Some(ETHERTYPE_ARP) if on.is_whole_host => {
                 match arp::receive(&mut packet, on, packet_type == PacketType::Host) {
-                    Ok(heard) => Received::Heard(packet, heard),
+                    Ok(heard) => NetworkVerdict::Heard(packet, heard),
                     Err(reason) => self.dropped(packet, reason),
                 }
             }
             // The kernel's.
-            Some(ETHERTYPE_ARP) => Received::Taken(packet),
+            Some(ETHERTYPE_ARP) => NetworkVerdict::Taken(packet),
             _ => self.dropped(packet, NetworkDrop::UnhandledProto),
         }
     }
@@ -162,7 +162,7 @@ impl Network {
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
-    ) -> Received {
+    ) -> NetworkVerdict {
         let is_ipv6 = packet.headers.network == forebay_rx::parse::Network::Ipv6;
         self.udp_counters(packet.headers.network).no_ports.add(1);
         if let Some(host) = icmp_error::whom_to_tell(&packet, on)
@@ -175,7 +175,7 @@ impl Network {
             icmp.out_dest_unreachs.add(1);
             self.counters.drops.add(NetworkDrop::NoSocket, u64::from(packet.segment_count()));
             pool.put(packet.frame);
-            return Received::Answer(error);
+            return NetworkVerdict::Answer(error);
         }
         self.dropped(packet, NetworkDrop::NoSocket)
     }
@@ -250,9 +250,9 @@ impl Network {
         if is_ipv6 { (&counters.ip6, &counters.icmp6) } else { (&counters.ip, &counters.icmp) }
     }
 
-    fn dropped(&self, packet: Packet, reason: NetworkDrop) -> Received {
+    fn dropped(&self, packet: Packet, reason: NetworkDrop) -> NetworkVerdict {
         self.counters.drops.add(reason, u64::from(packet.segment_count()));
-        Received::Dropped(packet, reason)
+        NetworkVerdict::Dropped(packet, reason)
     }
 }
 

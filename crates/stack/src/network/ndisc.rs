@@ -10,7 +10,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Headers, Link, Verify, parse_into};
 
 use super::identity::ALL_NODES;
-use super::neighbours::{Heard, Replaces, Sighting};
+use super::neighbours::{NeighbourEvent, Replaces, NeighbourObservation};
 use super::{Identity, NetworkDrop, Prefix};
 
 /// ICMPv6 type of a solicitation.
@@ -35,7 +35,7 @@ const OVERRIDE: u8 = 0x20;
 
 /// A parsed message.
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct NdiscMessage {
     kind: u8,
     flags: u8,
     source: Ipv6Addr,
@@ -53,11 +53,11 @@ struct Message {
 ///
 /// # Errors
 /// If it is not a valid message, or not one that a correct host would send.
-pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<Heard, NetworkDrop> {
+pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<NeighbourEvent, NetworkDrop> {
     if !on.is_whole_host {
-        return Ok(Heard::default()); // the kernel's
+        return Ok(NeighbourEvent::default()); // the kernel's
     }
-    let message = Message::read(packet, at)?;
+    let message = NdiscMessage::read(packet, at)?;
     match message.kind {
         SOLICITATION => solicited(packet, &message, on),
         _ => advertised(&message, on),
@@ -65,8 +65,8 @@ pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<Heard, N
 }
 
 /// `ndisc_recv_ns`.
-fn solicited(packet: &mut Packet, message: &Message, on: &Identity) -> Result<Heard, NetworkDrop> {
-    let Message { source, destination, target, station, came_from, .. } = *message;
+fn solicited(packet: &mut Packet, message: &NdiscMessage, on: &Identity) -> Result<NeighbourEvent, NetworkDrop> {
+    let NdiscMessage { source, destination, target, station, came_from, .. } = *message;
     // Somebody is about to take the address, and asks whether it is free.
     let is_probe = source.is_unspecified();
     if is_probe {
@@ -76,7 +76,7 @@ fn solicited(packet: &mut Packet, message: &Message, on: &Identity) -> Result<He
         }
     }
     if !on.is_own(target.into()) {
-        return Ok(Heard::default());
+        return Ok(NeighbourEvent::default());
     }
     let back_to = station.or(came_from);
     let is_to_group = destination.is_multicast();
@@ -88,7 +88,7 @@ fn solicited(packet: &mut Packet, message: &Message, on: &Identity) -> Result<He
         with_station: is_to_group,
     };
     answer.put(packet, on)?;
-    let sighting = Sighting {
+    let sighting = NeighbourObservation {
         address: source.into(),
         mac: station,
         is_welcome: true,
@@ -96,17 +96,17 @@ fn solicited(packet: &mut Packet, message: &Message, on: &Identity) -> Result<He
         is_confirmed: false,
     };
     let is_known = !is_probe && can_be_a_neighbour(source, on);
-    Ok(Heard { sighting: is_known.then_some(sighting), is_answer: true })
+    Ok(NeighbourEvent { sighting: is_known.then_some(sighting), is_answer: true })
 }
 
 /// `ndisc_recv_na`.
-fn advertised(message: &Message, on: &Identity) -> Result<Heard, NetworkDrop> {
-    let Message { flags, destination, target, station, .. } = *message;
+fn advertised(message: &NdiscMessage, on: &Identity) -> Result<NeighbourEvent, NetworkDrop> {
+    let NdiscMessage { flags, destination, target, station, .. } = *message;
     let is_solicited = flags & SOLICITED != 0;
     if is_solicited && destination.is_multicast() {
         return Err(NetworkDrop::IpInvalidDest);
     }
-    let sighting = Sighting {
+    let sighting = NeighbourObservation {
         address: target.into(),
         mac: station,
         is_welcome: false,
@@ -114,7 +114,7 @@ fn advertised(message: &Message, on: &Identity) -> Result<Heard, NetworkDrop> {
         is_confirmed: is_solicited,
     };
     let is_neighbours = can_be_a_neighbour(target, on);
-    Ok(Heard { sighting: is_neighbours.then_some(sighting), is_answer: false })
+    Ok(NeighbourEvent { sighting: is_neighbours.then_some(sighting), is_answer: false })
 }
 
 fn can_be_a_neighbour(address: Ipv6Addr, on: &Identity) -> bool {
@@ -122,7 +122,7 @@ fn can_be_a_neighbour(address: Ipv6Addr, on: &Identity) -> bool {
     !is_nobodys && !on.is_own(address.into())
 }
 
-impl Message {
+impl NdiscMessage {
     fn read(packet: &Packet, at: usize) -> Result<Self, NetworkDrop> {
         let bytes = packet.frame.data();
         let network_offset = usize::from(packet.headers.network_offset);

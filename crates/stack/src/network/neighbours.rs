@@ -26,7 +26,7 @@ use forebay_rx::packet::Packet;
 use forebay_rx::parse::Link;
 use siphasher::sip::SipHasher13;
 
-use super::slots::{List, Place, Slots};
+use super::slots::{SlotList, SlotPlace, SourceSlots};
 use super::{Identity, arp, ndisc};
 
 /// Most neighbour entries (`gc_thresh3`).
@@ -61,7 +61,7 @@ const STALE_NS: u64 = 60 * SECOND_NS;
 
 /// An observation of a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sighting {
+pub struct NeighbourObservation {
     /// IP address of the neighbour.
     pub address: IpAddr,
     /// Its MAC address, if the message contained one.
@@ -87,9 +87,9 @@ pub enum Replaces {
 
 /// Result of an ARP or neighbour discovery message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Heard {
+pub struct NeighbourEvent {
     /// The observation, for [`Neighbours::hear`].
-    pub sighting: Option<Sighting>,
+    pub sighting: Option<NeighbourObservation>,
     /// True if the frame now contains the answer, to be sent out of the device it came from.
     pub is_answer: bool,
 }
@@ -110,7 +110,7 @@ pub enum Resolved {
 
 /// Class of an entry, by how much is known: entries are evicted within their class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Class {
+enum NeighbourClass {
     /// Without a MAC address.
     Sought,
     /// Observed only, not used.
@@ -123,8 +123,8 @@ enum Class {
 
 /// The entries of a class.
 #[derive(Debug)]
-struct Members {
-    list: List,
+struct ClassMembers {
+    list: SlotList,
     count: usize,
     /// Most entries allowed.
     most: usize,
@@ -143,11 +143,11 @@ pub struct NeighbourDrops {
 
 /// Entries by class. With the other classes full, 512 proven entries still fit.
 #[derive(Debug)]
-struct Classes {
-    sought: Members,
-    heard: Members,
-    tried: Members,
-    proven: Members,
+struct NeighbourClasses {
+    sought: ClassMembers,
+    heard: ClassMembers,
+    tried: ClassMembers,
+    proven: ClassMembers,
 }
 
 /// List index for entries of a class: unresolved ones in order of creation, others in order of the
@@ -160,10 +160,10 @@ const BY_WAITING: usize = 1;
 #[derive(Debug)]
 pub struct Neighbours {
     hasher: SipHasher13,
-    slots: Slots<Neighbour, 2>,
-    classes: Classes,
+    slots: SourceSlots<Neighbour, 2>,
+    classes: NeighbourClasses,
     /// Entries by number of waiting packets, from one up.
-    crowds: [List; WAITING_MAX],
+    crowds: [SlotList; WAITING_MAX],
     waiting: usize,
     /// Packets of entries that were evicted, not yet returned to a caller.
     given_up: Vec<Packet>,
@@ -178,7 +178,7 @@ struct Neighbour {
     is_used: bool,
     /// True if it has answered since it was last unknown.
     has_answered: bool,
-    class: Class,
+    class: NeighbourClass,
     /// End of the reachable state.
     reachable_until_ns: u64,
     /// Time of the last change of `mac`.
@@ -205,9 +205,9 @@ impl Neighbours {
     pub fn new(seed: [u8; 16]) -> Self {
         Self {
             hasher: SipHasher13::new_with_key(&seed),
-            slots: Slots::new(NEIGHBOURS_MAX),
-            classes: Classes::default(),
-            crowds: [List::default(); WAITING_MAX],
+            slots: SourceSlots::new(NEIGHBOURS_MAX),
+            classes: NeighbourClasses::default(),
+            crowds: [SlotList::default(); WAITING_MAX],
             waiting: 0,
             given_up: Vec::new(),
             drops: NeighbourDrops::default(),
@@ -279,7 +279,7 @@ impl Neighbours {
         } else if self.waiting >= WAITING_IN_ALL_MAX {
             // With no packet of its own it finds one of whom more wait for, since there are no more
             // neighbours that are sought than places.
-            self.crowds.iter().skip(count).rev().find_map(List::first).or(Some(place))
+            self.crowds.iter().skip(count).rev().find_map(SlotList::first).or(Some(place))
         } else {
             None
         };
@@ -299,8 +299,8 @@ impl Neighbours {
 
     /// Updates the table from an observation. Packets that waited for it go to `released`, to be
     /// sent.
-    pub fn hear(&mut self, sighting: &Sighting, now_ns: u64, released: &mut Vec<Packet>) {
-        let Sighting { address, mac, is_welcome, replaces, is_confirmed } = *sighting;
+    pub fn hear(&mut self, sighting: &NeighbourObservation, now_ns: u64, released: &mut Vec<Packet>) {
+        let NeighbourObservation { address, mac, is_welcome, replaces, is_confirmed } = *sighting;
         let place = match (self.find(address), mac) {
             (Some(place), _) => place,
             (None, Some(_)) if is_welcome => self.insert(address, mac, now_ns),
@@ -374,7 +374,7 @@ impl Neighbours {
                 asks.extend(neighbour.ask(None, on, now_ns, pool));
             }
         }
-        for class in [Class::Heard, Class::Tried, Class::Proven] {
+        for class in [NeighbourClass::Heard, NeighbourClass::Tried, NeighbourClass::Proven] {
             let first = |of: &mut Self| of.classes.members(class).list.first();
             while let Some(oldest) = first(self).filter(|&at| self.slots[at].is_old(now_ns)) {
                 self.remove(oldest);
@@ -386,7 +386,7 @@ impl Neighbours {
     pub fn close(&mut self, dropped: &mut Vec<Packet>) {
         self.is_closed = true;
         dropped.append(&mut self.given_up);
-        while let Some(place) = self.crowds.iter().find_map(List::first) {
+        while let Some(place) = self.crowds.iter().find_map(SlotList::first) {
             let mut waiting = self.take_waiting(place);
             self.drops.neigh_dead += datagrams(&waiting);
             dropped.append(&mut waiting);
@@ -408,18 +408,18 @@ impl Neighbours {
     /// Number of entries, unresolved ones included.
     #[must_use]
     pub fn count(&self) -> usize {
-        let Classes { sought, heard, tried, proven } = &self.classes;
+        let NeighbourClasses { sought, heard, tried, proven } = &self.classes;
         sought.count + heard.count + tried.count + proven.count
     }
 
-    fn find(&self, address: IpAddr) -> Option<Place> {
+    fn find(&self, address: IpAddr) -> Option<SlotPlace> {
         self.slots.find(self.hash(address), |neighbour| neighbour.address == address)
     }
 
     /// Adds an entry, evicting one of its class if that is full; else, if the table is full, the
     /// least recently used proven one.
-    fn insert(&mut self, address: IpAddr, mac: Option<[u8; 6]>, now_ns: u64) -> Place {
-        let class = if mac.is_some() { Class::Heard } else { Class::Sought };
+    fn insert(&mut self, address: IpAddr, mac: Option<[u8; 6]>, now_ns: u64) -> SlotPlace {
+        let class = if mac.is_some() { NeighbourClass::Heard } else { NeighbourClass::Sought };
         self.make_room(class);
         if self.count() >= NEIGHBOURS_MAX
             && let Some(longest) = self.classes.proven.list.first()
@@ -446,7 +446,7 @@ impl Neighbours {
     }
 
     /// Evicts the first entry of a class if it is full.
-    fn make_room(&mut self, class: Class) {
+    fn make_room(&mut self, class: NeighbourClass) {
         let members = self.classes.members(class);
         if members.count >= members.most
             && let Some(first) = members.list.first()
@@ -455,21 +455,21 @@ impl Neighbours {
         }
     }
 
-    fn join(&mut self, class: Class, place: Place) {
+    fn join(&mut self, class: NeighbourClass, place: SlotPlace) {
         let members = self.classes.members(class);
         self.slots.push_last(BY_CLASS, &mut members.list, place);
         members.count += 1;
         self.slots[place].class = class;
     }
 
-    fn leave(&mut self, place: Place) {
+    fn leave(&mut self, place: SlotPlace) {
         let members = self.classes.members(self.slots[place].class);
         self.slots.unlink(BY_CLASS, &mut members.list, place);
         members.count -= 1;
     }
 
     /// Records a use or an observation.
-    fn touch(&mut self, place: Place, is_use: bool, now_ns: u64) {
+    fn touch(&mut self, place: SlotPlace, is_use: bool, now_ns: u64) {
         let neighbour = &mut self.slots[place];
         if neighbour.is_used && !is_use {
             return; // the order of use is not others' to change
@@ -477,14 +477,14 @@ impl Neighbours {
         (neighbour.is_used, neighbour.touched_ns) = (is_use, now_ns);
         self.classify(place);
         let class = self.slots[place].class;
-        if class != Class::Sought {
+        if class != NeighbourClass::Sought {
             self.leave(place);
             self.join(class, place);
         }
     }
 
     /// Moves an entry to the class that its state calls for.
-    fn classify(&mut self, place: Place) {
+    fn classify(&mut self, place: SlotPlace) {
         let (from, to) = (self.slots[place].class, self.slots[place].class_now());
         if from == to {
             return;
@@ -495,7 +495,7 @@ impl Neighbours {
     }
 
     /// Removes an entry. Packets that waited for it are dropped.
-    fn remove(&mut self, place: Place) {
+    fn remove(&mut self, place: SlotPlace) {
         let mut waiting = self.take_waiting(place);
         self.drops.neigh_dead += datagrams(&waiting);
         self.given_up.append(&mut waiting);
@@ -505,7 +505,7 @@ impl Neighbours {
     }
 
     /// Takes all packets that wait for a neighbour.
-    fn take_waiting(&mut self, place: Place) -> Vec<Packet> {
+    fn take_waiting(&mut self, place: SlotPlace) -> Vec<Packet> {
         self.leave_crowd(place);
         let waiting = std::mem::take(&mut self.slots[place].waiting);
         self.waiting -= waiting.len();
@@ -513,7 +513,7 @@ impl Neighbours {
     }
 
     /// Takes the packet that has waited longest for a neighbour.
-    fn give_up_oldest(&mut self, place: Place) -> Option<Packet> {
+    fn give_up_oldest(&mut self, place: SlotPlace) -> Option<Packet> {
         self.leave_crowd(place);
         let waiting = &mut self.slots[place].waiting;
         let oldest = (!waiting.is_empty()).then(|| waiting.remove(0));
@@ -524,14 +524,14 @@ impl Neighbours {
 
     /// Called before the number of packets waiting for a neighbour changes; `join_crowd` is called
     /// after.
-    fn leave_crowd(&mut self, place: Place) {
+    fn leave_crowd(&mut self, place: SlotPlace) {
         let more = self.slots[place].waiting.len().checked_sub(1);
         if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
             self.slots.unlink(BY_WAITING, crowd, place);
         }
     }
 
-    fn join_crowd(&mut self, place: Place) {
+    fn join_crowd(&mut self, place: SlotPlace) {
         let more = self.slots[place].waiting.len().checked_sub(1);
         if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
             self.slots.push_last(BY_WAITING, crowd, place);
@@ -551,9 +551,9 @@ fn datagrams(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
 }
 
-impl Default for Classes {
+impl Default for NeighbourClasses {
     fn default() -> Self {
-        let none = |most| Members { list: List::default(), count: 0, most };
+        let none = |most| ClassMembers { list: SlotList::default(), count: 0, most };
         Self {
             sought: none(SOUGHT_MAX),
             heard: none(DOUBTED_MAX),
@@ -563,24 +563,24 @@ impl Default for Classes {
     }
 }
 
-impl Classes {
-    fn members(&mut self, class: Class) -> &mut Members {
+impl NeighbourClasses {
+    fn members(&mut self, class: NeighbourClass) -> &mut ClassMembers {
         match class {
-            Class::Sought => &mut self.sought,
-            Class::Heard => &mut self.heard,
-            Class::Tried => &mut self.tried,
-            Class::Proven => &mut self.proven,
+            NeighbourClass::Sought => &mut self.sought,
+            NeighbourClass::Heard => &mut self.heard,
+            NeighbourClass::Tried => &mut self.tried,
+            NeighbourClass::Proven => &mut self.proven,
         }
     }
 }
 
 impl Neighbour {
-    fn class_now(&self) -> Class {
+    fn class_now(&self) -> NeighbourClass {
         match (self.mac, self.is_used, self.has_answered) {
-            (None, ..) => Class::Sought,
-            (Some(_), false, _) => Class::Heard,
-            (Some(_), true, false) => Class::Tried,
-            (Some(_), true, true) => Class::Proven,
+            (None, ..) => NeighbourClass::Sought,
+            (Some(_), false, _) => NeighbourClass::Heard,
+            (Some(_), true, false) => NeighbourClass::Tried,
+            (Some(_), true, true) => NeighbourClass::Proven,
         }
     }
 

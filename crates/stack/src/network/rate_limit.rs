@@ -27,11 +27,11 @@ pub(super) enum Allowed {
 pub(super) struct RateLimit {
     config: NetworkConfig,
     all: Bucket,
-    hosts: Box<[Host]>,
+    hosts: Box<[LimitedHost]>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Host {
+struct LimitedHost {
     address: Option<IpAddr>,
     bucket: Bucket,
 }
@@ -45,7 +45,7 @@ struct Bucket {
 
 impl RateLimit {
     pub(super) fn new(config: NetworkConfig) -> Self {
-        let empty = Host { address: None, bucket: Bucket::default() };
+        let empty = LimitedHost { address: None, bucket: Bucket::default() };
         let mut limit = Self { config, all: Bucket::default(), hosts: vec![empty; HOSTS].into() };
         limit.all.saved_ns = limit.all_max_ns();
         limit
@@ -67,7 +67,7 @@ impl RateLimit {
         let Some(place) = self.hosts.get_mut(place_of(host)) else { return Allowed::NotHost };
         if place.address != Some(host) {
             let bucket = Bucket { saved_ns: host_max_ns, last_ns: now_ns };
-            *place = Host { address: Some(host), bucket };
+            *place = LimitedHost { address: Some(host), bucket };
         }
         place.bucket.save(now_ns, host_max_ns);
         if !place.bucket.spend(host_cost_ns) {

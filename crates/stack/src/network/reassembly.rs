@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_buf::Pool;
 use forebay_rx::packet::{Packet, Shape};
 use forebay_rx::parse::Network;
-use fragment::Fragment;
+use fragment::FragmentPart;
 use held::Added;
 use join::join;
 use shards::{Shards, shards_for};
@@ -31,16 +31,16 @@ use super::NetworkDrop;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FragmentsConfig {
     /// `net.ipv4.ipfrag_*`.
-    pub ipv4: Limits,
+    pub ipv4: ReassemblyLimits,
     /// `net.ipv6.ip6frag_*`.
-    pub ipv6: Limits,
+    pub ipv6: ReassemblyLimits,
     /// Secret key of the hash that datagrams are looked up by.
     pub seed: [u8; 16],
 }
 
 /// The limits of one IP version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct ReassemblyLimits {
     /// `ipfrag_high_thresh`, `ip6frag_high_thresh`: most memory for waiting fragments, by their
     /// truesize, in bytes. 0: no fragment is accepted.
     pub high_thresh: u32,
@@ -54,8 +54,8 @@ pub struct Limits {
 
 impl Default for FragmentsConfig {
     fn default() -> Self {
-        let ipv4 = Limits { high_thresh: 4 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
-        let ipv6 = Limits { timeout_ns: 60_000_000_000, max_dist: 0, ..ipv4 };
+        let ipv4 = ReassemblyLimits { high_thresh: 4 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
+        let ipv6 = ReassemblyLimits { timeout_ns: 60_000_000_000, max_dist: 0, ..ipv4 };
         Self { ipv4, ipv6, seed: [0; 16] }
     }
 }
@@ -143,7 +143,7 @@ impl Fragments {
         pool: &mut Pool,
         given_up: &mut GivenUp,
     ) -> Reassembly {
-        let fragment = match Fragment::read(&packet) {
+        let fragment = match FragmentPart::read(&packet) {
             Ok(fragment) if packet.shape() == Shape::Single => fragment,
             Ok(_) => return Reassembly::Dropped(packet, NetworkDrop::FragInvalid),
             Err(why) => return Reassembly::Dropped(packet, why),

@@ -10,45 +10,45 @@ use std::ops::{Index, IndexMut};
 
 /// Index of a stored item, valid until it is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place(u32);
+pub(crate) struct SlotPlace(u32);
 
 /// Items of one type, each in at most one list of each of `LISTS` kinds.
 #[derive(Debug)]
-pub(crate) struct Slots<T, const LISTS: usize> {
+pub(crate) struct SourceSlots<T, const LISTS: usize> {
     /// First slot of each bucket, by the low bits of the hash. The number of buckets is a power of
     /// two.
-    buckets: Box<[Option<Place>]>,
-    slots: Vec<Slot<T, LISTS>>,
+    buckets: Box<[Option<SlotPlace>]>,
+    slots: Vec<SourceSlot<T, LISTS>>,
     /// First free slot; the others are linked by `next`.
-    free: Option<Place>,
+    free: Option<SlotPlace>,
 }
 
 #[derive(Debug)]
-struct Slot<T, const LISTS: usize> {
+struct SourceSlot<T, const LISTS: usize> {
     hash: u64,
     /// Next slot of the bucket, or next free slot.
-    next: Option<Place>,
-    links: [Links; LISTS],
+    next: Option<SlotPlace>,
+    links: [SlotLinks; LISTS],
     /// `None` if the slot is free.
     value: Option<T>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Links {
-    before: Option<Place>,
-    behind: Option<Place>,
+struct SlotLinks {
+    before: Option<SlotPlace>,
+    behind: Option<SlotPlace>,
 }
 
 /// Head and tail of a list.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct List {
-    first: Option<Place>,
-    last: Option<Place>,
+pub(crate) struct SlotList {
+    first: Option<SlotPlace>,
+    last: Option<SlotPlace>,
 }
 
-impl List {
+impl SlotList {
     /// The item that has been in the list longest.
-    pub(crate) fn first(&self) -> Option<Place> {
+    pub(crate) fn first(&self) -> Option<SlotPlace> {
         self.first
     }
 
@@ -58,7 +58,7 @@ impl List {
     }
 }
 
-impl<T, const LISTS: usize> Slots<T, LISTS> {
+impl<T, const LISTS: usize> SourceSlots<T, LISTS> {
     /// Creates a store sized for up to `expected` items; it accepts more.
     pub(crate) fn new(expected: usize) -> Self {
         let buckets = expected.clamp(1, 1 << 20).next_power_of_two();
@@ -66,12 +66,12 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
     }
 
     /// Stores an item under `hash`.
-    pub(crate) fn insert(&mut self, hash: u64, value: T) -> Place {
+    pub(crate) fn insert(&mut self, hash: u64, value: T) -> SlotPlace {
         let bucket = self.bucket(hash);
-        let slot = Slot {
+        let slot = SourceSlot {
             hash,
             next: self.buckets[bucket],
-            links: [Links::default(); LISTS],
+            links: [SlotLinks::default(); LISTS],
             value: Some(value),
         };
         let place = if let Some(place) = self.free {
@@ -80,7 +80,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
             place
         } else {
             // What is stored here takes packet memory, so there are far fewer than 2^32.
-            let place = Place(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
+            let place = SlotPlace(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
             self.slots.push(slot);
             place
         };
@@ -89,7 +89,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
     }
 
     /// Finds an item stored under `hash` for which `is` returns true.
-    pub(crate) fn find(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<Place> {
+    pub(crate) fn find(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<SlotPlace> {
         let mut next = self.buckets[self.bucket(hash)];
         while let Some(place) = next {
             let slot = self.slot(place);
@@ -102,7 +102,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
     }
 
     /// Removes an item that is in no list any more. `None` if the slot is free.
-    pub(crate) fn remove(&mut self, place: Place) -> Option<T> {
+    pub(crate) fn remove(&mut self, place: SlotPlace) -> Option<T> {
         let value = self.slot_mut(place).value.take()?;
         let bucket = self.bucket(self.slot(place).hash);
         let behind = self.slot(place).next;
@@ -123,8 +123,8 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
     }
 
     /// Appends an item to `list`, which is of kind `kind`.
-    pub(crate) fn push_last(&mut self, kind: usize, list: &mut List, place: Place) {
-        self.slot_mut(place).links[kind] = Links { before: list.last, behind: None };
+    pub(crate) fn push_last(&mut self, kind: usize, list: &mut SlotList, place: SlotPlace) {
+        self.slot_mut(place).links[kind] = SlotLinks { before: list.last, behind: None };
         match list.last {
             Some(last) => self.slot_mut(last).links[kind].behind = Some(place),
             None => list.first = Some(place),
@@ -133,8 +133,8 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
     }
 
     /// Removes an item from `list`, which it must be in.
-    pub(crate) fn unlink(&mut self, kind: usize, list: &mut List, place: Place) {
-        let Links { before, behind } = std::mem::take(&mut self.slot_mut(place).links[kind]);
+    pub(crate) fn unlink(&mut self, kind: usize, list: &mut SlotList, place: SlotPlace) {
+        let SlotLinks { before, behind } = std::mem::take(&mut self.slot_mut(place).links[kind]);
         match before {
             Some(before) => self.slot_mut(before).links[kind].behind = behind,
             None => list.first = behind,
@@ -146,7 +146,7 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
     }
 
     /// The item after `place` in its list of kind `kind`.
-    pub(crate) fn behind(&self, kind: usize, place: Place) -> Option<Place> {
+    pub(crate) fn behind(&self, kind: usize, place: SlotPlace) -> Option<SlotPlace> {
         self.slot(place).links[kind].behind
     }
 
@@ -155,25 +155,25 @@ impl<T, const LISTS: usize> Slots<T, LISTS> {
         usize::try_from(hash & (self.buckets.len() as u64 - 1)).unwrap_or(0)
     }
 
-    fn slot(&self, place: Place) -> &Slot<T, LISTS> {
+    fn slot(&self, place: SlotPlace) -> &SourceSlot<T, LISTS> {
         &self.slots[place.0 as usize]
     }
 
-    fn slot_mut(&mut self, place: Place) -> &mut Slot<T, LISTS> {
+    fn slot_mut(&mut self, place: SlotPlace) -> &mut SourceSlot<T, LISTS> {
         &mut self.slots[place.0 as usize]
     }
 }
 
-impl<T, const LISTS: usize> Index<Place> for Slots<T, LISTS> {
+impl<T, const LISTS: usize> Index<SlotPlace> for SourceSlots<T, LISTS> {
     type Output = T;
 
-    fn index(&self, place: Place) -> &T {
+    fn index(&self, place: SlotPlace) -> &T {
         self.slot(place).value.as_ref().expect("a place is forgotten when it is free")
     }
 }
 
-impl<T, const LISTS: usize> IndexMut<Place> for Slots<T, LISTS> {
-    fn index_mut(&mut self, place: Place) -> &mut T {
+impl<T, const LISTS: usize> IndexMut<SlotPlace> for SourceSlots<T, LISTS> {
+    fn index_mut(&mut self, place: SlotPlace) -> &mut T {
         self.slot_mut(place).value.as_mut().expect("a place is forgotten when it is free")
     }
 }
@@ -192,8 +192,8 @@ mod tests {
         fn what_is_stored_is_found_and_lists_keep_their_order(
             steps in proptest::collection::vec((0u8..4, any::<u8>()), 0..200),
         ) {
-            let mut slots = Slots::<u8, 1>::new(4);
-            let mut list = List::default();
+            let mut slots = SourceSlots::<u8, 1>::new(4);
+            let mut list = SlotList::default();
             let mut twin = VecDeque::new();
             for (step, value) in steps {
                 let hash = u64::from(value % 8);

@@ -5,11 +5,11 @@ use forebay_rx::packet::{Packet, Shape};
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Fragment, Headers, Transport};
 
-use super::icmp::{self, Asked};
-use super::{Identity, Network, NetworkDrop, Received, icmp_error, ndisc, udp};
+use super::icmp::{self, EchoAsked};
+use super::{Identity, NetworkLayer, NetworkDrop, NetworkVerdict, icmp_error, ndisc, udp};
 
 /// Position of a transport header, and its pseudo-header.
-pub(super) struct Place {
+pub(super) struct PortPlace {
     pub(super) protocol: u8,
     /// Offset from the first byte of the frame.
     pub(super) offset: usize,
@@ -18,7 +18,7 @@ pub(super) struct Place {
     pub(super) is_ipv6: bool,
 }
 
-impl Place {
+impl PortPlace {
     /// Checksum state from parsing, if parsing found the same transport header.
     fn known_checksum(&self, headers: &Headers) -> Checksum {
         if headers.transport == Transport::Udp
@@ -46,14 +46,14 @@ impl Place {
     }
 }
 
-impl Network {
+impl NetworkLayer {
     pub(super) fn protocol(
         &mut self,
         packet: Packet,
-        place: &Place,
+        place: &PortPlace,
         on: &Identity,
         pool: &mut Pool,
-    ) -> Received {
+    ) -> NetworkVerdict {
         let counters = if place.is_ipv6 { &self.counters.ip6 } else { &self.counters.ip };
         match (place.protocol, place.is_ipv6) {
             (udp::UDP, _) => {
@@ -74,11 +74,11 @@ impl Network {
         }
     }
 
-    fn udp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
+    fn udp(&mut self, mut packet: Packet, place: &PortPlace, on: &Identity) -> NetworkVerdict {
         let counters = if place.is_ipv6 { &self.counters.udp6 } else { &self.counters.udp };
         let is_to_many =
             packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
-        let segment = udp::Segment {
+        let segment = udp::UdpSegment {
             packet: &packet,
             offset: place.offset,
             pseudo_sum: place.pseudo_sum,
@@ -91,14 +91,14 @@ impl Network {
             Err(reason) => return self.dropped(packet, reason),
         };
         place.describe(&mut packet.headers, len);
-        Received::Datagram(packet)
+        NetworkVerdict::Datagram(packet)
     }
 
-    fn icmp(&mut self, mut packet: Packet, place: &Place, on: &Identity) -> Received {
+    fn icmp(&mut self, mut packet: Packet, place: &PortPlace, on: &Identity) -> NetworkVerdict {
         let (ip, icmp) = self.ip_and_icmp(place.is_ipv6);
         let bytes = packet.frame.data().get(place.offset..).unwrap_or_default();
         let destination = packet.view().destination();
-        let message = icmp::Message {
+        let message = icmp::IcmpMessage {
             bytes,
             pseudo_sum: place.pseudo_sum.plus_len(bytes.len()),
             is_to_many: destination.is_some_and(|destination| on.is_to_many(destination)),
@@ -106,7 +106,7 @@ impl Network {
         let asked = if place.is_ipv6 {
             icmp::receive_v6(&message, icmp)
         } else {
-            icmp::receive(&icmp::Message { pseudo_sum: Sum::default(), ..message }, icmp)
+            icmp::receive(&icmp::IcmpMessage { pseudo_sum: Sum::default(), ..message }, icmp)
         };
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
@@ -114,23 +114,23 @@ impl Network {
         let refused = icmp_error::refused(bytes, place.is_ipv6);
         match asked {
             Err(reason) => self.dropped(packet, reason),
-            Ok(Asked::Echo)
+            Ok(EchoAsked::Echo)
                 if on.is_whole_host && fits && icmp::echo(&mut packet, place.offset, on) =>
             {
                 ip.out_requests.add(1);
                 icmp.out_msgs.add(1);
                 icmp.out_echo_reps.add(1);
-                Received::Answer(packet)
+                NetworkVerdict::Answer(packet)
             }
-            Ok(Asked::Nothing) if place.is_ipv6 && on.is_whole_host && of_neighbours => {
+            Ok(EchoAsked::Nothing) if place.is_ipv6 && on.is_whole_host && of_neighbours => {
                 match ndisc::receive(&mut packet, place.offset, on) {
-                    Ok(heard) => Received::Heard(packet, heard),
+                    Ok(heard) => NetworkVerdict::Heard(packet, heard),
                     Err(reason) => self.dropped(packet, reason),
                 }
             }
-            Ok(Asked::Echo | Asked::Nothing) => match refused {
-                Some(flow) => Received::Refused(packet, flow),
-                None => Received::Taken(packet),
+            Ok(EchoAsked::Echo | EchoAsked::Nothing) => match refused {
+                Some(flow) => NetworkVerdict::Refused(packet, flow),
+                None => NetworkVerdict::Taken(packet),
             },
         }
     }

@@ -12,7 +12,7 @@ pub(super) const HEADER_BYTES: usize = 8;
 
 /// A UDP header and payload, delimited by the IP header.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment<'a> {
+pub(super) struct UdpSegment<'a> {
     /// The packet that contains it.
     pub(super) packet: &'a Packet,
     /// Offset in the packet's first frame; the segment ends where the IP packet does.
@@ -27,7 +27,7 @@ pub(super) struct Segment<'a> {
 }
 
 /// Validates a datagram. Returns its length, header included.
-pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<usize, NetworkDrop> {
+pub(super) fn receive(segment: &UdpSegment<'_>, counters: &UdpCounters) -> Result<usize, NetworkDrop> {
     let wrong = |reason| {
         counters.in_errors.add(1);
         Err(reason)
@@ -69,7 +69,7 @@ pub(super) fn receive(segment: &Segment<'_>, counters: &UdpCounters) -> Result<u
     Ok(len)
 }
 
-impl<'a> Segment<'a> {
+impl<'a> UdpSegment<'a> {
     /// Bytes present, from the UDP header on.
     fn len(&self) -> usize {
         let len = match self.packet.is_chain() {

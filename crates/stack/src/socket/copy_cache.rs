@@ -9,7 +9,7 @@ use std::fmt;
 use std::mem::replace;
 
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
-use forebay_buf::{Carousel, Pool, Region};
+use forebay_buf::{RecycleRing, Pool, Region};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
@@ -97,7 +97,7 @@ pub enum Copied {
 /// The buffers of one CPU.
 #[derive(Debug)]
 pub struct CopyCache {
-    carousel: Carousel,
+    carousel: RecycleRing,
 }
 
 impl CopyCache {
@@ -111,7 +111,7 @@ impl CopyCache {
     /// for.
     #[must_use]
     pub fn new(region: Region, cpu: u16) -> Self {
-        Self { carousel: Carousel::new(region, BUFFER_BYTES, cpu) }
+        Self { carousel: RecycleRing::new(region, BUFFER_BYTES, cpu) }
     }
 
     /// Number of buffers.
@@ -172,9 +172,9 @@ mod tests {
         assert_eq!((packet.frame.data(), packet.view().payload()), (&bytes[..], &payload[..]));
         assert_eq!(payload.len(), payload_len);
         let is_copy = copied == Copied::Done;
-        assert_eq!((cache.away(), pool.away()), (is_copy.into(), (!is_copy).into()));
+        assert_eq!((cache.away(), pool.in_use()), (is_copy.into(), (!is_copy).into()));
         pool.put(packet.frame);
-        assert_eq!((cache.away(), pool.away()), (0, 0));
+        assert_eq!((cache.away(), pool.in_use()), (0, 0));
         copied
     }
 
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(done, 60);
         assert_eq!(copy(0).0, Copied::Busy, "all are held");
         drop((held, rest));
-        assert_eq!((cache.away(), pool.away()), (0, 0));
+        assert_eq!((cache.away(), pool.in_use()), (0, 0));
     }
 
     #[test]

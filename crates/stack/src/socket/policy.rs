@@ -19,18 +19,18 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use forebay_buf::pool::LOT_FRAMES;
+use forebay_buf::pool::FREE_BATCH_FRAMES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::counters::Counter;
 use forebay_rx::packet::Packet;
 
 use super::account::{Account, is_under_pressure, size};
 use super::copy_cache::{Copied, CopyCache};
-use super::queue::Outlet;
+use super::queue::SocketQueueConsumer;
 
 /// Policy for the use and return of packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum BufferPolicy {
+pub enum ReclaimPolicy {
     /// Frames are returned to their owner in lots.
     #[default]
     Owner,
@@ -42,7 +42,7 @@ pub enum BufferPolicy {
     None,
 }
 
-impl BufferPolicy {
+impl ReclaimPolicy {
     /// All policies, by [`index`](Self::index).
     pub const ALL: [Self; 4] = [Self::Owner, Self::CopyCache, Self::Condense, Self::None];
 
@@ -64,7 +64,7 @@ impl BufferPolicy {
     }
 }
 
-impl fmt::Display for BufferPolicy {
+impl fmt::Display for ReclaimPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -76,14 +76,14 @@ pub struct NoSuchPolicy(String);
 
 impl fmt::Display for NoSuchPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = BufferPolicy::ALL.map(BufferPolicy::name).join(", ");
+        let names = ReclaimPolicy::ALL.map(ReclaimPolicy::name).join(", ");
         write!(f, "there is no buffer policy {:?}: take one of {names}", self.0)
     }
 }
 
 impl std::error::Error for NoSuchPolicy {}
 
-impl FromStr for BufferPolicy {
+impl FromStr for ReclaimPolicy {
     type Err = NoSuchPolicy;
 
     fn from_str(name: &str) -> Result<Self, NoSuchPolicy> {
@@ -99,7 +99,7 @@ pub struct SharedPolicy(AtomicU8);
 impl SharedPolicy {
     /// Creates a shared policy with this initial value.
     #[must_use]
-    pub fn new(policy: BufferPolicy) -> Self {
+    pub fn new(policy: ReclaimPolicy) -> Self {
         let shared = Self::default();
         shared.store(policy);
         shared
@@ -107,21 +107,21 @@ impl SharedPolicy {
 
     /// The current policy.
     #[must_use]
-    pub fn load(&self) -> BufferPolicy {
+    pub fn load(&self) -> ReclaimPolicy {
         // Relaxed: frames go home by any policy, whatever their packets waited in.
         let index = usize::from(self.0.load(Ordering::Relaxed));
-        BufferPolicy::ALL.get(index).copied().unwrap_or_default()
+        ReclaimPolicy::ALL.get(index).copied().unwrap_or_default()
     }
 
     /// Sets the policy, for packets put in and frames returned from now on.
-    pub fn store(&self, policy: BufferPolicy) {
+    pub fn store(&self, policy: ReclaimPolicy) {
         self.0.store(policy as u8, Ordering::Relaxed);
     }
 }
 
 /// One CPU's counters of packets moved to other buffers.
 #[derive(Debug, Default)]
-pub struct ReliefCounters {
+pub struct ReclaimCounters {
     /// Packets copied into the cache.
     pub cached: Counter,
     /// Packets not copied into the cache: too long, or of several pieces.
@@ -135,22 +135,22 @@ pub struct ReliefCounters {
 /// Relief of a CPU for slow readers: moves their packets to memory that can be withheld from its
 /// owner for a while.
 #[derive(Debug)]
-pub struct Relief {
+pub struct BufferReclaimer {
     /// The copy cache, if there is memory for one.
     cache: Option<CopyCache>,
     /// Small chunks of this CPU, in the memory that its packets arrive in.
     small: Option<Pool>,
-    counters: Arc<ReliefCounters>,
+    counters: Arc<ReclaimCounters>,
 }
 
-impl Relief {
+impl BufferReclaimer {
     /// Creates the relief of one CPU. Without a cache, `copy-cache` copies nothing; without small
     /// chunks, `condense` does not.
     #[must_use]
     pub fn new(
         cache: Option<CopyCache>,
         small: Option<Pool>,
-        counters: Arc<ReliefCounters>,
+        counters: Arc<ReclaimCounters>,
     ) -> Self {
         Self { cache, small, counters }
     }
@@ -163,7 +163,7 @@ impl Relief {
     /// Frames used for copies that have not been returned.
     pub fn frames_away(&mut self) -> usize {
         let cached = self.cache.as_ref().map_or(0, CopyCache::away);
-        cached + self.small.as_mut().map_or(0, Pool::away)
+        cached + self.small.as_mut().map_or(0, Pool::in_use)
     }
 
     /// The copy cache, if there is one.
@@ -175,16 +175,16 @@ impl Relief {
     /// Copies those of `packets` that would reach a socket under pressure and still be within its
     /// limit, as `policy` says, and returns their original frames to `pool`. To be called before
     /// they are put into the socket's queue, as a packet is charged by the frame it waits in.
-    pub fn relieve(
+    pub fn reclaim(
         &mut self,
-        policy: BufferPolicy,
+        policy: ReclaimPolicy,
         account: &Account,
         packets: &mut [Packet],
         pool: &mut Pool,
     ) {
         let smaller = match (policy, &self.cache, &self.small) {
-            (BufferPolicy::CopyCache, Some(_), _) => CopyCache::TRUESIZE,
-            (BufferPolicy::Condense, _, Some(small)) => small.smallest_chunk_bytes(),
+            (ReclaimPolicy::CopyCache, Some(_), _) => CopyCache::TRUESIZE,
+            (ReclaimPolicy::Condense, _, Some(small)) => small.smallest_chunk_bytes(),
             _ => return,
         };
         let (mut rmem, rcvbuf) = (account.rmem(), account.rcvbuf());
@@ -195,7 +195,7 @@ impl Relief {
             }
             if is_under_pressure(rmem, rcvbuf) {
                 match policy {
-                    BufferPolicy::Condense => self.condense(packet, pool),
+                    ReclaimPolicy::Condense => self.condense(packet, pool),
                     _ => self.copy(packet, pool),
                 }
             }
@@ -230,10 +230,10 @@ impl Relief {
 /// Returns a frame that was read. With `owner` and `condense` it may wait in a lot until `pool` is
 /// flushed.
 #[inline]
-pub fn give_back(frame: Frame, pool: &mut Pool, policy: BufferPolicy) {
+pub fn give_back(frame: Frame, pool: &mut Pool, policy: ReclaimPolicy) {
     match policy {
-        BufferPolicy::Owner | BufferPolicy::Condense => pool.put(frame),
-        BufferPolicy::CopyCache | BufferPolicy::None => drop(frame),
+        ReclaimPolicy::Owner | ReclaimPolicy::Condense => pool.put(frame),
+        ReclaimPolicy::CopyCache | ReclaimPolicy::None => drop(frame),
     }
 }
 
@@ -244,7 +244,7 @@ pub fn give_back(frame: Frame, pool: &mut Pool, policy: BufferPolicy) {
 /// `udp_rmem_release`), or nothing else waits to be read. So an idle reader holds no frames back,
 /// and frames held back stay charged to its socket.
 #[derive(Debug)]
-pub struct WayBack {
+pub struct FrameReturn {
     pool: Pool,
     /// Frames returned, but possibly not sent back yet.
     frames: usize,
@@ -252,7 +252,7 @@ pub struct WayBack {
     bytes: u32,
 }
 
-impl WayBack {
+impl FrameReturn {
     /// Creates the return path by way of `pool`, which needs no frames of its own
     /// ([`Pool::way_home`]).
     #[must_use]
@@ -264,15 +264,15 @@ impl WayBack {
     pub fn give_back(
         &mut self,
         packets: &mut Vec<Packet>,
-        outlet: &mut Outlet,
-        policy: BufferPolicy,
+        outlet: &mut SocketQueueConsumer,
+        policy: ReclaimPolicy,
     ) {
         let most_bytes = outlet.account().rcvbuf() / 4;
         for packet in packets.drain(..) {
             self.frames += 1;
             self.bytes = self.bytes.saturating_add(size(&packet));
             give_back(packet.frame, &mut self.pool, policy);
-            if self.frames >= LOT_FRAMES || self.bytes >= most_bytes {
+            if self.frames >= FREE_BATCH_FRAMES || self.bytes >= most_bytes {
                 self.send(outlet);
             }
         }
@@ -283,7 +283,7 @@ impl WayBack {
 
     /// Sends waiting frames back, and uncharges the socket. To be called when packets are kept,
     /// before the reader does something else for long.
-    pub fn send(&mut self, outlet: &mut Outlet) {
+    pub fn send(&mut self, outlet: &mut SocketQueueConsumer) {
         if self.frames > 0 {
             self.pool.flush();
             outlet.uncharge(self.bytes);
@@ -302,10 +302,10 @@ mod tests {
     use super::*;
     use crate::socket::SocketId;
     use crate::socket::made_up::{Layout, datagram, pools_of};
-    use crate::socket::queue::{Inlet, Put, QueueConfig, queue};
+    use crate::socket::queue::{SocketQueueProducer, Enqueue, SocketQueueConfig, queue};
 
-    fn socket(id: u64, rcvbuf: u32) -> (Inlet, Outlet) {
-        let config = QueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
+    fn socket(id: u64, rcvbuf: u32) -> (SocketQueueProducer, SocketQueueConsumer) {
+        let config = SocketQueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
         let (mut inlets, outlet) = queue(config);
         (inlets.remove(0), outlet)
     }
@@ -313,7 +313,7 @@ mod tests {
     /// One CPU: its memory, and its relief for slow readers.
     struct Cpu {
         pool: Pool,
-        relief: Relief,
+        relief: BufferReclaimer,
         dropped: Vec<Packet>,
     }
 
@@ -321,21 +321,21 @@ mod tests {
         fn new(chunks: u32, buffers: u32) -> Self {
             let region = Region::allocate(CopyCache::region_bytes(buffers));
             let (pool, small) = pools_of(chunks);
-            let relief = Relief::new(Some(CopyCache::new(region, 0)), Some(small), Arc::default());
+            let relief = BufferReclaimer::new(Some(CopyCache::new(region, 0)), Some(small), Arc::default());
             Self { pool, relief, dropped: Vec::new() }
         }
 
         /// Puts one datagram in. Returns true if the socket accepted it.
-        fn put(&mut self, inlet: &mut Inlet, policy: BufferPolicy, mark: u64) -> bool {
+        fn put(&mut self, inlet: &mut SocketQueueProducer, policy: ReclaimPolicy, mark: u64) -> bool {
             let mut run = vec![datagram(&mut self.pool, Layout::V4, &mark.to_be_bytes())];
-            self.relief.relieve(policy, inlet.account(), &mut run, &mut self.pool);
-            assert_eq!(inlet.put(&mut run, &mut self.dropped), Put::Done);
+            self.relief.reclaim(policy, inlet.account(), &mut run, &mut self.pool);
+            assert_eq!(inlet.put(&mut run, &mut self.dropped), Enqueue::Done);
             let is_taken = self.dropped.is_empty();
             self.dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
             is_taken
         }
 
-        fn put_many(&mut self, inlet: &mut Inlet, policy: BufferPolicy, count: u64) {
+        fn put_many(&mut self, inlet: &mut SocketQueueProducer, policy: ReclaimPolicy, count: u64) {
             for mark in 0..count {
                 self.put(inlet, policy, mark);
             }
@@ -351,7 +351,7 @@ mod tests {
 
         /// Frames and buffers not returned yet.
         fn away(&mut self) -> usize {
-            self.pool.away() + self.relief.frames_away()
+            self.pool.in_use() + self.relief.frames_away()
         }
 
         fn is_whole(&mut self) -> bool {
@@ -366,19 +366,19 @@ mod tests {
 
     #[test]
     fn promise_8_policies_have_one_name_each() {
-        for policy in BufferPolicy::ALL {
+        for policy in ReclaimPolicy::ALL {
             assert_eq!(policy.name().parse(), Ok(policy));
-            assert_eq!(BufferPolicy::ALL[policy.index()], policy);
+            assert_eq!(ReclaimPolicy::ALL[policy.index()], policy);
             assert_eq!(SharedPolicy::new(policy).load(), policy);
         }
-        assert_eq!(SharedPolicy::default().load(), BufferPolicy::Owner);
-        let refused = "lru".parse::<BufferPolicy>().unwrap_err().to_string();
+        assert_eq!(SharedPolicy::default().load(), ReclaimPolicy::Owner);
+        let refused = "lru".parse::<ReclaimPolicy>().unwrap_err().to_string();
         assert!(refused.contains("\"lru\"") && refused.contains("copy-cache"), "{refused}");
     }
 
     #[test]
     fn udp_1_no_pressure_no_copy() {
-        for policy in [BufferPolicy::CopyCache, BufferPolicy::Condense] {
+        for policy in [ReclaimPolicy::CopyCache, ReclaimPolicy::Condense] {
             let mut cpu = Cpu::new(64, 8);
             let (mut inlet, mut outlet) = socket(0, 16 * 2048);
             for mark in 0..9 {
@@ -401,12 +401,12 @@ mod tests {
         let (mut inlet, _outlet) = socket(0, 16 * 2048);
         let mut run: Vec<_> =
             (0..40).map(|_| datagram(&mut cpu.pool, Layout::V4, b"question")).collect();
-        cpu.relief.relieve(BufferPolicy::CopyCache, inlet.account(), &mut run, &mut cpu.pool);
+        cpu.relief.reclaim(ReclaimPolicy::CopyCache, inlet.account(), &mut run, &mut cpu.pool);
         // Nine large ones, then 14 copies of 1024 bytes: 32 KiB. The others will be dropped.
         assert_eq!((cpu.cached(), cpu.buffers_away()), (14, 14));
         let sizes: Vec<_> = run.iter().map(size).collect();
         assert_eq!(sizes, [vec![2048; 9], vec![1024; 14], vec![2048; 17]].concat());
-        assert_eq!(inlet.put(&mut run, &mut cpu.dropped), Put::Done);
+        assert_eq!(inlet.put(&mut run, &mut cpu.dropped), Enqueue::Done);
         assert_eq!((cpu.dropped.len(), inlet.account().rmem()), (17, 16 * 2048));
     }
 
@@ -416,10 +416,10 @@ mod tests {
     fn udp_1_pressure_flip_keeps_order_and_bytes() {
         let mut cpu = Cpu::new(64, 8);
         let (mut inlet, mut outlet) = socket(0, 16 * 2048);
-        let mut way_back = WayBack::new(cpu.pool.way_home());
+        let mut way_back = FrameReturn::new(cpu.pool.return_handle());
         let (mut taken, mut queued) = (Vec::new(), VecDeque::new());
-        let (mut is_reading, mut policies) = (false, BufferPolicy::ALL.into_iter().cycle());
-        let mut policy = BufferPolicy::default();
+        let (mut is_reading, mut policies) = (false, ReclaimPolicy::ALL.into_iter().cycle());
+        let mut policy = ReclaimPolicy::default();
         for mark in 0..100_000 {
             if mark % 1000 == 0 {
                 policy = policies.next().unwrap();
@@ -436,10 +436,10 @@ mod tests {
                 is_reading = inlet.account().rmem() > 12 * 1024;
             }
         }
-        let ReliefCounters { cached, condensed, .. } = &*cpu.relief.counters;
+        let ReclaimCounters { cached, condensed, .. } = &*cpu.relief.counters;
         assert!(cached.get() > 1000 && condensed.get() > 1000, "{:?}", cpu.relief.counters);
         outlet.take(64, &mut taken);
-        way_back.give_back(&mut taken, &mut outlet, BufferPolicy::Owner);
+        way_back.give_back(&mut taken, &mut outlet, ReclaimPolicy::Owner);
         assert_eq!(outlet.account().rmem(), 0);
         assert!(cpu.is_whole());
     }
@@ -449,14 +449,14 @@ mod tests {
         let mut cpu = Cpu::new(64, 3);
         let (mut inlet, mut outlet) = socket(0, 8192);
         for mark in 0..5 {
-            cpu.put(&mut inlet, BufferPolicy::CopyCache, mark);
+            cpu.put(&mut inlet, ReclaimPolicy::CopyCache, mark);
         }
         assert_eq!(cpu.cached(), 2, "the last two");
         let mut taken = Vec::new();
         outlet.take(4, &mut taken);
         let mut other = socket(1, 8192);
         for mark in 100..200 {
-            cpu.put(&mut other.0, BufferPolicy::CopyCache, mark);
+            cpu.put(&mut other.0, ReclaimPolicy::CopyCache, mark);
             // Peeked at again and again, taken and kept: the bytes stay what they were.
             if let Some(packet) = outlet.peek() {
                 assert_eq!(marks(std::slice::from_ref(packet)), [4]);
@@ -477,7 +477,7 @@ mod tests {
         let mut taken_by = [Vec::new(), Vec::new()];
         for mark in 0..40 {
             let which = usize::from(mark % 2 == 1);
-            if cpu.put(&mut sockets[which].0, BufferPolicy::CopyCache, mark) {
+            if cpu.put(&mut sockets[which].0, ReclaimPolicy::CopyCache, mark) {
                 taken_by[which].push(mark);
             }
         }
@@ -497,7 +497,7 @@ mod tests {
 
     #[test]
     fn udp_2_socket_close_brings_all_buffers_back() {
-        for policy in BufferPolicy::ALL {
+        for policy in ReclaimPolicy::ALL {
             let mut cpu = Cpu::new(64, 64);
             let (mut inlet, mut outlet) = socket(0, 32 * 1024);
             cpu.put_many(&mut inlet, policy, 64);
@@ -505,7 +505,7 @@ mod tests {
             outlet.take(3, &mut in_hand);
             drop(outlet);
             assert_eq!(cpu.away(), 3, "{policy}");
-            WayBack::new(cpu.pool.way_home()).give_back(&mut in_hand, &mut socket(1, 0).1, policy);
+            FrameReturn::new(cpu.pool.return_handle()).give_back(&mut in_hand, &mut socket(1, 0).1, policy);
             assert!(cpu.is_whole(), "{policy}");
         }
     }
@@ -516,19 +516,19 @@ mod tests {
     fn udp_r6_remote_batch_a_reader_that_idles_holds_nothing_back() {
         // With the larger one, a lot is full before a quarter of it is read.
         let sizes = [64 * 2048, 1 << 20];
-        for (policy, rcvbuf) in BufferPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
+        for (policy, rcvbuf) in ReclaimPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
         {
             let mut cpu = Cpu::new(64, 64);
             let (mut inlet, mut outlet) = socket(0, rcvbuf);
-            let mut way_back = WayBack::new(cpu.pool.way_home());
+            let mut way_back = FrameReturn::new(cpu.pool.return_handle());
             let mut taken = Vec::new();
             cpu.put_many(&mut inlet, policy, 40);
             for left in (0..40).rev() {
                 outlet.take(1, &mut taken);
                 way_back.give_back(&mut taken, &mut outlet, policy);
                 let (away, rmem) = (cpu.away(), outlet.account().rmem() as usize);
-                assert!(away <= left + LOT_FRAMES, "{policy}: {away} with {left} queued");
-                assert!((away * 512..=(left + LOT_FRAMES) * 2048).contains(&rmem), "{policy}");
+                assert!(away <= left + FREE_BATCH_FRAMES, "{policy}: {away} with {left} queued");
+                assert!((away * 512..=(left + FREE_BATCH_FRAMES) * 2048).contains(&rmem), "{policy}");
             }
             assert!(cpu.is_whole() && outlet.account().rmem() == 0, "{policy}");
         }
@@ -538,12 +538,12 @@ mod tests {
     fn udp_1_small_sockets_get_their_room_back_before_a_lot_is_full() {
         let mut cpu = Cpu::new(64, 64);
         let (mut inlet, mut outlet) = socket(0, 8 * 2048);
-        let mut way_back = WayBack::new(cpu.pool.way_home());
+        let mut way_back = FrameReturn::new(cpu.pool.return_handle());
         let mut taken = Vec::new();
-        (0..8).for_each(|mark| assert!(cpu.put(&mut inlet, BufferPolicy::Owner, mark)));
+        (0..8).for_each(|mark| assert!(cpu.put(&mut inlet, ReclaimPolicy::Owner, mark)));
         for (reads, rmem) in [(1, 8), (2, 6), (3, 6), (4, 4)] {
             outlet.take(1, &mut taken);
-            way_back.give_back(&mut taken, &mut outlet, BufferPolicy::Owner);
+            way_back.give_back(&mut taken, &mut outlet, ReclaimPolicy::Owner);
             assert_eq!(outlet.account().rmem(), rmem * 2048, "after {reads}");
         }
     }
@@ -551,7 +551,7 @@ mod tests {
     /// Exactly half of a socket's limit is not pressure; one byte more is.
     #[test]
     fn udp_1_pressure_begins_above_half_of_rcvbuf() {
-        for policy in [BufferPolicy::CopyCache, BufferPolicy::Condense] {
+        for policy in [ReclaimPolicy::CopyCache, ReclaimPolicy::Condense] {
             let mut cpu = Cpu::new(64, 64);
             let (mut inlet, outlet) = socket(0, 8 * 2048);
             let moved = |cpu: &Cpu| cpu.cached() + cpu.relief.counters.condensed.get();
@@ -565,10 +565,10 @@ mod tests {
     /// A flood leaves no state behind: once it is read, packets take the same path as before.
     #[test]
     fn udp_r3_flood_recovery_leaves_no_other_state() {
-        for policy in BufferPolicy::ALL {
+        for policy in ReclaimPolicy::ALL {
             let mut cpu = Cpu::new(512, 768);
             let (mut inlet, mut outlet) = socket(0, 212_992);
-            let mut way_back = WayBack::new(cpu.pool.way_home());
+            let mut way_back = FrameReturn::new(cpu.pool.return_handle());
             let mut taken = Vec::new();
             let flood = (0..2000).filter(|mark| cpu.put(&mut inlet, policy, *mark)).count();
             assert!((104..2000).contains(&flood), "{policy}: {flood}");
@@ -621,10 +621,10 @@ mod tests {
         ) {
             let mut cpu = Cpu::new(400, buffers.max(1));
             let mut sockets = [socket(0, rcvbuf), socket(1, rcvbuf)];
-            let mut ways = [(); 2].map(|()| WayBack::new(cpu.pool.way_home()));
+            let mut ways = [(); 2].map(|()| FrameReturn::new(cpu.pool.return_handle()));
             let mut taken = Vec::new();
             for (policy, which, puts, takes) in steps {
-                let policy = BufferPolicy::ALL[policy];
+                let policy = ReclaimPolicy::ALL[policy];
                 let (inlet, outlet) = &mut sockets[which];
                 for mark in 0..puts as u64 {
                     let _ = cpu.put(inlet, policy, mark);
@@ -635,7 +635,7 @@ mod tests {
             }
             for ((_, outlet), way_back) in sockets.iter_mut().zip(&mut ways) {
                 while outlet.take(64, &mut taken) > 0 {
-                    way_back.give_back(&mut taken, outlet, BufferPolicy::Owner);
+                    way_back.give_back(&mut taken, outlet, ReclaimPolicy::Owner);
                 }
                 prop_assert_eq!(outlet.account().rmem(), 0);
             }

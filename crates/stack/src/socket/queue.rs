@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use forebay_buf::cache::OwnLine;
 use forebay_buf::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use forebay_rx::packet::Packet;
-use forebay_rx::tickets::{Feeder, Lane, Lanes, Tickets, lane};
+use forebay_rx::tickets::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
 
 use super::SocketId;
 use super::account::{Account, LaneCounters, size};
@@ -22,7 +22,7 @@ pub const SLOTS_MAX: u32 = 1 << 16;
 
 /// Parameters of a queue.
 #[derive(Clone, Copy, Debug)]
-pub struct QueueConfig {
+pub struct SocketQueueConfig {
     /// The socket.
     pub id: SocketId,
     /// Most bytes of packet memory that the socket may hold.
@@ -37,18 +37,18 @@ pub struct QueueConfig {
 /// Wakes a socket's reader, and any other waiters.
 pub trait WakeReader: Send + Sync {
     /// Called by any CPU when a packet or a notification has arrived.
-    fn wake(&self, hub: &Hub);
+    fn wake(&self, hub: &SocketQueue);
 }
 
 /// Creates a queue: the hub that CPUs open their inlets from, and the reader's end.
 #[must_use]
-pub fn open(config: QueueConfig, reader: Arc<dyn WakeReader>) -> (Arc<Hub>, Outlet) {
+pub fn open(config: SocketQueueConfig, reader: Arc<dyn WakeReader>) -> (Arc<SocketQueue>, SocketQueueConsumer) {
     starting_at(config, 0, reader)
 }
 
 /// Creates a queue with one inlet per CPU, in CPU order, whose reader does not need to be woken.
 #[must_use]
-pub fn queue(config: QueueConfig) -> (Vec<Inlet>, Outlet) {
+pub fn queue(config: SocketQueueConfig) -> (Vec<SocketQueueProducer>, SocketQueueConsumer) {
     let (hub, outlet) = open(config, Arc::new(Awake));
     ((0..config.cpus).filter_map(|cpu| hub.inlet(cpu)).collect(), outlet)
 }
@@ -58,19 +58,19 @@ pub fn queue(config: QueueConfig) -> (Vec<Inlet>, Outlet) {
 pub struct Awake;
 
 impl WakeReader for Awake {
-    fn wake(&self, _: &Hub) {}
+    fn wake(&self, _: &SocketQueue) {}
 }
 
 fn starting_at(
-    config: QueueConfig,
+    config: SocketQueueConfig,
     ticket: u32,
     reader: Arc<dyn WakeReader>,
-) -> (Arc<Hub>, Outlet) {
-    let hub = Arc::new(Hub {
+) -> (Arc<SocketQueue>, SocketQueueConsumer) {
+    let hub = Arc::new(SocketQueue {
         id: config.id,
         slots: config.slots.clamp(1, SLOTS_MAX).next_power_of_two(),
         account: Account::new(config.rcvbuf, config.cpus),
-        tickets: Tickets::starting_at(ticket),
+        tickets: Sequencer::starting_at(ticket),
         is_waiting: OwnLine(AtomicBool::new(false)),
         is_closed: AtomicBool::new(false),
         told: AtomicU8::new(0),
@@ -80,24 +80,24 @@ fn starting_at(
         takes_merged: AtomicBool::new(false),
     });
     let lanes = Lanes::new(ticket, Vec::new());
-    let outlet = Outlet { hub: Arc::clone(&hub), lanes, in_hand_bytes: 0 };
+    let outlet = SocketQueueConsumer { hub: Arc::clone(&hub), lanes, in_hand_bytes: 0 };
     (hub, outlet)
 }
 
 /// Lanes that the reader has not adopted yet; `None` once there is no reader.
 #[cfg(all(loom, test))]
-type Joining = loom::sync::Mutex<Option<Vec<Lane>>>;
+type Joining = loom::sync::Mutex<Option<Vec<LaneConsumer>>>;
 #[cfg(not(all(loom, test)))]
 #[expect(clippy::disallowed_types, reason = "held to push one lane, once for each CPU")]
-type Joining = std::sync::Mutex<Option<Vec<Lane>>>;
+type Joining = std::sync::Mutex<Option<Vec<LaneConsumer>>>;
 
 /// State shared by all ends of one socket's rings.
-pub struct Hub {
+pub struct SocketQueue {
     id: SocketId,
     /// Initial capacity of each ring.
     slots: u32,
     account: Account,
-    tickets: Tickets,
+    tickets: Sequencer,
     /// True if the reader sleeps or is about to. The reader sets it; the CPU that clears it wakes
     /// the reader.
     is_waiting: OwnLine<AtomicBool>,
@@ -118,7 +118,7 @@ const REFUSED: u8 = 1;
 /// No more packets will arrive.
 const ENDED: u8 = 2;
 
-impl Hub {
+impl SocketQueue {
     /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
@@ -134,12 +134,12 @@ impl Hub {
     /// Creates the end that a CPU puts packets into, by the CPU's index; once for each. `None` if
     /// there is no reader any more.
     #[must_use]
-    pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<Inlet> {
+    pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
         let (feeder, lane) = lane(self.slots);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
         // Release: pairs with the Acquire in `Outlet::meet`.
         self.joined.fetch_add(1, Ordering::Release);
-        Some(Inlet { cpu, hub: Arc::clone(self), feeder })
+        Some(SocketQueueProducer { cpu, hub: Arc::clone(self), feeder })
     }
 
     /// True if there is a packet or a notification for a reader that has taken everything before the
@@ -150,11 +150,11 @@ impl Hub {
     }
 
     /// Notifies the socket of a port unreachable answer. Returns as [`Inlet::put`] does.
-    pub fn refuse(&self) -> Put {
+    pub fn refuse(&self) -> Enqueue {
         self.told.fetch_or(REFUSED, Ordering::Relaxed);
         // Pairs with the fence in `Outlet::arm`, as that in `Inlet::send` does.
         fence(Ordering::SeqCst);
-        if self.has_to_wake() { Put::WakeReader } else { Put::Done }
+        if self.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
 
     /// Clears the notification of [`refuse`](Self::refuse). Returns true if it was set.
@@ -192,7 +192,7 @@ impl Hub {
     }
 }
 
-impl fmt::Debug for Hub {
+impl fmt::Debug for SocketQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Hub({:?}, closed: {})", self.id, self.is_closed())
     }
@@ -201,7 +201,7 @@ impl fmt::Debug for Hub {
 /// Result of putting packets into a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub enum Put {
+pub enum Enqueue {
     /// The reader is awake, or others wake it.
     Done,
     /// The reader sleeps, and the caller has to [wake](Hub::wake_reader) it.
@@ -213,13 +213,13 @@ pub enum Put {
 
 /// The end of a queue that one CPU puts packets into.
 #[derive(Debug)]
-pub struct Inlet {
+pub struct SocketQueueProducer {
     cpu: usize,
-    hub: Arc<Hub>,
-    feeder: Feeder,
+    hub: Arc<SocketQueue>,
+    feeder: LaneProducer,
 }
 
-impl Inlet {
+impl SocketQueueProducer {
     /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
@@ -228,15 +228,15 @@ impl Inlet {
 
     /// The state shared by all ends.
     #[must_use]
-    pub fn hub(&self) -> &Arc<Hub> {
+    pub fn hub(&self) -> &Arc<SocketQueue> {
         &self.hub
     }
 
     /// Puts `packets` in, oldest first; those that exceed the socket's limit are moved to the end of
     /// `dropped`, and counted. The vector is empty afterwards, unless the socket is closed.
-    pub fn put(&mut self, packets: &mut Vec<Packet>, dropped: &mut Vec<Packet>) -> Put {
+    pub fn put(&mut self, packets: &mut Vec<Packet>, dropped: &mut Vec<Packet>) -> Enqueue {
         if self.hub.is_closed() {
-            return Put::Closed;
+            return Enqueue::Closed;
         }
         let (slots, refused_before) = (self.room_for(packets.len()), dropped.len());
         self.hub.account.charge(packets, slots, dropped);
@@ -245,20 +245,20 @@ impl Inlet {
             counters.dropped.add(datagrams(&dropped[refused_before..]));
         }
         if packets.is_empty() {
-            return Put::Done;
+            return Enqueue::Done;
         }
         counters.queued.add(datagrams(packets));
         self.send(packets)
     }
 
     /// Publishes packets for which there is room.
-    fn send(&mut self, packets: &mut Vec<Packet>) -> Put {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Enqueue {
         let drawn = self.hub.tickets.draw(packets);
         // Pairs with the fence in `Outlet::arm`: either the reader sees these tickets drawn, and
         // does not sleep, or what is read of its sleep below is not older.
         fence(Ordering::SeqCst);
         self.feeder.send(drawn, packets);
-        if self.hub.has_to_wake() { Put::WakeReader } else { Put::Done }
+        if self.hub.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
 
     /// Number of packets that the ring has room for; it grows for `count` if allowed.
@@ -298,14 +298,14 @@ fn datagrams(packets: &[Packet]) -> u64 {
 
 /// The end of a queue that the socket's reader takes packets out of. Dropping it closes the socket.
 #[derive(Debug)]
-pub struct Outlet {
-    hub: Arc<Hub>,
+pub struct SocketQueueConsumer {
+    hub: Arc<SocketQueue>,
     lanes: Lanes,
     /// `truesize` of packets that were taken out and are still charged.
     in_hand_bytes: u32,
 }
 
-impl Outlet {
+impl SocketQueueConsumer {
     /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
@@ -314,7 +314,7 @@ impl Outlet {
 
     /// The state shared by all ends.
     #[must_use]
-    pub fn hub(&self) -> &Arc<Hub> {
+    pub fn hub(&self) -> &Arc<SocketQueue> {
         &self.hub
     }
 
@@ -419,7 +419,7 @@ impl Outlet {
     }
 }
 
-impl Outlet {
+impl SocketQueueConsumer {
     /// Closes the socket: it has no reader any more.
     pub fn close(&mut self) {
         // What a CPU is putting in right now goes home with its inlet.
@@ -431,7 +431,7 @@ impl Outlet {
     }
 }
 
-impl Drop for Outlet {
+impl Drop for SocketQueueConsumer {
     fn drop(&mut self) {
         self.close();
     }

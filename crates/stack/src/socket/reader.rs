@@ -3,22 +3,22 @@
 use std::collections::VecDeque;
 
 use forebay_buf::Pool;
-use forebay_buf::pool::LOT_FRAMES;
+use forebay_buf::pool::FREE_BATCH_FRAMES;
 use forebay_rx::Packet;
 use forebay_rx::coalesce::resegment;
 
-use super::policy::{BufferPolicy, WayBack};
-use super::queue::Outlet;
+use super::policy::{ReclaimPolicy, FrameReturn};
+use super::queue::SocketQueueConsumer;
 
 /// Datagrams taken out of the queue at once, for calls that read one.
 const TAKE_MAX: usize = 64;
 
 /// Reader state, used by one thread at a time.
 #[derive(Debug)]
-pub struct Reader {
+pub struct SocketReader {
     /// The queue that it reads.
-    pub outlet: Outlet,
-    way_back: WayBack,
+    pub outlet: SocketQueueConsumer,
+    way_back: FrameReturn,
     /// Taken out of the queue, but not read yet.
     ready: VecDeque<Packet>,
     /// Buffer for packets on their way out of the queue.
@@ -29,13 +29,13 @@ pub struct Reader {
     takes_merged: bool,
 }
 
-impl Reader {
+impl SocketReader {
     /// Creates the reader of `outlet`. Frames it has read go back by way of `home`.
     #[must_use]
-    pub fn new(outlet: Outlet, home: Pool) -> Self {
+    pub fn new(outlet: SocketQueueConsumer, home: Pool) -> Self {
         Self {
             outlet,
-            way_back: WayBack::new(home),
+            way_back: FrameReturn::new(home),
             ready: VecDeque::new(),
             scratch: Vec::new(),
             done: Vec::new(),
@@ -94,15 +94,15 @@ impl Reader {
     }
 
     /// Returns a packet that was read.
-    pub fn give_back(&mut self, packet: Packet, policy: BufferPolicy) {
+    pub fn give_back(&mut self, packet: Packet, policy: ReclaimPolicy) {
         self.done.push(packet);
-        if self.ready.is_empty() || self.done.len() >= LOT_FRAMES {
+        if self.ready.is_empty() || self.done.len() >= FREE_BATCH_FRAMES {
             self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
         }
     }
 
     /// Returns many packets that were read.
-    pub fn give_back_all(&mut self, packets: impl Iterator<Item = Packet>, policy: BufferPolicy) {
+    pub fn give_back_all(&mut self, packets: impl Iterator<Item = Packet>, policy: ReclaimPolicy) {
         self.done.extend(packets);
         self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
     }

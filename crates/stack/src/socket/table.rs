@@ -66,7 +66,7 @@ pub struct Binding {
 }
 
 /// Key of sockets that share an address and port: the address, and true if they take IPv6 only.
-type Group = (SocketAddr, bool);
+type ReuseportGroup = (SocketAddr, bool);
 
 impl Binding {
     /// Creates a socket that is bound to `local`, with default options.
@@ -109,22 +109,22 @@ impl Binding {
 
     /// The group that it is a member of; each member may receive any datagram of the group.
     /// Connected sockets are not members.
-    fn group(&self) -> Option<Group> {
+    fn group(&self) -> Option<ReuseportGroup> {
         self.shared().filter(|_| self.remote.is_none())
     }
 
     /// The group that it was bound into (`udp_reuseport_add_sock`).
-    fn shared(&self) -> Option<Group> {
+    fn shared(&self) -> Option<ReuseportGroup> {
         let is_v6_only = self.local.ip().is_unspecified() && self.is_v6_only;
         self.is_shared().then_some((self.local, is_v6_only))
     }
 
     /// Tuples of the datagrams it receives, if it is connected.
-    fn tuples(&self) -> impl Iterator<Item = Tuple> {
+    fn tuples(&self) -> impl Iterator<Item = SocketTuple> {
         let port = self.local.port();
         self.remote.map(endpoint).into_iter().flat_map(move |remote| {
             let local = self.addresses().filter(move |own| own.is_ipv4() == remote.0.is_ipv4());
-            local.map(move |address| Tuple { local: (address, port), remote })
+            local.map(move |address| SocketTuple { local: (address, port), remote })
         })
     }
 
@@ -174,7 +174,7 @@ impl Flow4Tuple {
 /// Result of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub enum Found {
+pub enum FoundSocket {
     /// No socket.
     None,
     /// The socket.
@@ -251,7 +251,7 @@ struct Member {
 /// A connected socket.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
-    tuple: Tuple,
+    tuple: SocketTuple,
     bound_as: BoundAs,
     id: SocketId,
 }
@@ -290,32 +290,32 @@ impl SocketTable {
     }
 
     /// Finds the socket for a unicast datagram.
-    pub fn find(&self, of: &Flow4Tuple) -> Found {
+    pub fn find(&self, of: &Flow4Tuple) -> FoundSocket {
         let to = of.destination.ip();
         let listeners = self.listeners.get(of.destination.port().into());
         let listeners = listeners.map_or(&[][..], Few::as_slice);
         for (address, connected) in [(to, self.bound), (unspecified(to), self.unbound)] {
             if connected > 0
-                && let Some(id) = self.connection(&Tuple::of(address, of))
+                && let Some(id) = self.connection(&SocketTuple::of(address, of))
             {
-                return Found::One(id);
+                return FoundSocket::One(id);
             }
             if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
-                return Found::One(self.choose(&listeners[at].members, of));
+                return FoundSocket::One(self.choose(&listeners[at].members, of));
             }
         }
-        Found::None
+        FoundSocket::None
     }
 
     /// Finds the socket that sends from address `ours` and is connected to `theirs`.
-    pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> Found {
-        let at = |address| self.connection(&Tuple { local: (address, ours.1), remote: theirs });
-        at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(Found::None, Found::One)
+    pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> FoundSocket {
+        let at = |address| self.connection(&SocketTuple { local: (address, ours.1), remote: theirs });
+        at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(FoundSocket::None, FoundSocket::One)
     }
 
     /// The connection of a tuple. Of several with the same tuple, the last one bound receives
     /// (`udp_hash4`).
-    fn connection(&self, tuple: &Tuple) -> Option<SocketId> {
+    fn connection(&self, tuple: &SocketTuple) -> Option<SocketId> {
         let alike = self.connected.get(folded(tuple.hash(&self.key)))?;
         alike.as_slice().iter().find(|one| one.tuple == *tuple).map(|one| one.id)
     }
@@ -351,7 +351,7 @@ impl SocketTable {
         let hash = if of.hash.is_some() {
             of.hash.0
         } else {
-            folded(Tuple::of(of.destination.ip(), of).hash(&self.key))
+            folded(SocketTuple::of(of.destination.ip(), of).hash(&self.key))
         };
         let (before, from) = members.split_at(reciprocal_scale(hash, members.len()));
         let here = from.iter().chain(before).find(|member| member.cpu == Some(of.cpu));
@@ -392,12 +392,12 @@ fn folded(hash: u64) -> u32 {
 
 /// Local and peer address of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Tuple {
+struct SocketTuple {
     local: (IpAddr, u16),
     remote: (IpAddr, u16),
 }
 
-impl Tuple {
+impl SocketTuple {
     /// Tuple of a socket at `address` that would match this datagram.
     fn of(address: IpAddr, datagram: &Flow4Tuple) -> Self {
         Self { local: (address, datagram.destination.port()), remote: endpoint(datagram.source) }

@@ -2,7 +2,7 @@
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
 use etherparse::{ArpOperation, Icmpv6Type};
-use forebay_stack::network::neighbours::{Heard, Replaces, Sighting};
+use forebay_stack::network::neighbours::{NeighbourEvent, Replaces, NeighbourObservation};
 use forebay_stack::network::{Identity, NetworkDrop, arp, ndisc};
 
 use crate::rig::{
@@ -13,10 +13,10 @@ use crate::rig::{
 const REQUEST: ArpOperation = ArpOperation::REQUEST;
 const REPLY: ArpOperation = ArpOperation::REPLY;
 
-fn sighting(address: &str) -> Sighting {
+fn sighting(address: &str) -> NeighbourObservation {
     let (address, mac) = (ip(address), Some(THEIRS));
     let (is_welcome, is_confirmed) = (false, false);
-    Sighting { address, mac, is_welcome, replaces: Replaces::WhenSettled, is_confirmed }
+    NeighbourObservation { address, mac, is_welcome, replaces: Replaces::WhenSettled, is_confirmed }
 }
 
 #[test]
@@ -26,8 +26,8 @@ fn who_asks_for_us_by_arp_is_told_and_remembered() {
         let request = arp_message(to, REQUEST, "10.9.0.2", "10.9.0.1");
         let (heard, answer) = arp_received(&mut pool, &request, to == OURS);
         let expected =
-            Sighting { is_welcome: true, replaces: Replaces::Now, ..sighting("10.9.0.2") };
-        assert_eq!(heard, Ok(Heard { sighting: Some(expected), is_answer: true }));
+            NeighbourObservation { is_welcome: true, replaces: Replaces::Now, ..sighting("10.9.0.2") };
+        assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: true }));
         let (stations, message) = read_arp(&answer);
         assert_eq!((stations, message.operation), ([THEIRS, OURS], REPLY));
         assert_eq!((message.sender_mac, message.target_mac), (OURS, THEIRS));
@@ -44,22 +44,22 @@ fn an_arp_probe_for_our_address_is_answered() {
     let mut pool = pool(4);
     let (heard, answer) =
         arp_received(&mut pool, &arp_message(ALL, REQUEST, "0.0.0.0", "10.9.0.1"), false);
-    assert_eq!(heard, Ok(Heard { sighting: None, is_answer: true }));
+    assert_eq!(heard, Ok(NeighbourEvent { sighting: None, is_answer: true }));
     assert_eq!(read_arp(&answer).1.target_ipv4, [0; 4]);
     let probe = arp_message(ALL, REQUEST, "0.0.0.0", "10.9.0.7");
-    assert_eq!(arp_received(&mut pool, &probe, false).0, Ok(Heard::default()));
+    assert_eq!(arp_received(&mut pool, &probe, false).0, Ok(NeighbourEvent::default()));
 }
 
 #[test]
 fn what_arp_says_of_others_is_heard_and_not_answered() {
     let of = sighting("10.9.0.2");
-    let announced = Sighting { replaces: Replaces::Now, ..of };
+    let announced = NeighbourObservation { replaces: Replaces::Now, ..of };
     let cases = [
         (arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.7"), false, of),
         (
             arp_message(OURS, REPLY, "10.9.0.2", "10.9.0.1"),
             true,
-            Sighting { is_confirmed: true, ..of },
+            NeighbourObservation { is_confirmed: true, ..of },
         ),
         (arp_message(ALL, REPLY, "10.9.0.2", "10.9.0.1"), false, of),
         (arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.2"), false, announced),
@@ -70,7 +70,7 @@ fn what_arp_says_of_others_is_heard_and_not_answered() {
     let mut pool = pool(10);
     for (bytes, is_to_us, expected) in cases {
         let (heard, packet) = arp_received(&mut pool, &bytes, is_to_us);
-        assert_eq!(heard, Ok(Heard { sighting: Some(expected), is_answer: false }));
+        assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: false }));
         assert_eq!(packet.frame.data(), bytes, "it is untouched");
     }
 }
@@ -118,10 +118,10 @@ fn where_the_kernel_is_the_host_too_it_answers() {
     let mut pool = pool(4);
     let request = arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.1");
     let mut of_arp = packet(&mut pool, &request);
-    assert_eq!(arp::receive(&mut of_arp, &shared, false), Ok(Heard::default()));
+    assert_eq!(arp::receive(&mut of_arp, &shared, false), Ok(NeighbourEvent::default()));
     assert_eq!(of_arp.frame.data(), request);
     let mut of_ndisc = packet(&mut pool, &solicitation().bytes());
-    assert_eq!(ndisc::receive(&mut of_ndisc, IP + 40, &shared), Ok(Heard::default()));
+    assert_eq!(ndisc::receive(&mut of_ndisc, IP + 40, &shared), Ok(NeighbourEvent::default()));
     assert_eq!(of_ndisc.frame.data(), solicitation().bytes());
 }
 
@@ -138,8 +138,8 @@ fn who_solicits_us_gets_an_advertisement_and_is_remembered() {
         let (heard, answer) = asked.received(&mut pool);
         let mac = is_known.then_some(THEIRS);
         let (is_welcome, replaces) = (true, Replaces::Now);
-        let expected = Sighting { mac, is_welcome, replaces, ..sighting("fd00::2") };
-        assert_eq!(heard, Ok(Heard { sighting: Some(expected), is_answer: true }));
+        let expected = NeighbourObservation { mac, is_welcome, replaces, ..sighting("fd00::2") };
+        assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: true }));
         let is_to_group = destination != "fd00::1";
         let read = read_ndisc(&answer);
         assert_eq!(read.stations, [THEIRS, OURS]);
@@ -158,7 +158,7 @@ fn duplicate_address_detection_is_answered_to_all() {
     let mut pool = pool(8);
     let probe = Ndisc { source: "::", options: Vec::new(), ..solicitation() };
     let (heard, answer) = probe.received(&mut pool);
-    assert_eq!(heard, Ok(Heard { sighting: None, is_answer: true }));
+    assert_eq!(heard, Ok(NeighbourEvent { sighting: None, is_answer: true }));
     let read = read_ndisc(&answer);
     assert_eq!(read.stations, [[0x33, 0x33, 0, 0, 0, 1], OURS]);
     assert_eq!((read.source, read.destination), (v6("fd00::1"), v6("ff02::1")));
@@ -175,22 +175,22 @@ fn duplicate_address_detection_is_answered_to_all() {
 #[test]
 fn advertisements_are_heard() {
     let mut pool = pool(8);
-    let of = Sighting { replaces: Replaces::Never, ..sighting("fd00::2") };
+    let of = NeighbourObservation { replaces: Replaces::Never, ..sighting("fd00::2") };
     let to_all = Ndisc { destination: "ff02::1", ..advertisement(false, true) };
     let without = Ndisc { options: Vec::new(), ..advertisement(true, false) };
     for (message, expected) in [
-        (advertisement(true, false), Sighting { is_confirmed: true, ..of }),
-        (advertisement(true, true), Sighting { is_confirmed: true, replaces: Replaces::Now, ..of }),
-        (to_all, Sighting { replaces: Replaces::Now, ..of }),
-        (without, Sighting { is_confirmed: true, mac: None, ..of }),
+        (advertisement(true, false), NeighbourObservation { is_confirmed: true, ..of }),
+        (advertisement(true, true), NeighbourObservation { is_confirmed: true, replaces: Replaces::Now, ..of }),
+        (to_all, NeighbourObservation { replaces: Replaces::Now, ..of }),
+        (without, NeighbourObservation { is_confirmed: true, mac: None, ..of }),
     ] {
         let (heard, packet) = message.received(&mut pool);
-        assert_eq!(heard, Ok(Heard { sighting: Some(expected), is_answer: false }));
+        assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: false }));
         assert_eq!(packet.frame.data(), message.bytes());
     }
     // Of our own address, or solicited by nobody.
     let of_ours = Ndisc { target: "fd00::1", ..advertisement(false, true) };
-    assert_eq!(of_ours.received(&mut pool).0, Ok(Heard::default()));
+    assert_eq!(of_ours.received(&mut pool).0, Ok(NeighbourEvent::default()));
     let to_all = Ndisc { destination: "ff02::1", ..advertisement(true, true) };
     assert_eq!(to_all.received(&mut pool).0, Err(NetworkDrop::IpInvalidDest));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use etherparse::{ArpOperation, Icmpv6Type};
 use forebay_stack::network::neighbours::{Neighbours, Resolved};
-use forebay_stack::network::{Network, NetworkConfig, NetworkCounters, NetworkDrop, Received};
+use forebay_stack::network::{NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, NetworkVerdict};
 
 use crate::rig::{
     ALL, OURS, THEIRS, advertisement, arp_message, identity, ip, packet, pool, read_arp,
@@ -14,13 +14,13 @@ use crate::rig::{
 #[test]
 fn a_request_is_answered_and_its_sender_found_by_whoever_sends() {
     let mut pool = pool(8);
-    let mut network = Network::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
+    let mut network = NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
     let mut neighbours = Neighbours::default();
     let by_arp = arp_message(ALL, ArpOperation::REQUEST, "10.9.0.2", "10.9.0.1");
     for (request, from) in [(by_arp, "10.9.0.2"), (solicitation().bytes(), "fd00::2")] {
         let packet = packet(&mut pool, &request);
         let received = network.receive(packet, &identity(), 0, &mut pool);
-        let Received::Heard(answer, heard) = received else { panic!("{received:?}") };
+        let NetworkVerdict::Heard(answer, heard) = received else { panic!("{received:?}") };
         assert!(heard.is_answer);
         match from {
             "fd00::2" => {
@@ -34,24 +34,24 @@ fn a_request_is_answered_and_its_sender_found_by_whoever_sends() {
         let found = neighbours.resolve(ip(from), &identity(), 1, &mut pool);
         assert!(matches!(found, Resolved::Mac(THEIRS)), "{found:?}");
     }
-    assert_eq!(pool.away(), 0);
+    assert_eq!(pool.in_use(), 0);
 }
 
 #[test]
 fn an_answer_to_us_is_heard_and_one_from_afar_is_dropped() {
     let mut pool = pool(8);
-    let mut network = Network::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
+    let mut network = NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
     let by_arp = arp_message(OURS, ArpOperation::REPLY, "10.9.0.2", "10.9.0.1");
     for answer in [by_arp, advertisement(true, true).bytes()] {
         let packet = packet(&mut pool, &answer);
         let received = network.receive(packet, &identity(), 0, &mut pool);
-        let Received::Heard(_, heard) = received else { panic!("{received:?}") };
+        let NetworkVerdict::Heard(_, heard) = received else { panic!("{received:?}") };
         let told = heard.sighting.unwrap();
         assert!(told.is_confirmed && !told.is_welcome && !heard.is_answer);
     }
     let from_afar = crate::rig::Ndisc { hop_limit: 254, ..advertisement(true, true) };
     let packet = packet(&mut pool, &from_afar.bytes());
     let received = network.receive(packet, &identity(), 0, &mut pool);
-    assert!(matches!(received, Received::Dropped(_, NetworkDrop::IpInhdr)), "{received:?}");
+    assert!(matches!(received, NetworkVerdict::Dropped(_, NetworkDrop::IpInhdr)), "{received:?}");
     assert_eq!(network.counters().drops.get(NetworkDrop::IpInhdr), 1);
 }

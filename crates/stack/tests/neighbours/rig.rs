@@ -12,7 +12,7 @@ use forebay_buf::{Pool, Region};
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Checksum, Link, Verify, parse};
-use forebay_stack::network::neighbours::Heard;
+use forebay_stack::network::neighbours::NeighbourEvent;
 use forebay_stack::network::{Identity, NetworkDrop, Prefix, arp, ndisc};
 
 pub(crate) const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -134,7 +134,7 @@ impl Ndisc {
     }
 
     /// Passes the message to the code under test.
-    pub(crate) fn received(&self, pool: &mut Pool) -> (Result<Heard, NetworkDrop>, Packet) {
+    pub(crate) fn received(&self, pool: &mut Pool) -> (Result<NeighbourEvent, NetworkDrop>, Packet) {
         let mut packet = packet(pool, &self.bytes());
         let heard = ndisc::receive(&mut packet, ICMPV6, &identity());
         (heard, packet)
@@ -145,7 +145,7 @@ pub(crate) fn arp_received(
     pool: &mut Pool,
     bytes: &[u8],
     is_to_us: bool,
-) -> (Result<Heard, NetworkDrop>, Packet) {
+) -> (Result<NeighbourEvent, NetworkDrop>, Packet) {
     let mut packet = packet(pool, bytes);
     let heard = arp::receive(&mut packet, &identity(), is_to_us);
     (heard, packet)

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use forebay_buf::Pool;
 use forebay_stack::network::neighbours::{
-    NEIGHBOURS_MAX, NeighbourDrops, Neighbours, Replaces, Resolved, Sighting, WAITING_IN_ALL_MAX,
+    NEIGHBOURS_MAX, NeighbourDrops, Neighbours, Replaces, Resolved, NeighbourObservation, WAITING_IN_ALL_MAX,
     WAITING_MAX,
 };
 use proptest::collection::vec;
@@ -65,11 +65,11 @@ impl Rig {
     /// Resolves a neighbour, and lets it answer.
     fn prove(&mut self, address: IpAddr, now_ns: u64) {
         assert_eq!(self.resolve_ip(address, now_ns), Found::Asking);
-        self.hear(Sighting { address, ..answer(THEIRS) }, now_ns);
+        self.hear(NeighbourObservation { address, ..answer(THEIRS) }, now_ns);
         assert_eq!(self.resolve_ip(address, now_ns), Found::There(THEIRS));
     }
 
-    fn hear(&mut self, sighting: Sighting, now_ns: u64) -> usize {
+    fn hear(&mut self, sighting: NeighbourObservation, now_ns: u64) -> usize {
         let mut released = Vec::new();
         self.neighbours.hear(&sighting, now_ns, &mut released);
         let count = released.len();
@@ -114,8 +114,8 @@ impl Rig {
 }
 
 /// An answer to our solicitation.
-fn answer(mac: [u8; 6]) -> Sighting {
-    Sighting {
+fn answer(mac: [u8; 6]) -> NeighbourObservation {
+    NeighbourObservation {
         address: ip(NEIGHBOUR),
         mac: Some(mac),
         is_welcome: false,
@@ -132,9 +132,9 @@ fn a_neighbour_is_asked_for_once_a_second_until_it_answers() {
         assert_eq!(rig.resolve(address, SECOND_NS), Found::Waiting);
         assert_eq!(rig.resolve(address, SECOND_NS + 5), Found::Asking);
         assert_eq!(rig.resolve(address, SECOND_NS + 6), Found::Waiting);
-        rig.hear(Sighting { address: ip(address), ..answer(THEIRS) }, SECOND_NS + 7);
+        rig.hear(NeighbourObservation { address: ip(address), ..answer(THEIRS) }, SECOND_NS + 7);
         assert_eq!(rig.resolve(address, SECOND_NS + 8), Found::There(THEIRS));
-        assert_eq!(rig.pool.away(), 0);
+        assert_eq!(rig.pool.in_use(), 0);
     }
 }
 
@@ -167,11 +167,11 @@ fn who_takes_the_place_of_whom() {
         // Answers back to back: the first counts. Later, another one does.
         (answer(OTHERS), SECOND_NS, Found::There(THEIRS)),
         (answer(OTHERS), SECOND_NS + 1, Found::There(OTHERS)),
-        (Sighting { replaces: Replaces::Now, ..answer(OTHERS) }, 1, Found::There(OTHERS)),
-        (Sighting { replaces: Replaces::Never, ..answer(OTHERS) }, 9 * SECOND_NS, {
+        (NeighbourObservation { replaces: Replaces::Now, ..answer(OTHERS) }, 1, Found::There(OTHERS)),
+        (NeighbourObservation { replaces: Replaces::Never, ..answer(OTHERS) }, 9 * SECOND_NS, {
             Found::There(THEIRS)
         }),
-        (Sighting { mac: None, ..answer(OTHERS) }, 9 * SECOND_NS, Found::There(THEIRS)),
+        (NeighbourObservation { mac: None, ..answer(OTHERS) }, 9 * SECOND_NS, Found::There(THEIRS)),
     ];
     for (sighting, now_ns, expected) in cases {
         let mut rig = Rig::new();
@@ -191,7 +191,7 @@ fn strangers_are_remembered_only_if_they_speak_to_us() {
     let mut rig = Rig::new();
     rig.hear(answer(THEIRS), 0);
     assert_eq!(rig.neighbours.count(), 0);
-    rig.hear(Sighting { is_welcome: true, is_confirmed: false, ..answer(THEIRS) }, 0);
+    rig.hear(NeighbourObservation { is_welcome: true, is_confirmed: false, ..answer(THEIRS) }, 0);
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::There(THEIRS));
     // They did not answer us: they are asked as soon as they are used for a while.
     assert_eq!(rig.resolve(NEIGHBOUR, 5 * SECOND_NS), Found::Probing(THEIRS));
@@ -205,8 +205,8 @@ fn a_flood_of_strangers_costs_no_neighbour_that_is_used() {
     for number in 0..5000u16 {
         let [high, low] = number.to_be_bytes();
         let address = IpAddr::from(Ipv4Addr::new(10, 10, high, low));
-        let stranger = Sighting { address, is_welcome: true, ..answer(OTHERS) };
-        rig.hear(Sighting { is_confirmed: false, ..stranger }, 1);
+        let stranger = NeighbourObservation { address, is_welcome: true, ..answer(OTHERS) };
+        rig.hear(NeighbourObservation { is_confirmed: false, ..stranger }, 1);
         assert!(rig.neighbours.count() <= NEIGHBOURS_MAX);
     }
     assert_eq!(rig.resolve(NEIGHBOUR, 2), Found::There(THEIRS));
@@ -247,12 +247,12 @@ impl Rig {
     fn flood(&mut self, (kind, net, count): (Flood, u8, u16), now_ns: u64) {
         for address in (0..count).map(|number| numbered(net, number)) {
             let heard =
-                Sighting { address, is_welcome: true, is_confirmed: false, ..answer(OTHERS) };
+                NeighbourObservation { address, is_welcome: true, is_confirmed: false, ..answer(OTHERS) };
             if !matches!(kind, Flood::Answered) {
                 self.hear(heard, now_ns);
             }
             if matches!(kind, Flood::Confirmed) {
-                self.hear(Sighting { is_confirmed: true, ..heard }, now_ns);
+                self.hear(NeighbourObservation { is_confirmed: true, ..heard }, now_ns);
             }
             if !matches!(kind, Flood::Heard)
                 && !matches!(self.resolve_ip(address, now_ns), Found::There(_))
@@ -303,11 +303,11 @@ proptest! {
         prop_assert!(!given_up.contains(&1));
         // It stays until it answers, if no more are sought meanwhile than can be.
         rig.flood((Flood::Answered, 30, within), 4);
-        prop_assert_eq!(rig.hear(Sighting { address: good, ..answer(THEIRS) }, 5), 1);
+        prop_assert_eq!(rig.hear(NeighbourObservation { address: good, ..answer(THEIRS) }, 5), 1);
         rig.tick(60 * SECOND_NS);
         rig.tick(120 * SECOND_NS);
         prop_assert_eq!((rig.neighbours.count(), rig.neighbours.waiting()), (0, 0));
-        prop_assert_eq!(rig.pool.away(), 0);
+        prop_assert_eq!(rig.pool.in_use(), 0);
     }
 }
 
@@ -348,13 +348,13 @@ fn most_waiting_packets_give_way_first() {
     assert_eq!(rig.neighbours.waiting(), WAITING_IN_ALL_MAX);
     // A third one costs a neighbour that is no better off nothing.
     assert_eq!(rig.hold_ip(sought(5), 3, 0), [1]);
-    assert_eq!(rig.hear(Sighting { address: sought(5), ..answer(THEIRS) }, 0), 2);
+    assert_eq!(rig.hear(NeighbourObservation { address: sought(5), ..answer(THEIRS) }, 0), 2);
     assert!(rig.hold_ip(sought(9), 3, 0).is_empty());
     assert_eq!(rig.resolve_ip(sought(200), 0), Found::Asking);
     assert!(rig.hold_ip(sought(200), 4, 0).is_empty());
     // Three wait for one: its oldest one makes room, then those of the others in turn.
     assert_eq!(rig.hold_ip(sought(200), 5, 0), [1]);
-    assert_eq!(rig.hear(Sighting { address: sought(9), ..answer(THEIRS) }, 0), 2);
+    assert_eq!(rig.hear(NeighbourObservation { address: sought(9), ..answer(THEIRS) }, 0), 2);
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn three_packets_wait_for_a_neighbour_and_the_oldest_makes_room() {
     assert_eq!(rig.hold(NEIGHBOUR, 3, 1), [0]);
     assert_eq!((rig.neighbours.waiting(), WAITING_MAX), (3, 3));
     assert_eq!(rig.hear(answer(THEIRS), 2), 3);
-    assert_eq!((rig.neighbours.waiting(), rig.pool.away()), (0, 0));
+    assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
     assert_eq!(rig.hold(NEIGHBOUR, 4, 3), [4], "it need not wait");
 }
 
@@ -382,7 +382,7 @@ fn a_packet_waits_while_its_neighbour_is_asked_for_three_times() {
     assert_eq!(rig.tick(2 * SECOND_NS), (1, vec![]));
     assert_eq!(rig.tick(3 * SECOND_NS), (0, vec![7]));
     assert_eq!(rig.tick(4 * SECOND_NS), (0, vec![]));
-    assert_eq!((rig.neighbours.waiting(), rig.pool.away()), (0, 0));
+    assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
     // Nobody wants it any more.
     assert_eq!(rig.neighbours.count(), 1);
     rig.tick(60 * SECOND_NS);
@@ -408,7 +408,7 @@ fn promise_2_packets_that_waited_in_vain_are_counted_by_name() {
     for mark in 0..5 {
         rig.hold_ip(full, mark, 0);
     }
-    assert_eq!(rig.hear(Sighting { address: full, ..answer(THEIRS) }, 0), WAITING_MAX);
+    assert_eq!(rig.hear(NeighbourObservation { address: full, ..answer(THEIRS) }, 0), WAITING_MAX);
     let mut drops = NeighbourDrops { neigh_queuefull: 2, ..NeighbourDrops::default() };
     assert_eq!(rig.neighbours.drops(), drops);
     assert!(rig.hold_ip(silent, 7, 0).is_empty());
@@ -424,5 +424,5 @@ fn promise_2_packets_that_waited_in_vain_are_counted_by_name() {
     assert_eq!(rig.hold_ip(forgotten, 9, 4 * SECOND_NS), [9]);
     drops.neigh_dead = 2;
     assert_eq!(rig.neighbours.drops(), drops);
-    assert_eq!((rig.neighbours.waiting(), rig.pool.away()), (0, 0));
+    assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use crate::frames::{CHUNK_BYTES, Datagram, Version, pool};
-use crate::{FragmentsConfig, Limits, Rig};
+use crate::{FragmentsConfig, ReassemblyLimits, Rig};
 
 /// Reference model of the kernel's rules, byte by byte.
 #[derive(Default)]
@@ -164,7 +164,7 @@ proptest! {
         steps in proptest::collection::vec((versions(), 0u16..6, 0u32..30, 0usize..5, 0u64..4), 0..400),
     ) {
         let high_thresh = high_thresh * 1024;
-        let limits = Limits { high_thresh, timeout_ns: 300, max_dist: 20 };
+        let limits = ReassemblyLimits { high_thresh, timeout_ns: 300, max_dist: 20 };
         let config = FragmentsConfig { ipv4: limits, ipv6: limits, seed: [3; 16] };
         let mut rig = Rig::of_cpus(cpus, config, pool(high_thresh / CHUNK_BYTES * 2 + 2, 1));
         let mut now_ns = 0;

@@ -13,7 +13,7 @@ use forebay_rx::packet::Shape;
 use forebay_rx::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 use forebay_stack::network::NetworkDrop;
 use forebay_stack::network::reassembly::{
-    Failures, Fragments, FragmentsConfig, GivenUp, Limits, Reassembly,
+    Failures, Fragments, FragmentsConfig, GivenUp, ReassemblyLimits, Reassembly,
 };
 use frames::{Datagram, IP, IPV4_DATA, IPV6_DATA, Version, packet, pool, resum};
 
@@ -90,7 +90,7 @@ impl Rig {
         assert_eq!((self.fragments.frames(), self.fragments.held_bytes()), (0, [0, 0]));
         self.reasons();
         assert_eq!(self.added, self.fragments.joined() + self.gone);
-        assert_eq!(self.pool.away(), 0, "all frames are home");
+        assert_eq!(self.pool.in_use(), 0, "all frames are home");
     }
 }
 

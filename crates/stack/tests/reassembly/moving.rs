@@ -7,7 +7,7 @@ use std::thread;
 
 use forebay_buf::Pool;
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
-use forebay_stack::network::{Identity, Network, NetworkConfig, NetworkCounters, Prefix, Received};
+use forebay_stack::network::{Identity, NetworkLayer, NetworkConfig, NetworkCounters, Prefix, NetworkVerdict};
 use proptest::prelude::*;
 
 use crate::frames::{Datagram, Version, packet, pools};
@@ -15,7 +15,7 @@ use crate::frames::{Datagram, Version, packet, pools};
 /// One CPU: its memory, and its own part of the network layer.
 struct Cpu {
     pool: Pool,
-    network: Network,
+    network: NetworkLayer,
     identity: Identity,
 }
 
@@ -28,7 +28,7 @@ impl Cpu {
         let identity = Identity { addresses, mtu: 1500, ..Identity::default() };
         let cpu = |pool| {
             let (config, counters) = (NetworkConfig::default(), Arc::<NetworkCounters>::default());
-            let network = Network::sharing(Arc::clone(&fragments), config, counters);
+            let network = NetworkLayer::sharing(Arc::clone(&fragments), config, counters);
             Self { pool, network, identity: identity.clone() }
         };
         pools.into_iter().map(cpu).collect()
@@ -37,8 +37,8 @@ impl Cpu {
     /// Processes a fragment from any queue; returns the bytes of the datagram that it completes.
     fn receive(&mut self, packet: forebay_rx::Packet) -> Option<Vec<u8>> {
         match self.network.receive(packet, &self.identity, 1, &mut self.pool) {
-            Received::Kept => None,
-            Received::Datagram(packet) => {
+            NetworkVerdict::Kept => None,
+            NetworkVerdict::Datagram(packet) => {
                 let bytes = packet.fragments().flatten().copied().collect();
                 self.pool.put(packet.frame);
                 Some(bytes)
@@ -57,7 +57,7 @@ fn all_is_well(mut cpus: Vec<Cpu>) {
         assert_eq!(cpu.network.fragments().held_bytes(), [0, 0]);
     }
     for cpu in &mut cpus {
-        assert_eq!(cpu.pool.away(), 0);
+        assert_eq!(cpu.pool.in_use(), 0);
     }
 }
 

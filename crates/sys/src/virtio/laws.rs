@@ -9,7 +9,7 @@ use forebay_buf::Region;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
-use super::twin::Twin;
+use super::twin::ReferenceDevice;
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ fn hostile_step() -> impl Strategy<Value = Step> {
 
 fn config() -> impl Strategy<Value = RingConfig> {
     (any::<bool>(), 0u32..5, any::<bool>()).prop_map(|(is_packed, bits, event_idx)| RingConfig {
-        layout: if is_packed { Layout::Packed } else { Layout::Split },
+        layout: if is_packed { VirtqueueLayout::Packed } else { VirtqueueLayout::Split },
         size: 1 << bits,
         event_idx,
     })
@@ -90,8 +90,8 @@ struct Model {
     pieces: u64,
     posted: BTreeMap<BufferId, u16>,
     /// Taken, of one piece, and nothing was posted since.
-    again: Vec<(BufferId, Descriptor, Direction)>,
-    last: BTreeMap<BufferId, (Descriptor, Direction)>,
+    again: Vec<(BufferId, RingDescriptor, Direction)>,
+    last: BTreeMap<BufferId, (RingDescriptor, Direction)>,
     /// As the device must get them.
     unseen: VecDeque<Sent>,
     seen: VecDeque<Sent>,
@@ -130,7 +130,7 @@ impl Model {
         let mut piece = || {
             self.pieces += 1;
             let len_bytes = u32::try_from(self.pieces % 5000).unwrap();
-            Descriptor { address: self.pieces << 8, len_bytes }
+            RingDescriptor { address: self.pieces << 8, len_bytes }
         };
         let request: Vec<_> = (0..read).map(|_| piece()).collect();
         let answer: Vec<_> = (0..written).map(|_| piece()).collect();
@@ -208,7 +208,7 @@ impl Model {
 }
 
 /// Has the device call if the driver wants it, which `call` says as far as that is known.
-fn call_if_wanted(device: &mut Twin, call: &mut Option<bool>, is_waiting: bool) -> TestCaseResult {
+fn call_if_wanted(device: &mut ReferenceDevice, call: &mut Option<bool>, is_waiting: bool) -> TestCaseResult {
     let called = device.calls();
     if let Some(call) = *call {
         prop_assert!(!called || call, "no call is wanted");
@@ -231,9 +231,9 @@ proptest! {
         steps in prop::collection::vec(honest_step(), 1..120),
     ) {
         let mut queue = queue(config);
-        let mut device = Twin::of(&queue);
+        let mut device = ReferenceDevice::of(&queue);
         for _ in 0..before {
-            queue.post(&[Descriptor { address: 0, len_bytes: 1 }], Direction::ToDriver).unwrap();
+            queue.post(&[RingDescriptor { address: 0, len_bytes: 1 }], Direction::ToDriver).unwrap();
             let _ = queue.publish();
             let got = device.take().unwrap();
             device.give(got.id, 1);
@@ -335,11 +335,11 @@ proptest! {
         steps in prop::collection::vec(hostile_step(), 1..200),
     ) {
         let mut queue = queue(config);
-        let memory = Twin::of(&queue).overlay();
+        let memory = ReferenceDevice::of(&queue).overlay();
         let words = memory.all();
         let RingAddresses { descriptors, device, .. } = queue.addresses();
         let used_index = usize::try_from(device - descriptors).unwrap() / 2 + 1;
-        let is_packed = config.layout == Layout::Packed;
+        let is_packed = config.layout == VirtqueueLayout::Packed;
         let mut model = Model::new(config.size);
         let mut lie = None;
         for step in steps {

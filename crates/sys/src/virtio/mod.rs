@@ -25,15 +25,15 @@ use std::sync::Arc;
 
 use forebay_buf::Claim;
 pub use memory::SharedMemory;
-use packed::Packed;
-use split::Split;
+use packed::PackedQueue;
+use split::SplitQueue;
 
 /// The parts of a ring begin on lines of their own.
 const LINE_BYTES: usize = 64;
 
 /// How a ring is laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Layout {
+pub enum VirtqueueLayout {
     /// One ring for each side (section 2.7).
     #[default]
     Split,
@@ -45,7 +45,7 @@ pub enum Layout {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingConfig {
     /// What was negotiated (`VIRTIO_F_RING_PACKED`).
-    pub layout: Layout,
+    pub layout: VirtqueueLayout,
     /// Its descriptors: a power of two of at most 32768.
     pub size: u16,
     /// True if each side says at which entry it wants to hear of the other
@@ -66,7 +66,7 @@ pub struct RingAddresses {
 
 /// A piece of memory that a device is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Descriptor {
+pub struct RingDescriptor {
     /// Its first byte, as the device knows it.
     pub address: u64,
     /// Its length.
@@ -117,7 +117,7 @@ pub struct Full {
 /// What a device says of a ring that cannot be: the ring is of no use any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RingLie {
+pub enum InvalidRing {
     /// It has used more than it was given, or takes back what it has said.
     #[error("the used index went from {from} to {to} with {posted} buffers posted")]
     UsedIndex {
@@ -139,8 +139,8 @@ pub struct Virtqueue(Ring);
 
 #[derive(Debug)]
 enum Ring {
-    Split(Split),
-    Packed(Packed),
+    Split(SplitQueue),
+    Packed(PackedQueue),
 }
 
 /// Calls a method of the ring that there is.
@@ -158,11 +158,11 @@ macro_rules! ring {
 /// # Panics
 /// When `size` is not a power of two.
 #[must_use]
-pub fn ring_bytes(layout: Layout, size: u16) -> usize {
+pub fn ring_bytes(layout: VirtqueueLayout, size: u16) -> usize {
     assert!(size.is_power_of_two(), "a ring has a power of two of descriptors, not {size}");
     match layout {
-        Layout::Split => split::Places::of(size).end,
-        Layout::Packed => packed::Places::of(size).end,
+        VirtqueueLayout::Split => split::SplitPlaces::of(size).end,
+        VirtqueueLayout::Packed => packed::PackedPlaces::of(size).end,
     }
 }
 
@@ -180,8 +180,8 @@ impl Virtqueue {
         assert!(part.start.is_multiple_of(LINE_BYTES), "a ring begins on a cache line");
         assert!(part.len() >= ring_bytes(layout, size), "a ring takes more than {part:?}");
         let mut queue = Self(match layout {
-            Layout::Split => Ring::Split(Split::new(memory, size)),
-            Layout::Packed => Ring::Packed(Packed::new(memory, size)),
+            VirtqueueLayout::Split => Ring::Split(SplitQueue::new(memory, size)),
+            VirtqueueLayout::Packed => Ring::Packed(PackedQueue::new(memory, size)),
         });
         queue.reset(event_idx);
         queue
@@ -228,7 +228,7 @@ impl Virtqueue {
     /// # Panics
     /// When there is no piece.
     #[inline]
-    pub fn post(&mut self, buffers: &[Descriptor], direction: Direction) -> Result<BufferId, Full> {
+    pub fn post(&mut self, buffers: &[RingDescriptor], direction: Direction) -> Result<BufferId, Full> {
         match direction {
             Direction::ToDriver => ring!(self, ring => ring.post(&[], buffers)),
             Direction::ToDevice => ring!(self, ring => ring.post(buffers, &[])),
@@ -244,8 +244,8 @@ impl Virtqueue {
     /// When there is no piece.
     pub fn post_request(
         &mut self,
-        request: &[Descriptor],
-        answer: &[Descriptor],
+        request: &[RingDescriptor],
+        answer: &[RingDescriptor],
     ) -> Result<BufferId, Full> {
         ring!(self, ring => ring.post(request, answer))
     }
@@ -273,7 +273,7 @@ impl Virtqueue {
     /// # Errors
     /// A lie. From then on there is nothing but this error, until a [reset](Self::reset).
     #[inline]
-    pub fn next_used(&mut self) -> Result<Option<Used>, RingLie> {
+    pub fn next_used(&mut self) -> Result<Option<Used>, InvalidRing> {
         ring!(self, ring => ring.next_used())
     }
 

@@ -14,10 +14,10 @@ use virtio_bindings::virtio_ring::{
     VRING_PACKED_EVENT_FLAG_ENABLE,
 };
 
-use super::slots::Slots;
+use super::slots::TransmitSlots;
 use super::words::{Shared, Words};
 use super::{
-    BufferId, Descriptor, Full, LINE_BYTES, RingAddresses, RingLie, Used, flag, need_event,
+    BufferId, RingDescriptor, Full, LINE_BYTES, RingAddresses, InvalidRing, Used, flag, need_event,
 };
 
 const NEXT: u16 = flag(VRING_DESC_F_NEXT);
@@ -27,7 +27,7 @@ const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
 
 /// `struct pvirtq_desc`. All words are little-endian.
 #[repr(C)]
-pub(super) struct SharedDescriptor {
+pub(super) struct PackedDescriptor {
     pub(super) address: AtomicU64,
     pub(super) len_bytes: AtomicU32,
     pub(super) id: AtomicU16,
@@ -35,20 +35,20 @@ pub(super) struct SharedDescriptor {
 }
 
 // SAFETY: 16 bytes of atomics.
-unsafe impl Shared for SharedDescriptor {}
+unsafe impl Shared for PackedDescriptor {}
 
 /// What one side wants to hear of the other (`struct pvirtq_event_suppress`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Event {
+pub(super) enum EventSuppression {
     /// Everything.
     Enable,
     /// Nothing.
     Disable,
     /// What is done with the descriptor there.
-    At(Position),
+    At(PackedPosition),
 }
 
-impl Event {
+impl EventSuppression {
     const ENABLE: u16 = flag(VRING_PACKED_EVENT_FLAG_ENABLE);
     const DISABLE: u16 = flag(VRING_PACKED_EVENT_FLAG_DISABLE);
     const DESCRIPTOR: u16 = flag(VRING_PACKED_EVENT_FLAG_DESC);
@@ -59,7 +59,7 @@ impl Event {
         let (offset, flags) = match self {
             Self::Enable => (0, Self::ENABLE),
             Self::Disable => (0, Self::DISABLE),
-            Self::At(Position { index, wrap }) => {
+            Self::At(PackedPosition { index, wrap }) => {
                 (index | if wrap { Self::WRAP } else { 0 }, Self::DESCRIPTOR)
             }
         };
@@ -74,7 +74,7 @@ impl Event {
         match u16::from(flags & 3) {
             Self::DISABLE => Self::Disable,
             Self::DESCRIPTOR => {
-                Self::At(Position { index: offset & !Self::WRAP, wrap: offset & Self::WRAP != 0 })
+                Self::At(PackedPosition { index: offset & !Self::WRAP, wrap: offset & Self::WRAP != 0 })
             }
             _ => Self::Enable,
         }
@@ -83,13 +83,13 @@ impl Event {
 
 /// A place in the ring, and the round: what the flags of its descriptor are to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Position {
+pub(super) struct PackedPosition {
     pub(super) index: u16,
     /// The wrap counter: true in the first round, false in the next, and so on.
     pub(super) wrap: bool,
 }
 
-impl Position {
+impl PackedPosition {
     #[cfg(any(test, feature = "twin"))]
     pub(super) const FIRST: Self = Self { index: 0, wrap: true };
 
@@ -135,16 +135,16 @@ impl Position {
 
 /// Where the parts lie, in bytes from the beginning of the ring.
 #[derive(Clone, Copy)]
-pub(super) struct Places {
+pub(super) struct PackedPlaces {
     driver: usize,
     device: usize,
     /// A whole number of cache lines.
     pub(super) end: usize,
 }
 
-impl Places {
+impl PackedPlaces {
     pub(super) fn of(size: u16) -> Self {
-        let ring_bytes = usize::from(size) * size_of::<SharedDescriptor>();
+        let ring_bytes = usize::from(size) * size_of::<PackedDescriptor>();
         let driver = ring_bytes.next_multiple_of(LINE_BYTES);
         Self { driver, device: driver + LINE_BYTES, end: driver + 2 * LINE_BYTES }
     }
@@ -152,18 +152,18 @@ impl Places {
 
 /// The ring as it lies in shared memory.
 #[derive(Clone)]
-pub(super) struct Shown {
+pub(super) struct PackedShown {
     /// Written in turn by us and by the device.
-    pub(super) ring: Words<SharedDescriptor>,
+    pub(super) ring: Words<PackedDescriptor>,
     /// When we want to be called. We write it.
     pub(super) driver: Words<AtomicU32>,
     /// When the device wants to be kicked. It writes it.
     pub(super) device: Words<AtomicU32>,
 }
 
-impl Shown {
+impl PackedShown {
     pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
-        let Places { driver, device, .. } = Places::of(size);
+        let PackedPlaces { driver, device, .. } = PackedPlaces::of(size);
         Self {
             ring: Words::new(memory, 0, usize::from(size)),
             driver: Words::new(memory, driver, 1),
@@ -174,23 +174,23 @@ impl Shown {
 
 /// What was posted under an id.
 #[derive(Clone, Copy)]
-struct Posted {
+struct PostedBuffer {
     /// How many places of the ring it takes.
     places: u16,
     /// Who writes it.
     flags: u16,
     /// Its first piece.
-    piece: Descriptor,
+    piece: RingDescriptor,
 }
 
-const NOTHING: Posted =
-    Posted { places: 0, flags: 0, piece: Descriptor { address: 0, len_bytes: 0 } };
+const NOTHING: PostedBuffer =
+    PostedBuffer { places: 0, flags: 0, piece: RingDescriptor { address: 0, len_bytes: 0 } };
 
 /// The driver's side.
-pub(super) struct Packed {
-    pub(super) shown: Shown,
-    slots: Slots,
-    posted: Box<[Posted]>,
+pub(super) struct PackedQueue {
+    pub(super) shown: PackedShown,
+    slots: TransmitSlots,
+    posted: Box<[PostedBuffer]>,
     pub(super) event_idx: bool,
     /// Where the next descriptor goes; ahead of `published` within a batch. A count, as the other two:
     /// see [`Position::of`].
@@ -207,11 +207,11 @@ pub(super) struct Packed {
     withheld: u16,
 }
 
-impl Packed {
+impl PackedQueue {
     pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
         Self {
-            shown: Shown::new(memory, size),
-            slots: Slots::new(size),
+            shown: PackedShown::new(memory, size),
+            slots: TransmitSlots::new(size),
             posted: vec![NOTHING; usize::from(size)].into(),
             event_idx: false,
             avail_next: 0,
@@ -262,8 +262,8 @@ impl Packed {
     #[inline]
     pub(super) fn post(
         &mut self,
-        to_device: &[Descriptor],
-        to_driver: &[Descriptor],
+        to_device: &[RingDescriptor],
+        to_driver: &[RingDescriptor],
     ) -> Result<BufferId, Full> {
         let needed = to_device.len() + to_driver.len();
         let Some(&piece) = to_device.first().or(to_driver.first()) else {
@@ -276,7 +276,7 @@ impl Packed {
         self.slots.post(id, 1);
         self.held += places;
         let flags = if to_device.is_empty() { WRITE } else { 0 };
-        self.posted[usize::from(id)] = Posted { places, flags, piece };
+        self.posted[usize::from(id)] = PostedBuffer { places, flags, piece };
         let pieces = to_device.iter().map(|piece| (piece, 0));
         let pieces = pieces.chain(to_driver.iter().map(|piece| (piece, WRITE)));
         for (at, (piece, flags)) in (1..=needed).zip(pieces) {
@@ -287,7 +287,7 @@ impl Packed {
 
     #[inline]
     pub(super) fn post_again(&mut self, id: BufferId) {
-        let Posted { places, flags, piece } = self.posted[id.index()];
+        let PostedBuffer { places, flags, piece } = self.posted[id.index()];
         assert!(places == 1 && self.taken() < self.size(), "a buffer of one piece is posted again");
         self.slots.post_again(id.0);
         self.held += 1;
@@ -296,8 +296,8 @@ impl Packed {
 
     /// Fills the next descriptor.
     #[inline]
-    fn describe(&mut self, piece: Descriptor, id: u16, flags: u16) {
-        let at = Position::of(self.avail_next, self.size());
+    fn describe(&mut self, piece: RingDescriptor, id: u16, flags: u16) {
+        let at = PackedPosition::of(self.avail_next, self.size());
         let flags = flags | at.available();
         let descriptor = &self.shown.ring.all()[usize::from(at.index)];
         descriptor.address.store(piece.address.to_le(), Ordering::Relaxed);
@@ -322,18 +322,18 @@ impl Packed {
         // Each used descriptor is looked at when its turn comes.
         self.slots.publish();
         self.slots.look();
-        let first = &self.shown.ring.all()[usize::from(Position::of(old, size).index)];
+        let first = &self.shown.ring.all()[usize::from(PackedPosition::of(old, size).index)];
         // Release: the rest of the descriptor and all behind it come before it (VQ6).
         first.flags.store(self.withheld.to_le(), Ordering::Release);
         // The device says that it wants to be kicked, then looks at the descriptor; we the other way
         // round. Pairs with the barrier between these two of the device: one sees the other (VQ7).
         fence(Ordering::SeqCst);
-        match Event::from_word(self.shown.device.all()[0].load(Ordering::Relaxed)) {
-            Event::At(event) if self.event_idx => {
-                Position::of(new, size).reaches(event, new.wrapping_sub(old), size)
+        match EventSuppression::from_word(self.shown.device.all()[0].load(Ordering::Relaxed)) {
+            EventSuppression::At(event) if self.event_idx => {
+                PackedPosition::of(new, size).reaches(event, new.wrapping_sub(old), size)
             }
-            Event::At(_) | Event::Enable => true,
-            Event::Disable => false,
+            EventSuppression::At(_) | EventSuppression::Enable => true,
+            EventSuppression::Disable => false,
         }
     }
 
@@ -343,7 +343,7 @@ impl Packed {
         if ahead >= self.seen() {
             return None;
         }
-        let at = Position::of(self.used_next.wrapping_add(ahead), self.size());
+        let at = PackedPosition::of(self.used_next.wrapping_add(ahead), self.size());
         let descriptor = &self.shown.ring.all()[usize::from(at.index)];
         if !at.is_used(u16::from_le(descriptor.flags.load(Ordering::Relaxed))) {
             return None;
@@ -357,7 +357,7 @@ impl Packed {
     }
 
     #[inline]
-    pub(super) fn next_used(&mut self) -> Result<Option<Used>, RingLie> {
+    pub(super) fn next_used(&mut self) -> Result<Option<Used>, InvalidRing> {
         let Some(used) = self.used_at(0) else { return Ok(None) };
         // The device leaves out the other places of the buffer. An id that is not posted has one.
         let places = self.slots.pieces(used.id).and_then(|_| {
@@ -385,9 +385,9 @@ impl Packed {
 
     pub(super) fn ask_for_call(&mut self, wanted: bool) -> bool {
         let event = match (wanted, self.event_idx) {
-            (false, _) => Event::Disable,
-            (true, false) => Event::Enable,
-            (true, true) => Event::At(Position::of(self.used_next, self.size())),
+            (false, _) => EventSuppression::Disable,
+            (true, false) => EventSuppression::Enable,
+            (true, true) => EventSuppression::At(PackedPosition::of(self.used_next, self.size())),
         };
         self.shown.driver.all()[0].store(event.to_word(), Ordering::Relaxed);
         // As in `publish`, with the roles exchanged.
@@ -396,7 +396,7 @@ impl Packed {
     }
 }
 
-impl fmt::Debug for Packed {
+impl fmt::Debug for PackedQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let posted = self.slots.posted();
         write!(f, "Packed({} descriptors, {posted} buffers posted)", self.size())

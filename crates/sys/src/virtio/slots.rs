@@ -2,8 +2,8 @@
 
 /// One for each descriptor; a buffer has the slot of its first.
 #[derive(Debug)]
-pub(super) struct Slots {
-    slots: Box<[Slot]>,
+pub(super) struct TransmitSlots {
+    slots: Box<[TransmitSlot]>,
     /// Free slots, the last one first: warm. Some of them may have been posted again since; each is
     /// here at most once.
     listed: Vec<u16>,
@@ -18,7 +18,7 @@ pub(super) struct Slots {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct TransmitSlot {
     /// The batch that a buffer was posted in whose first piece is here; else `FREE` or `BEHIND`, which
     /// are later than any. So one comparison says of what a device names whether it can have used it.
     batch: u64,
@@ -36,9 +36,9 @@ const FREE: u64 = u64::MAX;
 /// A further piece of a buffer that is.
 const BEHIND: u64 = u64::MAX - 1;
 
-const NEW: Slot = Slot { batch: FREE, is_listed: true, pieces: 0, next: 0 };
+const NEW: TransmitSlot = TransmitSlot { batch: FREE, is_listed: true, pieces: 0, next: 0 };
 
-impl Slots {
+impl TransmitSlots {
     pub(super) fn new(size: u16) -> Self {
         let slots = vec![NEW; usize::from(size)].into();
         let listed = (0..size).rev().collect();
@@ -84,7 +84,7 @@ impl Slots {
             let slot = &mut self.slots[usize::from(id)];
             slot.is_listed = false;
             if slot.batch == FREE {
-                *slot = Slot { batch: BEHIND, is_listed: false, pieces: 0, next };
+                *slot = TransmitSlot { batch: BEHIND, is_listed: false, pieces: 0, next };
                 self.free -= 1;
                 return id;
             }

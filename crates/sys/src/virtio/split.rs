@@ -10,10 +10,10 @@ use virtio_bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
 };
 
-use super::slots::Slots;
+use super::slots::TransmitSlots;
 use super::words::{Shared, Words};
 use super::{
-    BufferId, Descriptor, Full, LINE_BYTES, RingAddresses, RingLie, Used, flag, need_event,
+    BufferId, RingDescriptor, Full, LINE_BYTES, RingAddresses, InvalidRing, Used, flag, need_event,
 };
 
 const NEXT: u16 = flag(VRING_DESC_F_NEXT);
@@ -23,7 +23,7 @@ const NO_NOTIFY: u16 = flag(VRING_USED_F_NO_NOTIFY);
 
 /// `struct vring_desc`. All words are little-endian.
 #[repr(C)]
-pub(super) struct SharedDescriptor {
+pub(super) struct SplitDescriptor {
     pub(super) address: AtomicU64,
     pub(super) len_bytes: AtomicU32,
     pub(super) flags: AtomicU16,
@@ -31,7 +31,7 @@ pub(super) struct SharedDescriptor {
 }
 
 // SAFETY: 16 bytes of atomics.
-unsafe impl Shared for SharedDescriptor {}
+unsafe impl Shared for SplitDescriptor {}
 
 /// `struct vring_used_elem`.
 #[repr(C)]
@@ -52,7 +52,7 @@ const ENTRIES: usize = 2;
 
 /// Where the parts lie, in bytes from the beginning of the ring.
 #[derive(Clone, Copy)]
-pub(super) struct Places {
+pub(super) struct SplitPlaces {
     avail: usize,
     /// Just before a cache line, so that eight entries lie on each line and none on two. The index is
     /// on a line without entries: the device writes it while we read them.
@@ -61,10 +61,10 @@ pub(super) struct Places {
     pub(super) end: usize,
 }
 
-impl Places {
+impl SplitPlaces {
     pub(super) fn of(size: u16) -> Self {
         let size = usize::from(size);
-        let avail = (size * size_of::<SharedDescriptor>()).next_multiple_of(LINE_BYTES);
+        let avail = (size * size_of::<SplitDescriptor>()).next_multiple_of(LINE_BYTES);
         let avail_bytes = HEAD_BYTES + size_of::<u16>() * (size + 1);
         let entries = (avail + avail_bytes).next_multiple_of(LINE_BYTES) + LINE_BYTES;
         let used_bytes = size_of::<UsedEntry>() * size + size_of::<u16>();
@@ -75,8 +75,8 @@ impl Places {
 
 /// The ring as it lies in shared memory.
 #[derive(Clone)]
-pub(super) struct Shown {
-    pub(super) descriptors: Words<SharedDescriptor>,
+pub(super) struct SplitShown {
+    pub(super) descriptors: Words<SplitDescriptor>,
     /// Flags, index, entries and the index of the used entry that we want to be called for. We write it.
     pub(super) avail: Words<AtomicU16>,
     /// Flags and index. The device writes them.
@@ -87,9 +87,9 @@ pub(super) struct Shown {
     pub(super) avail_event: Words<AtomicU16>,
 }
 
-impl Shown {
+impl SplitShown {
     pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
-        let Places { avail, used, .. } = Places::of(size);
+        let SplitPlaces { avail, used, .. } = SplitPlaces::of(size);
         let size = usize::from(size);
         let entries = used + HEAD_BYTES;
         Self {
@@ -108,9 +108,9 @@ impl Shown {
 }
 
 /// The driver's side.
-pub(super) struct Split {
-    pub(super) shown: Shown,
-    slots: Slots,
+pub(super) struct SplitQueue {
+    pub(super) shown: SplitShown,
+    slots: TransmitSlots,
     mask: u16,
     pub(super) event_idx: bool,
     /// Where the next available entry goes; ahead of `published` within a batch.
@@ -122,14 +122,14 @@ pub(super) struct Split {
     /// The used index as last seen.
     used_seen: u16,
     /// What ended the use of the ring.
-    lie: Option<RingLie>,
+    lie: Option<InvalidRing>,
 }
 
-impl Split {
+impl SplitQueue {
     pub(super) fn new(memory: &Arc<Claim>, size: u16) -> Self {
         Self {
-            shown: Shown::new(memory, size),
-            slots: Slots::new(size),
+            shown: SplitShown::new(memory, size),
+            slots: TransmitSlots::new(size),
             mask: size - 1,
             event_idx: false,
             avail_next: 0,
@@ -167,8 +167,8 @@ impl Split {
     #[inline]
     pub(super) fn post(
         &mut self,
-        to_device: &[Descriptor],
-        to_driver: &[Descriptor],
+        to_device: &[RingDescriptor],
+        to_driver: &[RingDescriptor],
     ) -> Result<BufferId, Full> {
         match (to_device, to_driver) {
             ([], [piece]) => self.post_one(piece),
@@ -178,7 +178,7 @@ impl Split {
 
     /// Posts a buffer of one piece to receive in.
     #[inline(always)] // once for a packet
-    fn post_one(&mut self, piece: &Descriptor) -> Result<BufferId, Full> {
+    fn post_one(&mut self, piece: &RingDescriptor) -> Result<BufferId, Full> {
         let free = self.slots.free();
         if free == 0 {
             return Err(Full { needed: 1, free });
@@ -192,8 +192,8 @@ impl Split {
     #[inline(never)]
     fn post_chain(
         &mut self,
-        to_device: &[Descriptor],
-        to_driver: &[Descriptor],
+        to_device: &[RingDescriptor],
+        to_driver: &[RingDescriptor],
     ) -> Result<BufferId, Full> {
         let needed = to_device.len() + to_driver.len();
         assert!(needed > 0, "a buffer has at least one piece");
@@ -217,7 +217,7 @@ impl Split {
 
     /// Fills a free descriptor; which one.
     #[inline]
-    fn describe(&mut self, piece: &Descriptor, flags: u16, next: u16) -> u16 {
+    fn describe(&mut self, piece: &RingDescriptor, flags: u16, next: u16) -> u16 {
         let id = self.slots.begin(next);
         let descriptor = &self.shown.descriptors.all()[usize::from(id)];
         descriptor.address.store(piece.address.to_le(), Ordering::Relaxed);
@@ -263,7 +263,7 @@ impl Split {
     }
 
     #[inline(always)] // once for a packet
-    pub(super) fn next_used(&mut self) -> Result<Option<Used>, RingLie> {
+    pub(super) fn next_used(&mut self) -> Result<Option<Used>, InvalidRing> {
         if self.used_next == self.used_seen && !self.look()? {
             return Ok(None);
         }
@@ -274,7 +274,7 @@ impl Split {
 
     /// Looks how far the device has come; whether there is something new.
     #[inline(never)] // once for a batch
-    fn look(&mut self) -> Result<bool, RingLie> {
+    fn look(&mut self) -> Result<bool, InvalidRing> {
         if let Some(lie) = self.lie {
             return Err(lie);
         }
@@ -287,7 +287,7 @@ impl Split {
         let unseen = self.avail_next.wrapping_sub(self.published);
         let posted = self.slots.posted().saturating_sub(unseen);
         if came > posted {
-            return Err(*self.lie.insert(RingLie::UsedIndex { from, to, posted }));
+            return Err(*self.lie.insert(InvalidRing::UsedIndex { from, to, posted }));
         }
         // Acquire: the entries up to there, and what is in their buffers, were written before.
         fence(Ordering::Acquire);
@@ -343,7 +343,7 @@ impl Split {
     }
 }
 
-impl fmt::Debug for Split {
+impl fmt::Debug for SplitQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let posted = self.slots.posted();
         write!(f, "Split({} descriptors, {posted} buffers posted)", self.slots.size())

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use forebay_buf::Region;
 
-use super::twin::{Got, Twin};
+use super::twin::{Got, ReferenceDevice};
 use super::*;
 
-const LAYOUTS: [Layout; 2] = [Layout::Split, Layout::Packed];
+const LAYOUTS: [VirtqueueLayout; 2] = [VirtqueueLayout::Split, VirtqueueLayout::Packed];
 
-fn pair(config: RingConfig) -> (Virtqueue, Twin) {
+fn pair(config: RingConfig) -> (Virtqueue, ReferenceDevice) {
     let memory = memory(config);
     let queue = Virtqueue::new(&memory, config);
-    let device = Twin::of(&queue);
+    let device = ReferenceDevice::of(&queue);
     (queue, device)
 }
 
@@ -23,12 +23,12 @@ fn memory(config: RingConfig) -> Arc<Claim> {
     Arc::new(Region::claim(&region, 0..len_bytes).unwrap())
 }
 
-fn config(layout: Layout, size: u16) -> RingConfig {
+fn config(layout: VirtqueueLayout, size: u16) -> RingConfig {
     RingConfig { layout, size, event_idx: false }
 }
 
-fn piece(number: u64) -> Descriptor {
-    Descriptor { address: number << 12, len_bytes: 1536 }
+fn piece(number: u64) -> RingDescriptor {
+    RingDescriptor { address: number << 12, len_bytes: 1536 }
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn vq_1_the_parts_of_a_ring_are_aligned_and_within() {
             assert_eq!((descriptors, driver % 64, device % 4), (base, 0, 0));
             assert!(descriptors + (16 << bits) <= driver && driver < device);
             assert!(device < base + u64::try_from(len_bytes).unwrap());
-            let is_split = layout == Layout::Split;
+            let is_split = layout == VirtqueueLayout::Split;
             assert!(!is_split || (device + 4).is_multiple_of(64), "used entries begin a line");
         }
     }
@@ -90,8 +90,8 @@ fn vq_1_the_parts_of_a_ring_are_aligned_and_within() {
 
 #[test]
 fn promise_5_a_used_index_beyond_what_is_posted_ends_the_use_of_the_ring() {
-    let (mut queue, device) = pair(config(Layout::Split, 256));
-    let Twin::Split(device) = device else { unreachable!("made as a split ring") };
+    let (mut queue, device) = pair(config(VirtqueueLayout::Split, 256));
+    let ReferenceDevice::Split(device) = device else { unreachable!("made as a split ring") };
     (0..256).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
     let _ = queue.publish();
     device.used_index().store(5, Ordering::Relaxed);
@@ -113,14 +113,14 @@ fn promise_5_a_used_index_beyond_what_is_posted_ends_the_use_of_the_ring() {
 
 #[test]
 fn promise_5_a_used_index_that_goes_back_ends_the_use_of_the_ring() {
-    let (mut queue, device) = pair(config(Layout::Split, 8));
-    let Twin::Split(mut device) = device else { unreachable!("made as a split ring") };
+    let (mut queue, device) = pair(config(VirtqueueLayout::Split, 8));
+    let ReferenceDevice::Split(mut device) = device else { unreachable!("made as a split ring") };
     (0..8).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
     let _ = queue.publish();
     device.give(0, 60);
     assert!(queue.next_used().unwrap().is_some());
     device.used_index().store(0, Ordering::Relaxed);
-    assert_eq!(queue.next_used(), Err(RingLie::UsedIndex { from: 1, to: 0, posted: 8 }));
+    assert_eq!(queue.next_used(), Err(InvalidRing::UsedIndex { from: 1, to: 0, posted: 8 }));
 }
 
 #[test]
@@ -186,12 +186,12 @@ fn promise_5_a_buffer_that_was_posted_again_is_not_used_before_the_device_can_se
         let _ = queue.publish();
         // Of a split ring, all four were said before.
         let used = queue.next_used().unwrap().unwrap();
-        assert_eq!(queue.take(used.id).is_some(), layout == Layout::Packed);
+        assert_eq!(queue.take(used.id).is_some(), layout == VirtqueueLayout::Packed);
         // It gets it as ever.
         let _ = queue.next_used();
         device.take().unwrap();
         device.give(ids[2], 60);
-        if layout == Layout::Split {
+        if layout == VirtqueueLayout::Split {
             let used = queue.next_used().unwrap().unwrap();
             assert_eq!(queue.take(used.id).map(BufferId::index), Some(usize::from(ids[2])));
         }
@@ -201,7 +201,7 @@ fn promise_5_a_buffer_that_was_posted_again_is_not_used_before_the_device_can_se
 #[test]
 #[should_panic(expected = "posted again")]
 fn a_buffer_that_the_device_has_is_not_posted_again() {
-    let (mut queue, _) = pair(config(Layout::Split, 8));
+    let (mut queue, _) = pair(config(VirtqueueLayout::Split, 8));
     let id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
     queue.post_again(id);
 }
@@ -209,7 +209,7 @@ fn a_buffer_that_the_device_has_is_not_posted_again() {
 #[test]
 #[should_panic(expected = "posted again")]
 fn a_part_of_a_chain_is_not_posted_again() {
-    let (mut queue, mut device) = pair(config(Layout::Split, 8));
+    let (mut queue, mut device) = pair(config(VirtqueueLayout::Split, 8));
     queue.post(&[piece(1)], Direction::ToDriver).unwrap();
     let _ = queue.publish();
     let id = device.take().unwrap().id;
@@ -232,7 +232,7 @@ fn vq_10_a_ring_is_zero_when_it_is_new_and_when_it_is_reset() {
         let memory = memory(config);
         for _ in 0..2 {
             let mut queue = Virtqueue::new(&memory, config);
-            let words = Twin::of(&queue).overlay();
+            let words = ReferenceDevice::of(&queue).overlay();
             let is_zero = || words.all().iter().all(|word| word.load(Ordering::Relaxed) == 0);
             assert!(is_zero(), "new");
             let scribble =
@@ -249,9 +249,9 @@ fn vq_10_a_ring_is_zero_when_it_is_new_and_when_it_is_reset() {
 /// The event is reached exactly if it is one of the places gone over.
 #[test]
 fn an_event_of_a_packed_ring_is_reached_on_any_way_over_it() {
-    use super::packed::Position;
+    use super::packed::PackedPosition;
     for size in [1u16, 2, 4, 8] {
-        let all = |wrap| (0..size).map(move |index| Position { index, wrap });
+        let all = |wrap| (0..size).map(move |index| PackedPosition { index, wrap });
         for start in all(true).chain(all(false)) {
             for event in all(true).chain(all(false)) {
                 for places in 0..=size {

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use super::packed::{self, Event, Position};
+use super::packed::{self, EventSuppression, PackedPosition};
 #[cfg(test)]
 use super::words::Words;
 use super::{Ring, Virtqueue, need_event, split};
@@ -19,13 +19,13 @@ pub struct Got {
     pub pieces: Vec<(u64, u32, bool)>,
 }
 
-pub enum Twin {
+pub enum ReferenceDevice {
     Split(SplitTwin),
     Packed(PackedTwin),
 }
 
 pub struct SplitTwin {
-    pub(super) shown: split::Shown,
+    pub(super) shown: split::SplitShown,
     size: u16,
     event_idx: bool,
     avail_next: u16,
@@ -35,18 +35,18 @@ pub struct SplitTwin {
 }
 
 pub struct PackedTwin {
-    pub(super) shown: packed::Shown,
+    pub(super) shown: packed::PackedShown,
     size: u16,
     event_idx: bool,
-    avail_next: Position,
-    used_next: Position,
+    avail_next: PackedPosition,
+    used_next: PackedPosition,
     /// Places used since the driver was last called or not.
     uncalled: u16,
     /// The places of each buffer that it has.
     places: Vec<u16>,
 }
 
-impl Twin {
+impl ReferenceDevice {
     /// The device of a queue that is as new.
     pub fn of(queue: &Virtqueue) -> Self {
         let size = queue.size();
@@ -63,8 +63,8 @@ impl Twin {
                 shown: ring.shown.clone(),
                 size,
                 event_idx: ring.event_idx,
-                avail_next: Position::FIRST,
-                used_next: Position::FIRST,
+                avail_next: PackedPosition::FIRST,
+                used_next: PackedPosition::FIRST,
                 uncalled: 0,
                 places: vec![0; usize::from(size)],
             }),
@@ -248,10 +248,10 @@ impl PackedTwin {
 
     fn calls(&mut self) -> bool {
         let places = std::mem::take(&mut self.uncalled);
-        match Event::from_word(self.shown.driver.all()[0].load(Ordering::Relaxed)) {
-            Event::Disable => false,
-            Event::Enable => places != 0,
-            Event::At(event) => {
+        match EventSuppression::from_word(self.shown.driver.all()[0].load(Ordering::Relaxed)) {
+            EventSuppression::Disable => false,
+            EventSuppression::Enable => places != 0,
+            EventSuppression::At(event) => {
                 assert!(self.event_idx, "VQ9");
                 self.used_next.reaches(event, places, self.size)
             }
@@ -260,9 +260,9 @@ impl PackedTwin {
 
     fn ask_for_kick(&mut self, wanted: bool) {
         let event = match (wanted, self.event_idx) {
-            (false, _) => Event::Disable,
-            (true, false) => Event::Enable,
-            (true, true) => Event::At(self.avail_next),
+            (false, _) => EventSuppression::Disable,
+            (true, false) => EventSuppression::Enable,
+            (true, true) => EventSuppression::At(self.avail_next),
         };
         self.shown.device.all()[0].store(event.to_word(), Ordering::Relaxed);
     }

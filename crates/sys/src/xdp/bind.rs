@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_buf::lent::Lent;
+use forebay_buf::lent::DeviceOwned;
 use forebay_buf::{Pool, Region};
 use rustix::io::Errno;
 use rustix::net::xdp::{
@@ -21,7 +21,7 @@ use rustix::net::xdp::{
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::Socket;
-use super::ring::{Consuming, Place, Producing};
+use super::ring::{Consuming, XdpRingPlace, Producing};
 
 /// How long a queue may be busy: the kernel takes a closed socket down after the close has returned.
 const TEARDOWN_MAX: Duration = Duration::from_secs(2);
@@ -143,7 +143,7 @@ pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenErr
     let mut shared = None;
     for umem in umems.iter().filter(|umem| umem.suits(config, pool)) {
         let Some(first) = umem.socket.upgrade() else { continue };
-        match bound(config, pool, Memory::SharedWith(first.as_fd())) {
+        match bound(config, pool, RegisteredMemory::SharedWith(first.as_fd())) {
             Ok(socket) => {
                 shared = Some(socket);
                 break;
@@ -155,7 +155,7 @@ pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenErr
     }
     let mut socket = match shared {
         Some(socket) => socket,
-        None => bound(config, pool, Memory::Own)?,
+        None => bound(config, pool, RegisteredMemory::Own)?,
     };
     umems.push(Umem {
         region: Arc::clone(pool.region()),
@@ -180,16 +180,16 @@ impl Umem {
 
 /// Whose memory a socket works on.
 #[derive(Clone, Copy)]
-enum Memory<'a> {
+enum RegisteredMemory<'a> {
     Own,
     SharedWith(BorrowedFd<'a>),
 }
 
-fn bound(config: &SocketConfig, pool: &Pool, memory: Memory<'_>) -> Result<Socket, OpenError> {
+fn bound(config: &SocketConfig, pool: &Pool, memory: RegisteredMemory<'_>) -> Result<Socket, OpenError> {
     let flags = SocketFlags::CLOEXEC;
     let fd = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
         .map_err(OpenError::of("open an AF_XDP socket"))?;
-    if let Memory::Own = memory {
+    if let RegisteredMemory::Own = memory {
         register(fd.as_fd(), pool.region(), config.chunk_bytes)?;
     }
     let mut socket = with_rings(fd, config, pool)?;
@@ -238,7 +238,7 @@ fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Soc
         sockopt::xdp_mmap_offsets(fd)
     };
     let offsets = sized().map_err(OpenError::of("set the rings up"))?;
-    let place = |ring, page_offset, offsets: XdpRingOffset, entries| Place {
+    let place = |ring, page_offset, offsets: XdpRingOffset, entries| XdpRingPlace {
         ring,
         page_offset,
         offsets,
@@ -265,7 +265,7 @@ fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Soc
         tx,
         handle: Handle { socket: Some(Arc::new(socket)), is_listed: false },
         teardown: None,
-        lent: Lent::new(pool, config.chunk_bytes),
+        lent: DeviceOwned::new(pool, config.chunk_bytes),
         sending: 0,
         _region: Arc::clone(pool.region()),
     })
@@ -275,7 +275,7 @@ fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Soc
 fn bind_when_free(
     socket: BorrowedFd<'_>,
     config: &SocketConfig,
-    memory: Memory<'_>,
+    memory: RegisteredMemory<'_>,
 ) -> Result<(), OpenError> {
     let since = Instant::now();
     loop {
@@ -288,7 +288,7 @@ fn bind_when_free(
     }
 }
 
-fn bind(socket: BorrowedFd<'_>, config: &SocketConfig, memory: Memory<'_>) -> Result<(), Errno> {
+fn bind(socket: BorrowedFd<'_>, config: &SocketConfig, memory: RegisteredMemory<'_>) -> Result<(), Errno> {
     let to = |flags| SocketAddrXdp::new(flags, config.interface, config.queue);
     let copying = match config.copying {
         CopyMode::Auto => SocketAddrXdpFlags::empty(),
@@ -300,11 +300,11 @@ fn bind(socket: BorrowedFd<'_>, config: &SocketConfig, memory: Memory<'_>) -> Re
         false => SocketAddrXdpFlags::empty(),
     };
     match memory {
-        Memory::Own => {
+        RegisteredMemory::Own => {
             let flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP | copying | scattered;
             net::bind(socket, &to(flags))
         }
-        Memory::SharedWith(first) => {
+        RegisteredMemory::SharedWith(first) => {
             let addr = to(SocketAddrXdpFlags::XDP_SHARED_UMEM);
             net::bind(socket, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first })
         }
@@ -343,7 +343,7 @@ impl Teardown {
 impl Drop for Teardown {
     fn drop(&mut self) {
         // Busy still, it is another program's by now; refused, it has gone with its device.
-        let _ = bind_when_free(self.socket.as_fd(), &self.config, Memory::Own);
+        let _ = bind_when_free(self.socket.as_fd(), &self.config, RegisteredMemory::Own);
     }
 }
 

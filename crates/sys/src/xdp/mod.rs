@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 pub use bind::{CopyMode, OpenError, SocketConfig};
 use bind::{Handle, Teardown};
-use forebay_buf::lent::Lent;
+use forebay_buf::lent::DeviceOwned;
 use forebay_buf::{Frame, Pool, Region};
 pub use ring::RingBroken;
 use ring::{Consuming, Producing};
@@ -30,7 +30,7 @@ const FILL_BATCH: u32 = 32;
 /// What a kernel says that cannot be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum KernelLied {
+pub enum InvalidXdpRing {
     /// Of a ring.
     #[error(transparent)]
     Ring(#[from] RingBroken),
@@ -81,7 +81,7 @@ pub struct Socket {
     tx: Option<Producing<2>>,
     handle: Handle,
     teardown: Option<Teardown>,
-    lent: Lent,
+    lent: DeviceOwned,
     /// Those of them that are to be sent.
     sending: u32,
     _region: Arc<Region>,
@@ -115,7 +115,7 @@ impl Socket {
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn fill(&mut self, pool: &mut Pool, room_bytes: u32, most: u32) -> Result<u32, KernelLied> {
+    pub fn fill(&mut self, pool: &mut Pool, room_bytes: u32, most: u32) -> Result<u32, InvalidXdpRing> {
         let spare = self.fill.entries().saturating_sub(most);
         let room = self.fill.room(spare + FILL_BATCH)?.saturating_sub(spare);
         if room < FILL_BATCH {
@@ -151,12 +151,12 @@ impl Socket {
         &mut self,
         max: u32,
         mut each: impl FnMut(Frame, Continued),
-    ) -> Result<u32, KernelLied> {
+    ) -> Result<u32, InvalidXdpRing> {
         let Some(rx) = &mut self.rx else { return Ok(0) };
         let count = rx.ready(max)?.min(max);
         for _ in 0..count {
-            let Descriptor { address, len_bytes, options } = Descriptor::of(rx.next());
-            let lied = KernelLied::Frame { ring: "rx", address, len_bytes };
+            let XdpDescriptor { address, len_bytes, options } = XdpDescriptor::of(rx.next());
+            let lied = InvalidXdpRing::Frame { ring: "rx", address, len_bytes };
             let mut frame = self.lent.take_back(address).ok_or(lied)?;
             if !frame.place(address, len_bytes) {
                 return Err(lied);
@@ -174,7 +174,7 @@ impl Socket {
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn has_received(&mut self) -> Result<bool, KernelLied> {
+    pub fn has_received(&mut self) -> Result<bool, InvalidXdpRing> {
         Ok(match &mut self.rx {
             Some(rx) => rx.ready(1)? > 0,
             None => false,
@@ -185,7 +185,7 @@ impl Socket {
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn send_room(&mut self, wanted: u32) -> Result<u32, KernelLied> {
+    pub fn send_room(&mut self, wanted: u32) -> Result<u32, InvalidXdpRing> {
         Ok(match &mut self.tx {
             Some(tx) => tx.room(wanted)?,
             None => 0,
@@ -215,7 +215,7 @@ impl Socket {
         }
         let address = self.lent.lend(frame)?;
         let options = if continued == Continued::Yes { XDP_PKT_CONTD } else { 0 };
-        tx.push(Descriptor { address, len_bytes, options }.words());
+        tx.push(XdpDescriptor { address, len_bytes, options }.words());
         self.sending += 1;
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Socket {
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn sent(&mut self) -> Result<u32, KernelLied> {
+    pub fn sent(&mut self) -> Result<u32, InvalidXdpRing> {
         Ok(match &mut self.tx {
             Some(tx) => tx.consumed()?,
             None => 0,
@@ -258,11 +258,11 @@ impl Socket {
     ///
     /// # Errors
     /// When the kernel names what it does not have.
-    pub fn complete(&mut self, max: u32, mut each: impl FnMut(Frame)) -> Result<u32, KernelLied> {
+    pub fn complete(&mut self, max: u32, mut each: impl FnMut(Frame)) -> Result<u32, InvalidXdpRing> {
         let count = self.completion.ready(max)?.min(max);
         for _ in 0..count {
             let [address] = self.completion.next();
-            let lied = KernelLied::Frame { ring: "completion", address, len_bytes: 0 };
+            let lied = InvalidXdpRing::Frame { ring: "completion", address, len_bytes: 0 };
             each(self.lent.take_back(address).ok_or(lied)?);
         }
         self.completion.release();
@@ -327,13 +327,13 @@ pub fn wait_for_receivers() {
 }
 
 /// `struct xdp_desc` of `linux/if_xdp.h`.
-struct Descriptor {
+struct XdpDescriptor {
     address: u64,
     len_bytes: u32,
     options: u32,
 }
 
-impl Descriptor {
+impl XdpDescriptor {
     #[inline]
     fn of([address, rest]: [u64; 2]) -> Self {
         let [a, b, c, d, options @ ..] = rest.to_ne_bytes();

@@ -34,7 +34,7 @@ pub struct RingBroken {
 
 /// Where a ring lies, and how long it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct XdpRingPlace {
     pub(super) ring: &'static str,
     /// What the kernel knows the ring by (`XDP_PGOFF_…`).
     pub(super) page_offset: u64,
@@ -67,7 +67,7 @@ pub(super) struct Consuming<const WORDS: usize> {
 
 impl<const WORDS: usize> Producing<WORDS> {
     /// Maps the ring of a socket.
-    pub(super) fn map(socket: BorrowedFd<'_>, place: Place) -> io::Result<Self> {
+    pub(super) fn map(socket: BorrowedFd<'_>, place: XdpRingPlace) -> io::Result<Self> {
         Ok(Self::new(Memory::map(socket, place, WORDS)?))
     }
 
@@ -144,7 +144,7 @@ impl<const WORDS: usize> Producing<WORDS> {
 
 impl<const WORDS: usize> Consuming<WORDS> {
     /// Maps the ring of a socket.
-    pub(super) fn map(socket: BorrowedFd<'_>, place: Place) -> io::Result<Self> {
+    pub(super) fn map(socket: BorrowedFd<'_>, place: XdpRingPlace) -> io::Result<Self> {
         Ok(Self::new(Memory::map(socket, place, WORDS)?))
     }
 
@@ -207,19 +207,19 @@ struct Memory {
     ring: &'static str,
     entries: u32,
     /// What all of them point into. It holds the socket open, too.
-    _mapping: Mapping,
+    _mapping: XdpMapping,
 }
 
 // SAFETY: atomics in a mapping that this value owns and that no thread is tied to.
 unsafe impl Send for Memory {}
 
 impl Memory {
-    fn map(socket: BorrowedFd<'_>, place: Place, words: usize) -> io::Result<Self> {
+    fn map(socket: BorrowedFd<'_>, place: XdpRingPlace, words: usize) -> io::Result<Self> {
         let entries_bytes = place.entries as usize * words * size_of::<u64>();
         let before_bytes = usize::try_from(place.offsets.desc).unwrap_or(usize::MAX);
         let len_bytes =
             before_bytes.checked_add(entries_bytes).ok_or(io::ErrorKind::InvalidData)?;
-        let mapping = Mapping::of_ring(socket, place.page_offset, len_bytes)?;
+        let mapping = XdpMapping::of_ring(socket, place.page_offset, len_bytes)?;
         Self::new(mapping, place, words).ok_or_else(|| {
             let what = format!("the kernel's {} ring is laid out in an unknown way", place.ring);
             io::Error::new(io::ErrorKind::Unsupported, what)
@@ -228,8 +228,8 @@ impl Memory {
 
     /// `None` when the words are not within the mapping or not aligned, or when the kernel is so old
     /// that there are no flags.
-    fn new(mapping: Mapping, place: Place, words: usize) -> Option<Self> {
-        let Place { ring, offsets, entries, .. } = place;
+    fn new(mapping: XdpMapping, place: XdpRingPlace, words: usize) -> Option<Self> {
+        let XdpRingPlace { ring, offsets, entries, .. } = place;
         let count = entries as usize * words;
         let first = mapping.at(offsets.desc, count * size_of::<u64>(), align_of::<AtomicU64>())?;
         let index = |offset| {
@@ -276,12 +276,12 @@ impl Memory {
 }
 
 /// Memory shared with the kernel, unmapped when this is dropped.
-struct Mapping {
+struct XdpMapping {
     base: NonNull<u8>,
     len_bytes: usize,
 }
 
-impl Mapping {
+impl XdpMapping {
     fn of_ring(socket: BorrowedFd<'_>, page_offset: u64, len_bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
@@ -302,7 +302,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for XdpMapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `of_ring` with this length; the pointers into it go with it.
         let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
@@ -321,7 +321,7 @@ mod tests {
     /// Some memory of the shape of a ring's.
     fn memory(entries: u32, words: usize, start: u32) -> (Memory, Kernel) {
         let offsets = XdpRingOffset { producer: 0, consumer: 64, flags: Some(128), desc: 192 };
-        let place = Place { ring: "test", page_offset: 0, offsets, entries };
+        let place = XdpRingPlace { ring: "test", page_offset: 0, offsets, entries };
         let len_bytes = 192 + entries as usize * words * size_of::<u64>();
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let anywhere = std::ptr::null_mut();
@@ -329,7 +329,7 @@ mod tests {
         let mapped =
             unsafe { mm::mmap_anonymous(anywhere, len_bytes, access, MapFlags::SHARED) }.unwrap();
         let base = NonNull::new(mapped.cast()).unwrap();
-        let memory = Memory::new(Mapping { base, len_bytes }, place, words).unwrap();
+        let memory = Memory::new(XdpMapping { base, len_bytes }, place, words).unwrap();
         memory.producer().store(start, Ordering::Relaxed);
         memory.consumer().store(start, Ordering::Relaxed);
         let kernel = Kernel { producer: memory.producer, consumer: memory.consumer };
@@ -440,7 +440,7 @@ mod tests {
         let (whole, _) = memory(8, 1, 0);
         let Memory { _mapping: mapping, .. } = whole;
         let offsets = XdpRingOffset { producer: 0, consumer: 64, flags: Some(128), desc: 200 };
-        let place = Place { ring: "test", page_offset: 0, offsets, entries: 8 };
+        let place = XdpRingPlace { ring: "test", page_offset: 0, offsets, entries: 8 };
         assert!(Memory::new(mapping, place, 1).is_none());
     }
 }

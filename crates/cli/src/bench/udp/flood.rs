@@ -13,8 +13,8 @@ use forebay_rx::parse::{self, Verify};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{BUFFERS_MAX, CopyCache};
-use forebay_stack::socket::policy::{BufferPolicy, Relief, ReliefCounters, WayBack};
-use forebay_stack::socket::queue::{Inlet, Outlet, Put, QueueConfig, queue};
+use forebay_stack::socket::policy::{ReclaimPolicy, BufferReclaimer, ReclaimCounters, FrameReturn};
+use forebay_stack::socket::queue::{SocketQueueProducer, SocketQueueConsumer, Enqueue, SocketQueueConfig, queue};
 use forebay_sys as sys;
 
 use super::super::input::Sample;
@@ -34,8 +34,8 @@ const READ_MAX: usize = 64;
 
 /// What is measured in one repeat.
 #[derive(Clone, Copy)]
-pub(super) struct Load {
-    pub(super) policy: BufferPolicy,
+pub(super) struct FloodLoad {
+    pub(super) policy: ReclaimPolicy,
     /// Work of the reader on each datagram.
     pub(super) work: Work,
     /// Datagrams a second from all producers together. `None`: as many as they can.
@@ -44,7 +44,7 @@ pub(super) struct Load {
 
 /// What came of it.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Outcome {
+pub(super) struct FloodOutcome {
     /// Datagrams that were read, in thousands a second.
     pub(super) kpps: f64,
     /// Those that were put in or dropped, likewise.
@@ -93,8 +93,8 @@ impl Work {
 
 /// A socket, its reader, and the producers.
 pub(super) struct Flood {
-    producers: Vec<Producer>,
-    reader: Reader,
+    producers: Vec<FloodProducer>,
+    reader: FloodReader,
 }
 
 impl Flood {
@@ -113,31 +113,31 @@ impl Flood {
             .map_err(|error| Failure::usage(error.to_string(), "this is a bug: report it"))?;
         let small = pools.split_off(producers.into());
         let slots = u32::try_from(READ_MAX).unwrap_or(u32::MAX);
-        let config = QueueConfig { id: SocketId(0), rcvbuf, slots, cpus: producers.into() };
+        let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots, cpus: producers.into() };
         let (inlets, outlet) = queue(config);
-        let way_back = WayBack::new(pools[0].way_home());
+        let way_back = FrameReturn::new(pools[0].return_handle());
         let producers =
             (0..).zip(pools).zip(small).zip(inlets).map(|(((slot, pool), small), inlet)| {
                 let cache = Region::allocate(CopyCache::region_bytes(BUFFERS_MAX));
-                let counters = Arc::<ReliefCounters>::default();
-                Producer {
+                let counters = Arc::<ReclaimCounters>::default();
+                FloodProducer {
                     cpu: others.iter().copied().cycle().nth(slot.into()),
                     pool,
                     inlet,
-                    relief: Relief::new(Some(CopyCache::new(cache, slot)), Some(small), counters),
+                    relief: BufferReclaimer::new(Some(CopyCache::new(cache, slot)), Some(small), counters),
                     bulk,
                     next: 0,
                 }
             });
-        let reader = Reader { cpu: reader_cpu, outlet, way_back, seen: 0 };
+        let reader = FloodReader { cpu: reader_cpu, outlet, way_back, seen: 0 };
         Ok(Self { producers: producers.collect(), reader })
     }
 
     /// Runs for a while.
-    pub(super) fn repeat(&mut self, load: Load, samples: &[Sample]) -> Outcome {
+    pub(super) fn repeat(&mut self, load: FloodLoad, samples: &[Sample]) -> FloodOutcome {
         let bulk = self.producers.first().map_or(1, |producer| producer.bulk);
         let dropped_before = self.reader.outlet.account().dropped();
-        let run = Run {
+        let run = FloodRun {
             load,
             burst_every: load.offered_pps.map(|pps| {
                 let bursts_per_s = pps / as_f64(self.producers.len() * bulk);
@@ -168,7 +168,7 @@ impl Flood {
         let sent_count = sent.iter().map(|side| side.count).sum::<usize>();
         let sent_cpu_ns = sent.iter().map(|side| side.cpu_ns).sum::<f64>();
         let dropped = self.reader.outlet.account().dropped() - dropped_before;
-        Outcome {
+        FloodOutcome {
             kpps: as_f64(read.count) * 1e6 / read.wall_ns,
             offered_kpps: sent.iter().map(|side| as_f64(side.count) * 1e6 / side.wall_ns).sum(),
             reader_ns: (read.cpu_ns - read.idle_ns).max(0.0) / as_f64(read.count.max(1)),
@@ -181,16 +181,16 @@ impl Flood {
 
     /// Frames that are not with their owners.
     pub(super) fn away(&mut self) -> usize {
-        let away = |producer: &mut Producer| {
-            producer.pool.away() + producer.relief.cache().map_or(0, CopyCache::away)
+        let away = |producer: &mut FloodProducer| {
+            producer.pool.in_use() + producer.relief.cache().map_or(0, CopyCache::away)
         };
         self.producers.iter_mut().map(away).sum()
     }
 }
 
 /// What the threads of one repeat know.
-struct Run<'a> {
-    load: Load,
+struct FloodRun<'a> {
+    load: FloodLoad,
     /// Of each producer.
     burst_every: Option<Duration>,
     start: Barrier,
@@ -198,19 +198,19 @@ struct Run<'a> {
     samples: &'a [Sample],
 }
 
-impl Run<'_> {
+impl FloodRun<'_> {
     fn is_over(&self) -> bool {
         self.end.load(Ordering::Acquire)
     }
 }
 
 /// When a burst is due.
-struct Pace {
+struct FloodPace {
     every: Duration,
     due: Instant,
 }
 
-impl Pace {
+impl FloodPace {
     /// True if it is now; then the next one is due a while later. What a thread has missed while
     /// others had its CPU is not made up for: it would be a burst that nobody asked for.
     fn is_due(&mut self) -> bool {
@@ -226,7 +226,7 @@ impl Pace {
 
 /// What one thread did.
 #[derive(Clone, Copy, Default)]
-struct Side {
+struct FloodSide {
     count: usize,
     wall_ns: f64,
     cpu_ns: f64,
@@ -245,32 +245,32 @@ impl Began {
         Self { wall: Instant::now(), cpu_ns: sys::thread_cpu_ns() }
     }
 
-    fn side(&self, count: usize, idle_ns: u64) -> Side {
+    fn side(&self, count: usize, idle_ns: u64) -> FloodSide {
         let [cpu_ns, idle_ns] = [sys::thread_cpu_ns() - self.cpu_ns, idle_ns]
             .map(|ns| nanoseconds(Duration::from_nanos(ns)));
-        Side { count, wall_ns: nanoseconds(self.wall.elapsed()), cpu_ns, idle_ns }
+        FloodSide { count, wall_ns: nanoseconds(self.wall.elapsed()), cpu_ns, idle_ns }
     }
 }
 
 /// A CPU that receives.
-struct Producer {
+struct FloodProducer {
     cpu: Option<CpuId>,
     pool: Pool,
-    inlet: Inlet,
-    relief: Relief,
+    inlet: SocketQueueProducer,
+    relief: BufferReclaimer,
     bulk: usize,
     next: usize,
 }
 
-impl Producer {
-    fn produce(&mut self, run: &Run<'_>) -> Side {
+impl FloodProducer {
+    fn produce(&mut self, run: &FloodRun<'_>) -> FloodSide {
         // Unpinned figures are still figures.
         let _ = self.cpu.map(sys::pin_to);
         let (mut packets, mut dropped) = (Vec::new(), Vec::new());
         run.start.wait();
         let began = Began::now();
         let mut sent = 0;
-        let mut pace = run.burst_every.map(|every| Pace { every, due: began.wall });
+        let mut pace = run.burst_every.map(|every| FloodPace { every, due: began.wall });
         while !run.is_over() {
             if pace.as_mut().is_some_and(|pace| !pace.is_due()) {
                 std::hint::spin_loop();
@@ -280,9 +280,9 @@ impl Producer {
             self.receive(run.samples, &mut packets);
             sent += packets.len();
             let Self { pool, inlet, relief, .. } = self;
-            relief.relieve(run.load.policy, inlet.account(), &mut packets, pool);
+            relief.reclaim(run.load.policy, inlet.account(), &mut packets, pool);
             // The reader does not sleep, and stays.
-            let (Put::Done | Put::WakeReader | Put::Closed) = inlet.put(&mut packets, &mut dropped);
+            let (Enqueue::Done | Enqueue::WakeReader | Enqueue::Closed) = inlet.put(&mut packets, &mut dropped);
             dropped.drain(..).for_each(|packet: Packet| pool.put(packet.frame));
         }
         began.side(sent, 0)
@@ -304,15 +304,15 @@ impl Producer {
 }
 
 /// The application's thread.
-struct Reader {
+struct FloodReader {
     cpu: CpuId,
-    outlet: Outlet,
-    way_back: WayBack,
+    outlet: SocketQueueConsumer,
+    way_back: FrameReturn,
     seen: u64,
 }
 
-impl Reader {
-    fn read(&mut self, run: &Run<'_>) -> Side {
+impl FloodReader {
+    fn read(&mut self, run: &FloodRun<'_>) -> FloodSide {
         let _ = sys::pin_to(self.cpu);
         let mut taken = Vec::with_capacity(READ_MAX);
         run.start.wait();
@@ -345,7 +345,7 @@ impl Reader {
     fn empty(&mut self) {
         let mut taken = Vec::new();
         while self.outlet.take(READ_MAX, &mut taken) > 0 {
-            self.way_back.give_back(&mut taken, &mut self.outlet, BufferPolicy::Owner);
+            self.way_back.give_back(&mut taken, &mut self.outlet, ReclaimPolicy::Owner);
         }
     }
 }

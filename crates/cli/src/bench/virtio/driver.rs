@@ -10,7 +10,7 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_device::{Device, RxBuffers};
 use forebay_rx::arrive::{
-    Ask, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
+    PollRequest, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
 };
 use forebay_rx::{DropReason, RxQueue, Source};
 use forebay_sys as sys;
@@ -119,7 +119,7 @@ impl Driver {
     /// Receives a burst, and gives its frames back.
     fn turn(&mut self, now: Instant, counted: &mut Counted) -> Result<Polled, Failure> {
         let now_ns = u64::try_from((now - self.origin).as_nanos()).unwrap_or(u64::MAX);
-        let ask = Ask { now_ns, max: self.max, may_wait: true, is_last: false };
+        let ask = PollRequest { now_ns, max: self.max, may_wait: true, is_last: false };
         let polled = self.source.poll(ask, &mut self.pool, &mut self.burst);
         let polled = polled.map_err(broken)?;
         for packet in self.burst.packets.drain(..) {
@@ -150,7 +150,7 @@ impl Driver {
     pub(super) fn close(self) -> usize {
         let Self { source, mut pool, burst, .. } = self;
         drop((source, burst));
-        pool.away()
+        pool.in_use()
     }
 }
 

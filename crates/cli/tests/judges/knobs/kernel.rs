@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use forebay_engine::knobs::{Knob, Machine, Place};
+use forebay_engine::knobs::{Knob, Machine, KnobPlace};
 use forebay_rx::RxQueue;
 use libtest_mimic::Failed;
 
@@ -83,8 +83,8 @@ impl Kernel {
 
     pub(super) fn file(&self, knob: Knob) -> File {
         let root = match knob.place() {
-            Place::NetCore => "/".to_owned(),
-            Place::Queue | Place::Device => self.root(),
+            KnobPlace::NetCore => "/".to_owned(),
+            KnobPlace::Queue | KnobPlace::Device => self.root(),
         };
         let path = format!("{root}{}/{knob}", knob.place().directory(DEVICE, QUEUE));
         File { knob, name: knob.to_string(), before: before(knob), path: path.into() }
@@ -163,6 +163,6 @@ fn before(knob: Knob) -> String {
 }
 
 fn net_core() -> impl Iterator<Item = (Knob, PathBuf)> {
-    let knobs = Knob::ALL.into_iter().filter(|knob| knob.place() == Place::NetCore);
+    let knobs = Knob::ALL.into_iter().filter(|knob| knob.place() == KnobPlace::NetCore);
     knobs.map(|knob| (knob, PathBuf::from(format!("{NET_CORE}/{knob}"))))
 }

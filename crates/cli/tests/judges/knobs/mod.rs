@@ -6,7 +6,7 @@ mod strings; // what is written to them
 
 use std::fs;
 
-use forebay_engine::knobs::{Knob, Machine, REFUSED_NONSENSE, Refusal, Taken, Value};
+use forebay_engine::knobs::{Knob, Machine, REFUSED_INVALID_INPUT, KnobRefusal, TakenValue, Value};
 use forebay_sys::errno::Errno;
 pub(crate) use kernel::missing;
 use libtest_mimic::Failed;
@@ -30,7 +30,7 @@ struct Answer {
 enum Verdict {
     Same,
     /// The kernel takes it, and the table says why we do not.
-    Refused(&'static Refusal),
+    Refused(&'static KnobRefusal),
     /// It would take more memory than can be asked for here.
     NotAsked,
     Different,
@@ -59,7 +59,7 @@ pub(crate) fn judge() -> Judgement {
             }
         }
     }
-    let unseen = REFUSED_NONSENSE.iter().filter(|row| !refused.contains(row));
+    let unseen = REFUSED_INVALID_INPUT.iter().filter(|row| !refused.contains(row));
     wrong.extend(unseen.map(|row| format!("Linux does not take it either: {row:?}")));
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
@@ -93,7 +93,7 @@ fn compare(
     Ok((verdict, ours, Some(theirs)))
 }
 
-fn our_answer(file: &File, answer: &Result<Taken, Errno>, machine: &Machine) -> Answer {
+fn our_answer(file: &File, answer: &Result<TakenValue, Errno>, machine: &Machine) -> Answer {
     let value = answer.as_ref().ok().and_then(|taken| taken.value.as_ref());
     Answer {
         outcome: answer.as_ref().map(|taken| taken.len_bytes).map_err(|errno| errno.code()),
@@ -102,7 +102,7 @@ fn our_answer(file: &File, answer: &Result<Taken, Errno>, machine: &Machine) -> 
 }
 
 /// Lists are ours alone: Linux refuses a dash.
-fn is_list(written: &[u8], ours: &Result<Taken, Errno>, theirs: &Answer) -> bool {
+fn is_list(written: &[u8], ours: &Result<TakenValue, Errno>, theirs: &Answer) -> bool {
     let is_mask = match ours {
         Ok(taken) => matches!(taken.value, Some(Value::Cpus(_))),
         Err(errno) => *errno == Errno::Overflow,
@@ -118,14 +118,14 @@ enum Room {
     Unclear,
 }
 
-fn room(knob: Knob, answer: &Result<Taken, Errno>) -> Room {
+fn room(knob: Knob, answer: &Result<TakenValue, Errno>) -> Room {
     // At least and at most, as it differs between versions.
     let (least, most) = match knob {
         Knob::RpsFlowCnt => (8, 16),
         Knob::RpsSockFlowEntries => (4, 4),
         _ => return Room::Enough,
     };
-    let Ok(Taken { value: Some(Value::Number(slots)), .. }) = *answer else { return Room::Enough };
+    let Ok(TakenValue { value: Some(Value::Number(slots)), .. }) = *answer else { return Room::Enough };
     if slots * least > memory_bytes("MemTotal:") {
         Room::None
     } else if slots * most > memory_bytes("MemAvailable:") / 8 {

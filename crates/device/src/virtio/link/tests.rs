@@ -40,15 +40,15 @@ impl Place {
         UnixListener::bind(self.path()).unwrap()
     }
 
-    fn start(&self, role: Role, pairs: usize) -> Result<(Link, Vec<Port>)> {
+    fn start(&self, role: Role, pairs: usize) -> Result<(VhostSession, Vec<Port>)> {
         let descriptor = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
         File::from(descriptor.try_clone().unwrap()).set_len(1 << 20).unwrap();
         let options = VirtioOptions::default();
         let memory = SharedMemory::new(MemoryPlan::of(&options).len_bytes(0)).unwrap();
-        Link::start(LinkConfig {
+        VhostSession::start(VhostSessionConfig {
             path: &self.path(),
             role,
-            wishes: Wishes::default(),
+            wishes: OfferedFeatures::default(),
             memory: MemoryTable { descriptor, base_address: BASE, len_bytes: 1 << 20 },
             queues: (0..pairs).map(rings).collect(),
             control: MemoryPlan::of(&options).control(&memory, 0),
@@ -57,7 +57,7 @@ impl Place {
     }
 
     /// A link of one queue pair, and a back end that has been set up by it.
-    fn up(&self, listener: &UnixListener) -> (Link, Port, BackEnd) {
+    fn up(&self, listener: &UnixListener) -> (VhostSession, Port, BackEnd) {
         let (link, mut ports) = self.start(Role::Connect, 1).unwrap();
         let mut port = ports.remove(0);
         let back_end = set_up(listener, 1);
@@ -228,7 +228,7 @@ fn a_link_ends_though_its_thread_does_not() {
     let (holds, is_held) = std::sync::mpsc::channel::<()>();
     let thread = Some(thread::spawn(move || _ = is_held.recv()));
     let ended = Arc::new(Event::new().unwrap());
-    let mut link = Link { shared, thread, ended, facts: place.facts.clone() };
+    let mut link = VhostSession { shared, thread, ended, facts: place.facts.clone() };
     link.stop();
     assert!(place.fact("link").contains("does not end"));
     drop(holds);
@@ -361,7 +361,7 @@ fn stat_1_when_all_queues_are_shut_the_device_is_stopped_and_set_up_anew() {
     let mut back_end = set_up(&listener, 2);
     ports.iter_mut().for_each(|port| wait_for_session(port, 1));
 
-    ports[1].shut(Kind::UsedIndex.because("its used index jumped"));
+    ports[1].shut(EndKind::UsedIndex.because("its used index jumped"));
     assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 6));
     let told: Vec<_> = back_end.log.iter().map(|it| (it.of, it.body.clone())).collect();
     let off = |ring: u32| [ring.to_ne_bytes(), 0_u32.to_ne_bytes()].as_flattened().to_vec();
@@ -370,7 +370,7 @@ fn stat_1_when_all_queues_are_shut_the_device_is_stopped_and_set_up_anew() {
     assert!(ports[0].session().is_some() && ports[1].session().is_some());
 
     assert_eq!(place.fact("last_shut"), "queue 1 in session 1: its used index jumped");
-    ports[0].shut(Kind::NotGiven.because("it was not given that"));
+    ports[0].shut(EndKind::NotGiven.because("it was not given that"));
     back_end.answer_to_the_end();
     assert_eq!(back_end.count(FrontendReq::GET_VRING_BASE), 4);
     for port in &mut ports {

@@ -4,7 +4,7 @@ use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_sys::Signaller;
 use forebay_sys::virtio::SharedMemory;
-use forebay_sys::virtio::twin::Twin;
+use forebay_sys::virtio::twin::ReferenceDevice;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,11 +13,11 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
-use crate::egress::{Egress, EgressSink};
+use crate::egress::{TxQueue, TxQueueSink};
 use crate::sink::Sink;
 use crate::virtio::VirtioOptions;
 use crate::virtio::buffers::{Buffers, Sizing};
-use crate::virtio::features::{Features, Wishes};
+use crate::virtio::features::{Features, OfferedFeatures};
 use crate::virtio::memory::MemoryPlan;
 use crate::virtio::port::{PairEvents, Switchboard};
 use crate::virtio::receive::COUNTS;
@@ -33,9 +33,9 @@ struct Rig {
     shown: Arc<RxBuffers>,
     board: Arc<Switchboard>,
     call: EventFd,
-    rx: Twin,
-    tx: Twin,
-    sink: EgressSink,
+    rx: ReferenceDevice,
+    tx: ReferenceDevice,
+    sink: TxQueueSink,
     _memory: SharedMemory,
 }
 
@@ -48,36 +48,36 @@ impl Rig {
         let shown = Arc::<RxBuffers>::default();
         let (cache, of_buffers) = (plan.cache(&memory, 0), Arc::clone(&shown));
         let buffers = Buffers::new(Sizing::of(&options), cache, QUEUE_SIZE, of_buffers);
-        let receiver = Receiver::new(rx, buffers, false, KernelCounts::new(&COUNTS));
-        let (egress, departures) = Egress::new();
-        let sink = EgressSink::new("twin".to_owned(), &[egress]);
-        let transmit = Transmit::new(departures, tx, plan.slots(&memory, 0));
+        let receiver = VirtioReceiver::new(rx, buffers, false, KernelCounts::new(&COUNTS));
+        let (egress, departures) = TxQueue::new();
+        let sink = TxQueueSink::new("twin".to_owned(), &[egress]);
+        let transmit = VirtioTransmit::new(departures, tx, plan.slots(&memory, 0));
         let (board, mut ports) = Switchboard::new(1, Signaller::new().unwrap()).unwrap();
-        let link = Arc::new(Link::without_thread(&board));
+        let link = Arc::new(VhostSession::without_thread(&board));
         let mut source = VirtioSource::new(link, ports.remove(0), receiver, transmit);
         let offered = 1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_NET_F_MRG_RXBUF
             | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        let wishes = Wishes { packed: is_packed, ..Wishes::default() };
+        let wishes = OfferedFeatures { packed: is_packed, ..OfferedFeatures::default() };
         let features = Features::negotiate(offered, wishes).unwrap();
         let events = PairEvents::new().unwrap();
         let call = events.call.handle().unwrap();
         let pairs = vec![events];
-        board.publish(Some(Arc::new(Session { number: 1, features, mtu: None, pairs })));
+        board.publish(Some(Arc::new(PortSession { number: 1, features, mtu: None, pairs })));
         let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1000 }]];
         let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
         let (mut pool, mut burst) = (pool, Burst::default());
-        let ask = Ask { now_ns: 0, max: 64, may_wait: false, is_last: false };
+        let ask = PollRequest { now_ns: 0, max: 64, may_wait: false, is_last: false };
         assert_eq!(source.poll(ask, &mut pool, &mut burst).unwrap(), Polled::Idle);
-        let rx = Twin::of(source.receiver.ring());
-        let tx = Twin::of(source.transmit.ring().unwrap());
+        let rx = ReferenceDevice::of(source.receiver.ring());
+        let tx = ReferenceDevice::of(source.transmit.ring().unwrap());
         Self { source, pool, burst, shown, board, call, rx, tx, sink, _memory: memory }
     }
 
     /// Polls once, and lets go of what came: how many entries were looked at.
     fn poll(&mut self, max: usize, is_last: bool) -> (Polled, u64) {
         let before = self.shown.used();
-        let ask = Ask { now_ns: 0, max, may_wait: false, is_last };
+        let ask = PollRequest { now_ns: 0, max, may_wait: false, is_last };
         let polled = self.source.poll(ask, &mut self.pool, &mut self.burst).unwrap();
         assert!(self.burst.len() <= max);
         self.burst.packets.drain(..).for_each(|packet| self.pool.put(packet.frame));

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use forebay_rx::coalesce::cut;
 use forebay_rx::coalesce::gso::{GSO_NONE, VirtioNetHdr};
 use forebay_rx::parse::Link;
-use forebay_sys::virtio::twin::Twin;
+use forebay_sys::virtio::twin::ReferenceDevice;
 use proptest::prelude::*;
 use proptest::sample::select;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
@@ -55,7 +55,7 @@ fn a_packet_of_any_length_leaves_as_it_is_behind_a_header_that_says_nothing() {
             }
             rig.pool.flush();
             assert_eq!(rig.buffers.away_blocks(), 0);
-            assert_eq!(rig.pool.away(), 0);
+            assert_eq!(rig.pool.in_use(), 0);
         }
     }
 }
@@ -109,7 +109,7 @@ fn what_the_device_does_not_cut_is_cut_before() {
             assert_eq!(bytes, [&frames[..], &frames[..]].concat(), "{flow:?}");
             let counters = rig.counters(0);
             assert_eq!((counters.packets(), counters.frames()), (2, 10));
-            assert_eq!(rig.pool.away(), 0);
+            assert_eq!(rig.pool.in_use(), 0);
         }
     }
     // The ring has too few descriptors for it.
@@ -150,7 +150,7 @@ fn promise_2_what_cannot_be_sent_is_dropped_by_name() {
     rig.hand(0, packets);
     assert_eq!(rig.sent().len(), 1);
     assert_eq!(rig.counters(0).dropped(SendDrop::TooLong), 4);
-    assert_eq!(rig.pool.away(), 0);
+    assert_eq!(rig.pool.in_use(), 0);
 }
 
 #[test]
@@ -197,11 +197,11 @@ fn promise_3_a_turn_looks_at_so_much_of_what_was_sent() {
         assert_eq!(got.len(), count);
         got.iter().for_each(|got| rig.give(got.id));
         for turn in 1..=count / COMPLETIONS_MAX {
-            assert_eq!(rig.step(), Step::default());
+            assert_eq!(rig.step(), TransmitStep::default());
             assert_eq!(rig.counters(0).packets(), (turn * COMPLETIONS_MAX) as u64);
             assert!(rig.transmit.has_work(), "that it has looked at all is not known yet");
         }
-        assert_eq!(rig.step(), Step::default());
+        assert_eq!(rig.step(), TransmitStep::default());
         assert!(!rig.transmit.has_work() && !rig.transmit.is_sending());
         // And with a session's end, all.
         let packets: Vec<_> = (0..256).map(|_| rig.packet(&frame(60))).collect();
@@ -238,7 +238,7 @@ fn promise_5_a_lie_shuts_the_queue_until_the_next_session() {
             assert!(!why.why.is_empty());
             let packet = rig.packet(&frame(60));
             rig.hand(0, [packet]);
-            assert_eq!(rig.step(), Step { count: 1, ..Step::default() }, "nothing is sent");
+            assert_eq!(rig.step(), TransmitStep { count: 1, ..TransmitStep::default() }, "nothing is sent");
             assert_eq!(rig.got(), None);
             rig.begin(layout, None);
             let packet = rig.packet(&frame(61));
@@ -327,7 +327,7 @@ proptest! {
                 }
                 Event::Take(count) if !has_lied => {
                     for _ in 0..count {
-                        let Some(got) = rig.device.as_mut().and_then(Twin::take) else { break };
+                        let Some(got) = rig.device.as_mut().and_then(ReferenceDevice::take) else { break };
                         let (header, bytes) = rig.read(&got);
                         for segment in cut_by_header(header, &bytes) {
                             // Those between were dropped.
@@ -373,6 +373,6 @@ proptest! {
             let counters = sink.counters();
             prop_assert_eq!(counters.packets() + counters.dropped_in_all(), handed);
         }
-        prop_assert_eq!(pool.away(), 0);
+        prop_assert_eq!(pool.in_use(), 0);
     }
 }

@@ -31,7 +31,7 @@ pub const GSO_SEGMENTS_MAX: u16 = 8192;
 
 /// Contradiction between a frame and the header that came before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GsoLie {
+pub enum InvalidVnetHeader {
     /// A way of cutting that there is not, or not any more (fragments of UDP).
     Type,
     /// Segments of no length, or more than [`GSO_SEGMENTS_MAX`].
@@ -46,7 +46,7 @@ pub enum GsoLie {
     Snapped,
 }
 
-impl GsoLie {
+impl InvalidVnetHeader {
     /// The contradiction, in a few words.
     #[must_use]
     pub fn what(self) -> &'static str {
@@ -61,13 +61,13 @@ impl GsoLie {
     }
 }
 
-impl fmt::Display for GsoLie {
+impl fmt::Display for InvalidVnetHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a virtio_net_hdr with {}", self.what())
     }
 }
 
-impl std::error::Error for GsoLie {}
+impl std::error::Error for InvalidVnetHeader {}
 
 impl VirtioNetHdr {
     /// Has a packet that was received behind this header, and is not parsed yet, carry what it says.
@@ -90,22 +90,22 @@ impl VirtioNetHdr {
     /// # Errors
     /// When the header does not go with the frame. Then no byte of it is changed, and it is not to be
     /// used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
-    pub fn carry_into(self, packet: &mut Packet) -> Result<(), GsoLie> {
+    pub fn carry_into(self, packet: &mut Packet) -> Result<(), InvalidVnetHeader> {
         if u32::from(self.hdr_len) > packet.frame.total_len_bytes() {
-            return Err(GsoLie::HeaderLen);
+            return Err(InvalidVnetHeader::HeaderLen);
         }
         match self.shape(packet)? {
-            Shape::Whole(headers) => self.carry_whole(&headers, packet),
-            Shape::Tunnel(headers) => {
+            CarriedShape::Whole(headers) => self.carry_whole(&headers, packet),
+            CarriedShape::Tunnel(headers) => {
                 self.complete(packet)?;
                 complete_outer(&headers, packet);
             }
-            Shape::Segment if self.flags & NEEDS_CSUM != 0 => self.complete(packet)?,
+            CarriedShape::Segment if self.flags & NEEDS_CSUM != 0 => self.complete(packet)?,
             // Who has a sum of the frame knows better than to believe.
-            Shape::Segment if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() => {
+            CarriedShape::Segment if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() => {
                 packet.headers.l4_checksum = Checksum::Good;
             }
-            Shape::Segment => {}
+            CarriedShape::Segment => {}
         }
         Ok(())
     }
@@ -119,51 +119,51 @@ impl VirtioNetHdr {
     }
 
     /// Completes the checksum of a packet that is one segment.
-    fn complete(self, packet: &mut Packet) -> Result<(), GsoLie> {
+    fn complete(self, packet: &mut Packet) -> Result<(), InvalidVnetHeader> {
         let (start, offset) = (self.csum_start, self.csum_offset);
         let is_snapped = packet.frame.total_len_bytes() < packet.wire_len;
         let end = usize::from(self.csum_start) + usize::from(self.csum_offset) + 2;
         if end > packet.wire_len as usize {
-            return Err(GsoLie::Checksum);
+            return Err(InvalidVnetHeader::Checksum);
         }
         if is_snapped || self.csum_offset == SCTP_CSUM_OFFSET {
             return Ok(()); // it cannot be told, here
         }
-        if packet.is_in_pieces() && !pull_to(&mut packet.frame, end) {
-            return Err(GsoLie::Checksum);
+        if packet.is_nonlinear() && !pull_to(&mut packet.frame, end) {
+            return Err(InvalidVnetHeader::Checksum);
         }
         let link = packet.headers.link;
         let summed = complete_knowing(packet.device_sum, &mut packet.frame, link, start, offset);
-        packet.device_sum = summed.map_err(|_| GsoLie::Checksum)?;
+        packet.device_sum = summed.map_err(|_| InvalidVnetHeader::Checksum)?;
         Ok(())
     }
 
     /// Kind of a packet, by this and its headers.
-    fn shape(self, packet: &mut Packet) -> Result<Shape, GsoLie> {
+    fn shape(self, packet: &mut Packet) -> Result<CarriedShape, InvalidVnetHeader> {
         if self.gso_type == GSO_NONE {
-            return Ok(Shape::Segment);
+            return Ok(CarriedShape::Segment);
         }
         let is_kind: fn(&Headers) -> bool = match self.gso_type {
             GSO_TCPV4 | GSO_TCPV4_ECN => |it| (it.network, it.transport) == (Ipv4, Tcp),
             GSO_TCPV6 | GSO_TCPV6_ECN => |it| (it.network, it.transport) == (Ipv6, Tcp),
             GSO_UDP_L4 => |it| it.transport == Udp,
-            _ => return Err(GsoLie::Type),
+            _ => return Err(InvalidVnetHeader::Type),
         };
         if self.gso_size == 0 {
-            return Err(GsoLie::Size);
+            return Err(InvalidVnetHeader::Size);
         }
         if packet.frame.total_len_bytes() < packet.wire_len {
-            return Err(GsoLie::Snapped);
+            return Err(InvalidVnetHeader::Snapped);
         }
         let headers = look(packet)?;
         if self.tells_of_inner(&headers) {
-            return Ok(Shape::Tunnel(headers));
+            return Ok(CarriedShape::Tunnel(headers));
         }
         if !is_kind(&headers) || !can_be_cut(&packet.frame, &headers) {
-            return Err(GsoLie::Headers);
+            return Err(InvalidVnetHeader::Headers);
         }
         if headers.payload_len.div_ceil(self.gso_size) > GSO_SEGMENTS_MAX {
-            return Err(GsoLie::Size);
+            return Err(InvalidVnetHeader::Size);
         }
         let is_partial = self.flags & NEEDS_CSUM != 0;
         let is_place = (self.csum_start, self.csum_offset)
@@ -173,10 +173,10 @@ impl VirtioNetHdr {
         // What the field holds is not looked at, as in the kernel: not every sender puts the pseudo
         // header's sum there, and it is set anew in any case.
         if is_partial && !is_place || !is_partial && !may_be_complete {
-            return Err(GsoLie::Checksum);
+            return Err(InvalidVnetHeader::Checksum);
         }
         let is_cut = headers.payload_len > self.gso_size;
-        Ok(if is_cut { Shape::Whole(headers) } else { Shape::Segment })
+        Ok(if is_cut { CarriedShape::Whole(headers) } else { CarriedShape::Segment })
     }
 
     /// True if the checksum that it tells of is one behind the headers of a tunnel, which says
@@ -196,7 +196,7 @@ impl VirtioNetHdr {
 }
 
 /// The headers of a packet that is to be cut. Of one in pieces they must be in the frame itself.
-fn look(packet: &mut Packet) -> Result<Headers, GsoLie> {
+fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
     let Packet { frame, wire_len, headers: Headers { link, .. }, .. } = packet;
     if frame.frag_count() == 0 {
         return Ok(parse(frame.data(), *wire_len, *link, Verify::Nothing));
@@ -205,12 +205,12 @@ fn look(packet: &mut Packet) -> Result<Headers, GsoLie> {
     match parse_pulling(frame, told, (*wire_len, None), Verify::Nothing) {
         (headers, Reach::Held) => Ok(headers),
         // Nothing that is to be cut has headers so long.
-        (_, Reach::Beyond) => Err(GsoLie::Headers),
+        (_, Reach::Beyond) => Err(InvalidVnetHeader::Headers),
     }
 }
 
 /// Treatment of a packet.
-enum Shape {
+enum CarriedShape {
     /// Several segments, behind these headers.
     Whole(Headers),
     /// Several segments, behind a tunnel's headers.

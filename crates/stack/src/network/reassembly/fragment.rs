@@ -17,7 +17,7 @@ pub(super) struct Key {
 
 /// A fragment's position. `start < 65,536`, and `end` is at most 65,535 more.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fragment {
+pub(super) struct FragmentPart {
     pub(super) key: Key,
     /// Range in the datagram's payload, from the header: `start` to `end`, exclusive.
     pub(super) start: u32,
@@ -58,7 +58,7 @@ const ICMPV6: u8 = 58;
 const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 
-impl Fragment {
+impl FragmentPart {
     /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header is
     /// valid.
     pub(super) fn read(packet: &Packet) -> Result<Self, NetworkDrop> {
@@ -73,7 +73,7 @@ impl Fragment {
 }
 
 /// `ip_frag_queue` in the kernel's `net/ipv4/ip_fragment.c`.
-fn ipv4(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
+fn ipv4(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     const MORE_FRAGMENTS: u16 = 0x2000;
     const DO_NOT_FRAGMENT: u16 = 0x4000;
     const OFFSET_MASK: u16 = 0x1fff;
@@ -90,7 +90,7 @@ fn ipv4(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
     addresses[..8].copy_from_slice(&header[12..20]);
     let id = u32::from(u16::from_be_bytes([header[4], header[5]]));
     let start = u32::from(flags & OFFSET_MASK) * 8;
-    Ok(Fragment {
+    Ok(FragmentPart {
         key: Key { addresses, id, protocol: header[9] },
         start,
         end: start + len_bytes(data_len),
@@ -103,7 +103,7 @@ fn ipv4(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
 }
 
 /// `ipv6_frag_rcv` and `ip6_frag_queue` in the kernel's `net/ipv6/reassembly.c`.
-fn ipv6(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
+fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     const MORE_FRAGMENTS: u16 = 1;
     const OFFSET_MASK: u16 = 0xfff8;
     let header: &[u8; IPV6_BYTES] = field(bytes, at).ok_or(NetworkDrop::PktTooSmall)?;
@@ -131,7 +131,7 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<Fragment, NetworkDrop> {
     }
     let mut addresses = [0; 32];
     addresses.copy_from_slice(&header[8..40]);
-    Ok(Fragment {
+    Ok(FragmentPart {
         key: Key { addresses, id: u32::from_be_bytes(*id), protocol: 0 },
         start,
         end,

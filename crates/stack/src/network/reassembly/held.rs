@@ -26,12 +26,12 @@ use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 use siphasher::sip::SipHasher13;
 
-use super::fragment::{Fragment, Key};
+use super::fragment::{FragmentPart, Key};
 use super::pieces::{Fit, Pieces};
 use super::shards::{Others, Usage};
-use super::{GivenUp, Limits};
+use super::{GivenUp, ReassemblyLimits};
 use crate::network::NetworkDrop;
-use crate::network::slots::{List, Place, Slots};
+use crate::network::slots::{SlotList, SlotPlace, SourceSlots};
 
 /// Memory charged for an incomplete datagram in addition to its packets.
 const DATAGRAM_BYTES: u32 = 256;
@@ -66,33 +66,33 @@ const IDLE: usize = 0;
 
 /// Standing of a source; also an index into arrays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
+pub(super) enum SourceStanding {
     Stranger = 0,
     Known = 1,
 }
 
 /// Incomplete datagrams of one IP version, of some sources.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldFragments {
     network: Network,
-    limits: Limits,
+    limits: ReassemblyLimits,
     /// Memory used by all shards.
     usage: Arc<Usage>,
     hasher: SipHasher13,
-    datagrams: Slots<Datagram, 3>,
-    sources: Slots<Source, 1>,
-    by_age: List,
-    by_standing: [List; 2],
-    idle: List,
+    datagrams: SourceSlots<HeldDatagram, 3>,
+    sources: SourceSlots<FragmentSource, 1>,
+    by_age: SlotList,
+    by_standing: [SlotList; 2],
+    idle: SlotList,
     idle_count: u32,
     idle_max: u32,
 }
 
 #[derive(Debug)]
-struct Datagram {
+struct HeldDatagram {
     key: Key,
-    source: Place,
-    standing: Standing,
+    source: SlotPlace,
+    standing: SourceStanding,
     pieces: Pieces,
     bytes: u32,
     deadline_ns: u64,
@@ -101,9 +101,9 @@ struct Datagram {
 }
 
 #[derive(Debug)]
-struct Source {
+struct FragmentSource {
     prefix: [u8; 8],
-    datagrams: List,
+    datagrams: SlotList,
     bytes: u32,
     /// Fragments received from the source, modulo 2^32.
     count: u32,
@@ -122,10 +122,10 @@ pub(super) enum Added {
     Dropped(Packet, NetworkDrop),
 }
 
-impl Held {
+impl HeldFragments {
     /// Creates one of `shards` shards.
     pub(super) fn new(
-        (network, limits): (Network, Limits),
+        (network, limits): (Network, ReassemblyLimits),
         hasher: SipHasher13,
         usage: Arc<Usage>,
         shards: u32,
@@ -136,11 +136,11 @@ impl Held {
             limits,
             usage,
             hasher,
-            datagrams: Slots::new(expected),
-            sources: Slots::new(expected),
-            by_age: List::default(),
-            by_standing: [List::default(); 2],
-            idle: List::default(),
+            datagrams: SourceSlots::new(expected),
+            sources: SourceSlots::new(expected),
+            by_age: SlotList::default(),
+            by_standing: [SlotList::default(); 2],
+            idle: SlotList::default(),
             idle_count: 0,
             idle_max: KNOWN_SOURCES_MAX.div_ceil(shards),
         }
@@ -151,7 +151,7 @@ impl Held {
     pub(super) fn add(
         &mut self,
         packet: Packet,
-        (fragment, now_ns): (&Fragment, u64),
+        (fragment, now_ns): (&FragmentPart, u64),
         others: &Others<'_>,
         given_up: &mut GivenUp,
     ) -> Added {
@@ -200,13 +200,13 @@ impl Held {
     }
 
     /// Evicts the datagram of this standing that has waited longest, if there is one.
-    pub(super) fn lose_one(&mut self, standing: Standing, given_up: &mut GivenUp) -> bool {
+    pub(super) fn lose_one(&mut self, standing: SourceStanding, given_up: &mut GivenUp) -> bool {
         let longest = self.by_standing[standing as usize].first();
         longest.inspect(|&at| self.lose(at, NetworkDrop::FragNomem, given_up)).is_some()
     }
 
     /// Finds or creates a fragment's datagram. Returns the additional memory to charge if it is new.
-    fn find_or_begin(&mut self, key: Key, now_ns: u64, given_up: &mut GivenUp) -> (Place, u32) {
+    fn find_or_begin(&mut self, key: Key, now_ns: u64, given_up: &mut GivenUp) -> (SlotPlace, u32) {
         let hash = self.hash(&key);
         if let Some(at) = self.datagrams.find(hash, |datagram| datagram.key == key) {
             if self.datagrams[at].deadline_ns > now_ns {
@@ -217,8 +217,8 @@ impl Held {
         }
         let source = self.find_or_meet(&key);
         let standing =
-            if self.sources[source].is_known { Standing::Known } else { Standing::Stranger };
-        let datagram = Datagram {
+            if self.sources[source].is_known { SourceStanding::Known } else { SourceStanding::Stranger };
+        let datagram = HeldDatagram {
             key,
             source,
             standing,
@@ -237,7 +237,7 @@ impl Held {
     /// Counts a fragment of the datagram's source. If too many came from it since this datagram got
     /// one, the identification has wrapped, and the fragments present belong to an older datagram:
     /// the kernel's `ipfrag_max_dist`.
-    fn count(&mut self, at: Place, now_ns: u64, given_up: &mut GivenUp) {
+    fn count(&mut self, at: SlotPlace, now_ns: u64, given_up: &mut GivenUp) {
         let datagram = &mut self.datagrams[at];
         let source = &mut self.sources[datagram.source];
         source.count = source.count.wrapping_add(1);
@@ -262,14 +262,14 @@ impl Held {
     /// is no room.
     fn take_room(
         &mut self,
-        at: Place,
+        at: SlotPlace,
         need: u32,
         others: &Others<'_>,
         given_up: &mut GivenUp,
     ) -> bool {
         let high_thresh = self.limits.high_thresh;
         let share = (high_thresh / SHARE_DIVISOR).max(SHARE_LEAST_BYTES);
-        let Datagram { source, standing, .. } = self.datagrams[at];
+        let HeldDatagram { source, standing, .. } = self.datagrams[at];
         // Others take room meanwhile, or make some; so it is not for ever that we try.
         for _ in 0..VICTIMS_MAX {
             let bytes = self.usage.bytes().saturating_add(need);
@@ -291,8 +291,8 @@ impl Held {
 
     /// Evicts the datagram that is least likely to be completed, except `at`: of the standing to be
     /// evicted first, in this shard or else in another; else of the other standing.
-    fn lose_some(&mut self, at: Place, others: &Others<'_>, given_up: &mut GivenUp) -> bool {
-        use Standing::{Known, Stranger};
+    fn lose_some(&mut self, at: SlotPlace, others: &Others<'_>, given_up: &mut GivenUp) -> bool {
+        use SourceStanding::{Known, Stranger};
         let has_reserve =
             self.usage.strangers_bytes() <= self.limits.high_thresh / STRANGERS_DIVISOR;
         let order = if has_reserve { [Known, Stranger] } else { [Stranger, Known] };
@@ -309,14 +309,14 @@ impl Held {
     }
 
     /// The datagram in a list that has waited longest, except `at`.
-    fn longest_waiting(&self, kind: usize, list: List, at: Place) -> Option<Place> {
+    fn longest_waiting(&self, kind: usize, list: SlotList, at: SlotPlace) -> Option<SlotPlace> {
         let first = list.first()?;
         if first == at { self.datagrams.behind(kind, first) } else { Some(first) }
     }
 
     /// Moves a datagram that got a fragment to the end of its lists.
-    fn touch(&mut self, at: Place) {
-        let Datagram { source, standing, .. } = self.datagrams[at];
+    fn touch(&mut self, at: SlotPlace) {
+        let HeldDatagram { source, standing, .. } = self.datagrams[at];
         let of_standing = &mut self.by_standing[standing as usize];
         self.datagrams.unlink(OF_STANDING, of_standing, at);
         self.datagrams.push_last(OF_STANDING, of_standing, at);
@@ -325,26 +325,26 @@ impl Held {
         self.datagrams.push_last(OF_SOURCE, of_source, at);
     }
 
-    fn time_out(&mut self, at: Place, given_up: &mut GivenUp) {
+    fn time_out(&mut self, at: SlotPlace, given_up: &mut GivenUp) {
         given_up.failures_of(self.network).timeouts += 1;
         self.lose(at, NetworkDrop::FragReasmTimeout, given_up);
     }
 
     /// Gives up a valid datagram that was not completed: its source becomes a stranger again.
-    fn lose(&mut self, at: Place, why: NetworkDrop, given_up: &mut GivenUp) {
+    fn lose(&mut self, at: SlotPlace, why: NetworkDrop, given_up: &mut GivenUp) {
         let source = self.datagrams[at].source;
         self.sources[source].is_known = false;
         self.drop_datagram(at, why, given_up);
     }
 
-    fn drop_datagram(&mut self, at: Place, why: NetworkDrop, given_up: &mut GivenUp) {
+    fn drop_datagram(&mut self, at: SlotPlace, why: NetworkDrop, given_up: &mut GivenUp) {
         given_up.failures_of(self.network).fails += 1;
         given_up.add(self.take(at).into_packets(), why);
     }
 
     /// Removes a datagram.
-    fn take(&mut self, at: Place) -> Pieces {
-        let Datagram { source, standing, bytes, .. } = self.datagrams[at];
+    fn take(&mut self, at: SlotPlace) -> Pieces {
+        let HeldDatagram { source, standing, bytes, .. } = self.datagrams[at];
         self.uncharge(at, bytes);
         self.datagrams.unlink(BY_AGE, &mut self.by_age, at);
         self.datagrams.unlink(OF_STANDING, &mut self.by_standing[standing as usize], at);
@@ -358,13 +358,13 @@ impl Held {
     }
 
     /// Records charged memory in the datagram and its source.
-    fn note(&mut self, at: Place, bytes: u32) {
+    fn note(&mut self, at: SlotPlace, bytes: u32) {
         let datagram = &mut self.datagrams[at];
         datagram.bytes += bytes;
         self.sources[datagram.source].bytes += bytes;
     }
 
-    fn uncharge(&mut self, at: Place, bytes: u32) {
+    fn uncharge(&mut self, at: SlotPlace, bytes: u32) {
         let datagram = &mut self.datagrams[at];
         datagram.bytes -= bytes;
         self.sources[datagram.source].bytes -= bytes;
@@ -372,7 +372,7 @@ impl Held {
     }
 
     /// Finds or creates a datagram's source, which then has a datagram under way.
-    fn find_or_meet(&mut self, key: &Key) -> Place {
+    fn find_or_meet(&mut self, key: &Key) -> SlotPlace {
         let prefix = source_prefix(self.network, key);
         let hash = self.hasher.hash(&prefix);
         match self.sources.find(hash, |source| source.prefix == prefix) {
@@ -385,13 +385,13 @@ impl Held {
             }
             None => self.sources.insert(
                 hash,
-                Source { prefix, datagrams: List::default(), bytes: 0, count: 0, is_known: false },
+                FragmentSource { prefix, datagrams: SlotList::default(), bytes: 0, count: 0, is_known: false },
             ),
         }
     }
 
     /// Handles a source without incomplete datagrams: it is kept if it is known, else removed.
-    fn part(&mut self, source: Place) {
+    fn part(&mut self, source: SlotPlace) {
         if !self.sources[source].is_known {
             self.sources.remove(source);
             return;

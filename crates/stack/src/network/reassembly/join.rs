@@ -21,7 +21,7 @@ pub(super) struct NoDatagram {
 
 /// Header fields of the datagram.
 #[derive(Clone, Copy, Debug)]
-struct Whole {
+struct WholeDatagram {
     network: Network,
     network_offset: usize,
     /// Offset of the fragment header to be removed, and of the field that announces it; for IPv6.
@@ -40,7 +40,7 @@ struct Whole {
 ///
 /// The headers are the first fragment's; arrival and timestamp are those of the latest one.
 pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoDatagram>> {
-    let whole = match Whole::of(&pieces) {
+    let whole = match WholeDatagram::of(&pieces) {
         Ok(whole) => whole,
         Err(why) => return Err(Box::new(NoDatagram { pieces, why })),
     };
@@ -75,7 +75,7 @@ pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoData
     Ok(packet)
 }
 
-impl Whole {
+impl WholeDatagram {
     fn of(pieces: &Pieces) -> Result<Self, NetworkDrop> {
         let invalid = NetworkDrop::FragInvalid;
         let ecn = joined_ecn(pieces.ecn).ok_or(invalid)?;
@@ -146,7 +146,7 @@ fn joined_ecn(bits: u8) -> Option<u8> {
 }
 
 /// Copies all pieces into one frame, which must be large enough.
-fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &Whole) {
+fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &WholeDatagram) {
     frame.set_len(whole.total_len);
     let Some((head, data_at)) = pieces.head() else { return };
     let before_data = whole.fragment_header.map_or(data_at.into(), |(at, _)| at);
@@ -163,7 +163,7 @@ fn flatten(frame: &mut Frame, pieces: &Pieces, whole: &Whole) {
 }
 
 /// Removes the fragment header from the first frame of a chain.
-fn with_one_header(mut chain: Packet, whole: &Whole) -> Packet {
+fn with_one_header(mut chain: Packet, whole: &WholeDatagram) -> Packet {
     chain.wire_len = whole.total_len;
     chain.device_sum = None;
     chain.set_gso_size(0);

@@ -6,7 +6,7 @@ use forebay_buf::Frame;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
-use super::fragment::Fragment;
+use super::fragment::FragmentPart;
 use crate::network::NetworkDrop;
 
 /// Fragments of a datagram received so far.
@@ -70,8 +70,8 @@ const PIECES_MAX: usize = 1 << 14;
 impl Pieces {
     /// Validates a fragment. Its information about the datagram's length is used even if it is a
     /// duplicate, as in the kernel.
-    pub(super) fn fit(&mut self, fragment: &Fragment, network: Network) -> Fit {
-        let Fragment { start, mut end, is_last, .. } = *fragment;
+    pub(super) fn fit(&mut self, fragment: &FragmentPart, network: Network) -> Fit {
+        let FragmentPart { start, mut end, is_last, .. } = *fragment;
         if is_last {
             if end < self.len || (self.is_len_known && end != self.len) {
                 return Fit::Spoils(NetworkDrop::FragInvalid);
@@ -116,7 +116,7 @@ impl Pieces {
     }
 
     /// Inserts a fragment into the gap it [fits](Self::fit).
-    pub(super) fn place(&mut self, gap: Gap, fragment: &Fragment, packet: Packet) {
+    pub(super) fn place(&mut self, gap: Gap, fragment: &FragmentPart, packet: Packet) {
         let Gap { at, start, end, run_start } = gap;
         // Lossless: fewer than PIECES_MAX.
         let place = u16::try_from(self.packets.len()).unwrap_or(u16::MAX);

@@ -19,9 +19,9 @@ use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 use siphasher::sip::SipHasher13;
 
-use super::fragment::Fragment;
-use super::held::{Added, Held, Standing, source_prefix};
-use super::{GivenUp, Limits};
+use super::fragment::FragmentPart;
+use super::held::{Added, HeldFragments, SourceStanding, source_prefix};
+use super::{GivenUp, ReassemblyLimits};
 
 /// Largest number of shards.
 const SHARDS_MAX: usize = 64;
@@ -57,19 +57,19 @@ impl Usage {
     }
 
     /// Charges `bytes` if that stays within the limit.
-    pub(super) fn charge(&self, bytes: u32, standing: Standing, limit: u32) -> bool {
+    pub(super) fn charge(&self, bytes: u32, standing: SourceStanding, limit: u32) -> bool {
         let within = |held: u32| held.checked_add(bytes).filter(|&sum| sum <= limit);
         let is_charged =
             self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok();
-        if is_charged && standing == Standing::Stranger {
+        if is_charged && standing == SourceStanding::Stranger {
             self.strangers_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         is_charged
     }
 
-    pub(super) fn uncharge(&self, bytes: u32, standing: Standing) {
+    pub(super) fn uncharge(&self, bytes: u32, standing: SourceStanding) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        if standing == Standing::Stranger {
+        if standing == SourceStanding::Stranger {
             self.strangers_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -90,16 +90,16 @@ pub(super) struct Shards {
     hasher: SipHasher13,
     usage: Arc<Usage>,
     /// The shards; their number is a power of two.
-    shards: Box<[Mutex<Held>]>,
+    shards: Box<[Mutex<HeldFragments>]>,
 }
 
 impl Shards {
     /// Creates `count` shards, a power of two.
-    pub(super) fn new(network: Network, limits: Limits, seed: [u8; 16], count: usize) -> Self {
+    pub(super) fn new(network: Network, limits: ReassemblyLimits, seed: [u8; 16], count: usize) -> Self {
         let hasher = SipHasher13::new_with_key(&seed);
         let usage = Arc::new(Usage::default());
         let of = u32::try_from(count).unwrap_or(u32::MAX);
-        let shard = |_| Mutex::new(Held::new((network, limits), hasher, Arc::clone(&usage), of));
+        let shard = |_| Mutex::new(HeldFragments::new((network, limits), hasher, Arc::clone(&usage), of));
         let shards = (0..count).map(shard).collect();
         Self { network, hasher, usage, shards }
     }
@@ -108,7 +108,7 @@ impl Shards {
     pub(super) fn add(
         &self,
         packet: Packet,
-        (fragment, now_ns): (&Fragment, u64),
+        (fragment, now_ns): (&FragmentPart, u64),
         given_up: &mut GivenUp,
     ) -> Added {
         let hash = self.hasher.hash(&source_prefix(self.network, &fragment.key));
@@ -145,19 +145,19 @@ impl Shards {
 /// All shards but a fragment's own. Those after it are tried first, so that evictions are spread
 /// over the shards.
 pub(super) struct Others<'a> {
-    before: &'a [Mutex<Held>],
-    behind: &'a [Mutex<Held>],
+    before: &'a [Mutex<HeldFragments>],
+    behind: &'a [Mutex<HeldFragments>],
 }
 
 impl Others<'_> {
     /// Evicts a datagram of this standing in one of the shards whose lock is free, if there is one.
-    pub(super) fn lose_one(&self, standing: Standing, given_up: &mut GivenUp) -> bool {
+    pub(super) fn lose_one(&self, standing: SourceStanding, given_up: &mut GivenUp) -> bool {
         // Never waits: two that hold one each would wait for each other.
         let mut shards = self.behind.iter().chain(self.before);
         shards.any(|shard| shard.try_lock().is_ok_and(|mut held| held.lose_one(standing, given_up)))
     }
 }
 
-fn lock(shard: &Mutex<Held>) -> MutexGuard<'_, Held> {
+fn lock(shard: &Mutex<HeldFragments>) -> MutexGuard<'_, HeldFragments> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

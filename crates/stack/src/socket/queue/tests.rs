@@ -134,10 +134,10 @@ impl Twin {
 /// The queue, its reference model, and the memory of its packets.
 struct Rig {
     pools: Vec<Pool>,
-    hub: Arc<Hub>,
+    hub: Arc<SocketQueue>,
     /// Inlets, created when their CPUs have something to put in.
-    inlets: [Option<Inlet>; CPUS],
-    outlet: Outlet,
+    inlets: [Option<SocketQueueProducer>; CPUS],
+    outlet: SocketQueueConsumer,
     twin: Twin,
     next: u32,
     dropped: Vec<Packet>,
@@ -160,7 +160,7 @@ impl Rig {
                 let expected = twin.put(&numbered);
                 assert!(dropped.drain(..).map(|packet| mark(&packet)).eq(expected.iter().copied()));
                 let wakes = twin.is_armed && expected.len() < numbered.len();
-                assert_eq!(result, if wakes { Put::WakeReader } else { Put::Done });
+                assert_eq!(result, if wakes { Enqueue::WakeReader } else { Enqueue::Done });
                 twin.is_armed &= !wakes;
             }
             Step::Take(max) => {
@@ -214,7 +214,7 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..60),
     ) {
         let rcvbuf = 20_000;
-        let config = QueueConfig { id: ID, rcvbuf, slots, cpus: CPUS };
+        let config = SocketQueueConfig { id: ID, rcvbuf, slots, cpus: CPUS };
         let (hub, outlet) = starting_at(config, start, Arc::new(Awake));
         let mut rig = Rig {
             pools: pools(CPUS, 1500),
@@ -232,11 +232,11 @@ proptest! {
         drop(outlet);
         for inlet in inlets.into_iter().flatten() {
             let (mut inlet, mut late) = (inlet, vec![packet(&mut pools[0], 0, Charge::Small)]);
-            prop_assert_eq!(inlet.put(&mut late, &mut Vec::new()), Put::Closed);
+            prop_assert_eq!(inlet.put(&mut late, &mut Vec::new()), Enqueue::Closed);
             prop_assert_eq!(late.len(), 1);
         }
         prop_assert!(hub.inlet(0).is_none());
-        prop_assert!(pools.iter_mut().all(|pool| pool.away() == 0));
+        prop_assert!(pools.iter_mut().all(|pool| pool.in_use() == 0));
     }
 }
 
@@ -248,7 +248,7 @@ proptest! {
 fn promise_2_and_3_several_cpus_and_a_reader_that_sleeps_lose_nothing() {
     const RUNS: u32 = 3000;
     let (inlets, mut outlet) =
-        queue(QueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2, cpus: CPUS });
+        queue(SocketQueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2, cpus: CPUS });
     let mut pools = pools(CPUS, 256);
     let mut way_home = pools.pop().unwrap();
     let (reader, ended) = (thread::current(), Arc::new(AtomicU64::new(0)));
@@ -297,18 +297,18 @@ fn promise_2_and_3_several_cpus_and_a_reader_that_sleeps_lose_nothing() {
     assert_eq!(account.queued() + account.dropped(), sent, "promise 2");
     for (inlet, mut pool, _) in producers {
         drop(inlet);
-        assert_eq!(pool.away(), 0);
+        assert_eq!(pool.in_use(), 0);
     }
 }
 
 /// Puts in runs of varying length.
 #[expect(clippy::disallowed_methods, reason = "the thread of a CPU")]
 fn produce(
-    mut inlet: Inlet,
+    mut inlet: SocketQueueProducer,
     mut pool: Pool,
     runs: u32,
     reader: &thread::Thread,
-) -> (Inlet, Pool, u64) {
+) -> (SocketQueueProducer, Pool, u64) {
     let cpu = u32::try_from(inlet.cpu).unwrap() << 24;
     let (mut packets, mut dropped, mut number) = (Vec::new(), Vec::new(), 0);
     for run in 0..runs {
@@ -316,7 +316,7 @@ fn produce(
             packets.push(packet(&mut pool, cpu | number, Charge::Small));
             number += 1;
         }
-        if inlet.put(&mut packets, &mut dropped) == Put::WakeReader {
+        if inlet.put(&mut packets, &mut dropped) == Enqueue::WakeReader {
             reader.unpark();
         }
         dropped.drain(..).for_each(|packet| pool.put(packet.frame));
@@ -332,7 +332,7 @@ fn produce(
 fn promise_1_a_flow_that_moves_between_cpus_is_read_in_order() {
     const PACKETS: u64 = 4000;
     let (inlets, mut outlet) =
-        queue(QueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16, cpus: CPUS });
+        queue(SocketQueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16, cpus: CPUS });
     let turn = Arc::new(AtomicU64::new(0));
     let producers: Vec<_> = (0u64..)
         .zip(inlets.into_iter().zip(pools(CPUS, 4000)))
@@ -346,7 +346,7 @@ fn promise_1_a_flow_that_moves_between_cpus_is_read_in_order() {
                     }
                     let mark = u32::try_from(number).unwrap();
                     let mut one = vec![packet(&mut pool, mark, Charge::Small)];
-                    assert_eq!(inlet.put(&mut one, &mut Vec::new()), Put::Done);
+                    assert_eq!(inlet.put(&mut one, &mut Vec::new()), Enqueue::Done);
                     turn.store(number + 1, Ordering::Release);
                 }
             })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_rx::cpu::CpuId;
 
-use super::{Binding, Connection, Few, Group, Listener, Member, Members, SocketTable, unspecified};
+use super::{Binding, Connection, Few, ReuseportGroup, Listener, Member, Members, SocketTable, unspecified};
 use crate::socket::SocketId;
 
 /// All bound sockets.
@@ -55,7 +55,7 @@ struct Spot {
     /// Sockets that are not connected.
     open: BTreeMap<LookedAt, Arc<Placed>>,
     /// Number of connected sockets, by group.
-    connected: BTreeMap<Group, usize>,
+    connected: BTreeMap<ReuseportGroup, usize>,
 }
 
 impl Bindings {

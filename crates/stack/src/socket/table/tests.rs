@@ -244,11 +244,11 @@ proptest! {
         let (bindings, expected) = changed(changes, seed);
         let (table, twin) = (bindings.table(), Twin::new(&expected));
         for tuple in tuples {
-            let expected = twin.find(&tuple).map_or(Found::None, Found::One);
+            let expected = twin.find(&tuple).map_or(FoundSocket::None, FoundSocket::One);
             prop_assert_eq!(table.find(&tuple), expected, "{:?}", tuple);
             let ours = (tuple.destination.ip(), tuple.destination.port());
             let theirs = endpoint(tuple.source);
-            let expected = twin.find_connected(&tuple).map_or(Found::None, Found::One);
+            let expected = twin.find_connected(&tuple).map_or(FoundSocket::None, FoundSocket::One);
             prop_assert_eq!(table.find_connected(ours, theirs), expected, "{:?}", tuple);
         }
     }
@@ -289,8 +289,8 @@ proptest! {
                 hash: FlowHash(if has_hash { port.wrapping_mul(0x9e37_79b1) | 1 } else { 0 }),
                 cpu: CpuId(0),
             };
-            let Found::One(id) = table.find(&of) else { panic!("none") };
-            prop_assert_eq!(table.find(&of), Found::One(id));
+            let FoundSocket::One(id) = table.find(&of) else { panic!("none") };
+            prop_assert_eq!(table.find(&of), FoundSocket::One(id));
             found[id.index()] += 1;
         }
         let fair = 400 / i32::from(count);
@@ -350,7 +350,7 @@ fn the_better_bound_socket_has_the_datagram() {
         ("10.0.0.9:9", "10.0.0.1:55", Some(5)),
         ("10.0.0.9:9", "10.0.0.1:56", None),
     ] {
-        let expected = expected.map_or(Found::None, |number| Found::One(SocketId(number)));
+        let expected = expected.map_or(FoundSocket::None, |number| FoundSocket::One(SocketId(number)));
         assert_eq!(table.find(&of(source, destination)), expected, "{source} to {destination}");
     }
 }

@@ -11,24 +11,24 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_sys::virtio::SharedMemory;
-use forebay_sys::virtio::twin::{Got, Twin};
+use forebay_sys::virtio::twin::{Got, ReferenceDevice};
 use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_HASH_REPORT;
 
 use super::super::*;
 use super::wire::{CWR, TCP_FLAGS, add, len, says_cwr};
-use crate::egress::{Egress, EgressSink};
+use crate::egress::{TxQueue, TxQueueSink};
 use crate::sink::{Sink, SinkCounters};
 use crate::virtio::VirtioOptions;
-use crate::virtio::features::Wishes;
+use crate::virtio::features::OfferedFeatures;
 use crate::virtio::memory::MemoryPlan;
 
 /// A queue, two CPUs that send, and the device.
 pub(super) struct Rig {
-    pub(super) transmit: Transmit,
-    pub(super) sinks: Vec<EgressSink>,
+    pub(super) transmit: VirtioTransmit,
+    pub(super) sinks: Vec<TxQueueSink>,
     pub(super) pool: Pool,
-    pub(super) device: Option<Twin>,
+    pub(super) device: Option<ReferenceDevice>,
     /// What was handed in, by CPU.
     pub(super) handed: Vec<u64>,
     /// Where packets are received into.
@@ -41,10 +41,10 @@ impl Rig {
         let plan = MemoryPlan::of(&VirtioOptions { queue_size, ..VirtioOptions::default() });
         let memory = SharedMemory::new(plan.len_bytes(1)).unwrap();
         let [_, place] = plan.rings(&memory, 0);
-        let (egress, departures) = Egress::new();
-        let transmit = Transmit::new(departures, place, plan.slots(&memory, 0));
+        let (egress, departures) = TxQueue::new();
+        let transmit = VirtioTransmit::new(departures, place, plan.slots(&memory, 0));
         let queues = [egress];
-        let sinks = (0..2).map(|_| EgressSink::new("twin".to_owned(), &queues)).collect();
+        let sinks = (0..2).map(|_| TxQueueSink::new("twin".to_owned(), &queues)).collect();
         let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
         let shares = [vec![class(2048, 3000), class(1 << 14, 64), class(1 << 17, 8)]];
         let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
@@ -60,16 +60,16 @@ impl Rig {
     }
 
     pub(super) fn begin(&mut self, offered: &[u32], mtu: Option<u16>) {
-        let wishes = Wishes {
+        let wishes = OfferedFeatures {
             packed: offered.contains(&VIRTIO_F_RING_PACKED),
             device_hash: offered.contains(&VIRTIO_NET_F_HASH_REPORT),
-            ..Wishes::default()
+            ..OfferedFeatures::default()
         };
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
         self.device = None; // it holds the ring's memory
         self.transmit.end();
         self.transmit.begin(Features::negotiate(bits, wishes).unwrap(), mtu);
-        self.device = self.transmit.ring.as_ref().map(Twin::of);
+        self.device = self.transmit.ring.as_ref().map(ReferenceDevice::of);
     }
 
     pub(super) fn packet(&mut self, bytes: &[u8]) -> Packet {
@@ -109,7 +109,7 @@ impl Rig {
         if is_cwr {
             whole.frame.data_mut()[TCP_FLAGS] |= CWR;
         }
-        assert!(whole.is_whole_gso());
+        assert!(whole.is_gso());
         whole
     }
 
@@ -126,7 +126,7 @@ impl Rig {
         }
         self.pool.put(packet.frame);
         let in_pieces = Packet { frame, ..packet };
-        assert!(in_pieces.is_in_pieces());
+        assert!(in_pieces.is_nonlinear());
         in_pieces
     }
 
@@ -140,7 +140,7 @@ impl Rig {
         left
     }
 
-    pub(super) fn step(&mut self) -> Step {
+    pub(super) fn step(&mut self) -> TransmitStep {
         self.transmit.step(&mut self.pool)
     }
 
