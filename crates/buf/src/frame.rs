@@ -5,7 +5,7 @@ use std::{fmt, slice};
 
 use crate::cache::prefetch_to_read;
 use crate::frags::FRAG_TABLE_BYTES;
-use crate::lot::RemoteFreeList;
+use crate::free_batch::RemoteFreeList;
 
 /// The beginning of a chunk: kept for the handles of frames that [follow](crate::chain) this one.
 pub const CHAIN_BYTES: u32 = 128;

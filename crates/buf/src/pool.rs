@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use crate::cache::{LINE_BYTES, prefetch_to_write};
 use crate::frags::PendingReturn;
 use crate::frame::{BEFORE_PACKET_BYTES, Frame};
-pub use crate::lot::FREE_BATCH_FRAMES;
-use crate::lot::{RemoteFreeList, PoolId, FreeBatch};
+pub use crate::free_batch::FREE_BATCH_FRAMES;
+use crate::free_batch::{RemoteFreeList, PoolId, FreeBatch};
 use crate::region::Region;
 use crate::sync::Arc;
 

@@ -27,7 +27,7 @@ use forebay_sys::refused::Refused;
 use toml::de::{DeTable, DeValue};
 
 use super::list::ListedKnob;
-use super::live::Control;
+use super::handle::Control;
 use super::names::{self, Names, OfDevice};
 use super::session::told;
 

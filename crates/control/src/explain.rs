@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::flow::FlowName;
-use super::live::Control;
+use super::handle::Control;
 
 /// Knowledge of an engine about a flow.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -11,7 +11,7 @@ use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
 use forebay_sys::refused::{Refused, Written};
 
-use super::live::Control;
+use super::handle::Control;
 use super::stats::{CpuStats, softnet_stat};
 use super::tree::{TreeEntry, File};
 

@@ -1,6 +1,6 @@
 //! Control: what can be set, in the kernel's words, and when it changes.
 
-pub mod live; //     whoever changes a running engine
+pub mod handle; //     whoever changes a running engine
 pub mod tree; //     the same as files, at the kernel's places
 mod files; //       what they say and take
 mod stats; //       what is counted
@@ -12,7 +12,7 @@ pub mod names; //   the ends of paths that knobs go by
 pub mod list; //    what each knob means
 pub mod config_file; // what a run begins with
 pub mod request; // the language of the control socket
-mod seats; //       who may speak there
+mod clients; //       who may speak there
 mod session; //     one client
 pub mod socket; //  where clients come in
 pub mod client; //  the other end of it
@@ -22,7 +22,7 @@ pub use client::ControlClient;
 pub use config_file::ConfigFile;
 pub use explain::Explanation;
 pub use flow::FlowName;
-pub use live::Control;
+pub use handle::Control;
 #[cfg(feature = "mount")]
 pub use mount::Mount;
 pub use socket::ControlSocket;

@@ -7,7 +7,7 @@ use forebay_engine::knobs::knob::Knob;
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
 use forebay_sys::topology::{SYSFS, Topology};
 
-use super::live::Control;
+use super::handle::Control;
 use super::names;
 use super::tree::MERGEABLE_RX_BUFFER_SIZE;
 

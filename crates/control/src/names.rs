@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use forebay_sys::errno::Errno;
 use forebay_sys::refused::Refused;
 
-use super::live::Control;
+use super::handle::Control;
 use super::tree::File;
 
 /// The paths of all files that can be written to.

@@ -11,10 +11,10 @@ use forebay_sys::refused::{Refused, Written};
 
 use super::explain::explain;
 use super::list::list;
-use super::live::Control;
+use super::handle::Control;
 use super::names::{self, Names};
 use super::request::{LINE_BYTES_MAX, Request};
-use super::seats::ClientSlot;
+use super::clients::ClientSlot;
 
 /// Time for which a client may leave an answer unread, once the kernel holds no more of it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);

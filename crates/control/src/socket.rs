@@ -20,8 +20,8 @@ use forebay_sys::refused::Refused;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
-use super::live::Control;
-use super::seats::ClientSlots;
+use super::handle::Control;
+use super::clients::ClientSlots;
 use super::session::{Desk, ControlSession};
 
 /// Time for which nobody is let in after a client could not be, for want of descriptors or threads.

@@ -11,7 +11,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::xdp::CopyMode;
 
 use self::virtio::VirtioOptions;
-use crate::take::RxFilter;
+use crate::rx_filter::RxFilter;
 
 /// By which face of the kernel, or from which other process, frames come and go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

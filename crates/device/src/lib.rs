@@ -12,7 +12,7 @@ mod pace; //          when a recorded or made-up frame is due
 pub mod config; //    a device to be opened: its name, its way, its options
 pub mod open; //      an open one: its queues, and the ways into it
 pub mod stats; //     what is counted and found out about it
-pub mod take; //      which packets are taken from the kernel
+pub mod rx_filter; //      which packets are taken from the kernel
 #[cfg(feature = "af-xdp")]
 pub mod af_xdp; //    straight into packet memory
 pub mod af_packet; // copies of what any interface sees
@@ -22,7 +22,7 @@ pub mod tun; //       the kernel's stack on the other side
 pub mod virtio; //    a device that another process is, over vhost-user
 pub mod sink; //      the way out of a device
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
-mod egress; //        from any CPU to the one that drives a device queue, in order
+mod tx_queue; //        from any CPU to the one that drives a device queue, in order
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 pub use config::{DeviceConfig, Via, XdpMode, XdpOptions};
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
-pub use egress::TxQueueSink;
+pub use tx_queue::TxQueueSink;
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};

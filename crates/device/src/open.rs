@@ -15,7 +15,7 @@ use crate::config::{DeviceConfig, Via};
 use crate::sink::Sink;
 use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "af-xdp")]
-use crate::take::RxFilter;
+use crate::rx_filter::RxFilter;
 #[cfg(feature = "tun")]
 use crate::tun::{TunDevice, TunKind};
 #[cfg(feature = "vhost-user")]

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_device::af_xdp::{AttachOptions, Attached};
-use forebay_device::take::RxFilter;
+use forebay_device::rx_filter::RxFilter;
 use forebay_sys::bpf::{Instruction, XdpLoad, XdpPlace, XdpProgram, XskMap};
 use forebay_sys::interface::Interface;
 use forebay_sys::xdp_attached::{self, AttachedProgram};

@@ -15,7 +15,7 @@ mod devices;
 mod flows;
 mod idle;
 mod limits;
-mod live;
+mod threads;
 pub mod log;
 pub(crate) mod mailbox;
 mod memory;
@@ -47,7 +47,7 @@ use forebay_sys::cpu_list::MAX_CPUS;
 use forebay_sys::error::{Error, Result};
 pub use idle::SPIN_MAX_NS;
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
-pub use live::PANICS_IN_A_ROW;
+pub use threads::PANICS_IN_A_ROW;
 use mailbox::Mailbox;
 pub use outcome::{CpuOutcome, Outcome};
 pub use question::{Explained, Question};
@@ -199,7 +199,7 @@ impl<H: Handler + 'static> Engine<H> {
         self,
         application: impl Fn(&mut CpuThread<H>) + Send + Sync + 'static,
     ) -> Result<Outcome<H>> {
-        live::run(self.workers, &self.shared, Arc::new(application))
+        threads::run(self.workers, &self.shared, Arc::new(application))
     }
 
     /// Runs on the calling thread, in virtual time, in an order that `seed` determines.

@@ -22,7 +22,7 @@ use forebay_sys::error::{Error, Result};
 use handler::ReplayHandler;
 pub use report::ReplayReport;
 
-use crate::ledger::OrderCheck;
+use crate::order_check::OrderCheck;
 use crate::outputs::Outputs;
 
 /// Input of the replay.

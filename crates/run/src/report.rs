@@ -9,7 +9,7 @@ use forebay_rx::coalesce::{FlushReason, MergeRefusal};
 use forebay_rx::counters::{CoalesceCounters, Counter, IntakeCounters};
 use serde::Serialize;
 
-use crate::ledger::FlowOrder;
+use crate::order_check::FlowOrder;
 
 /// Work of the path on the frames of a run.
 #[derive(Debug, Serialize)]

@@ -15,7 +15,7 @@ use forebay_device::QueueShare;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::{Change, Queues};
 use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
-use forebay_run::ledger::OrderCheck;
+use forebay_run::order_check::OrderCheck;
 use forebay_run::replay::{ReplayConfig, ReplayReport, TracePlan};
 use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;

@@ -7,7 +7,7 @@ use forebay_buf::{Frame, Pool};
 use crate::hash::FlowHash;
 use crate::parse::checksum::Sum;
 use crate::parse::{DeviceSum, Headers, Link, Verify, View};
-use crate::pieces::PieceReader;
+use crate::nonlinear::PieceReader;
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use forebay_rx::parse::Network;
 use crate::network::neighbours::NeighbourObservation;
 use crate::network::{Identity, NetworkLayer as NetworkLayer, NetworkDrop, NetworkVerdict, ErrorRefusal};
 use crate::socket::SocketId;
-use crate::socket::policy::{ReclaimPolicy, BufferReclaimer};
+use crate::socket::reclaim::{ReclaimPolicy, BufferReclaimer};
 use crate::socket::queue::{SocketQueue, SocketQueueProducer, Enqueue};
 use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
 

@@ -20,7 +20,7 @@ use forebay_stack::network::{
     Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
 };
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::policy::{ReclaimPolicy, BufferReclaimer};
+use forebay_stack::socket::reclaim::{ReclaimPolicy, BufferReclaimer};
 use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConsumer, SocketQueueConfig, open};
 use forebay_stack::socket::table::{Binding, SocketTable};
 

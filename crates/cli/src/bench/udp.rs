@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_rx::CpuId;
-use forebay_stack::socket::policy::ReclaimPolicy;
+use forebay_stack::socket::reclaim::ReclaimPolicy;
 use serde_json::{Value, json};
 
 use self::flood::{Flood, FloodLoad, FloodOutcome, Work};

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use forebay_device::take::RxFilter;
+use forebay_device::rx_filter::RxFilter;
 use forebay_device::{Via, XdpMode};
 use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;

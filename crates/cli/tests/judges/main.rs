@@ -15,7 +15,7 @@ mod mount; //    the mounted knobs, by the kernel's own files
 mod namespace; // network namespaces of our own
 mod order; //    the traces of stamped packets
 mod program; //  the program under judgement
-mod storm; //    scripts in which everything changes
+mod stress; //    scripts in which everything changes
 mod second_user; // another user at the control socket
 mod tshark; //   every field, told twice
 

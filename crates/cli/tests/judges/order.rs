@@ -12,7 +12,7 @@ use libtest_mimic::Failed;
 use serde_json::Value;
 
 use crate::frames::Frame;
-use crate::{Judgement, captures, program, storm};
+use crate::{Judgement, captures, program, stress};
 
 const FLOWS: [u32; 5] = [1, 7, 64, 512, 4096];
 /// From zero, and soon to wrap.
@@ -183,7 +183,7 @@ fn run(scene: &Scene, directory: &Path, args: [&str; 4], sent: &[u64]) -> Result
             let flips = frames.zip(masks.iter().cycle());
             flips.map(|(frame, mask)| format!("{frame}:rps_cpus={mask}\n")).collect()
         }
-        Changes::Storm(cpus) => storm::script(cpus, sent.len(), scene.frames),
+        Changes::Storm(cpus) => stress::script(cpus, sent.len(), scene.frames),
     };
     fs::write(directory.join("script.txt"), script)?;
     let fixed = "f.pcap --json --spread always --trace t --script script.txt".split(' ');

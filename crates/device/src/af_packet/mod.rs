@@ -15,7 +15,7 @@ use forebay_sys::socket_filter::{self, FilterInstruction};
 pub use sink::PacketSink;
 pub use source::PacketSource;
 
-use crate::take::{self, RxFilter};
+use crate::rx_filter::{self, RxFilter};
 
 /// Options of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,7 +78,7 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
     let ring = RxRing::new(socket, layout).map_err(named("get a ring (PACKET_RX_RING) for it"))?;
     let socket = ring.socket();
     // Before it is bound: no frame comes that was not asked for, nor twice while queues join.
-    attach_filter(interface, socket, &take::nothing())?;
+    attach_filter(interface, socket, &rx_filter::nothing())?;
     socket.receive_from(interface.index.0).map_err(named("bind a packet socket to it"))?;
     if options.promiscuous {
         let refused = named("make it promiscuous");

@@ -18,7 +18,7 @@ use forebay_sys::packet::{PacketSocket, RxRing};
 
 use super::block::{InvalidBlock, BlockCursor, RingFrame, TAG_BYTES};
 use super::{PacketOptions, attach_filter, refused};
-use crate::{KernelCounts, take};
+use crate::{KernelCounts, rx_filter};
 
 /// The largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
 const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
@@ -232,7 +232,7 @@ impl Source for PacketSource {
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
         self.numbering = at.numbering;
-        let filter = take::filter(&self.options.take, self.link);
+        let filter = rx_filter::filter(&self.options.take, self.link);
         Ok(attach_filter(&self.interface, self.socket(), &filter)?)
     }
 
@@ -243,7 +243,7 @@ impl Source for PacketSource {
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
         if ask.is_last && self.ending.is_none() {
-            attach_filter(&self.interface, self.socket(), &take::nothing())?;
+            attach_filter(&self.interface, self.socket(), &rx_filter::nothing())?;
             self.ending = Some(SourceEnding { since_ns: ask.now_ns, is_gone: false });
         }
         match self.take_frames(ask.max, pool, burst)? {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::metadata::{HashCall, MetadataLayout};
 use super::program;
-use crate::take::RxFilter;
+use crate::rx_filter::RxFilter;
 
 /// Options for attaching the program.
 #[derive(Clone, Copy, Debug)]

@@ -19,7 +19,7 @@ pub use metadata::MetadataLayout;
 use source::XdpQueueConfig;
 pub use source::XdpSource;
 
-use super::egress::{TxQueue, TxQueueSink};
+use super::tx_queue::{TxQueue, TxQueueSink};
 use crate::config::{DeviceConfig, XdpMode};
 use crate::stats::Facts;
 

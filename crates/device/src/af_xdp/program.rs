@@ -13,7 +13,7 @@ use forebay_sys::bpf::Instruction;
 
 use super::assembler::{Assembler, If, Label, EbpfRegister, EbpfWidth};
 use super::metadata::HashCall;
-use crate::take::{FilterDestinations, MAX_EXTENSION_HEADERS, FilterProtocol, RxFilter, wire};
+use crate::rx_filter::{FilterDestinations, MAX_EXTENSION_HEADERS, FilterProtocol, RxFilter, wire};
 
 /// The context that the kernel calls the program with.
 const CONTEXT: EbpfRegister = EbpfRegister::R6;

@@ -24,7 +24,7 @@ use forebay_sys::xdp::{
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::XdpTransmit;
-use crate::egress::{TxQueueConsumer, TX_QUEUE_PACKETS};
+use crate::tx_queue::{TxQueueConsumer, TX_QUEUE_PACKETS};
 use crate::{Facts, KernelCounts};
 
 /// Frames that have been received and not been taken, at most.

@@ -4,10 +4,10 @@
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
-use forebay_rx::pieces::PieceReader;
+use forebay_rx::nonlinear::PieceReader;
 use forebay_sys::xdp::{Continued, InvalidXdpRing, Kicked, Socket};
 
-use crate::egress::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
+use crate::tx_queue::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 use crate::sink::{SendDrop, Sent};
 
 /// Frames that are put into the tx ring at once.

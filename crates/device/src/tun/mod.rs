@@ -5,7 +5,7 @@
 //! completed, and TCP and UDP packets whole that are to be cut into segments (GSO), both ways.
 
 mod open; //   a device that is there, or a new one
-mod drops; //  what the kernel had to drop
+mod stats; //  what the kernel had to drop
 mod sink; //   what is written to it
 mod source; // what is read from it
 mod steering; // which queue a packet comes out of

@@ -13,7 +13,7 @@ use forebay_sys::privilege;
 use forebay_sys::tun::{Attach, Offload, TunQueue};
 use rustix::io::Errno;
 
-use super::drops::TunDrops;
+use super::stats::TunDrops;
 use super::steering::TunSteering;
 use super::{TunKind, TunSink, TunSource};
 use crate::KernelCounts;

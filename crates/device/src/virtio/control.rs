@@ -204,7 +204,7 @@ fn is_cut(stream: &UnixStream) -> bool {
 #[cfg(test)]
 mod tests {
     use forebay_sys::virtio::SharedMemory;
-    use forebay_sys::virtio::twin::ReferenceDevice;
+    use forebay_sys::virtio::reference::ReferenceDevice;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};

@@ -11,20 +11,20 @@
 //! device has, where they are, how long; and what is parsed was copied in before.
 
 mod memory; //   what is shared with it
-mod meet; //     the socket that it is reached by
-mod front; //    what is said there
+mod connect; //     the socket that it is reached by
+mod frontend; //    what is said there
 mod config; //   what a device says of itself
 mod features; // what is agreed on
 mod commands; // what a device is told beyond that
 mod control; //  the ring that it is told by
-mod link; //     that there is one, time and again
+mod session; //     that there is one, time and again
 mod port; //     what a queue knows of it
 mod ends; //     why it went
 
 mod average; //  how long packets are
 mod buffers; //  receive buffers as large as those
 mod header; //   what the device says before a packet
-mod heads; //    how much of a packet is copied in
+mod copybreak; //    how much of a packet is copied in
 mod receive; //  from used buffers to packets
 mod transmit; // from packets to buffers
 mod source; //   one queue pair, as an engine polls it
@@ -36,17 +36,17 @@ use std::sync::Arc;
 pub use average::Average;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::virtio::{VirtqueueLayout, SharedMemory};
-pub use link::QUEUE_PAIRS_MAX;
+pub use session::QUEUE_PAIRS_MAX;
 pub use source::VirtioSource;
 
 use self::buffers::{Buffers, Sizing};
 use self::features::OfferedFeatures;
-use self::front::{MemoryTable, PairRings, QueueRings};
-use self::link::{VhostSession, VhostSessionConfig};
+use self::frontend::{MemoryTable, PairRings, QueueRings};
+use self::session::{VhostSession, VhostSessionConfig};
 use self::memory::{MemoryPlan, RingPlace};
 use self::receive::{COUNTS, VirtioReceiver};
 use self::transmit::VirtioTransmit;
-use super::egress::{TxQueue, TxQueueSink};
+use super::tx_queue::{TxQueue, TxQueueSink};
 use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
 use crate::config::virtio::VirtioOptions;
 

@@ -18,7 +18,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use super::buffers::{Buffers, GOOD_PACKET_LEN};
 use super::features::Features;
 use super::header::{HASH_HEADER_BYTES, NetHeader};
-use super::heads::{HeaderCopyLen, copied, copy_head};
+use super::copybreak::{HeaderCopyLen, copied, copy_head};
 use super::memory::RingPlace;
 use super::port::PortSession;
 use crate::KernelCounts;

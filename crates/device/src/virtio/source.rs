@@ -10,11 +10,11 @@ use forebay_sys::clock::now_since_1970_ns;
 use forebay_sys::virtio::InvalidRing;
 
 use super::ends::EndKind;
-use super::link::VhostSession;
+use super::session::VhostSession;
 use super::port::{Port, PortSession};
 use super::receive::{LARGEST_BYTES, VirtioReceiver, RestOfChain};
 use super::transmit::VirtioTransmit;
-use crate::egress::TX_QUEUE_PACKETS;
+use crate::tx_queue::TX_QUEUE_PACKETS;
 
 /// Time that the device may take to stop receiving when a run ends.
 const STOPPING_NS: u64 = 500_000_000;

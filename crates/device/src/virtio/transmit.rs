@@ -27,7 +27,7 @@ use super::header::HASH_HEADER_BYTES;
 use super::memory::RingPlace;
 use super::port::{Port, PortSession};
 use super::receive::layout;
-use crate::egress::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
+use crate::tx_queue::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 use crate::sink::{SendDrop, Sent};
 
 /// Bytes of a slot: an ordinary packet, or a part of a longer one.

@@ -7,9 +7,9 @@ mod control; //  the ring that it is told by, from its side
 mod device; //   what it does with its rings
 mod frames; //   frames that are told apart
 mod handshake; // odd before there is a ring
-mod honest; //   what an honest device does
+mod baseline; //   what an honest device does
 mod hostile; //  how lies are told and judged
-mod lies; //     these
+mod rings; //     these
 mod live; //     against DPDK's device
 mod memory; //   what the front end shares
 mod messages; // of the protocol
@@ -20,9 +20,9 @@ mod report; //   what a run says of it
 mod restart; //  devices that come again
 mod rig; //      the driver under test
 mod ring; //     a ring, in either layout
-mod scribbles; // lies told by what is shared
+mod writes; // lies told by what is shared
 mod split; //    the split one
-mod stubborn; // devices that do not do as they are told
+mod retries; // devices that do not do as they are told
 mod testpmd; //  DPDK's
 
 use backend::Offer;
@@ -42,13 +42,13 @@ fn main() {
     arguments.test_threads = Some(1);
     let no_dpdk = testpmd::missing();
     let all = [
-        lies::LENGTHS,
-        lies::BUFFERS,
-        lies::IDS,
-        lies::RINGS,
-        lies::HEADERS,
+        rings::LENGTHS,
+        rings::BUFFERS,
+        rings::IDS,
+        rings::RINGS,
+        rings::HEADERS,
         offloads::LIES,
-        scribbles::LIES,
+        writes::LIES,
     ];
     let usual = Offer::usual();
     let unmerged = usual.clone().without(VIRTIO_NET_F_MRG_RXBUF);
@@ -56,9 +56,9 @@ fn main() {
     let with_hash = usual.clone().with(VIRTIO_NET_F_CTRL_VQ).with(VIRTIO_NET_F_HASH_REPORT);
     let lies = [
         ("", usual, all.concat()),
-        ("unmerged_", unmerged, [lies::LENGTHS, lies::IDS].concat()),
-        ("event_idx_", with_events, lies::RINGS.to_vec()),
-        ("hash_report_", with_hash, [lies::LENGTHS, lies::BUFFERS].concat()),
+        ("unmerged_", unmerged, [rings::LENGTHS, rings::IDS].concat()),
+        ("event_idx_", with_events, rings::RINGS.to_vec()),
+        ("hash_report_", with_hash, [rings::LENGTHS, rings::BUFFERS].concat()),
     ];
     let lies = lies.into_iter().flat_map(|(with, offer, lies)| {
         lies.into_iter().map(move |lie| {
@@ -67,13 +67,13 @@ fn main() {
         })
     });
     let tests = [
-        trials(honest::TESTS, None),
+        trials(baseline::TESTS, None),
         trials(handshake::TESTS, None),
         lies.collect(),
         trials(report::TESTS, None),
         trials(commands::TESTS, None),
         trials(restart::TESTS, None),
-        trials(stubborn::TESTS, None),
+        trials(retries::TESTS, None),
         trials(peer::TESTS, no_dpdk.as_ref()),
         trials(live::TESTS, no_dpdk.as_ref()),
     ];

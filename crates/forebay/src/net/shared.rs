@@ -12,7 +12,7 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::policy::{ReclaimCounters, SharedPolicy};
+use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::queue::{SocketQueueConsumer, SocketQueueConfig, WakeReader, open};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use forebay_sys as sys;

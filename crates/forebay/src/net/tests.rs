@@ -20,7 +20,7 @@ use forebay_stack::network::{
 };
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::CopyCache;
-use forebay_stack::socket::policy::{ReclaimPolicy, BufferReclaimer};
+use forebay_stack::socket::reclaim::{ReclaimPolicy, BufferReclaimer};
 use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConfig, open};
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::table::{Binding, SocketTable};

@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 use crate::Test;
 use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PEER_MAC};
 use crate::kernel::{Kernel, NAME};
-use crate::us::Us;
+use crate::local_addresses::Us;
 
 pub(crate) const TESTS: &[Test] =
     &[("echo_and_port_unreachable_are_answered_as_the_kernel_answers", answers)];

@@ -8,7 +8,7 @@ use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_testkit::namespaces::{command, ip};
 
 use crate::frames::{MAC, OWN_V4, OWN_V6, PORTS};
-use crate::us;
+use crate::local_addresses;
 
 /// The interface, in the namespace of the test's thread.
 pub(crate) const NAME: &str = "net-oracle";
@@ -59,7 +59,7 @@ impl Kernel {
                 socket
             })
         });
-        Self { sockets: sockets.collect(), pool: us::pool(), sink: device.sink() }
+        Self { sockets: sockets.collect(), pool: local_addresses::pool(), sink: device.sink() }
     }
 
     /// Joins a group with every socket of its family.
@@ -76,7 +76,7 @@ impl Kernel {
 
     /// What comes of one frame. A write goes through the whole stack before it returns.
     pub(crate) fn offer(&mut self, frame: &[u8]) -> Vec<Delivered> {
-        let mut packets = vec![us::packet(frame, &mut self.pool)];
+        let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();
         packets.drain(..).for_each(|packet| self.pool.put(packet.frame));
         self.take()

@@ -17,7 +17,7 @@ mod kernel;
 mod options;
 mod oracle;
 mod reassembly;
-mod us;
+mod local_addresses;
 
 fn main() {
     let mut arguments = Arguments::from_args();

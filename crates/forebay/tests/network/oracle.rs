@@ -6,7 +6,7 @@ use forebay_rx::parse::Verify;
 use forebay_sys::random::Random;
 
 use crate::kernel::{Delivered, Kernel, snmp};
-use crate::us::Us;
+use crate::local_addresses::Us;
 use crate::{Test, bases, fragments, frames};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -17,7 +17,7 @@ use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
 use crate::frames::MAC;
-use crate::{Test, us};
+use crate::{Test, local_addresses};
 
 pub(crate) const TESTS: &[Test] = &[
     ("fragments_become_what_the_kernel_makes_of_them", of_one_datagram_at_a_time),
@@ -215,12 +215,12 @@ impl Kernel {
         let sockets = [AddressFamily::INET, AddressFamily::INET6].map(|family| {
             socket_with(family, SocketType::RAW, SocketFlags::NONBLOCK, protocol).unwrap()
         });
-        Self { sink: device.sink(), pool: us::pool(), sockets }
+        Self { sink: device.sink(), pool: local_addresses::pool(), sockets }
     }
 
     /// What comes out with a frame: IPv4 from its header on, of IPv6 what is behind all headers.
     fn offer(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
-        let mut packets = vec![us::packet(frame, &mut self.pool)];
+        let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();
         packets.drain(..).for_each(|packet| self.pool.put(packet.frame));
         let mut bytes = vec![0; 1 << 16];
@@ -245,11 +245,11 @@ impl Ours {
         let FragmentsConfig { ipv4, ipv6, seed } = FragmentsConfig::default();
         let plenty = |limits| ReassemblyLimits { high_thresh: PLENTY, ..limits };
         let config = FragmentsConfig { ipv4: plenty(ipv4), ipv6: plenty(ipv6), seed };
-        Self { fragments: Fragments::new(config), pool: us::pool() }
+        Self { fragments: Fragments::new(config), pool: local_addresses::pool() }
     }
 
     fn offer(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
-        let mut packet = us::packet(frame, &mut self.pool);
+        let mut packet = local_addresses::packet(frame, &mut self.pool);
         let wire_len = packet.wire_len;
         parse_into(&mut packet.headers, packet.frame.data(), wire_len, None, Verify::Checksums);
         let mut given_up = GivenUp::default();

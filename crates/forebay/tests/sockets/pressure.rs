@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay::net::{Datagrams, NetConfig, SocketCounts, UdpSocket};
 use forebay_stack::network::{NetworkCounters, NetworkDrop};
-use forebay_stack::socket::policy::ReclaimPolicy;
+use forebay_stack::socket::reclaim::ReclaimPolicy;
 
 use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap};

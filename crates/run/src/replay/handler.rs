@@ -12,7 +12,7 @@ use forebay_sys::clock::Clock;
 use forebay_sys::error::Result;
 
 use super::{Mode, ReplayConfig};
-use crate::ledger::OrderCheck;
+use crate::order_check::OrderCheck;
 
 /// One CPU's part of the application.
 pub(super) struct ReplayHandler {

@@ -10,7 +10,7 @@ use forebay_engine::Outcome;
 use forebay_sys::error::Error;
 use serde::Serialize;
 
-use crate::ledger::OrderCheck;
+use crate::order_check::OrderCheck;
 use crate::report::PathReport;
 
 /// The result of a replay; its JSON form is what `--json` prints.

@@ -11,7 +11,7 @@ use forebay_sys::error::Error;
 
 use super::destination::{DestinationWay, Ways};
 use super::ending::{Alarm, Ending};
-use crate::ledger::OrderCheck;
+use crate::order_check::OrderCheck;
 
 /// One CPU's part of it.
 pub(super) struct RunHandler {

@@ -27,7 +27,7 @@ pub use report::{DeviceReport, InterfaceReport, QueueReport, RunReport, SentRepo
 pub use to::To;
 pub use watch::{CpuSnapshot, Snapshot, Watch};
 
-use crate::ledger::{FlowOrder, OrderCheck};
+use crate::order_check::{FlowOrder, OrderCheck};
 use crate::outputs::Outputs;
 
 /// A run to be made.

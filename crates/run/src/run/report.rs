@@ -11,7 +11,7 @@ use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceCounters};
 use serde::Serialize;
 
-use crate::ledger::FlowOrder;
+use crate::order_check::FlowOrder;
 use crate::report::PathReport;
 
 /// Name in [`SentReport::dropped`] of packets that came to a device that was gone.

@@ -10,7 +10,7 @@ pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 use forebay_buf::Position;
 use forebay_buf::ring::{Consumer, Producer, ring};
 
-use crate::because::SteerReason;
+use crate::steer_reason::SteerReason;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;

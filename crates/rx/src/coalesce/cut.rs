@@ -5,7 +5,7 @@ use forebay_buf::Pool;
 use super::resegment::{ResegmentPlan, resegment};
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
-use crate::pieces::PieceReader;
+use crate::nonlinear::PieceReader;
 
 /// Cuts a packet that came [whole](Packet::is_whole_gso) into the frames that the kernel would send
 /// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids

@@ -10,7 +10,7 @@ use super::wire::{CWR, FIN, PSH};
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
-use crate::pieces::sum_in;
+use crate::nonlinear::sum_in;
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
 /// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several frames.

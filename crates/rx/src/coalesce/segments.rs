@@ -11,7 +11,7 @@ use forebay_buf::Frame;
 use forebay_buf::chain::Followers;
 
 use crate::packet::{Arrival, Packet, Shape};
-use crate::pieces::{Stretches, bytes_in};
+use crate::nonlinear::{Stretches, bytes_in};
 
 /// Arrival number and timestamp.
 const TAG_BYTES: usize = 12;

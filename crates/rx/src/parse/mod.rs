@@ -12,7 +12,7 @@ mod device_sum;
 mod ethernet;
 mod ipv4;
 mod ipv6;
-pub(crate) mod in_pieces;
+pub(crate) mod pull;
 pub(crate) mod partial;
 mod transport;
 mod view;
@@ -29,7 +29,7 @@ pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
 
 use crate::packet::Packet;
-use crate::pieces::bytes_in;
+use crate::nonlinear::bytes_in;
 
 /// The least that stands before a transport header: IPv4's.
 pub(crate) const NETWORK_BYTES_MIN: u16 = 20;
@@ -193,7 +193,7 @@ pub fn parse_into(
 #[inline]
 pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Result<(), NoMemory> {
     if packet.is_nonlinear() {
-        return in_pieces::parse_packet(packet, verify, pool);
+        return pull::parse_packet(packet, verify, pool);
     }
     let Packet { frame, headers, wire_len, device_sum, .. } = packet;
     parse_into(headers, frame.data(), *wire_len, *device_sum, verify);

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::ids::SlotId;
-use crate::because::SteerReason;
+use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;

@@ -23,7 +23,7 @@ mod ids;
 mod sock_flow; //  where applications run
 mod rps; //        where the map sends flows
 mod spread; //     whether that pays
-mod wish; //       of all these, where a packet should go
+mod desired_cpu; //       of all these, where a packet should go
 mod flow_table; // where flows are
 mod tables; //     and were, in tables that were replaced
 mod hold; //       what waits to move
@@ -51,10 +51,10 @@ pub use state::{FlowPlace, FlowState};
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
-use wish::DesiredCpus;
+use desired_cpu::DesiredCpus;
 
 use crate::backlog::{Backlogs, Depth};
-use crate::because::SteerReason;
+use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;

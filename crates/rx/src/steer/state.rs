@@ -5,7 +5,7 @@ use super::flow_table::CurrentCpu;
 use super::ids::SlotId;
 use super::journal::{Move, WATCHES_MAX, FlowWatch};
 use crate::backlog::Backlogs;
-use crate::because::SteerReason;
+use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 

@@ -3,7 +3,7 @@
 use forebay_buf::Position;
 
 use super::ids::{HoldId, SlotId};
-use crate::because::SteerReason;
+use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 
 /// Destination of a packet.

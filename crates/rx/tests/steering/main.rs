@@ -10,8 +10,8 @@ mod journal; // what the CPUs write down
 mod laws; //    the promises over random schedules
 mod rfs; //     packets follow their applications
 mod tables; //  tables and keys are replaced
-mod truth; //   what is said afterwards
-mod told; //    what whoever asks is told
+mod reference; //   what is said afterwards
+mod explain; //    what whoever asks is told
 
 use etherparse::PacketBuilder;
 use forebay_buf::Position;

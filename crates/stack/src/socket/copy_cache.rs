@@ -157,7 +157,7 @@ mod tests {
     use forebay_rx::parse::Link;
 
     use super::*;
-    use crate::socket::made_up::{Layout, datagram, pool, pools_of};
+    use crate::socket::testutil::{Layout, datagram, pool, pools_of};
 
     fn cache(buffers: u32) -> CopyCache {
         CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)

@@ -15,11 +15,11 @@ pub mod table; //   which socket: the kernel's rules
 pub mod queue; //   many CPUs to one reader, in order, without a lock
 pub mod reader; //  the reader's end: what it has taken out, and the way home for that
 pub mod account; // how much a socket holds, and the kernel's rule what it may
-pub mod policy; //  what becomes of a datagram's memory
+pub mod reclaim; //  what becomes of a datagram's memory
 pub mod copy_cache; // small datagrams of slow readers, in buffers that go round
 
 #[cfg(test)]
-mod made_up;
+mod testutil;
 
 use std::fmt;
 

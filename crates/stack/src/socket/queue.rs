@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use forebay_buf::cache::OwnLine;
 use forebay_buf::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use forebay_rx::packet::Packet;
-use forebay_rx::tickets::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
+use forebay_rx::ordered_queue::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
 
 use super::SocketId;
 use super::account::{Account, LaneCounters, size};

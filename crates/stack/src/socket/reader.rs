@@ -7,7 +7,7 @@ use forebay_buf::pool::FREE_BATCH_FRAMES;
 use forebay_rx::Packet;
 use forebay_rx::coalesce::resegment;
 
-use super::policy::{ReclaimPolicy, FrameReturn};
+use super::reclaim::{ReclaimPolicy, FrameReturn};
 use super::queue::SocketQueueConsumer;
 
 /// Datagrams taken out of the queue at once, for calls that read one.

@@ -14,12 +14,12 @@ mod split; //  one ring for each side
 mod words; //  shared memory as atomics
 
 #[cfg(test)]
-mod laws; //   what holds of any ring
+mod properties; //   what holds of any ring
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, feature = "twin"))]
 #[allow(missing_docs, clippy::unwrap_used, reason = "tests use it, and it may panic as they may")]
-pub mod twin; // a device
+pub mod reference; // a device
 
 use std::sync::Arc;
 

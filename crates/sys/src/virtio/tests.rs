@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use forebay_buf::Region;
 
-use super::twin::{Got, ReferenceDevice};
+use super::reference::{Got, ReferenceDevice};
 use super::*;
 
 const LAYOUTS: [VirtqueueLayout; 2] = [VirtqueueLayout::Split, VirtqueueLayout::Packed];

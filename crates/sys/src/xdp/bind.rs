@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_buf::lent::DeviceOwned;
+use forebay_buf::device_owned::DeviceOwned;
 use forebay_buf::{Pool, Region};
 use rustix::io::Errno;
 use rustix::net::xdp::{

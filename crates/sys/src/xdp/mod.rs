@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 pub use bind::{CopyMode, OpenError, SocketConfig};
 use bind::{Handle, Teardown};
-use forebay_buf::lent::DeviceOwned;
+use forebay_buf::device_owned::DeviceOwned;
 use forebay_buf::{Frame, Pool, Region};
 pub use ring::RingBroken;
 use ring::{Consuming, Producing};

@@ -13,7 +13,7 @@ use forebay_rx::parse::{self, Verify};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{BUFFERS_MAX, CopyCache};
-use forebay_stack::socket::policy::{ReclaimPolicy, BufferReclaimer, ReclaimCounters, FrameReturn};
+use forebay_stack::socket::reclaim::{ReclaimPolicy, BufferReclaimer, ReclaimCounters, FrameReturn};
 use forebay_stack::socket::queue::{SocketQueueProducer, SocketQueueConsumer, Enqueue, SocketQueueConfig, queue};
 use forebay_sys as sys;
 

@@ -1,7 +1,7 @@
 //! Live devices, judged by the kernel and by senders that everybody knows: tcpreplay, iperf3, UDP and
 //! TCP sockets, knotd. All of it in network namespaces of our own.
 
-mod way; //          how a run takes packets, and the link that they come by
+mod forwarding; //          how a run takes packets, and the link that they come by
 mod program; //      a run of the program
 mod sender; //       tcpreplay, and what it sends
 mod conservation; // everything that was sent is accounted for
@@ -9,15 +9,15 @@ mod restarts; //     nothing is left of a run
 mod changes; //      order, while everything changes
 mod transfer; //     content, through a run
 mod neighbours; //   who else uses the interface
-mod trouble; //      what can go wrong with a device
-mod duties; //       what a run owes whoever started it
+mod faults; //      what can go wrong with a device
+mod cleanup; //       what a run owes whoever started it
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use forebay_sys as sys;
-use way::{Link, Way};
+use forwarding::{Link, Way};
 
 use crate::Judgement;
 
@@ -32,9 +32,9 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay"], &changes::TRIALS),
     (&["iperf3"], &transfer::TRIALS),
     (&["knotd", "kdig"], &neighbours::TRIALS),
-    (&["tcpreplay", "setpriv"], &trouble::TRIALS),
-    (&["tcpreplay", trouble::FOREIGN_PROGRAM], &trouble::FOREIGN),
-    (&["tcpreplay"], &duties::TRIALS),
+    (&["tcpreplay", "setpriv"], &faults::TRIALS),
+    (&["tcpreplay", faults::FOREIGN_PROGRAM], &faults::FOREIGN),
+    (&["tcpreplay"], &cleanup::TRIALS),
 ];
 
 /// Why there is nothing to judge with these `tools`.

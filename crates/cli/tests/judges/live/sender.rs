@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::Judgement;
 use crate::live::program::Report;
-use crate::live::way::{Link, Way};
+use crate::live::forwarding::{Link, Way};
 use crate::order::Stamped;
 
 /// What the kernel has on its way from one interface to the other has come by then.

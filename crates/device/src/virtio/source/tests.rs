@@ -4,7 +4,7 @@ use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_sys::Signaller;
 use forebay_sys::virtio::SharedMemory;
-use forebay_sys::virtio::twin::ReferenceDevice;
+use forebay_sys::virtio::reference::ReferenceDevice;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +13,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
-use crate::egress::{TxQueue, TxQueueSink};
+use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::sink::Sink;
 use crate::virtio::VirtioOptions;
 use crate::virtio::buffers::{Buffers, Sizing};

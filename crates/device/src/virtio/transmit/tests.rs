@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use forebay_rx::coalesce::cut;
 use forebay_rx::coalesce::gso::{GSO_NONE, VirtioNetHdr};
 use forebay_rx::parse::Link;
-use forebay_sys::virtio::twin::ReferenceDevice;
+use forebay_sys::virtio::reference::ReferenceDevice;
 use proptest::prelude::*;
 use proptest::sample::select;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;

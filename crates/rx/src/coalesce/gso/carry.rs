@@ -15,7 +15,7 @@ use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
-use crate::parse::in_pieces::{Reach, parse_pulling, pull_to};
+use crate::parse::pull::{Reach, parse_pulling, pull_to};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_plain, parse};
 

@@ -12,7 +12,7 @@ use crate::live::Judge;
 use crate::live::program::{Run, command, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
-use crate::live::way::{DEVICE, Link, Way};
+use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::{Judgement, namespace};
 
 pub(crate) const TRIALS: [Judge; 6] = [

@@ -4,7 +4,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::device::Header;
 use crate::hostile::{Comes, In, Lie, Scene};
-use crate::lies::{Told, placed};
+use crate::rings::{Told, placed};
 
 pub(crate) const LIES: &[Lie] = &[
     ("garbage_tail", In::Both, Comes::Nothing, garbage_tail),

@@ -301,7 +301,7 @@ mod tests {
 
     use super::*;
     use crate::socket::SocketId;
-    use crate::socket::made_up::{Layout, datagram, pools_of};
+    use crate::socket::testutil::{Layout, datagram, pools_of};
     use crate::socket::queue::{SocketQueueProducer, Enqueue, SocketQueueConfig, queue};
 
     fn socket(id: u64, rcvbuf: u32) -> (SocketQueueProducer, SocketQueueConsumer) {

@@ -9,7 +9,7 @@ use forebay_buf::Region;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
-use super::twin::ReferenceDevice;
+use super::reference::ReferenceDevice;
 use super::*;
 
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::frame::Frame;
-use crate::lot::{RemoteFreeList, PoolId};
+use crate::free_batch::{RemoteFreeList, PoolId};
 use crate::pool::MIN_CHUNK_BYTES;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU8, Ordering};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
-use forebay_rx::tickets::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
+use forebay_rx::ordered_queue::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
 pub(crate) use outgoing::{Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 pub use sink::TxQueueSink;
 

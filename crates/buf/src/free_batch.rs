@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use crate::cache::{LINE_BYTES, OwnLine, prefetch_to_write};
-use crate::carousel::{Freed, Marks};
+use crate::recycle_ring::{Freed, Marks};
 use crate::region::Region;
 use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
 

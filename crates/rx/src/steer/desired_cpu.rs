@@ -10,7 +10,7 @@ use super::ids::SlotId;
 use super::rps::RpsMap;
 use super::sock_flow::SockFlowTable;
 use super::spread::{Spread, SpreadPolicy, Tick};
-use crate::because::SteerReason;
+use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 

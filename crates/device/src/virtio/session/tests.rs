@@ -12,7 +12,7 @@ use vhost::vhost_user::message::FrontendReq;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MTU;
 
-use super::super::front::PairRings;
+use super::super::frontend::PairRings;
 use super::super::memory::MemoryPlan;
 use super::*;
 use crate::config::virtio::VirtioOptions;
