@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use forebay_device::pcap::{MAX_BLOCK_BYTES, Reader};
+use forebay_device::pcap::{CaptureReader, MAX_BLOCK_BYTES};
 use forebay_rx::parse::Link;
 use libfuzzer_sys::fuzz_target;
 
@@ -92,7 +92,7 @@ struct Packet {
 
 fn read_all(input: &[u8], stream: Box<dyn Read + Send>) -> Contents {
     let mut contents = Contents::default();
-    match Reader::new("fuzz".to_owned(), stream) {
+    match CaptureReader::new("fuzz".to_owned(), stream) {
         Ok(mut reader) => {
             contents.broken = read_records(input, &mut reader, &mut contents.packets).err();
             contents.damaged = reader.damage().records;

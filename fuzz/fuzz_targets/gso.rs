@@ -41,7 +41,7 @@ fuzz_target!(|input: &[u8]| {
         parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Checksums);
         cut_and_checked(packet, &mut pool);
     }
-    assert_eq!(pool.away(), 0, "all frames are home");
+    assert_eq!(pool.in_use(), 0, "all frames are home");
 });
 
 fn received(source: u8, bytes: &[u8], pool: &mut Pool) -> Option<Packet> {
@@ -68,14 +68,14 @@ fn carried(vnet: &VirtioNetHdr, bytes: &[u8], packet: &Packet) {
     if let Some(sum) = packet.device_sum {
         assert_eq!(Some(sum), DeviceSum::of_frame(now, link));
     }
-    if packet.is_whole_gso() {
+    if packet.is_gso() {
         assert_eq!((packet.gso_size(), packet.segment_count()), (vnet.gso_size, 1));
         assert_eq!(packet.view().bytes(), now);
     }
 }
 
 fn cut_and_checked(mut packet: Packet, pool: &mut Pool) {
-    let is_whole = packet.is_whole_gso();
+    let is_whole = packet.is_gso();
     let before = packet.frame.data().to_vec();
     if is_whole {
         describe(&mut packet);

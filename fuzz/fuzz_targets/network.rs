@@ -16,7 +16,7 @@ use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse_into};
 use forebay_stack::network::{
-    Identity, Network, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, Received,
+    Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict, Prefix,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -56,7 +56,7 @@ fuzz_target!(|input: &[u8]| {
 });
 
 struct Rig {
-    network: Network,
+    network: NetworkLayer,
     counters: Arc<NetworkCounters>,
     identity: Identity,
     link: Link,
@@ -73,7 +73,7 @@ impl Rig {
         let own_v4 = Prefix { address: IpAddr::from([10, 9, 0, 1]), bits: 24 };
         let has_no_link = kind & HAS_NO_LINK > 0;
         Self {
-            network: Network::new(config(), Arc::clone(&counters)),
+            network: NetworkLayer::new(config(), Arc::clone(&counters)),
             counters,
             identity: Identity {
                 mac: (!has_no_link).then_some([2, 0, 0, 0, 0, 9]),
@@ -99,28 +99,32 @@ impl Rig {
         fix(kind, packet.frame.data_mut(), self.link);
         let Packet { frame, headers, .. } = &mut packet;
         parse_into(headers, frame.data(), len_bytes, None, Verify::Checksums);
-        let (away, dropped) = (self.pool.away(), self.counters.drops.total());
+        let (away, dropped) = (self.pool.in_use(), self.counters.drops.total());
         let Self { network, identity, now_ns, pool, .. } = self;
         match network.receive(packet, identity, *now_ns, pool) {
-            Received::Datagram(packet) if kind & NO_SOCKET > 0 => {
+            NetworkVerdict::Datagram(packet) if kind & NO_SOCKET > 0 => {
                 self.is_good(&packet);
                 let Self { network, identity, now_ns, pool, .. } = self;
                 match network.unreachable(packet, identity, *now_ns, pool) {
-                    Received::Answer(packet) => self.is_answer(packet),
-                    Received::Dropped(packet, _) => self.pool.put(packet.frame),
+                    NetworkVerdict::Answer(packet) => self.is_answer(packet),
+                    NetworkVerdict::Dropped(packet, _) => self.pool.put(packet.frame),
                     other => panic!("an unreachable port made {other:?}"),
                 }
             }
-            Received::Datagram(packet) => {
+            NetworkVerdict::Datagram(packet) => {
                 self.is_good(&packet);
                 self.pool.put(packet.frame);
             }
-            Received::Answer(packet) => self.is_answer(packet),
-            Received::Heard(packet, heard) if heard.is_answer => self.is_answer(packet),
-            Received::Heard(packet, _) => self.pool.put(packet.frame),
-            Received::Taken(packet) | Received::Refused(packet, _) => self.pool.put(packet.frame),
-            Received::Kept => assert!(self.pool.away() <= away, "one waits, and others may go"),
-            Received::Dropped(packet, _) => {
+            NetworkVerdict::Answer(packet) => self.is_answer(packet),
+            NetworkVerdict::Heard(packet, heard) if heard.is_answer => self.is_answer(packet),
+            NetworkVerdict::Heard(packet, _) => self.pool.put(packet.frame),
+            NetworkVerdict::Taken(packet) | NetworkVerdict::Refused(packet, _) => {
+                self.pool.put(packet.frame)
+            }
+            NetworkVerdict::Kept => {
+                assert!(self.pool.in_use() <= away, "one waits, and others may go")
+            }
+            NetworkVerdict::Dropped(packet, _) => {
                 assert!(self.counters.drops.total() > dropped, "what is dropped is counted");
                 self.pool.put(packet.frame);
             }
@@ -162,7 +166,7 @@ impl Rig {
             self.network.expire(u64::MAX, &mut dropped);
         }
         dropped.drain(..).for_each(|(packet, _)| self.pool.put(packet.frame));
-        assert_eq!(self.pool.away(), 0, "all frames are home");
+        assert_eq!(self.pool.in_use(), 0, "all frames are home");
     }
 }
 

@@ -80,11 +80,11 @@ fuzz_target!(|operations: Vec<Operation>| {
     }
     for (owner, pool) in (0u16..).zip(&mut pools) {
         let away = held.iter().filter(|held| held.frame.owner() == owner).count();
-        assert!(pool.as_mut().is_none_or(|pool| pool.away() == away));
+        assert!(pool.as_mut().is_none_or(|pool| pool.in_use() == away));
     }
     assert!(held.iter().all(Held::is_intact));
     drop(held);
-    assert!(pools.iter_mut().flatten().all(|pool| pool.away() == 0));
+    assert!(pools.iter_mut().flatten().all(|pool| pool.in_use() == 0));
 });
 
 fn marked(pool: &mut Pool, len_bytes: u16, mark: u8) -> Option<Held> {

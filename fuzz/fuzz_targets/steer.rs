@@ -11,7 +11,7 @@ use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Position, Region};
 use forebay_device::synthetic::stamped_udp;
 use forebay_engine::knobs::{Coalesce, CoalesceAt};
-use forebay_rx::arrive::{Behind, Burst, Refused};
+use forebay_rx::arrive::{Burst, PollStatus, Refused};
 use forebay_rx::backlog::FlowLimit;
 use forebay_rx::coalesce::CoalesceConfig;
 use forebay_rx::delivery::Batch;
@@ -199,7 +199,7 @@ impl Rig {
                 for packet in 0..count % BURST_MAX {
                     self.receive(flow.wrapping_add(packet % (flows % 16 + 1)));
                 }
-                self.turn(if busy { Behind::More } else { Behind::Nothing });
+                self.turn(if busy { PollStatus::MorePending } else { PollStatus::Drained });
             }
             Step::Take { cpu } => self.take(usize::from(cpu) % CPUS),
             Step::Process { cpu } => self.process(usize::from(cpu) % CPUS),
@@ -285,7 +285,7 @@ impl Rig {
         self.burst.packets.push(Packet { hash: self.hash_of(flow), headers, ..packet });
     }
 
-    fn turn(&mut self, behind: Behind) {
+    fn turn(&mut self, behind: PollStatus) {
         self.burst.behind = behind;
         self.intake.observe();
         let segments = |packet: &Packet| u64::from(packet.segment_count());
@@ -344,7 +344,7 @@ impl Rig {
         let (queued, held) = (u64::from(self.intake.queued()), self.intake.held());
         assert!(held <= self.hold_max);
         let waiting = self.arrived - self.application.handled - self.lost - self.dropped;
-        assert_eq!(self.cpus[POLLING].pool.away() as u64, waiting, "what waits is in memory");
+        assert_eq!(self.cpus[POLLING].pool.in_use() as u64, waiting, "what waits is in memory");
         let counters = self.intake.counters();
         assert_eq!(counters.frames.get(), self.arrived);
         assert_eq!(counters.dropped(), self.dropped);
@@ -371,15 +371,15 @@ impl Rig {
                 delivery.turn(usize::MAX, pool, &mut self.application);
                 pool.flush();
             }
-            self.turn(Behind::End);
+            self.turn(PollStatus::Last);
             self.account();
         }
-        assert!(self.cpus.iter_mut().all(|cpu| cpu.pool.away() == 0), "all frames are home");
+        assert!(self.cpus.iter_mut().all(|cpu| cpu.pool.in_use() == 0), "all frames are home");
         assert_eq!(self.shown, self.arrived - self.refused, "each has left coalescing once");
         let lost = self.cpus.iter().map(|cpu| cpu.delivery.counters().lost.get());
         assert_eq!(lost.sum::<u64>(), self.lost);
         // A fence that nobody waited for is still looked at.
-        (0..2).for_each(|_| self.turn(Behind::End));
+        (0..2).for_each(|_| self.turn(PollStatus::Last));
         for flow in 0..=u8::MAX {
             let state = self.intake.state_of(self.hash_of(flow));
             assert!(!state.is_fenced && state.held.is_none() && state.ahead == 0, "{state:?}");

@@ -42,7 +42,7 @@ pub struct Frame {
     pub(crate) followers: u16,
 }
 
-// SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `Home` is
+// SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `RemoteFreeList` is
 // made of atomics and constants.
 unsafe impl Send for Frame {}
 // SAFETY: `&Frame` only reads the chunk and the home's constants.

@@ -171,7 +171,7 @@ impl RemoteFreeList {
 /// `lots` is null or heads a chain that the caller has taken off an inbox.
 unsafe fn unpack(mut lots: *mut FreeBatch, free: &mut Vec<NonNull<u8>>) {
     while let Some(carrier) = NonNull::new(lots) {
-        // SAFETY: a lot in the chain was initialised by `Lot::begin`.
+        // SAFETY: a lot in the chain was initialised by `FreeBatch::begin`.
         let lot = unsafe { carrier.as_ref() };
         free.extend(lot.chunks[..lot.listed].iter().map(|chunk| {
             // SAFETY: as many were written as are listed.

@@ -33,10 +33,10 @@ pub mod cache; //    cache lines: kept apart, and asked for ahead of their use
 pub mod sync; //     the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value, prefetch_value_to_write};
-pub use recycle_ring::RecycleRing;
-pub use frame::Frame;
 pub use device_owned::DeviceOwned;
+pub use frame::Frame;
 pub use page_frag::{PageFrag, PageFragCache};
 pub use pool::Pool;
 pub use position::Position;
+pub use recycle_ring::RecycleRing;
 pub use region::{Claim, Region};

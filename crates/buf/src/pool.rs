@@ -7,7 +7,7 @@ use crate::cache::{LINE_BYTES, prefetch_to_write};
 use crate::frags::PendingReturn;
 use crate::frame::{BEFORE_PACKET_BYTES, Frame};
 pub use crate::free_batch::FREE_BATCH_FRAMES;
-use crate::free_batch::{RemoteFreeList, PoolId, FreeBatch};
+use crate::free_batch::{FreeBatch, PoolId, RemoteFreeList};
 use crate::region::Region;
 use crate::sync::Arc;
 
@@ -85,7 +85,12 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
         let mut classes = share.clone();
         classes.sort_by_key(|class| class.chunk_bytes);
         let shelves = classes.into_iter().map(|class| {
-            let home = RemoteFreeList::new(PoolId(next_home), owner, class.chunk_bytes, Arc::clone(&region));
+            let home = RemoteFreeList::new(
+                PoolId(next_home),
+                owner,
+                class.chunk_bytes,
+                Arc::clone(&region),
+            );
             next_home += 1;
             // SAFETY: the bounds were checked above, and chunks do not overlap as `next_chunk`
             // only moves forward.
@@ -106,7 +111,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
 /// One CPU's end of the memory: it hands out the frames that this CPU owns, and takes back any.
 ///
 /// A frame of this CPU goes straight to its free list. A frame of another goes into the bin for
-/// its owner; a bin of [`LOT_FRAMES`], and every bin at the end of a turn ([`flush`]), is handed
+/// its owner; a bin of [`FREE_BATCH_FRAMES`], and every bin at the end of a turn ([`flush`]), is handed
 /// over whole. Handing over never waits, whether the owner is busy, slow or gone.
 ///
 /// [`flush`]: Self::flush
@@ -293,7 +298,11 @@ impl SizeClass {
     ///
     /// # Safety
     /// The region has room for the class's chunks at `next_chunk`, and nobody else uses them.
-    unsafe fn stock(home: Box<RemoteFreeList>, class: ChunkClass, next_chunk: &mut NonNull<u8>) -> Self {
+    unsafe fn stock(
+        home: Box<RemoteFreeList>,
+        class: ChunkClass,
+        next_chunk: &mut NonNull<u8>,
+    ) -> Self {
         let ChunkClass { chunk_bytes, chunks } = class;
         assert!(
             chunk_bytes >= MIN_CHUNK_BYTES && chunk_bytes.is_multiple_of(CHUNK_ALIGN_BYTES),
@@ -613,7 +622,7 @@ mod loom_tests {
             owner.collect();
             worker.join().unwrap();
             stranger.join().unwrap();
-            assert_eq!(owner.away(), 0);
+            assert_eq!(owner.in_use(), 0);
         });
     }
 

@@ -18,7 +18,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::frame::Frame;
-use crate::free_batch::{RemoteFreeList, PoolId};
+use crate::free_batch::{PoolId, RemoteFreeList};
 use crate::pool::MIN_CHUNK_BYTES;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU8, Ordering};
@@ -30,7 +30,7 @@ pub struct RecycleRing {
     next: usize,
 }
 
-// SAFETY: a carousel has the only handle on its free buffers; `Home` is made of atomics and
+// SAFETY: a carousel has the only handle on its free buffers; `RemoteFreeList` is made of atomics and
 // constants.
 unsafe impl Send for RecycleRing {}
 

@@ -9,7 +9,7 @@ use forebay_device::pcap::{Capture, ReplayPlan};
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_device::{Progress, Rate};
 use forebay_engine::{Config, WhenFull};
-use forebay_run::replay::{Input, Mode, ReplayConfig, Replay, ReplayReport, bundled_capture};
+use forebay_run::replay::{Input, Mode, Replay, ReplayConfig, ReplayReport, bundled_capture};
 use forebay_rx::hash::RETA_ENTRIES;
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;

@@ -113,8 +113,10 @@ fn overrides(args: &SimArgs) -> Overrides {
 /// The scenarios, one a line.
 fn listed(json: bool) -> String {
     if json {
-        let listed = Situation::ALL
-            .map(|situation| ListedScenario { scenario: situation.name(), about: situation.about() });
+        let listed = Situation::ALL.map(|situation| ListedScenario {
+            scenario: situation.name(),
+            about: situation.about(),
+        });
         return serde_json::to_string(&listed).unwrap_or_default() + "\n";
     }
     let line = |situation: Situation| format!("{:22}{}\n", situation.name(), situation.about());

@@ -26,8 +26,8 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::refused::Refused;
 use toml::de::{DeTable, DeValue};
 
-use super::list::ListedKnob;
 use super::handle::Control;
+use super::list::ListedKnob;
 use super::names::{self, Names, OfDevice};
 use super::session::told;
 

@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use forebay_engine::Explained;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
-use forebay_rx::{SteerReason, DropReason};
+use forebay_rx::{DropReason, SteerReason};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 

@@ -13,7 +13,7 @@ use forebay_sys::refused::{Refused, Written};
 
 use super::handle::Control;
 use super::stats::{CpuStats, softnet_stat};
-use super::tree::{TreeEntry, File};
+use super::tree::{File, TreeEntry};
 
 impl Control {
     /// Entries of a directory of the tree. Paths begin at its root; slashes in front do not count.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::knobs::change::{Change, Queues};
 use forebay_engine::knobs::machine::Machine;
-use forebay_engine::{Engine, Explained, Question, Settings, EngineState};
+use forebay_engine::{Engine, EngineState, Explained, Question, Settings};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, Handler, RxQueue};
 use forebay_sys::cpu_list::CpuList;

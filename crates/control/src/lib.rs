@@ -26,4 +26,4 @@ pub use handle::Control;
 #[cfg(feature = "mount")]
 pub use mount::Mount;
 pub use socket::ControlSocket;
-pub use tree::{TreeEntry, EntryKind};
+pub use tree::{EntryKind, TreeEntry};

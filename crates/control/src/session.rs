@@ -9,12 +9,12 @@ use forebay_rx::CpuId;
 use forebay_sys::errno::Errno;
 use forebay_sys::refused::{Refused, Written};
 
+use super::clients::ClientSlot;
 use super::explain::explain;
-use super::list::list;
 use super::handle::Control;
+use super::list::list;
 use super::names::{self, Names};
 use super::request::{LINE_BYTES_MAX, Request};
-use super::clients::ClientSlot;
 
 /// Time for which a client may leave an answer unread, once the kernel holds no more of it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -169,7 +169,11 @@ impl Desk {
         Ok(lines)
     }
 
-    fn tell(&self, cpu: CpuId, tell: impl Fn(&Control, CpuId) -> Result<(), Refused>) -> SessionAnswer {
+    fn tell(
+        &self,
+        cpu: CpuId,
+        tell: impl Fn(&Control, CpuId) -> Result<(), Refused>,
+    ) -> SessionAnswer {
         tell(&self.control, cpu).map(|()| Vec::new())
     }
 

@@ -20,9 +20,9 @@ use forebay_sys::refused::Refused;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
-use super::handle::Control;
 use super::clients::ClientSlots;
-use super::session::{Desk, ControlSession};
+use super::handle::Control;
+use super::session::{ControlSession, Desk};
 
 /// Time for which nobody is let in after a client could not be, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);

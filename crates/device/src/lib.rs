@@ -29,8 +29,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub use config::{DeviceConfig, Via, XdpMode, XdpOptions};
-#[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
-pub use tx_queue::TxQueueSink;
 use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};
@@ -40,6 +38,8 @@ pub use pace::Rate;
 pub use stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "tun")]
 pub use tun::TunDevice;
+#[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
+pub use tx_queue::TxQueueSink;
 
 /// Captured bytes of a record at most, as in tcpdump and Wireshark.
 pub const MAX_RECORD_BYTES: u32 = 262_144;

@@ -12,10 +12,10 @@ use crate::af_packet::{self, PacketOptions, PacketSink};
 #[cfg(feature = "af-xdp")]
 use crate::af_xdp::{Opened, XdpDevice};
 use crate::config::{DeviceConfig, Via};
-use crate::sink::Sink;
-use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "af-xdp")]
 use crate::rx_filter::RxFilter;
+use crate::sink::Sink;
+use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "tun")]
 use crate::tun::{TunDevice, TunKind};
 #[cfg(feature = "vhost-user")]

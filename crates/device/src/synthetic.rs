@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_buf::Pool;
-use forebay_rx::arrive::{PollRequest, Burst, Polled, RefusedFrame, SourceError};
+use forebay_rx::arrive::{Burst, PollRequest, Polled, RefusedFrame, SourceError};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::checksum::Sum;
@@ -128,7 +128,12 @@ impl SyntheticSource {
 
 impl SyntheticSource {
     /// Makes the frame that was drawn, if it is this queue's.
-    fn take(&self, due_ns: u64, pool: &mut Pool, packets: &mut Vec<Packet>) -> Result<(), RefusedFrame> {
+    fn take(
+        &self,
+        due_ns: u64,
+        pool: &mut Pool,
+        packets: &mut Vec<Packet>,
+    ) -> Result<(), RefusedFrame> {
         let (flow, _) = self.run;
         let hash = match self.shared_out.get(flow as usize) {
             Some(Some(hash)) => *hash,

@@ -1,6 +1,6 @@
 //! From any CPU to a device queue that one CPU drives, in order.
 //!
-//! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](forebay_rx::tickets).
+//! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](forebay_rx::ordered_queue).
 
 mod outgoing; // what goes next, cut where it must be
 mod sink; //     a CPU's way out
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
-use forebay_rx::ordered_queue::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
+use forebay_rx::ordered_queue::{LaneConsumer, LaneProducer, Lanes, Sequencer, lane};
 pub(crate) use outgoing::{Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 pub use sink::TxQueueSink;
 

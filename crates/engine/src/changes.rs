@@ -287,7 +287,9 @@ impl Changes {
         self.check(change)?;
         let change = self.running_after(change).map_or_else(|| change.clone(), Change::Cpus);
         let parts = match &change {
-            Change::RpsSockFlowEntries(entries) => ChangedParts::SockFlows(self.replace_table(*entries)),
+            Change::RpsSockFlowEntries(entries) => {
+                ChangedParts::SockFlows(self.replace_table(*entries))
+            }
             Change::RfsDesired { flow, cpu } => {
                 if let Some(table) = &*self.sock_flows.load() {
                     table.record(*flow, *cpu);

@@ -47,7 +47,6 @@ use forebay_sys::cpu_list::MAX_CPUS;
 use forebay_sys::error::{Error, Result};
 pub use idle::SPIN_MAX_NS;
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
-pub use threads::PANICS_IN_A_ROW;
 use mailbox::Mailbox;
 pub use outcome::{CpuOutcome, Outcome};
 pub use question::{Explained, Question};
@@ -56,7 +55,8 @@ pub use settings::{QueueSettings, Settings};
 use shared::EngineCounters;
 pub use shared::EngineState;
 pub use stepped::VirtualCosts;
-use worker::{ThreadRestarts, ThreadState, Mailboxes, Worker};
+pub use threads::PANICS_IN_A_ROW;
+use worker::{Mailboxes, ThreadRestarts, ThreadState, Worker};
 
 /// An engine, ready to run.
 pub struct Engine<H> {

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_buf::Pool;
-use forebay_rx::arrive::{PollRequest, PollStatus, Burst, Polled, SourceError};
+use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, SourceError};
 use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::Tick;
@@ -14,7 +14,7 @@ use forebay_rx::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
 
-use super::changes::{LogEntry, Follower};
+use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
 use super::question::Explained;
 use super::reclaim::Retired;

@@ -7,7 +7,7 @@ use forebay_buf::Pool;
 use forebay_rx::{CpuId, Delivery, Handler};
 use forebay_sys::cpu_list::CpuList;
 
-use super::changes::{LogEntry, Follower};
+use super::changes::{Follower, LogEntry};
 use super::limits::{Budget, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::queue::{Activity, Queue};

@@ -152,9 +152,9 @@ pub use forebay_control::{
 #[cfg(feature = "tun")]
 pub use forebay_device::TunDevice;
 pub use forebay_device::config::virtio::VirtioOptions;
+pub use forebay_device::rx_filter::RxFilter;
 pub use forebay_device::sink::Sink;
 pub use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
-pub use forebay_device::rx_filter::RxFilter;
 pub use forebay_device::{CopyMode, Device, DeviceConfig, Via, XdpMode, XdpOptions};
 pub use forebay_engine::knobs::Coalesce;
 pub use forebay_engine::{Config, CpuOutcome, CpuThread, Engine, Outcome, Stopper, WhenFull};

@@ -11,7 +11,7 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::{CpuId, Packet, RxQueue};
 
 /// Flows that are told apart; a power of two.
-pub const LEDGER_FLOWS: usize = 1 << 17;
+pub const CHECKED_FLOWS_MAX: usize = 1 << 17;
 
 /// Entries that are looked at before a flow goes unchecked.
 const PROBES: usize = 32;
@@ -52,12 +52,12 @@ pub struct FlowOrder {
     pub largest: u64,
     /// Packets delivered after a later one of their flow.
     pub reordered: u64,
-    /// Packets of flows beyond what the ledger tells apart: not checked.
+    /// Packets of flows beyond what is told apart: not checked.
     pub unchecked: u64,
 }
 
 impl FlowOrder {
-    /// Counts of two ledgers together, for the same CPUs.
+    /// Counts of two checks together, for the same CPUs.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
         self.per_cpu.resize(self.per_cpu.len().max(other.per_cpu.len()), 0);
@@ -75,12 +75,12 @@ impl FlowOrder {
 }
 
 impl OrderCheck {
-    /// An empty ledger for `queues` rx queues.
+    /// An order check without flows, for `queues` rx queues.
     #[must_use]
     pub fn new(queues: u16) -> Self {
         let entries = |count| (0..count).map(|_| FlowRecord::default()).collect();
         Self {
-            entries: entries(LEDGER_FLOWS),
+            entries: entries(CHECKED_FLOWS_MAX),
             unsteered: entries(queues.into()),
             reordered: AtomicU64::new(0),
             unchecked: AtomicU64::new(0),
@@ -137,7 +137,7 @@ impl OrderCheck {
     fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &FlowRecord> {
         // By the upper bits, as the RPS map deals hashes out: neighbours are mostly those of one
         // CPU, so a probe seldom reads a line that another CPU writes.
-        let start = (hash.0 >> (u32::BITS - LEDGER_FLOWS.trailing_zeros())) as usize;
+        let start = (hash.0 >> (u32::BITS - CHECKED_FLOWS_MAX.trailing_zeros())) as usize;
         let (entries, count) =
             if hash.is_some() { (&self.entries, PROBES) } else { (&self.unsteered, 1) };
         let start = if hash.is_some() { start } else { queue.0.into() };
@@ -188,14 +188,14 @@ mod tests {
 
     /// Delivers packets given as (hash, frame number, cpu).
     fn delivered(packets: &[(u32, u64, u16)]) -> FlowOrder {
-        let (ledger, mut pool) = (OrderCheck::new(1), pool());
+        let (check, mut pool) = (OrderCheck::new(1), pool());
         for &(hash, number, cpu) in packets {
             let (frame, arrival) = (pool.allocate(1).unwrap(), Arrival::of_frame(number));
             let received = Packet::received(frame, arrival, 60, Link::Ethernet);
             let packet = Packet { hash: FlowHash(hash), ..received };
-            ledger.deliver(&packet, RxQueue(0), CpuId(cpu));
+            check.deliver(&packet, RxQueue(0), CpuId(cpu));
         }
-        ledger.flows(2)
+        check.flows(2)
     }
 
     #[test]
@@ -220,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn flows_beyond_the_ledgers_size_are_counted_as_unchecked() {
-        let hashes = 1..u32::try_from(LEDGER_FLOWS * 2).unwrap();
+    fn flows_beyond_the_tables_size_are_counted_as_unchecked() {
+        let hashes = 1..u32::try_from(CHECKED_FLOWS_MAX * 2).unwrap();
         let packets: Vec<_> = hashes.map(|hash| (hash, u64::from(hash), 0)).collect();
         let flows = delivered(&packets);
         assert!(flows.unchecked > 0);

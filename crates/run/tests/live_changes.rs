@@ -21,7 +21,7 @@ use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::steer::SpreadPolicy;
-use forebay_rx::{SteerReason, CpuId, Handler, RxQueue, Source};
+use forebay_rx::{CpuId, Handler, RxQueue, Source, SteerReason};
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;

@@ -11,8 +11,8 @@ use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Device, Rate, Via};
 use forebay_engine::Config;
 use forebay_engine::trace::TracePlan;
-use forebay_run::run::{RunConfig, RunReport, Run, StoppedBy, To};
-use forebay_rx::arrive::{PollRequest, Burst, Polled, SourceError};
+use forebay_run::run::{Run, RunConfig, RunReport, StoppedBy, To};
+use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};
 use forebay_sys::cpu_list::CpuList;
@@ -199,7 +199,8 @@ fn a_trace_is_written_and_has_its_counters() {
 #[test]
 fn places_that_do_not_fit_the_devices_are_refused() {
     let to = vec![To::Count, To::Count];
-    let refused = Run::with_devices(RunConfig { to, ..plan() }, vec![device("a0", vec![frames(1)])]);
+    let refused =
+        Run::with_devices(RunConfig { to, ..plan() }, vec![device("a0", vec![frames(1)])]);
     let error = refused.err().unwrap();
     assert!(!error.is_refusal() && error.to_string().contains("one for each of 1 devices"));
 }

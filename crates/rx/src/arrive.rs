@@ -33,8 +33,12 @@ pub trait Source: Send {
     ///
     /// # Errors
     /// When the source is broken and will give no more. What came before stays in `burst`.
-    fn poll(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst)
-    -> Result<Polled, SourceError>;
+    fn poll(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError>;
 
     /// Sends the packets that CPUs have handed to the device, takes back the frames of those that
     /// were sent, and returns how many packets went. Called in every turn before the poll, and on
@@ -67,7 +71,7 @@ pub struct FrameNeeds {
     /// Frames that the device holds, besides those that are under way.
     pub device_frames: u32,
     /// Frames of [`HEAD_CHUNK_BYTES`] that it fills ahead, besides those that are under way, if it
-    /// gives packets [in pieces](crate::Packet::is_in_pieces); else 0. All that is under way from it
+    /// gives packets [in pieces](crate::Packet::is_nonlinear); else 0. All that is under way from it
     /// has such a frame then, and larger ones are for the few that are copied together.
     pub head_frames: u32,
     /// The largest frame that it gives, in bytes.

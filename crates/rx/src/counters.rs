@@ -124,7 +124,7 @@ pub struct CoalesceCounters {
     pub packets_out: Counter,
     /// Their bytes: headers once.
     pub bytes_out: Counter,
-    /// Frames that were not added to a packet, by [`Refusal::index`].
+    /// Frames that were not added to a packet, by [`MergeRefusal::index`].
     pub refused: [Counter; MergeRefusal::ALL.len()],
     /// Packets that were held and let go, by [`FlushReason::index`].
     pub flushes: [Counter; FlushReason::ALL.len()],

@@ -6,7 +6,7 @@ pub enum DropReason {
     /// The source's link type is one that the path cannot read.
     LinkType,
     /// The kernel's or the device's header of it contradicts it
-    /// ([`GsoLie`](crate::coalesce::gso::GsoLie)).
+    /// ([`InvalidVnetHeader`](crate::coalesce::gso::InvalidVnetHeader)).
     VnetHeader,
     /// Its length, or how many buffers it was in, cannot be: the kernel's `rx_length_errors`.
     LengthError,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_buf::{Pool, Position};
 
 use crate::arrive::{Burst, RefusedFrame};
-use crate::backlog::{Backlogs, BacklogRing, Note};
+use crate::backlog::{BacklogRing, Backlogs, Note};
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::counters::IntakeCounters;
 use crate::cpu::{CpuId, RxQueue};
@@ -130,7 +130,13 @@ impl Intake {
 
     /// Adds a CPU that packets can go to. See [`Backlogs::connect`].
     #[must_use]
-    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> BacklogRing {
+    pub fn connect(
+        &mut self,
+        cpu: CpuId,
+        capacity: u32,
+        start: Position,
+        noted: bool,
+    ) -> BacklogRing {
         let lane = self.backlogs.connect(cpu, capacity, start, noted);
         self.steering.set_running(RpsMap::new(self.backlogs.cpus()));
         lane

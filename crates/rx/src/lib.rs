@@ -28,9 +28,9 @@ pub mod drop_reason; // the names of all losses
 pub mod counters; //    numbers with one writer
 
 pub use arrive::Source;
-pub use steer_reason::SteerReason;
 pub use cpu::{CpuId, RxQueue};
 pub use delivery::{Delivery, Handler};
 pub use drop_reason::DropReason;
 pub use intake::Intake;
 pub use packet::Packet;
+pub use steer_reason::SteerReason;

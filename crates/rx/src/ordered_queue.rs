@@ -44,7 +44,7 @@ impl Sequencer {
         self.next.0.load(Ordering::Relaxed) != due
     }
 
-    /// Draws a ticket for each of these packets. They are to be [handed in](Feeder::send) at once:
+    /// Draws a ticket for each of these packets. They are to be [handed in](LaneProducer::send) at once:
     /// all that is drawn later waits for them.
     pub fn draw(&self, packets: &[Packet]) -> SequenceRange {
         #[expect(clippy::cast_possible_truncation, reason = "there is room for them in a ring")]
@@ -183,7 +183,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Lanes whose packets draw [tickets](Tickets::starting_at) from `first` on.
+    /// Lanes whose packets draw [tickets](Sequencer::starting_at) from `first` on.
     #[must_use]
     pub fn new(first: u32, lanes: Vec<LaneConsumer>) -> Self {
         Self { lanes, due: first, at: 0 }

@@ -5,15 +5,15 @@ use std::num::NonZeroU16;
 use forebay_buf::{Frame, Pool};
 
 use crate::hash::FlowHash;
+use crate::nonlinear::PieceReader;
 use crate::parse::checksum::Sum;
 use crate::parse::{DeviceSum, Headers, Link, Verify, View};
-use crate::nonlinear::PieceReader;
 
 /// One packet. It moves by value through every queue, so it is kept to one cache line.
 #[derive(Debug)]
 pub struct Packet {
     /// The bytes, from the link header on: all of them, or the first ones, with the others
-    /// [in pieces](Self::is_in_pieces) behind them.
+    /// [in pieces](Self::is_nonlinear) behind them.
     pub frame: Frame,
     /// When the source says it arrived, in nanoseconds since 1970; 0 if it does not say.
     pub timestamp_ns: u64,

@@ -3,10 +3,10 @@
 use forebay_rx::steer::{MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
-use crate::action::{Action, SimCoalesceAt, Recurring, Span};
+use crate::action::{Action, Recurring, SimCoalesceAt, Span};
 use crate::costs::Costs;
 use crate::cpu_set::CpuSet;
-use crate::scenario::{Hashes, ScenarioKnobs, ReaderPlan, Scenario, TrafficPlan, before_wrap};
+use crate::scenario::{Hashes, ReaderPlan, Scenario, ScenarioKnobs, TrafficPlan, before_wrap};
 
 const US: u64 = 1_000;
 
@@ -82,7 +82,10 @@ fn knobs(cpus: u16, random: &mut Random) -> ScenarioKnobs {
             1 => before_wrap(random),
             _ => u32::try_from(random.bits() >> 32).unwrap_or(0),
         },
-        coalesce: pick(random, [SimCoalesceAt::Nowhere, SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive]),
+        coalesce: pick(
+            random,
+            [SimCoalesceAt::Nowhere, SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive],
+        ),
         gro_flush_timeout_ns: 20 * US,
     }
 }

@@ -15,7 +15,7 @@ use crate::action::SimChange;
 use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
 use crate::laws::{Delivered, Laws};
-use crate::machine::{Handed, SimMachine, Now, Poll, FlowStanding, TakenIn};
+use crate::machine::{FlowStanding, Handed, Now, Poll, SimMachine, TakenIn};
 use crate::scenario::Scenario;
 use crate::traffic::{FlowId, Traffic};
 
@@ -123,7 +123,12 @@ impl KernelMachine {
     }
 
     /// `enqueue_to_backlog`.
-    fn enqueue(&mut self, packet: ModelPacket, ModelTarget { cpu, entry }: ModelTarget, laws: &mut Laws) {
+    fn enqueue(
+        &mut self,
+        packet: ModelPacket,
+        ModelTarget { cpu, entry }: ModelTarget,
+        laws: &mut Laws,
+    ) {
         let queue = &mut self.queues[usize::from(packet.queue.0)];
         let softnet = &mut self.cpus[cpu.index()];
         if softnet.input_pkt_queue.len() > self.netdev_max_backlog {
@@ -154,7 +159,13 @@ impl KernelMachine {
         }
     }
 
-    fn deliver(packet: ModelPacket, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>) {
+    fn deliver(
+        packet: ModelPacket,
+        cpu: CpuId,
+        now_ns: u64,
+        laws: &mut Laws,
+        handed: &mut Vec<Handed>,
+    ) {
         let ModelPacket { number, flow, sequence, hash, .. } = packet;
         handed.push(Handed { flow, hash });
         laws.delivered(Delivered { number, flow, sequence, cpu, now_ns });

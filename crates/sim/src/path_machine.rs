@@ -9,9 +9,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use application::{SimApplication, SeenByReader};
+use application::{SeenByReader, SimApplication};
 use forebay_buf::Pool;
-use forebay_rx::arrive::{PollStatus, Burst, RefusedFrame};
+use forebay_rx::arrive::{Burst, PollStatus, RefusedFrame};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::intake::Dropped;
 use forebay_rx::packet::Arrival;
@@ -24,7 +24,7 @@ use crate::action::{SimChange, SimCoalesceAt};
 use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
 use crate::laws::{Law, Laws};
-use crate::machine::{Handed, SimMachine, Now, Poll, FlowStanding, TakenIn};
+use crate::machine::{FlowStanding, Handed, Now, Poll, SimMachine, TakenIn};
 use crate::recording::Recording;
 use crate::scenario::Scenario;
 use crate::traffic::{FRAME_BYTES, Flow, Traffic};
@@ -372,7 +372,11 @@ impl PathMachine {
     }
 }
 
-fn received(pool: &mut Pool, flow: &mut Flow, arrival: Arrival) -> Result<(Packet, u64), RefusedFrame> {
+fn received(
+    pool: &mut Pool,
+    flow: &mut Flow,
+    arrival: Arrival,
+) -> Result<(Packet, u64), RefusedFrame> {
     let wire_len = u32::try_from(FRAME_BYTES).unwrap_or(u32::MAX);
     let Some(mut frame) = pool.allocate(wire_len) else {
         return Err(RefusedFrame { arrival, wire_len, reason: DropReason::NoBuffer });

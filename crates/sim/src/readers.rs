@@ -45,7 +45,12 @@ impl Readers {
             let drawn = online.pick(&mut self.random);
             let by_rps = by_rps(FlowId(flow)).filter(|_| self.plan.settled);
             let cpu = by_rps.unwrap_or(drawn);
-            self.flows.push(FlowReader { cpu, hash: FlowHash::NONE, is_due: false, has_read: false });
+            self.flows.push(FlowReader {
+                cpu,
+                hash: FlowHash::NONE,
+                is_due: false,
+                has_read: false,
+            });
         }
     }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use forebay_rx::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
-use crate::action::{Action, SimCoalesceAt, Recurring, Span};
+use crate::action::{Action, Recurring, SimCoalesceAt, Span};
 use crate::costs::Costs;
 use crate::cpu_set::{CPUS_MAX, CpuSet};
 use crate::everything;

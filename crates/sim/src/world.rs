@@ -16,7 +16,7 @@ use crate::cpu_set::CpuSet;
 use crate::kernel::KernelMachine;
 use crate::laws::{Law, Laws};
 use crate::liveness::{Circumstances, Liveness, Wait};
-use crate::machine::{Handed, SimMachine, Now};
+use crate::machine::{Handed, Now, SimMachine};
 use crate::path_machine::PathMachine;
 use crate::readers::Readers;
 use crate::rules::Rules;

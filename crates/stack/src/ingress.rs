@@ -11,10 +11,10 @@ use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
 use crate::network::neighbours::NeighbourObservation;
-use crate::network::{Identity, NetworkLayer as NetworkLayer, NetworkDrop, NetworkVerdict, ErrorRefusal};
+use crate::network::{ErrorRefusal, Identity, NetworkDrop, NetworkLayer, NetworkVerdict};
 use crate::socket::SocketId;
-use crate::socket::reclaim::{ReclaimPolicy, BufferReclaimer};
-use crate::socket::queue::{SocketQueue, SocketQueueProducer, Enqueue};
+use crate::socket::queue::{Enqueue, SocketQueue, SocketQueueProducer};
+use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
 
 /// Source of sockets for a CPU's stack.
@@ -58,7 +58,7 @@ pub struct Stack {
     sockets: Arc<dyn CpuSockets>,
     /// Inlets to the sockets that this CPU has had packets for, by [`SocketId::index`].
     inlets: Vec<Option<SocketQueueProducer>>,
-    /// Value of [`Sockets::closed`] when this CPU last looked.
+    /// Value of [`CpuSockets::closed`] when this CPU last looked.
     closed: u64,
     /// Number of inlets still to be checked, the leading ones: their sockets may be closed.
     unswept: usize,
@@ -328,7 +328,8 @@ fn inlet_of<'a>(
     place: usize,
 ) -> Option<&'a mut SocketQueueProducer> {
     let index = socket.index();
-    let is_there = |inlet: &Option<SocketQueueProducer>| inlet.as_ref().is_some_and(|of| of.id() == socket);
+    let is_there =
+        |inlet: &Option<SocketQueueProducer>| inlet.as_ref().is_some_and(|of| of.id() == socket);
     if !inlets.get(index).is_some_and(is_there) {
         let inlet = sockets.hub(socket)?.inlet(place)?;
         if inlets.len() <= index {

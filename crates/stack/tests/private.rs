@@ -9,19 +9,21 @@ use etherparse::PacketBuilder;
 use forebay_buf::frags::FRAG_TABLE_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
-use forebay_rx::arrive::{PollStatus, HEAD_CHUNK_BYTES};
+use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_rx::{CpuId, Packet};
-use forebay_stack::ingress::{RxContext, CpuSockets, Stack};
+use forebay_stack::ingress::{CpuSockets, RxContext, Stack};
 use forebay_stack::network::{
-    Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
+    Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, Prefix,
 };
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::reclaim::{ReclaimPolicy, BufferReclaimer};
-use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConsumer, SocketQueueConfig, open};
+use forebay_stack::socket::queue::{
+    Awake, SocketQueue, SocketQueueConfig, SocketQueueConsumer, open,
+};
+use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use forebay_stack::socket::table::{Binding, SocketTable};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];

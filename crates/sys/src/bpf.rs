@@ -228,7 +228,10 @@ impl AsFd for FilterProgram {
 }
 
 /// Loads a program with all else that its attributes say.
-fn load(instructions: &[Instruction], mut attributes: ProgramLoad) -> Result<OwnedFd, VerifierRefusal> {
+fn load(
+    instructions: &[Instruction],
+    mut attributes: ProgramLoad,
+) -> Result<OwnedFd, VerifierRefusal> {
     attributes.instruction_count = count_of(instructions.len());
     attributes.instructions = address_of(instructions.as_ptr());
     attributes.license = address_of(LICENSE.to_bytes_with_nul().as_ptr());
@@ -291,7 +294,11 @@ impl XdpLink {
     /// # Errors
     /// What the kernel says: `EBUSY` when another program is attached in either place, `EOPNOTSUPP`
     /// when the driver has no place for programs or not for this one.
-    pub fn create(program: &XdpProgram, interface: u32, at: XdpPlace) -> Result<Self, VerifierRefusal> {
+    pub fn create(
+        program: &XdpProgram,
+        interface: u32,
+        at: XdpPlace,
+    ) -> Result<Self, VerifierRefusal> {
         let mut attributes = LinkCreate {
             program: number_of(program.0.as_fd()),
             interface,

@@ -14,7 +14,7 @@ use flows::{Change, Flows, Received};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_rx::Packet;
-use forebay_rx::arrive::Behind;
+use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason, HELD_NS_MAX};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -93,9 +93,9 @@ fuzz_target!(|run: Run| {
         rig.operate(operation);
         rig.ledger.account(&rig.counters);
     }
-    rig.end_poll(Behind::End);
+    rig.end_poll(PollStatus::Last);
     rig.ledger.close(&rig.counters);
-    assert_eq!(rig.pool.away(), 0, "all frames are home");
+    assert_eq!(rig.pool.in_use(), 0, "all frames are home");
 });
 
 struct Rig {
@@ -149,9 +149,9 @@ impl Rig {
             Operation::EndPoll { behind, wait_us } => {
                 self.now_ns += u64::from(wait_us) * 1000;
                 self.end_poll(match behind {
-                    AnyBehind::More => Behind::More,
-                    AnyBehind::Nothing => Behind::Nothing,
-                    AnyBehind::End => Behind::End,
+                    AnyBehind::More => PollStatus::MorePending,
+                    AnyBehind::Nothing => PollStatus::Drained,
+                    AnyBehind::End => PollStatus::Last,
                 });
             }
             Operation::Set(settings) => {
@@ -206,13 +206,14 @@ impl Rig {
         Some(packet)
     }
 
-    fn end_poll(&mut self, behind: Behind) {
+    fn end_poll(&mut self, behind: PollStatus) {
         let mut out = Vec::new();
         self.coalescer.end_poll(behind, self.now_ns, &mut out);
         let CoalesceConfig { mode, gro_flush_timeout_ns, .. } = *self.coalescer.config();
         self.leave_flushed(out, mode);
         self.leave_second(mode, |second, out| second.flush(FlushReason::PollEnd, out));
-        if behind == Behind::End || behind == Behind::Nothing && gro_flush_timeout_ns == 0 {
+        if behind == PollStatus::Last || behind == PollStatus::Drained && gro_flush_timeout_ns == 0
+        {
             assert_eq!(self.coalescer.held(), 0);
         }
         assert_eq!(self.coalescer.next_timeout_ns().is_some(), self.coalescer.held() > 0);

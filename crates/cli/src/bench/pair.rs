@@ -180,9 +180,9 @@ pub(super) fn measure(
     let started = Instant::now();
     let mut before_ns = probe.round_trip_ns();
     for round in 0.. {
-        let enough = classes
-            .iter()
-            .any(|(class, samples)| *class != CacheClass::Moved && samples.len() >= args.reps as usize);
+        let enough = classes.iter().any(|(class, samples)| {
+            *class != CacheClass::Moved && samples.len() >= args.reps as usize
+        });
         if enough || started.elapsed() > Duration::from_secs(args.secs) {
             break;
         }

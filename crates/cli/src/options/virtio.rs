@@ -2,7 +2,7 @@
 
 use clap::Args;
 use forebay_device::config::virtio::{
-    RxBufferSizing, QUEUE_SIZE_DEFAULT, RX_BUFFER_MAX_BYTES_DEFAULT, Role, VirtioOptions,
+    QUEUE_SIZE_DEFAULT, RX_BUFFER_MAX_BYTES_DEFAULT, Role, RxBufferSizing, VirtioOptions,
 };
 
 use crate::failure::Failure;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 pub(crate) use args::RunArgs;
 use forebay_control::{ConfigFile, Control, places};
 use forebay_engine::{Config, SPARE_FRAMES};
-use forebay_run::run::{RunConfig, RunReport, Run, To};
+use forebay_run::run::{Run, RunConfig, RunReport, To};
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::privilege;

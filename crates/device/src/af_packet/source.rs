@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::arrive::{
-    PollRequest, Attachment, Burst, FrameNeeds, Numbering, Polled, RefusedFrame, SourceError,
+    Attachment, Burst, FrameNeeds, Numbering, PollRequest, Polled, RefusedFrame, SourceError,
 };
 use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use forebay_rx::cpu::RxQueue;
@@ -16,7 +16,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
 use forebay_sys::packet::{PacketSocket, RxRing};
 
-use super::block::{InvalidBlock, BlockCursor, RingFrame, TAG_BYTES};
+use super::block::{BlockCursor, InvalidBlock, RingFrame, TAG_BYTES};
 use super::{PacketOptions, attach_filter, refused};
 use crate::{KernelCounts, rx_filter};
 
@@ -268,7 +268,12 @@ struct PacketReceiver<'a> {
 
 impl PacketReceiver<'_> {
     /// Reads on in a block until it is empty, or no more can be taken.
-    fn read(&mut self, block: &[u8], cursor: &mut BlockCursor, max: usize) -> Result<Halt, InvalidBlock> {
+    fn read(
+        &mut self,
+        block: &[u8],
+        cursor: &mut BlockCursor,
+        max: usize,
+    ) -> Result<Halt, InvalidBlock> {
         while let Some(frame) = cursor.frame(block)? {
             if self.burst.len() >= max {
                 return Ok(Halt::Enough);

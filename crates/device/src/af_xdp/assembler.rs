@@ -100,17 +100,35 @@ impl Assembler {
     }
 
     /// `to = *(from + offset)`
-    pub(super) fn load(&mut self, width: EbpfWidth, to: EbpfRegister, from: EbpfRegister, offset: i16) {
+    pub(super) fn load(
+        &mut self,
+        width: EbpfWidth,
+        to: EbpfRegister,
+        from: EbpfRegister,
+        offset: i16,
+    ) {
         self.push(LOAD | width as u8, to as u8, from as u8, offset, 0);
     }
 
     /// `*(to + offset) = from`
-    pub(super) fn store(&mut self, width: EbpfWidth, to: EbpfRegister, offset: i16, from: EbpfRegister) {
+    pub(super) fn store(
+        &mut self,
+        width: EbpfWidth,
+        to: EbpfRegister,
+        offset: i16,
+        from: EbpfRegister,
+    ) {
         self.push(STORE | width as u8, to as u8, from as u8, offset, 0);
     }
 
     /// `*(to + offset) = number`
-    pub(super) fn store_number(&mut self, width: EbpfWidth, to: EbpfRegister, offset: i16, number: i32) {
+    pub(super) fn store_number(
+        &mut self,
+        width: EbpfWidth,
+        to: EbpfRegister,
+        offset: i16,
+        number: i32,
+    ) {
         self.push(STORE_NUMBER | width as u8, to as u8, 0, offset, number);
     }
 
@@ -171,7 +189,13 @@ impl Assembler {
     }
 
     /// Goes on at `to` if `left` is so against `right`.
-    pub(super) fn jump_if_register(&mut self, left: EbpfRegister, so: If, right: EbpfRegister, to: Label) {
+    pub(super) fn jump_if_register(
+        &mut self,
+        left: EbpfRegister,
+        so: If,
+        right: EbpfRegister,
+        to: Label,
+    ) {
         self.push_jump(JUMP_IF | so as u8, left as u8, right as u8, 0, to);
     }
 

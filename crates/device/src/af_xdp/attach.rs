@@ -3,7 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use forebay_sys::bpf::{VerifierRefusal, BpfRequest, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap};
+use forebay_sys::bpf::{
+    BpfRequest, VerifierRefusal, XdpLink, XdpLoad, XdpPlace, XdpProgram, XskMap,
+};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
 use forebay_sys::packet::PacketSocket;
@@ -52,7 +54,11 @@ impl Attached {
     /// # Errors
     /// When the kernel refuses: it lacks something, this process may not, or another's program is
     /// there.
-    pub fn open(interface: &Interface, take: &RxFilter, options: &AttachOptions<'_>) -> Result<Self> {
+    pub fn open(
+        interface: &Interface,
+        take: &RxFilter,
+        options: &AttachOptions<'_>,
+    ) -> Result<Self> {
         privilege::for_af_xdp(&interface.name)?;
         make_room(interface, options.replace)?;
         let refused = |refused| refusal(&interface.name, &refused);
@@ -161,7 +167,9 @@ fn attach(
             Ok(link) => {
                 let mode = match first {
                     None => place.to_string(),
-                    Some(VerifierRefusal { errno, .. }) => format!("{place}: the driver refused, {errno}"),
+                    Some(VerifierRefusal { errno, .. }) => {
+                        format!("{place}: the driver refused, {errno}")
+                    }
                 };
                 return Ok((link, place, mode));
             }
@@ -190,7 +198,9 @@ fn attach_with_hash(
     if !options.places.contains(&XdpPlace::Native) {
         return Err("generic mode has none".to_owned());
     }
-    let why = |refused: VerifierRefusal| format!("the kernel cannot {}: {}", refused.asked, refused.errno);
+    let why = |refused: VerifierRefusal| {
+        format!("the kernel cannot {}: {}", refused.asked, refused.errno)
+    };
     let call = HashCall::find(interface.index)?;
     let instructions = program::build(take, map.as_fd(), Some(call));
     let bound_to = Some(interface.index.0);

@@ -8,7 +8,7 @@ use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use forebay_sys::netdev;
 
-use super::assembler::{Assembler, If, Label, EbpfRegister, EbpfWidth};
+use super::assembler::{Assembler, EbpfRegister, EbpfWidth, If, Label};
 use super::btf;
 
 /// Metadata that the program puts in front of each packet, and its layout.

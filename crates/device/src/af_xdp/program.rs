@@ -11,9 +11,9 @@ use std::os::fd::BorrowedFd;
 use EbpfRegister::{R0, R1, R2, R3};
 use forebay_sys::bpf::Instruction;
 
-use super::assembler::{Assembler, If, Label, EbpfRegister, EbpfWidth};
+use super::assembler::{Assembler, EbpfRegister, EbpfWidth, If, Label};
 use super::metadata::HashCall;
-use crate::rx_filter::{FilterDestinations, MAX_EXTENSION_HEADERS, FilterProtocol, RxFilter, wire};
+use crate::rx_filter::{FilterDestinations, FilterProtocol, MAX_EXTENSION_HEADERS, RxFilter, wire};
 
 /// The context that the kernel calls the program with.
 const CONTEXT: EbpfRegister = EbpfRegister::R6;

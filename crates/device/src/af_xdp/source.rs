@@ -7,7 +7,8 @@ use std::sync::Arc;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::arrive::{
-    PollRequest, Attachment, Burst, FrameNeeds, Numbering, Polled, RefusedFrame, Source, SourceError,
+    Attachment, Burst, FrameNeeds, Numbering, PollRequest, Polled, RefusedFrame, Source,
+    SourceError,
 };
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
@@ -18,13 +19,13 @@ use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceIndex};
 use forebay_sys::privilege;
 use forebay_sys::xdp::{
-    self, Continued, CopyMode, KernelDrops, InvalidXdpRing, OpenError, Socket, SocketConfig,
+    self, Continued, CopyMode, InvalidXdpRing, KernelDrops, OpenError, Socket, SocketConfig,
 };
 
 use super::attach::Attached;
 use super::metadata::MetadataLayout;
 use super::transmit::XdpTransmit;
-use crate::tx_queue::{TxQueueConsumer, TX_QUEUE_PACKETS};
+use crate::tx_queue::{TX_QUEUE_PACKETS, TxQueueConsumer};
 use crate::{Facts, KernelCounts};
 
 /// Frames that have been received and not been taken, at most.
@@ -383,7 +384,9 @@ impl Source for XdpSource {
         Ok(match rest {
             // What it waits for are frames that come home, of which nobody tells.
             RestOfPacket::More | RestOfPacket::Starved => Polled::Ready,
-            RestOfPacket::Sending => Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) },
+            RestOfPacket::Sending => {
+                Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) }
+            }
             RestOfPacket::Nothing => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(ASLEEP_LOOK_NS) }
             }

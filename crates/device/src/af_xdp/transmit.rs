@@ -7,8 +7,10 @@ use forebay_rx::Packet;
 use forebay_rx::nonlinear::PieceReader;
 use forebay_sys::xdp::{Continued, InvalidXdpRing, Kicked, Socket};
 
-use crate::tx_queue::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 use crate::sink::{SendDrop, Sent};
+use crate::tx_queue::{
+    LaneId, Outgoing, OutgoingSegment, OutgoingShape, TxQueueConsumer, longest_frame_bytes,
+};
 
 /// Frames that are put into the tx ring at once.
 const BATCH_FRAMES: u32 = 256;
@@ -213,8 +215,11 @@ impl XdpTransmit {
         let last = pieces.len().saturating_sub(1);
         for (number, piece) in pieces.into_iter().enumerate() {
             let len_bytes = piece.len_bytes();
-            let (ends, continued) =
-                if number == last { (end, Continued::No) } else { (DescriptorEnds::Piece, Continued::Yes) };
+            let (ends, continued) = if number == last {
+                (end, Continued::No)
+            } else {
+                (DescriptorEnds::Piece, Continued::Yes)
+            };
             let sent = socket.send(piece, continued);
             debug_assert!(sent.is_ok(), "it was asked whether it takes them");
             self.note(TxSlot { lane, len_bytes, ends });

@@ -20,13 +20,13 @@ pub use capture::Capture;
 use capture::CaptureInlet;
 pub use delivered::{DeliveredCapture, FirstFailure};
 use forebay_buf::Pool;
-use forebay_rx::arrive::{PollRequest, Burst, Polled, RefusedFrame, SourceError};
+use forebay_rx::arrive::{Burst, PollRequest, Polled, RefusedFrame, SourceError};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
-pub use reader::{MAX_BLOCK_BYTES, CaptureReader, Record};
+pub use reader::{CaptureReader, MAX_BLOCK_BYTES, Record};
 pub use tally::Damage;
 
 use super::pace::{Pace, Rate};

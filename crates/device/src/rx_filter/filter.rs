@@ -4,7 +4,7 @@
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 use forebay_sys::socket_filter::FilterInstruction;
 
-use super::{FilterDestinations, MAX_EXTENSION_HEADERS, FilterProtocol, RxFilter, wire};
+use super::{FilterDestinations, FilterProtocol, MAX_EXTENSION_HEADERS, RxFilter, wire};
 
 /// The filter for a socket whose packets begin with `link`.
 ///

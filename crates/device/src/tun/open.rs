@@ -71,7 +71,9 @@ impl TunDevice {
         let found = found.map_err(|errno| not_attached(name, kind, queues, errno))?;
         let before = match found {
             FoundLink::New => None,
-            FoundLink::There => Some(LinkBefore::of(&first).map_err(refused(name, "read its settings"))?),
+            FoundLink::There => {
+                Some(LinkBefore::of(&first).map_err(refused(name, "read its settings"))?)
+            }
         };
         let interface = Interface::named(name)?;
         if interface.tun.is_some_and(|tun| tun.open_queues > 1) {

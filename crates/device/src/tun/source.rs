@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_buf::{Frame, Pool};
 use forebay_rx::arrive::{
-    PollRequest, Attachment, Burst, FrameNeeds, Numbering, Polled, RefusedFrame, SourceError,
+    Attachment, Burst, FrameNeeds, Numbering, PollRequest, Polled, RefusedFrame, SourceError,
 };
 use forebay_rx::coalesce::gso::{GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
 use forebay_rx::parse::{Link, Verify};
@@ -163,7 +163,12 @@ impl TunSource {
     }
 
     /// Reads what is left, for as long as packets may be on their way.
-    fn close(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
+    fn close(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, Errno> {
         let closing = self.closing.get_or_insert_with(|| {
             self.device.close_to_the_kernel();
             Closing {
@@ -188,7 +193,12 @@ impl TunSource {
         }
     }
 
-    fn poll_open(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> Result<Polled, Errno> {
+    fn poll_open(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, Errno> {
         let first = burst.packets.len();
         let filled = self.fill(ask.max, pool, burst)?;
         if burst.packets.len() > first {

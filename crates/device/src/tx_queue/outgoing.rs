@@ -7,7 +7,7 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::cut;
 use forebay_rx::parse::Link;
 
-use super::{TxQueueConsumer, LaneId};
+use super::{LaneId, TxQueueConsumer};
 use crate::sink::{SendDrop, Sent};
 
 /// Ethernet's header, and what a VLAN tag adds to it.
@@ -69,7 +69,9 @@ impl Outgoing {
             }
             let (lane, packet) = self.departures.next()?;
             match shape(&packet) {
-                Ok(OutgoingShape::Whole) => return Some(OutgoingSegment { lane, packet, is_last: true }),
+                Ok(OutgoingShape::Whole) => {
+                    return Some(OutgoingSegment { lane, packet, is_last: true });
+                }
                 Ok(OutgoingShape::Cut) => self.cut(lane, packet, pool, &shape),
                 Err(reason) => self.drop_packet(lane, reason, [packet], pool),
             }
@@ -85,7 +87,8 @@ impl Outgoing {
     pub(crate) fn discard(&mut self, reason: SendDrop, max: usize, pool: &mut Pool) -> usize {
         for count in 0..max {
             let waiting = self.waiting.pop_front();
-            let next = waiting.map(|OutgoingSegment { lane, packet, is_last }| (lane, packet, is_last));
+            let next =
+                waiting.map(|OutgoingSegment { lane, packet, is_last }| (lane, packet, is_last));
             let next =
                 next.or_else(|| self.departures.next().map(|(lane, packet)| (lane, packet, true)));
             let Some((lane, packet, is_last)) = next else { return count };
@@ -109,10 +112,8 @@ impl Outgoing {
             self.drop_packet(lane, reason, segments.drain(..), pool);
         } else {
             let count = segments.len();
-            self.waiting.extend((1..).zip(segments.drain(..)).map(|(number, packet)| OutgoingSegment {
-                lane,
-                packet,
-                is_last: number == count,
+            self.waiting.extend((1..).zip(segments.drain(..)).map(|(number, packet)| {
+                OutgoingSegment { lane, packet, is_last: number == count }
             }));
         }
         self.cut = segments;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use forebay_buf::{PageFrag, PageFragCache};
-use forebay_sys::virtio::{BufferId, RingDescriptor, Direction, Virtqueue};
+use forebay_sys::virtio::{BufferId, Direction, RingDescriptor, Virtqueue};
 
 use super::average::Average;
 use crate::RxBuffers;

@@ -59,7 +59,10 @@ mod tests {
         assert_eq!(VirtioNetConfig::from_bytes(&BYTES), all);
         let short = VirtioNetConfig { hash_key_max_bytes: 0, hash_types: 0, ..all };
         assert_eq!(VirtioNetConfig::from_bytes(&BYTES[..MTU_CONFIG_BYTES]), short);
-        assert_eq!(VirtioNetConfig::from_bytes(&BYTES[..11]), VirtioNetConfig { mtu: None, ..short });
+        assert_eq!(
+            VirtioNetConfig::from_bytes(&BYTES[..11]),
+            VirtioNetConfig { mtu: None, ..short }
+        );
         assert_eq!(VirtioNetConfig::from_bytes(&[]), VirtioNetConfig::default());
     }
 

@@ -8,12 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use forebay_buf::{PageFrag, PageFragCache};
-use forebay_sys::virtio::{BufferId, RingDescriptor, RingAddresses, Virtqueue};
+use forebay_sys::virtio::{BufferId, RingAddresses, RingDescriptor, Virtqueue};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_net::VIRTIO_NET_OK;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-use super::commands::{CommandAnswer, COMMANDS_MAX, ControlCommand, HashKey};
+use super::commands::{COMMANDS_MAX, CommandAnswer, ControlCommand, HashKey};
 use super::features::Features;
 use super::memory::RingPlace;
 use super::receive::layout;
@@ -93,7 +93,11 @@ impl ControlPlace {
     }
 
     /// A new ring with these commands in it. No device uses the one that was.
-    pub(super) fn post(&mut self, features: Features, commands: &[ControlCommand]) -> PostedCommand<'_> {
+    pub(super) fn post(
+        &mut self,
+        features: Features,
+        commands: &[ControlCommand],
+    ) -> PostedCommand<'_> {
         let event_idx = features.has(VIRTIO_RING_F_EVENT_IDX);
         let mut ring = self.ring.ring(layout(features), event_idx);
         let slots = commands.iter().zip(&mut self.slots);
@@ -131,7 +135,11 @@ impl CommandSlot {
     fn answer(&self) -> CommandAnswer {
         let mut answer = [0];
         self.answer.copy_in(0, &mut answer);
-        if u32::from(answer[0]) == VIRTIO_NET_OK { CommandAnswer::Done } else { CommandAnswer::Refused }
+        if u32::from(answer[0]) == VIRTIO_NET_OK {
+            CommandAnswer::Done
+        } else {
+            CommandAnswer::Refused
+        }
     }
 }
 
@@ -214,7 +222,8 @@ mod tests {
     use crate::virtio::features::OfferedFeatures;
     use crate::virtio::memory::MemoryPlan;
 
-    const COMMANDS: [ControlCommand; 2] = [ControlCommand::QueuePairs(2), ControlCommand::QueuePairs(3)];
+    const COMMANDS: [ControlCommand; 2] =
+        [ControlCommand::QueuePairs(2), ControlCommand::QueuePairs(3)];
 
     fn place() -> ControlPlace {
         let plan = MemoryPlan::of(&VirtioOptions::default());
@@ -224,7 +233,8 @@ mod tests {
 
     fn features(is_packed: bool) -> Features {
         let offered = 1 << VIRTIO_F_VERSION_1 | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        Features::negotiate(offered, OfferedFeatures { packed: true, ..OfferedFeatures::default() }).unwrap()
+        Features::negotiate(offered, OfferedFeatures { packed: true, ..OfferedFeatures::default() })
+            .unwrap()
     }
 
     proptest! {

@@ -238,7 +238,8 @@ mod tests {
     fn feat_2_a_dependent_bit_alone_is_left() {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
-            let wishes = OfferedFeatures { packed: true, device_hash: true, without_offloads: false };
+            let wishes =
+                OfferedFeatures { packed: true, device_hash: true, without_offloads: false };
             assert_eq!(Features::negotiate(offered, wishes).unwrap().bits(), VERSION_1, "{bit}");
         }
     }

@@ -22,7 +22,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIR
 use super::commands::{CommandAnswer, Commands, Known, Remarks};
 use super::config::{HASH_CONFIG_BYTES, MTU_CONFIG_BYTES, VirtioNetConfig};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, PostedCommand};
-use super::features::{Features, VHOST_USER_F_PROTOCOL_FEATURES, OfferedFeatures};
+use super::features::{Features, OfferedFeatures, VHOST_USER_F_PROTOCOL_FEATURES};
 use super::port::{PairEvents, PortSession};
 
 /// The two rings of a queue pair in one layout.
@@ -248,7 +248,8 @@ fn agree_on_protocol(
     if offered >> VHOST_USER_F_PROTOCOL_FEATURES & 1 == 0 {
         return Ok(VhostUserProtocolFeatures::empty());
     }
-    let known = vhost.get_protocol_features().map_err(FrontendFailure::of("GET_PROTOCOL_FEATURES"))?;
+    let known =
+        vhost.get_protocol_features().map_err(FrontendFailure::of("GET_PROTOCOL_FEATURES"))?;
     let wanted = VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::CONFIG;
@@ -353,7 +354,8 @@ fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), Front
 /// refuses us the second of a pair; to QEMU and DPDK it is one of pairs.
 fn queue_pairs(stream: &UnixStream) -> Result<u64, FrontendFailure> {
     const MESSAGE: &str = "GET_QUEUE_NUM";
-    let answer = ask(stream, FrontendReq::GET_QUEUE_NUM, &[]).map_err(FrontendFailure::of(MESSAGE))?;
+    let answer =
+        ask(stream, FrontendReq::GET_QUEUE_NUM, &[]).map_err(FrontendFailure::of(MESSAGE))?;
     let pairs = answer.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
     match pairs {
         Some(0) | None => Err(FrontendFailure::of(MESSAGE)("it has no queues")),

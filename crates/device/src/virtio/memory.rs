@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use forebay_buf::{Claim, PageFragCache, Region};
-use forebay_sys::virtio::{VirtqueueLayout, RingAddresses, RingConfig, SharedMemory, Virtqueue, ring_bytes};
+use forebay_sys::virtio::{
+    RingAddresses, RingConfig, SharedMemory, Virtqueue, VirtqueueLayout, ring_bytes,
+};
 
 use super::buffers::{Sizing, pitch_bytes};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace};

@@ -35,16 +35,16 @@ use std::sync::Arc;
 
 pub use average::Average;
 use forebay_sys::error::{Error, Result};
-use forebay_sys::virtio::{VirtqueueLayout, SharedMemory};
+use forebay_sys::virtio::{SharedMemory, VirtqueueLayout};
 pub use session::QUEUE_PAIRS_MAX;
 pub use source::VirtioSource;
 
 use self::buffers::{Buffers, Sizing};
 use self::features::OfferedFeatures;
 use self::frontend::{MemoryTable, PairRings, QueueRings};
-use self::session::{VhostSession, VhostSessionConfig};
 use self::memory::{MemoryPlan, RingPlace};
 use self::receive::{COUNTS, VirtioReceiver};
+use self::session::{VhostSession, VhostSessionConfig};
 use self::transmit::VirtioTransmit;
 use super::tx_queue::{TxQueue, TxQueueSink};
 use super::{DeviceConfig, Facts, KernelCounts, RxBuffers};
@@ -107,7 +107,8 @@ impl VirtioDevice {
             let (counts, shown) = (KernelCounts::new(&COUNTS), Arc::<RxBuffers>::default());
             let cache = plan.cache(&memory, pair);
             let buffers = Buffers::new(Sizing::of(options), cache, rx.size(), Arc::clone(&shown));
-            let receiver = VirtioReceiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
+            let receiver =
+                VirtioReceiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
             let transmit = VirtioTransmit::new(departures, tx, plan.slots(&memory, pair));
             device.egress.push(egress);
             device.counts.push(counts);

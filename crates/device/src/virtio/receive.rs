@@ -10,15 +10,15 @@ use forebay_rx::coalesce::gso::{DATA_VALID, GSO_NONE, NEEDS_CSUM};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::{DropReason, Packet};
-use forebay_sys::virtio::{BufferId, VirtqueueLayout, InvalidRing, Used, Virtqueue};
+use forebay_sys::virtio::{BufferId, InvalidRing, Used, Virtqueue, VirtqueueLayout};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_CSUM;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::buffers::{Buffers, GOOD_PACKET_LEN};
+use super::copybreak::{HeaderCopyLen, copied, copy_head};
 use super::features::Features;
 use super::header::{HASH_HEADER_BYTES, NetHeader};
-use super::copybreak::{HeaderCopyLen, copied, copy_head};
 use super::memory::RingPlace;
 use super::port::PortSession;
 use crate::KernelCounts;
@@ -174,7 +174,11 @@ impl VirtioReceiver {
         let (mut taken, most) = (0, max.min(self.left));
         let rest = loop {
             if taken == most || burst.len() >= max {
-                break if taken < self.left { RestOfChain::More } else { self.rest(now_ns, pool, burst) };
+                break if taken < self.left {
+                    RestOfChain::More
+                } else {
+                    self.rest(now_ns, pool, burst)
+                };
             }
             let Some(used) = self.ring.next_used()? else {
                 break self.rest(now_ns, pool, burst);
@@ -478,7 +482,11 @@ impl VirtioReceiver {
 
 /// Layout of rings where these features were agreed on.
 pub(super) fn layout(features: Features) -> VirtqueueLayout {
-    if features.has(VIRTIO_F_RING_PACKED) { VirtqueueLayout::Packed } else { VirtqueueLayout::Split }
+    if features.has(VIRTIO_F_RING_PACKED) {
+        VirtqueueLayout::Packed
+    } else {
+        VirtqueueLayout::Split
+    }
 }
 
 impl Partial {

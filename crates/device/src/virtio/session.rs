@@ -13,12 +13,12 @@ use forebay_sys::{Event, Signaller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::commands::Remarks;
-use super::control::ControlPlace;
-use super::ends::{SessionEnds, EndKind, Reason};
-use super::features::OfferedFeatures;
-use super::frontend::{FrontendFailure, BackendChannel, MemoryTable, SessionPlan, QueueRings};
 use super::connect::{Endpoint, is_absence};
-use super::port::{Port, PortSession, Shut, Switchboard, QueueWish};
+use super::control::ControlPlace;
+use super::ends::{EndKind, Reason, SessionEnds};
+use super::features::OfferedFeatures;
+use super::frontend::{BackendChannel, FrontendFailure, MemoryTable, QueueRings, SessionPlan};
+use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
 use crate::Facts;
 use crate::config::virtio::Role;
 
@@ -55,7 +55,7 @@ pub(super) struct VhostSessionConfig<'a> {
     /// Place of commands to the device in it.
     pub(super) control: ControlPlace,
     /// Facts that it keeps: `link`, `features`, `queues`, `sessions`, `device_hash`, and
-    /// what [`Ends`] tells.
+    /// what [`SessionEnds`] tells.
     pub(super) facts: Facts,
 }
 
@@ -267,7 +267,12 @@ impl SessionThread {
     }
 
     /// One session, from all queues being enabled to its end.
-    fn session(&mut self, front: BackendChannel, session: PortSession, stream: &UnixStream) -> SessionEnd {
+    fn session(
+        &mut self,
+        front: BackendChannel,
+        session: PortSession,
+        stream: &UnixStream,
+    ) -> SessionEnd {
         self.shared.publish(Some(Arc::new(session)));
         let mut front = front;
         let end = self.watch(&mut front, stream);
@@ -305,7 +310,9 @@ impl SessionThread {
                 return SessionEnd::Gone(EndKind::Message.because(why));
             }
             if self.is_cut(stream) {
-                return SessionEnd::Gone(EndKind::Closed.because("the back end closed the connection"));
+                return SessionEnd::Gone(
+                    EndKind::Closed.because("the back end closed the connection"),
+                );
             }
         }
     }

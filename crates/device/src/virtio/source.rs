@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::Source;
-use forebay_rx::arrive::{PollRequest, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_rx::arrive::{Attachment, Burst, FrameNeeds, PollRequest, Polled, SourceError};
 use forebay_sys::clock::now_since_1970_ns;
 use forebay_sys::virtio::InvalidRing;
 
 use super::ends::EndKind;
-use super::session::VhostSession;
 use super::port::{Port, PortSession};
-use super::receive::{LARGEST_BYTES, VirtioReceiver, RestOfChain};
+use super::receive::{LARGEST_BYTES, RestOfChain, VirtioReceiver};
+use super::session::VhostSession;
 use super::transmit::VirtioTransmit;
 use crate::tx_queue::TX_QUEUE_PACKETS;
 
@@ -40,7 +40,12 @@ pub struct VirtioSource {
 }
 
 impl VirtioSource {
-    pub(super) fn new(link: Arc<VhostSession>, port: Port, receiver: VirtioReceiver, transmit: VirtioTransmit) -> Self {
+    pub(super) fn new(
+        link: Arc<VhostSession>,
+        port: Port,
+        receiver: VirtioReceiver,
+        transmit: VirtioTransmit,
+    ) -> Self {
         let (session, stopping) = (None, None);
         let (is_shut, is_armed) = (false, false);
         Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
@@ -87,7 +92,12 @@ impl VirtioSource {
     }
 
     /// Takes what there is.
-    fn take(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> Result<RestOfChain, InvalidRing> {
+    fn take(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<RestOfChain, InvalidRing> {
         let first = burst.packets.len();
         let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst);
         if burst.packets.len() > first {
@@ -117,13 +127,21 @@ impl VirtioSource {
     }
 
     /// Work left when a run ends: the device stops, and what it has given is taken.
-    fn is_over(&mut self, ask: PollRequest, rest: RestOfChain, pool: &mut Pool, burst: &mut Burst) -> bool {
+    fn is_over(
+        &mut self,
+        ask: PollRequest,
+        rest: RestOfChain,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> bool {
         let until_ns = *self.stopping.get_or_insert_with(|| {
             self.port.stop_receiving();
             self.receiver.post_no_more();
             ask.now_ns.saturating_add(STOPPING_NS)
         });
-        if rest == RestOfChain::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns) {
+        if rest == RestOfChain::More
+            || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns)
+        {
             return false;
         }
         self.receiver.end(pool, burst);
@@ -171,9 +189,13 @@ impl Source for VirtioSource {
             RestOfChain::More => Polled::Ready,
             RestOfChain::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
             // Of memory that comes home nobody tells.
-            RestOfChain::Nothing if self.receiver.is_starved() => Polled::IdleUntil { now_ns: soon_ns },
+            RestOfChain::Nothing if self.receiver.is_starved() => {
+                Polled::IdleUntil { now_ns: soon_ns }
+            }
             // Nor of what was sent, and it is counted then.
-            RestOfChain::Nothing if self.transmit.is_sending() => Polled::IdleUntil { now_ns: soon_ns },
+            RestOfChain::Nothing if self.transmit.is_sending() => {
+                Polled::IdleUntil { now_ns: soon_ns }
+            }
             RestOfChain::Nothing => Polled::Idle,
         })
     }

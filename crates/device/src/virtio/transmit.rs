@@ -15,7 +15,7 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::{
     GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, describe, gso_type,
 };
-use forebay_sys::virtio::{RingDescriptor, Direction, Virtqueue};
+use forebay_sys::virtio::{Direction, RingDescriptor, Virtqueue};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO,
 };
@@ -27,8 +27,10 @@ use super::header::HASH_HEADER_BYTES;
 use super::memory::RingPlace;
 use super::port::{Port, PortSession};
 use super::receive::layout;
-use crate::tx_queue::{TxQueueConsumer, LaneId, Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 use crate::sink::{SendDrop, Sent};
+use crate::tx_queue::{
+    LaneId, Outgoing, OutgoingSegment, OutgoingShape, TxQueueConsumer, longest_frame_bytes,
+};
 
 /// Bytes of a slot: an ordinary packet, or a part of a longer one.
 pub(super) const SLOT_BYTES: u32 = 2048;
@@ -99,7 +101,11 @@ impl VirtioTransmit {
     ///
     /// # Panics
     /// When the memory has fewer of them than the ring has descriptors.
-    pub(super) fn new(departures: TxQueueConsumer, place: RingPlace, memory: PageFragCache) -> Self {
+    pub(super) fn new(
+        departures: TxQueueConsumer,
+        place: RingPlace,
+        memory: PageFragCache,
+    ) -> Self {
         let size = place.size();
         let slots_max = CHAIN_SLOTS_MAX.min(size.into());
         Self {

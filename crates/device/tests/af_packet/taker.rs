@@ -7,7 +7,9 @@ use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_device::af_packet::{PacketOptions, PacketSource, open};
 use forebay_device::rx_filter::RxFilter;
-use forebay_rx::arrive::{PollRequest, Attachment, Burst, Numbering, Polled, RefusedFrame, SourceError};
+use forebay_rx::arrive::{
+    Attachment, Burst, Numbering, PollRequest, Polled, RefusedFrame, SourceError,
+};
 use forebay_rx::parse::{Verify, parse_into};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::interface::Interface;

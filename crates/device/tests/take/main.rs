@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 
 use forebay_device::af_xdp::program;
-use forebay_device::rx_filter::{MAX_RANGES, FilterProtocol, RxFilter, filter, nothing};
+use forebay_device::rx_filter::{FilterProtocol, MAX_RANGES, RxFilter, filter, nothing};
 use forebay_rx::parse::{Fragment, Link, Network, Transport, Verify, View, parse};
 use forebay_sys::bpf::{XdpAction, XdpLoad, XdpProgram, XskMap};
 use forebay_sys::socket_filter;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_device::tun::{TunDevice, TunSource};
-use forebay_rx::arrive::{PollRequest, Attachment, Burst, Numbering, Polled};
+use forebay_rx::arrive::{Attachment, Burst, Numbering, PollRequest, Polled};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_testkit::namespaces::{command, ip};
 

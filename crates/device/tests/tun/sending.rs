@@ -14,7 +14,7 @@ use forebay_buf::{PageFragCache, Pool, Region};
 use forebay_device::sink::{SendDrop, Sink, SinkCounters};
 use forebay_device::tun::{TunDevice, TunKind};
 use forebay_rx::Packet;
-use forebay_rx::arrive::{PollStatus, HEAD_CHUNK_BYTES};
+use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::Hasher;

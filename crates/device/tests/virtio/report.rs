@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_device::{DeviceConfig, Via};
 use forebay_engine::Config;
-use forebay_run::run::{RunConfig, RunReport, Run};
+use forebay_run::run::{Run, RunConfig, RunReport};
 
 use crate::Test;
 use crate::backend::{Offer, Site};

@@ -85,7 +85,7 @@ impl Knob {
     /// Reads a value: what the knob reads back after `text` was written to it at once.
     ///
     /// # Errors
-    /// As the kernel's; `EINVAL` for what is in [`REFUSED_NONSENSE`], and for a text that changes
+    /// As the kernel's; `EINVAL` for what is in [`REFUSED_INVALID_INPUT`], and for a text that changes
     /// nothing because it is empty.
     pub fn parse(self, text: &str, machine: &Machine) -> Result<Value, Errno> {
         self.answer(text.as_bytes(), machine)?.value.ok_or(Errno::Inval)
@@ -94,7 +94,7 @@ impl Knob {
     /// Outcome of one write at the start of the file.
     ///
     /// # Errors
-    /// As the kernel's, and `EINVAL` for what is in [`REFUSED_NONSENSE`].
+    /// As the kernel's, and `EINVAL` for what is in [`REFUSED_INVALID_INPUT`].
     pub fn answer(self, written: &[u8], machine: &Machine) -> Result<TakenValue, Errno> {
         let ReadNumber { value, len_bytes, nonsense } = self.kernel_reads(written, machine)?;
         match nonsense.and_then(|nonsense| self.refusal(nonsense)) {
@@ -120,7 +120,8 @@ impl Knob {
             KnobPlace::NetCore => {
                 let (number, len_bytes) = dointvec(written)?;
                 let value = number.map(|number| self.sysctl(number, machine)).transpose()?;
-                let nonsense = number.is_some_and(i32::is_negative).then_some(InvalidInput::Negative);
+                let nonsense =
+                    number.is_some_and(i32::is_negative).then_some(InvalidInput::Negative);
                 Ok(ReadNumber { value: value.map(Value::Number), len_bytes, nonsense })
             }
             // An attribute of sysfs is not told of an empty write, and of a long one only a page.

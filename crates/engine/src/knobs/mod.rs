@@ -7,7 +7,7 @@ pub mod coalesce; // the knobs of coalescing, in ethtool's words
 pub mod answer; //   what a knob answers when it is written to
 pub mod machine; //  what the answers depend on
 
-pub use answer::{InvalidInput, REFUSED_INVALID_INPUT, KnobRefusal, TakenValue};
+pub use answer::{InvalidInput, KnobRefusal, REFUSED_INVALID_INPUT, TakenValue};
 pub use change::{Change, Queues};
 pub use coalesce::{Coalesce, CoalesceAt, CoalesceChange};
 pub use knob::{Knob, KnobPlace, Value};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_rx::backlog::FlowLimit;
 
 use super::Queue;
-use crate::changes::{Made, ChangedParts};
+use crate::changes::{ChangedParts, Made};
 use crate::knobs::Change;
 use crate::shared::EngineState;
 

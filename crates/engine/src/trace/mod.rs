@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flow_names::{TracedFlowName, FlowNames};
+use flow_names::{FlowNames, TracedFlowName};
 use forebay_rx::arrive::RefusedFrame;
 use forebay_rx::backlog::Note;
 use forebay_rx::delivery::Batch;

@@ -7,7 +7,7 @@
 //!
 //! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host is whom the kernel says
 //! it is, its neighbours are the kernel's, and a port that is bound here is kept from the kernel's
-//! programs. Over `AF_XDP` with everything taken ([`Take::All`](forebay_device::take::Take)) the kernel
+//! programs. Over `AF_XDP` with everything taken ([`RxFilter::All`](forebay_device::rx_filter::RxFilter)) the kernel
 //! hears nothing there: ARP, neighbour discovery and echo requests are answered here. On a TAP or TUN,
 //! this host is whom [`Addresses::Own`] says.
 //!
@@ -68,7 +68,7 @@ use forebay_rx::CpuId;
 use forebay_stack::ingress::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
-use forebay_stack::network::{NetworkLayer, NetworkConfig};
+use forebay_stack::network::{NetworkConfig, NetworkLayer};
 pub use forebay_stack::network::{NetworkCounters, NetworkDrop};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{self, CopyCache};

@@ -12,8 +12,8 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
 use forebay_stack::socket::SocketId;
+use forebay_stack::socket::queue::{SocketQueueConfig, SocketQueueConsumer, WakeReader, open};
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
-use forebay_stack::socket::queue::{SocketQueueConsumer, SocketQueueConfig, WakeReader, open};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
@@ -75,7 +75,7 @@ pub(super) struct Late {
     /// By CPU, in their order.
     transmitters: Box<[Mutex<Transmitter>]>,
     flows: Flows,
-    /// For readers: what [`Pool::way_home`] is asked of.
+    /// For readers: what [`Pool::return_handle`] is asked of.
     home: Mutex<Pool>,
 }
 
@@ -121,7 +121,7 @@ impl Routes {
     }
 }
 
-/// Parts of a `Shared`.
+/// Parts of a `NetState`.
 pub(super) struct NetParts {
     pub(super) cpus: Vec<CpuId>,
     pub(super) devices: Vec<NetDevice>,

@@ -14,15 +14,15 @@ use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::{Arrival, Packet, Shape};
 use forebay_rx::parse::{Link, Verify, parse_into};
-use forebay_stack::ingress::{RxContext, CpuSockets, Stack};
+use forebay_stack::ingress::{CpuSockets, RxContext, Stack};
 use forebay_stack::network::{
-    Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix,
+    Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, Prefix,
 };
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::CopyCache;
-use forebay_stack::socket::reclaim::{ReclaimPolicy, BufferReclaimer};
 use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConfig, open};
 use forebay_stack::socket::reader::SocketReader;
+use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use forebay_stack::socket::table::{Binding, SocketTable};
 use proptest::prelude::*;
 

@@ -9,7 +9,7 @@ use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{
-    DEFAULT_TTL, HEADERS_BYTES_MAX, LinkAddresses, UdpHeaders, HeaderError, emit_udp,
+    DEFAULT_TTL, HEADERS_BYTES_MAX, HeaderError, LinkAddresses, UdpHeaders, emit_udp,
 };
 use forebay_sys::clock::Clock;
 use forebay_sys::error::Result;
@@ -73,7 +73,8 @@ impl Transmitter {
         let now_ns = clock.now_ns();
         let gathered = || Vec::with_capacity(GATHER_MAX);
         let ways = ways.into_iter();
-        let ways = ways.map(|(sink, neighbours)| SendPath { sink, neighbours, gathered: gathered() });
+        let ways =
+            ways.map(|(sink, neighbours)| SendPath { sink, neighbours, gathered: gathered() });
         Self { clock, now_ns, pool, ways: ways.collect() }
     }
 

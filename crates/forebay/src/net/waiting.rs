@@ -47,7 +47,10 @@ impl Inner {
     }
 
     /// Tries once. What a peer has told comes first, as in the kernel.
-    fn try_once<T>(&self, attempt: impl FnOnce(&mut SocketReader) -> Option<T>) -> io::Result<Option<T>> {
+    fn try_once<T>(
+        &self,
+        attempt: impl FnOnce(&mut SocketReader) -> Option<T>,
+    ) -> io::Result<Option<T>> {
         let mut reader = self.reader();
         let is_refused = self.hub.take_refusal();
         let found = if is_refused { None } else { attempt(&mut reader) };

@@ -13,7 +13,7 @@ use arc_swap::ArcSwapOption;
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_stack::socket::queue::{SocketQueue, WakeReader};
-use forebay_sys::readiness::{Teller, ReadinessTold};
+use forebay_sys::readiness::{ReadinessTold, Teller};
 
 /// Waiters for a socket.
 #[derive(Default)]

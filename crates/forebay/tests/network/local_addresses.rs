@@ -9,7 +9,7 @@ use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_into};
 use forebay_stack::network::{
-    Identity, NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, Prefix, NetworkVerdict,
+    Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict, Prefix,
 };
 
 use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PORTS};
@@ -92,7 +92,9 @@ impl Us {
                 self.answer(packet);
                 (Vec::new(), "answer".into())
             }
-            NetworkVerdict::Taken(packet) | NetworkVerdict::Refused(packet, _) | NetworkVerdict::Heard(packet, _) => {
+            NetworkVerdict::Taken(packet)
+            | NetworkVerdict::Refused(packet, _)
+            | NetworkVerdict::Heard(packet, _) => {
                 self.fates.taken += 1;
                 self.pool.put(packet.frame);
                 (Vec::new(), "taken".into())

@@ -10,7 +10,9 @@ use forebay_buf::Pool;
 use forebay_device::sink::Sink;
 use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_rx::parse::{Verify, parse_into};
-use forebay_stack::network::reassembly::{Fragments, FragmentsConfig, GivenUp, ReassemblyLimits, Reassembly};
+use forebay_stack::network::reassembly::{
+    Fragments, FragmentsConfig, GivenUp, Reassembly, ReassemblyLimits,
+};
 use forebay_sys::random::Random;
 use forebay_testkit::namespaces::{command, ip};
 use rustix::fd::OwnedFd;

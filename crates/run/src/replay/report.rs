@@ -23,7 +23,7 @@ pub struct ReplayReport {
     pub reordered: u64,
     /// Packets whose order was not checked: of more flows than are told apart.
     pub order_unchecked: u64,
-    /// Flows seen; those beyond [`LEDGER_FLOWS`](crate::ledger::LEDGER_FLOWS) are not told apart,
+    /// Flows seen; those beyond [`CHECKED_FLOWS_MAX`](crate::ledger::CHECKED_FLOWS_MAX) are not told apart,
     /// and not counted here.
     pub flows: u64,
     /// Packets of the largest flow.
@@ -37,7 +37,7 @@ pub struct ReplayReport {
     /// First failure that ended the input early, or of writing, if any. What
     /// came in before was still delivered.
     pub error: Option<String>,
-    /// The flows that were to be [explained](super::Plan::explain).
+    /// The flows that were to be [explained](super::ReplayConfig::explain).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explain: Vec<Explanation>,
     /// All of what went wrong.

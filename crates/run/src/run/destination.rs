@@ -174,7 +174,12 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
 }
 
 /// The ways of all CPUs to one place.
-fn open_ways(to: &To, devices: &[Device], cpus: &[CpuId], captured: &Captured) -> Result<Vec<DestinationWay>> {
+fn open_ways(
+    to: &To,
+    devices: &[Device],
+    cpus: &[CpuId],
+    captured: &Captured,
+) -> Result<Vec<DestinationWay>> {
     let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
     match to {
         To::Count => Ok(cpus.iter().map(|_| DestinationWay::Count).collect()),

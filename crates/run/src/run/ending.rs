@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_buf::Pool;
 use forebay_engine::Stopper;
 use forebay_rx::Source;
-use forebay_rx::arrive::{PollRequest, Attachment, Burst, FrameNeeds, Polled, SourceError};
+use forebay_rx::arrive::{Attachment, Burst, FrameNeeds, PollRequest, Polled, SourceError};
 use forebay_sys::error::{Error, Result};
 
 use super::report::StoppedBy;

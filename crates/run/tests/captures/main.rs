@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use forebay_device::pcap::{Damage, CaptureReader};
+use forebay_device::pcap::{CaptureReader, Damage};
 use forebay_rx::parse::Link;
 use forebay_sys::Error;
 

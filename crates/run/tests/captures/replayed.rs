@@ -7,7 +7,7 @@ use std::path::Path;
 use forebay_device::pcap::{Capture, MAX_BLOCK_BYTES, ReplayPlan};
 use forebay_device::synthetic::stamped_udp;
 use forebay_device::{MAX_RECORD_BYTES, Rate};
-use forebay_run::replay::{Input, Mode, ReplayConfig, Replay};
+use forebay_run::replay::{Input, Mode, Replay, ReplayConfig};
 use forebay_rx::CpuId;
 use forebay_sys::cpu_list::CpuList;
 use proptest::prelude::*;

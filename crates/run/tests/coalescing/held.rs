@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_buf::Pool;
 use forebay_device::synthetic::SyntheticSource;
 use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
-use forebay_rx::arrive::{PollRequest, Burst, Polled, SourceError};
+use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
 use forebay_rx::coalesce::FlushReason;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
@@ -43,8 +43,11 @@ impl Source for Pausing {
             return Ok(Polled::IdleUntil { now_ns: self.due_ns });
         }
         let max = self.row - self.given % self.row;
-        let polled =
-            self.rows.poll(PollRequest { max: usize::try_from(max).unwrap(), ..ask }, pool, burst)?;
+        let polled = self.rows.poll(
+            PollRequest { max: usize::try_from(max).unwrap(), ..ask },
+            pool,
+            burst,
+        )?;
         self.given += burst.len() as u64;
         self.due_ns = ask.now_ns + PAUSE_NS;
         Ok(polled)

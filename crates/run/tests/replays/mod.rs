@@ -10,14 +10,18 @@ use std::sync::Arc;
 use forebay_device::synthetic::SyntheticPlan;
 use forebay_engine::knobs::Script;
 use forebay_engine::{Config, WhenFull};
-use forebay_run::replay::{Input, Mode, ReplayConfig, Replay, ReplayReport};
+use forebay_run::replay::{Input, Mode, Replay, ReplayConfig, ReplayReport};
 use forebay_rx::CpuId;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;
 use forebay_sys::cpu_list::CpuList;
 
 /// A replay on these CPUs that steers every packet, under a key that never changes.
-pub(crate) fn plan(cpus: impl IntoIterator<Item = CpuId>, input: Input, mode: Mode) -> ReplayConfig {
+pub(crate) fn plan(
+    cpus: impl IntoIterator<Item = CpuId>,
+    input: Input,
+    mode: Mode,
+) -> ReplayConfig {
     let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
     let mut engine = Config::new(CpuList::new(cpus), hasher);
     engine.spread = SpreadPolicy::Always;

@@ -10,11 +10,11 @@ pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 use forebay_buf::Position;
 use forebay_buf::ring::{Consumer, Producer, ring};
 
-use crate::steer_reason::SteerReason;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
 use crate::packet::{Arrival, Packet};
+use crate::steer_reason::SteerReason;
 
 /// The kernel's default of `netdev_max_backlog`.
 pub const NETDEV_MAX_BACKLOG: u32 = 1000;
@@ -130,11 +130,22 @@ impl Backlogs {
     /// # Panics
     /// When `cpu` is beyond what [`new`](Self::new) was told, or `capacity` no power of two.
     #[must_use]
-    pub fn connect(&mut self, cpu: CpuId, capacity: u32, start: Position, noted: bool) -> BacklogRing {
+    pub fn connect(
+        &mut self,
+        cpu: CpuId,
+        capacity: u32,
+        start: Position,
+        noted: bool,
+    ) -> BacklogRing {
         let (packets, lane) = ring(capacity, start);
         let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
-        self.targets[cpu.index()] =
-            Some(BacklogTarget { packets, notes, head_before: start, head_during: None, touched: false });
+        self.targets[cpu.index()] = Some(BacklogTarget {
+            packets,
+            notes,
+            head_before: start,
+            head_during: None,
+            touched: false,
+        });
         BacklogRing { rx_queue: self.rx_queue, packets: lane, notes: lane_notes }
     }
 

@@ -119,7 +119,9 @@ pub(super) fn are_options(mut next: u8, mut bytes: &[u8]) -> bool {
 }
 
 fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {
-    let Some(header) = segment.first_chunk::<TCP_BYTES>() else { return Err(MergeRefusal::Snapped) };
+    let Some(header) = segment.first_chunk::<TCP_BYTES>() else {
+        return Err(MergeRefusal::Snapped);
+    };
     let flags = header[13];
     if flags & (SYN | RST | URG | CWR) != 0 {
         return Err(MergeRefusal::TcpFlags);
@@ -145,7 +147,9 @@ fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate,
 }
 
 fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, MergeRefusal> {
-    let Some(header) = segment.first_chunk::<UDP_BYTES>() else { return Err(MergeRefusal::Snapped) };
+    let Some(header) = segment.first_chunk::<UDP_BYTES>() else {
+        return Err(MergeRefusal::Snapped);
+    };
     if [header[6], header[7]] == [0; 2] {
         return Err(MergeRefusal::NoChecksum);
     }

@@ -3,11 +3,11 @@
 use forebay_buf::Pool;
 
 use super::resegment::{ResegmentPlan, resegment};
+use crate::nonlinear::PieceReader;
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
-use crate::nonlinear::PieceReader;
 
-/// Cuts a packet that came [whole](Packet::is_whole_gso) into the frames that the kernel would send
+/// Cuts a packet that came [whole](Packet::is_gso) into the frames that the kernel would send
 /// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids
 /// rise by one, the sequence number by the payload before; PSH and FIN are the last segment's, CWR
 /// is the first one's; lengths and checksums are right. The whole goes home. A packet that was merged

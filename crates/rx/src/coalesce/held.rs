@@ -120,7 +120,12 @@ impl HeldPacket {
     /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
     /// what its headers share with the first segment's has been examined there.
     #[inline(always)]
-    pub(super) fn next(&self, packet: &Packet, mask: &HeaderMask, rules: MergeRules) -> Option<Next> {
+    pub(super) fn next(
+        &self,
+        packet: &Packet,
+        mask: &HeaderMask,
+        rules: MergeRules,
+    ) -> Option<Next> {
         let headers = &packet.headers;
         let payload_len = u32::from(headers.payload_len);
         let is_whole = headers.flaw.is_none()

@@ -68,7 +68,9 @@ impl Newest {
             return Err(MergeRefusal::Acknowledgement);
         }
         match (self.timestamps, next.timestamps) {
-            (Some(from), Some(to)) if goes_back(from.value, to.value) => Err(MergeRefusal::OtherOptions),
+            (Some(from), Some(to)) if goes_back(from.value, to.value) => {
+                Err(MergeRefusal::OtherOptions)
+            }
             (Some(_), Some(_)) | (None, None) => Ok(()),
             _ => Err(MergeRefusal::OtherOptions),
         }

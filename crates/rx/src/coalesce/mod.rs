@@ -39,9 +39,9 @@ use held::{HeldPacket, MergeRules};
 pub use held::{TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX};
 pub use refusal::{FlushReason, MergeRefusal};
 pub use resegment::resegment;
-pub use segments::{SegmentFragments, Segment, Segments};
-pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
+pub use segments::{Segment, SegmentFragments, Segments};
 use table::{DescriptorPlace, Room, Table};
+pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
 
 use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;

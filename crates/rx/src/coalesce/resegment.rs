@@ -7,10 +7,10 @@ use forebay_buf::Frame;
 use super::header::{HeaderBytes, ipv4_id};
 use super::segments::read_tag;
 use super::wire::{CWR, FIN, PSH};
+use crate::nonlinear::sum_in;
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
-use crate::nonlinear::sum_in;
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
 /// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several frames.

@@ -10,8 +10,8 @@ use std::num::NonZeroU16;
 use forebay_buf::Frame;
 use forebay_buf::chain::Followers;
 
-use crate::packet::{Arrival, Packet, Shape};
 use crate::nonlinear::{Stretches, bytes_in};
+use crate::packet::{Arrival, Packet, Shape};
 
 /// Arrival number and timestamp.
 const TAG_BYTES: usize = 12;
@@ -26,7 +26,7 @@ pub struct Segment<'a> {
     /// Offset of its payload in that of the packet.
     pub offset: u32,
     /// Its payload, as far as it was captured, and lies in its frame itself: of a packet
-    /// [in pieces](Packet::is_in_pieces), and of a datagram
+    /// [in pieces](Packet::is_nonlinear), and of a datagram
     /// [in several frames](crate::packet::Shape::FragList), see
     /// [`payload_fragments`](Self::payload_fragments).
     pub payload: &'a [u8],

@@ -107,7 +107,8 @@ impl Table {
         for (way, &at) in self.hashes[set..set + WAYS].iter().enumerate() {
             found |= u32::from(at == hash.0) << way;
         }
-        (found != 0 && hash.is_some()).then(|| DescriptorPlace(set + found.trailing_zeros() as usize))
+        (found != 0 && hash.is_some())
+            .then(|| DescriptorPlace(set + found.trailing_zeros() as usize))
     }
 
     /// Descriptors for a packet of this hash, of which nothing is held.
@@ -140,7 +141,10 @@ impl Table {
 
     /// The packet at a place, of whose flow another has come, and where their headers must agree.
     #[inline(always)]
-    pub(super) fn get_mut(&mut self, place: DescriptorPlace) -> Option<(&mut HeldPacket, &HeaderMask)> {
+    pub(super) fn get_mut(
+        &mut self,
+        place: DescriptorPlace,
+    ) -> Option<(&mut HeldPacket, &HeaderMask)> {
         self.latest = place;
         let descriptor = &mut self.descriptors[place.0];
         descriptor.touched = self.clock;
@@ -176,7 +180,9 @@ impl Table {
     pub(super) fn iter(&self) -> impl Iterator<Item = (DescriptorPlace, &HeldPacket)> {
         // By the hashes, which are small: most descriptors are free most of the time.
         let taken = (0..).zip(&self.hashes).filter(|(_, hash)| **hash != FlowHash::NONE.0);
-        taken.filter_map(|(place, _)| Some((DescriptorPlace(place), self.descriptors[place].held.as_ref()?)))
+        taken.filter_map(|(place, _)| {
+            Some((DescriptorPlace(place), self.descriptors[place].held.as_ref()?))
+        })
     }
 
     /// The first of the places that a hash may have. By bits from the middle: what comes here has

@@ -28,8 +28,8 @@ pub(crate) use partial::complete_partial;
 pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
 
-use crate::packet::Packet;
 use crate::nonlinear::bytes_in;
+use crate::packet::Packet;
 
 /// The least that stands before a transport header: IPv4's.
 pub(crate) const NETWORK_BYTES_MIN: u16 = 20;
@@ -184,7 +184,7 @@ pub fn parse_into(
     let _ = walk_noting(&seen, verify, headers);
 }
 
-/// The same for a packet, wherever it lies. Of one [in pieces](Packet::is_in_pieces) the headers
+/// The same for a packet, wherever it lies. Of one [in pieces](Packet::is_nonlinear) the headers
 /// are in its own frame afterwards, or all of it is: it is copied together into one of `pool` if its
 /// headers are too long for that.
 ///

@@ -6,8 +6,8 @@ use forebay_buf::Frame;
 use super::checksum::Sum;
 use super::device_sum::{DeviceSum, skipped};
 use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View};
-use crate::packet::Packet;
 use crate::nonlinear::sum_in;
+use crate::packet::Packet;
 
 /// Offset of TCP's checksum in its header.
 const TCP_CSUM_OFFSET: u16 = 16;

@@ -1,6 +1,8 @@
 //! TCP (RFC 9293), UDP (RFC 768) and where ICMP begins.
 
-use super::{Checksum, DatagramFields, Flaw, Headers, Network, Seen, Stop, Transport, Verify, checksum};
+use super::{
+    Checksum, DatagramFields, Flaw, Headers, Network, Seen, Stop, Transport, Verify, checksum,
+};
 
 /// Protocol number of TCP.
 pub(super) const TCP: u8 = 6;

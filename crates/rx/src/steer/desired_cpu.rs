@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use super::flow_table::{FlowTable, CurrentCpu};
+use super::flow_table::{CurrentCpu, FlowTable};
 use super::ids::SlotId;
 use super::rps::RpsMap;
 use super::sock_flow::SockFlowTable;
 use super::spread::{Spread, SpreadPolicy, Tick};
-use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
+use crate::steer_reason::SteerReason;
 
 /// Origin of the desired CPUs of one queue's flows: the socket-flow table and the RPS map.
 #[derive(Debug)]
@@ -49,7 +49,12 @@ impl DesiredCpus {
 
     /// The CPU that a packet should go to.
     #[inline]
-    pub(super) fn of(&self, hash: FlowHash, table: &FlowTable, slot: SlotId) -> (CpuId, SteerReason) {
+    pub(super) fn of(
+        &self,
+        hash: FlowHash,
+        table: &FlowTable,
+        slot: SlotId,
+    ) -> (CpuId, SteerReason) {
         let inline = (self.polling_cpu, SteerReason::Inline);
         if !hash.is_some() {
             return inline;

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 
 use forebay_buf::Position;
 
-use super::hold::{Holds, HoldList};
+use super::hold::{HoldList, Holds};
 use super::ids::FenceId;
 use crate::backlog::Backlogs;
 use crate::cpu::CpuId;

@@ -101,7 +101,12 @@ impl Holds {
     }
 
     /// Begins to hold a slot's packets back. `None` when there are as many holds as may be.
-    pub(super) fn begin(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
+    pub(super) fn begin(
+        &mut self,
+        slot: SlotId,
+        behind: HeldBehind,
+        now_ns: u64,
+    ) -> Option<HoldId> {
         let id = match self.free_holds.pop() {
             Some(id) => id,
             None if self.holds.len() < HOLDS_MAX => {

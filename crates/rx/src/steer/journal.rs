@@ -6,10 +6,10 @@
 use std::collections::VecDeque;
 
 use super::ids::SlotId;
-use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
+use crate::steer_reason::SteerReason;
 
 /// Moves that are remembered.
 pub const MOVES_MAX: usize = 1024;
@@ -38,8 +38,8 @@ pub struct Move {
     pub to: CpuId,
     /// Origin of the desired CPU.
     pub wish: SteerReason,
-    /// Manner of the move: at once ([`Because::Drained`]), or after packets were held
-    /// ([`Because::Held`]).
+    /// Manner of the move: at once ([`SteerReason::Drained`]), or after packets were held
+    /// ([`SteerReason::Held`]).
     pub because: SteerReason,
     /// Packets up to the slot's last one that the old CPU had before it when the wish was first
     /// refused; 0 if it never was, or had been seen to be drained in the middle of a turn.

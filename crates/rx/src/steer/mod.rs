@@ -34,15 +34,16 @@ mod state; //      for whoever asks why
 
 use std::sync::Arc;
 
+use desired_cpu::DesiredCpus;
 use fence::Fences;
 use flow_table::CurrentCpu;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use forebay_buf::Position;
-use hold::{HeldBehind, Holds};
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
+use hold::{HeldBehind, Holds};
 pub use ids::{HoldId, SlotId};
-pub(crate) use journal::Journal;
 use journal::FlowWatch;
+pub(crate) use journal::Journal;
 pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX, WATCHES_MAX};
 pub use rps::RpsMap;
 pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
@@ -51,13 +52,12 @@ pub use state::{FlowPlace, FlowState};
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
-use desired_cpu::DesiredCpus;
 
 use crate::backlog::{Backlogs, Depth};
-use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
+use crate::steer_reason::SteerReason;
 
 /// Patience before a held move begins: a flow's packets follow their predecessors to a CPU that it
 /// should leave for so many packets or so long, whichever comes first. Counted since the slot last

@@ -101,7 +101,8 @@ impl SockFlowTable {
     #[must_use]
     pub fn new(rps_sock_flow_entries: u32, cpus: usize) -> Self {
         let entries = rps_sock_flow_entries.clamp(1, RPS_SOCK_FLOW_ENTRIES_MAX);
-        let entries = (0..entries.next_power_of_two()).map(|_| AtomicU64::new(SockFlowEntry::NONE.0));
+        let entries =
+            (0..entries.next_power_of_two()).map(|_| AtomicU64::new(SockFlowEntry::NONE.0));
         Self { entries: entries.collect(), cpus: u16::try_from(cpus).unwrap_or(NO_CPU) }
     }
 

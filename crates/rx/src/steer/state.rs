@@ -3,11 +3,11 @@
 use super::Steering;
 use super::flow_table::CurrentCpu;
 use super::ids::SlotId;
-use super::journal::{Move, WATCHES_MAX, FlowWatch};
+use super::journal::{FlowWatch, Move, WATCHES_MAX};
 use crate::backlog::Backlogs;
-use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
+use crate::steer_reason::SteerReason;
 
 /// Current CPU of a flow, and the reason: the answer of [`Steering::state_of`].
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,8 +3,8 @@
 use forebay_buf::Position;
 
 use super::ids::{HoldId, SlotId};
-use crate::steer_reason::SteerReason;
 use crate::cpu::CpuId;
+use crate::steer_reason::SteerReason;
 
 /// Destination of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

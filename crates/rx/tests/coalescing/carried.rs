@@ -1,8 +1,8 @@
 //! What the kernel or a device says before a frame: completed checksums, and lies.
 
 use forebay_rx::coalesce::gso::{
-    DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, InvalidVnetHeader,
-    NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr,
+    DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
+    InvalidVnetHeader, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr,
 };
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Checksum, DeviceSum, Transport, Verify, complete_checksum, parse_into};

@@ -279,7 +279,9 @@ fn the_traffic_of_these_laws_is_merged_and_refused_in_most_ways() {
         .into_iter()
         // What comes from a source was not merged, and has a hash if it is TCP or UDP; and this one
         // gives nothing in pieces.
-        .filter(|refusal| !matches!(refusal, MergeRefusal::Merged | MergeRefusal::NoHash | MergeRefusal::InPieces))
+        .filter(|refusal| {
+            !matches!(refusal, MergeRefusal::Merged | MergeRefusal::NoHash | MergeRefusal::InPieces)
+        })
         .filter(|refusal| refused[refusal.index()] == 0)
         .collect();
     assert!(missing.len() < MergeRefusal::ALL.len() / 4, "{missing:?}");

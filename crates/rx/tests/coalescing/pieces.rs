@@ -9,7 +9,7 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::page_frag::{FRAG_ALIGN_BYTES, PageFragCache};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_rx::arrive::{PollStatus, Burst, HEAD_BYTES, HEAD_CHUNK_BYTES};
+use forebay_rx::arrive::{Burst, HEAD_BYTES, HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::gso::{InvalidVnetHeader, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal, cut};
 use forebay_rx::packet::{Arrival, Packet};
@@ -218,7 +218,8 @@ fn the_traffic_of_these_laws_is_merged_in_pieces() {
             merged += 1;
             in_pieces += u32::from(packet.is_nonlinear());
         });
-        refused += u32::from(twins.split.counters.refused[MergeRefusal::InPieces.index()].get() > 0);
+        refused +=
+            u32::from(twins.split.counters.refused[MergeRefusal::InPieces.index()].get() > 0);
     }
     assert!(in_pieces > 200 && 2 * in_pieces > merged, "{in_pieces} of {merged} merged packets");
     assert!(refused < 70, "in {refused} of 100 runs the twins differ");

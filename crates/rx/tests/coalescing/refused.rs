@@ -50,8 +50,11 @@ impl Case {
         let wires = self.wires.clone().map(|wire| if is_summed { wire.summed() } else { wire });
         let out = rig.poll(&wires);
         let at = format!("{}, summed by the device: {is_summed}", self.name);
-        let let_go =
-            if self.refusal == MergeRefusal::Size { FlushReason::Size } else { FlushReason::Mismatch };
+        let let_go = if self.refusal == MergeRefusal::Size {
+            FlushReason::Size
+        } else {
+            FlushReason::Mismatch
+        };
         let flushes = match self.goes {
             Goes::Alone => vec![(let_go, 1)],
             Goes::Anew => vec![(FlushReason::PollEnd, 1), (let_go, 1)],

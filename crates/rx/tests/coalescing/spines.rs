@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_buf::{Pool, Position};
-use forebay_rx::arrive::{PollStatus, Burst};
+use forebay_rx::arrive::{Burst, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, FlushReason};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;

@@ -7,7 +7,7 @@ use forebay_rx::backlog::Note;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
-use forebay_rx::{SteerReason, CpuId, Handler, Packet};
+use forebay_rx::{CpuId, Handler, Packet, SteerReason};
 
 use crate::world::{CPUS, Flow};
 

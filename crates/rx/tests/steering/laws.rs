@@ -8,7 +8,7 @@ use forebay_rx::delivery::Delivery;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::steer::{MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use forebay_rx::{SteerReason, CpuId, DropReason, RxQueue};
+use forebay_rx::{CpuId, DropReason, RxQueue, SteerReason};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -260,7 +260,9 @@ fn check_target(world: &World, seen: &Seen) {
         SteerReason::Rfs => epoch.is_followed(seen.cpu),
         SteerReason::Rps => epoch.is_mapped(seen.cpu),
         SteerReason::Inline => seen.cpu == epoch.polling,
-        SteerReason::Drained | SteerReason::Held => epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling,
+        SteerReason::Drained | SteerReason::Held => {
+            epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling
+        }
         SteerReason::Stay => true,
     };
     assert!(may_be, "{seen:?} under {epoch:?}");

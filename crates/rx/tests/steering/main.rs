@@ -21,7 +21,7 @@ use forebay_rx::backlog::{Backlogs, FlowLimit};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::parse::{self, Link, Verify, View};
 use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
-use forebay_rx::{SteerReason, CpuId, Delivery, DropReason, RxQueue};
+use forebay_rx::{CpuId, Delivery, DropReason, RxQueue, SteerReason};
 use journal::Journal;
 use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, put};
 

@@ -1,7 +1,7 @@
 //! RFS: packets follow their application, and never overtake each other on the way.
 
 use forebay_rx::SteerReason::{Drained, Held, Inline, Rfs, Rps, Stay};
-use forebay_rx::{SteerReason, DropReason};
+use forebay_rx::{DropReason, SteerReason};
 
 use crate::world::{CPUS, Flow, Settings, World};
 use crate::{FLOW, NEIGHBOUR, OTHER, OTHERS_NEIGHBOUR};

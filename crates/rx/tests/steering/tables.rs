@@ -6,7 +6,7 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{
     FlowTables, MoveAfter, OLDER_SLOTS_MAX, RpsMap, SpreadPolicy, SteerConfig, Steering, Verdict,
 };
-use forebay_rx::{SteerReason, CpuId, RxQueue};
+use forebay_rx::{CpuId, RxQueue, SteerReason};
 
 use crate::world::{Flow, Settings, World, cpus_of, put};
 use crate::{FLOW, NEIGHBOUR, ON_BOTH, ON_CPU_2, OTHER, OTHERS_NEIGHBOUR, all_on_cpu_1};

@@ -11,7 +11,7 @@ use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify};
 use forebay_rx::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
-use forebay_rx::{SteerReason, CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
+use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue, SteerReason};
 
 use crate::changes::Epoch;
 use crate::journal::{Journal, Lost};

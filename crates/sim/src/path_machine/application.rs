@@ -5,7 +5,7 @@ use forebay_device::synthetic::{STAMP_BYTES, STAMP_MAGIC};
 use forebay_rx::backlog::Note;
 use forebay_rx::coalesce::Segment;
 use forebay_rx::delivery::Batch;
-use forebay_rx::{SteerReason, CpuId, DropReason, Handler, Packet, RxQueue};
+use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, SteerReason};
 
 use super::reassembly::SimReassembly;
 use crate::laws::{Delivered, Law, Laws};

@@ -13,7 +13,7 @@ use forebay_rx::{CpuId, Delivery, Intake, RxQueue};
 
 use super::application::SeenByReader;
 use super::reassembly::SimReassembly;
-use super::{SimCpu, PathMachine, SimQueue};
+use super::{PathMachine, SimCpu, SimQueue};
 use crate::action::{Action, SimCoalesceAt};
 use crate::cpu_set::CpuSet;
 use crate::scenario::Scenario;
@@ -85,7 +85,10 @@ fn intake(scenario: &Scenario, traffic: &Traffic, queue: RxQueue) -> Intake {
         verify: Verify::Checksums,
         completes_checksums: false,
         hasher: Arc::clone(traffic.hasher()),
-        coalesce: coalesce_config((knobs.coalesce, SimCoalesceAt::Arrive), knobs.gro_flush_timeout_ns),
+        coalesce: coalesce_config(
+            (knobs.coalesce, SimCoalesceAt::Arrive),
+            knobs.gro_flush_timeout_ns,
+        ),
         steer: SteerConfig {
             polling_cpu: CpuId(queue.0),
             rps_flow_cnt: knobs.rps_flow_cnt,

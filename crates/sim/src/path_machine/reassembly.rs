@@ -8,7 +8,7 @@ use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
-use forebay_stack::network::{Identity, NetworkLayer, NetworkConfig, Prefix, NetworkVerdict};
+use forebay_stack::network::{Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix};
 
 use super::application::read;
 use crate::laws::{Law, Laws};

@@ -5,7 +5,7 @@ use std::fmt;
 use forebay_rx::{CpuId, RxQueue};
 
 use super::{Happening, World};
-use crate::action::{Action, SimChange, SimCoalesceAt, Recurring, Span};
+use crate::action::{Action, Recurring, SimChange, SimCoalesceAt, Span};
 use crate::cpu_set::CpuSet;
 use crate::machine::SimMachine;
 use crate::traffic::FlowId;
@@ -73,7 +73,8 @@ impl<M: SimMachine> World<M> {
                 self.replace_slots();
             }
             Action::Coalesce => {
-                let places = [SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive, SimCoalesceAt::Deliver];
+                let places =
+                    [SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive, SimCoalesceAt::Deliver];
                 let change = SimChange::Coalesce(self.one_of(&places));
                 self.change(&change);
             }

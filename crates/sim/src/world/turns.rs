@@ -7,7 +7,7 @@ use forebay_rx::{CpuId, RxQueue};
 use super::{Happening, World};
 use crate::costs::{Costs, INTAKE_NS, SERVICE_NS, WAKE_NS};
 use crate::liveness::{Came, Circumstances};
-use crate::machine::{SimMachine, Poll};
+use crate::machine::{Poll, SimMachine};
 use crate::traffic::FlowId;
 use crate::virtual_cpu::Doing;
 

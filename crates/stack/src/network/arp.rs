@@ -7,7 +7,7 @@ use forebay_buf::Pool;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Headers, Link};
 
-use super::neighbours::{NeighbourEvent, Replaces, NeighbourObservation};
+use super::neighbours::{NeighbourEvent, NeighbourObservation, Replaces};
 use super::{Identity, NetworkDrop};
 
 /// The EtherType.
@@ -36,7 +36,11 @@ struct ArpMessage {
 ///
 /// # Errors
 /// If it is not a valid message, or not one that a correct host would send.
-pub fn receive(packet: &mut Packet, on: &Identity, is_to_us: bool) -> Result<NeighbourEvent, NetworkDrop> {
+pub fn receive(
+    packet: &mut Packet,
+    on: &Identity,
+    is_to_us: bool,
+) -> Result<NeighbourEvent, NetworkDrop> {
     if !on.is_whole_host {
         return Ok(NeighbourEvent::default()); // the kernel's
     }

@@ -56,7 +56,7 @@ pub enum HeaderError {
 
 /// Prepends the headers to the payload, which is all that `frame` contains, and returns their
 /// description. All checksums are complete, except that with `gso_size` set the UDP checksum is the
-/// pseudo-header's sum (see [`Packet::is_whole_gso`](forebay_rx::Packet::is_whole_gso)).
+/// pseudo-header's sum (see [`Packet::is_gso`](forebay_rx::Packet::is_gso)).
 ///
 /// # Errors
 /// If the headers cannot be written; `frame` is then unchanged.

@@ -9,7 +9,7 @@ use super::link::PacketType;
 use super::reassembly::{Failures, Reassembly};
 use super::transport::PortPlace;
 use super::wire::Wire;
-use super::{Identity, NetworkLayer, NetworkDrop, NetworkVerdict, ipv4, ipv6};
+use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, ipv4, ipv6};
 
 impl NetworkLayer {
     pub(super) fn ipv4(

@@ -74,7 +74,7 @@ impl Default for NetworkConfig {
     }
 }
 
-/// Result of [`Network::receive`].
+/// Result of [`NetworkLayer::receive`].
 #[must_use]
 #[derive(Debug)]
 pub enum NetworkVerdict {

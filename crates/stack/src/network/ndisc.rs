@@ -10,7 +10,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Headers, Link, Verify, parse_into};
 
 use super::identity::ALL_NODES;
-use super::neighbours::{NeighbourEvent, Replaces, NeighbourObservation};
+use super::neighbours::{NeighbourEvent, NeighbourObservation, Replaces};
 use super::{Identity, NetworkDrop, Prefix};
 
 /// ICMPv6 type of a solicitation.
@@ -53,7 +53,11 @@ struct NdiscMessage {
 ///
 /// # Errors
 /// If it is not a valid message, or not one that a correct host would send.
-pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<NeighbourEvent, NetworkDrop> {
+pub fn receive(
+    packet: &mut Packet,
+    at: usize,
+    on: &Identity,
+) -> Result<NeighbourEvent, NetworkDrop> {
     if !on.is_whole_host {
         return Ok(NeighbourEvent::default()); // the kernel's
     }
@@ -65,7 +69,11 @@ pub fn receive(packet: &mut Packet, at: usize, on: &Identity) -> Result<Neighbou
 }
 
 /// `ndisc_recv_ns`.
-fn solicited(packet: &mut Packet, message: &NdiscMessage, on: &Identity) -> Result<NeighbourEvent, NetworkDrop> {
+fn solicited(
+    packet: &mut Packet,
+    message: &NdiscMessage,
+    on: &Identity,
+) -> Result<NeighbourEvent, NetworkDrop> {
     let NdiscMessage { source, destination, target, station, came_from, .. } = *message;
     // Somebody is about to take the address, and asks whether it is free.
     let is_probe = source.is_unspecified();

@@ -299,7 +299,12 @@ impl Neighbours {
 
     /// Updates the table from an observation. Packets that waited for it go to `released`, to be
     /// sent.
-    pub fn hear(&mut self, sighting: &NeighbourObservation, now_ns: u64, released: &mut Vec<Packet>) {
+    pub fn hear(
+        &mut self,
+        sighting: &NeighbourObservation,
+        now_ns: u64,
+        released: &mut Vec<Packet>,
+    ) {
         let NeighbourObservation { address, mac, is_welcome, replaces, is_confirmed } = *sighting;
         let place = match (self.find(address), mac) {
             (Some(place), _) => place,

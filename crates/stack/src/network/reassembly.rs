@@ -54,7 +54,8 @@ pub struct ReassemblyLimits {
 
 impl Default for FragmentsConfig {
     fn default() -> Self {
-        let ipv4 = ReassemblyLimits { high_thresh: 4 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
+        let ipv4 =
+            ReassemblyLimits { high_thresh: 4 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
         let ipv6 = ReassemblyLimits { timeout_ns: 60_000_000_000, max_dist: 0, ..ipv4 };
         Self { ipv4, ipv6, seed: [0; 16] }
     }

@@ -6,7 +6,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Fragment, Headers, Transport};
 
 use super::icmp::{self, EchoAsked};
-use super::{Identity, NetworkLayer, NetworkDrop, NetworkVerdict, icmp_error, ndisc, udp};
+use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, udp};
 
 /// Position of a transport header, and its pseudo-header.
 pub(super) struct PortPlace {

@@ -27,7 +27,10 @@ pub(super) struct UdpSegment<'a> {
 }
 
 /// Validates a datagram. Returns its length, header included.
-pub(super) fn receive(segment: &UdpSegment<'_>, counters: &UdpCounters) -> Result<usize, NetworkDrop> {
+pub(super) fn receive(
+    segment: &UdpSegment<'_>,
+    counters: &UdpCounters,
+) -> Result<usize, NetworkDrop> {
     let wrong = |reason| {
         counters.in_errors.add(1);
         Err(reason)

@@ -106,7 +106,7 @@ impl Account {
             } else if packets.iter().filter(|packet| rule.admits(size(packet))).count() == 0 {
                 break false;
             }
-            // Acquire: pairs with the Release in `relieve`. Who sees room sees the memory at home.
+            // Acquire: pairs with the Release in `reclaim`. Who sees room sees the memory at home.
             match self.rmem.0.compare_exchange_weak(
                 rmem,
                 rule.rmem,

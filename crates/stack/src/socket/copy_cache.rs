@@ -9,7 +9,7 @@ use std::fmt;
 use std::mem::replace;
 
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
-use forebay_buf::{RecycleRing, Pool, Region};
+use forebay_buf::{Pool, RecycleRing, Region};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 

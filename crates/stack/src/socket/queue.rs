@@ -1,6 +1,6 @@
 //! The queue from any CPU to a socket's one reader, in order.
 //!
-//! Each CPU has a lane to the reader, and packets are taken out by their [tickets](forebay_rx::tickets). A
+//! Each CPU has a lane to the reader, and packets are taken out by their [tickets](forebay_rx::ordered_queue). A
 //! run of packets costs one charge, one draw and one publication, however long it is.
 //!
 //! A lane joins when its CPU has the first packet for the socket. The reader adopts it when a ticket
@@ -11,8 +11,8 @@ use std::sync::{Arc, PoisonError};
 
 use forebay_buf::cache::OwnLine;
 use forebay_buf::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+use forebay_rx::ordered_queue::{LaneConsumer, LaneProducer, Lanes, Sequencer, lane};
 use forebay_rx::packet::Packet;
-use forebay_rx::ordered_queue::{LaneProducer, LaneConsumer, Lanes, Sequencer, lane};
 
 use super::SocketId;
 use super::account::{Account, LaneCounters, size};
@@ -42,7 +42,10 @@ pub trait WakeReader: Send + Sync {
 
 /// Creates a queue: the hub that CPUs open their inlets from, and the reader's end.
 #[must_use]
-pub fn open(config: SocketQueueConfig, reader: Arc<dyn WakeReader>) -> (Arc<SocketQueue>, SocketQueueConsumer) {
+pub fn open(
+    config: SocketQueueConfig,
+    reader: Arc<dyn WakeReader>,
+) -> (Arc<SocketQueue>, SocketQueueConsumer) {
     starting_at(config, 0, reader)
 }
 
@@ -137,7 +140,7 @@ impl SocketQueue {
     pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
         let (feeder, lane) = lane(self.slots);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
-        // Release: pairs with the Acquire in `Outlet::meet`.
+        // Release: pairs with the Acquire in `SocketQueueConsumer::meet`.
         self.joined.fetch_add(1, Ordering::Release);
         Some(SocketQueueProducer { cpu, hub: Arc::clone(self), feeder })
     }
@@ -149,10 +152,10 @@ impl SocketQueue {
         self.tickets.has_drawn(due) || self.told.load(Ordering::Relaxed) != 0
     }
 
-    /// Notifies the socket of a port unreachable answer. Returns as [`Inlet::put`] does.
+    /// Notifies the socket of a port unreachable answer. Returns as [`SocketQueueProducer::put`] does.
     pub fn refuse(&self) -> Enqueue {
         self.told.fetch_or(REFUSED, Ordering::Relaxed);
-        // Pairs with the fence in `Outlet::arm`, as that in `Inlet::send` does.
+        // Pairs with the fence in `SocketQueueConsumer::arm`, as that in `SocketQueueProducer::send` does.
         fence(Ordering::SeqCst);
         if self.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
@@ -170,7 +173,7 @@ impl SocketQueue {
         self.wake_reader();
     }
 
-    /// Wakes the reader: to be called after [`Put::WakeReader`].
+    /// Wakes the reader: to be called after [`Enqueue::WakeReader`].
     pub fn wake_reader(&self) {
         self.reader.wake(self);
     }
@@ -204,7 +207,7 @@ impl fmt::Debug for SocketQueue {
 pub enum Enqueue {
     /// The reader is awake, or others wake it.
     Done,
-    /// The reader sleeps, and the caller has to [wake](Hub::wake_reader) it.
+    /// The reader sleeps, and the caller has to [wake](SocketQueue::wake_reader) it.
     WakeReader,
     /// The socket has no reader any more. The packets still belong to the caller, and this inlet
     /// should be dropped: packets that the reader left in it are then returned.
@@ -254,7 +257,7 @@ impl SocketQueueProducer {
     /// Publishes packets for which there is room.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Enqueue {
         let drawn = self.hub.tickets.draw(packets);
-        // Pairs with the fence in `Outlet::arm`: either the reader sees these tickets drawn, and
+        // Pairs with the fence in `SocketQueueConsumer::arm`: either the reader sees these tickets drawn, and
         // does not sleep, or what is read of its sleep below is not older.
         fence(Ordering::SeqCst);
         self.feeder.send(drawn, packets);
@@ -345,7 +348,7 @@ impl SocketQueueConsumer {
 
     /// Adopts lanes that have joined. Returns true if there were any.
     fn meet(&mut self) -> bool {
-        // Acquire: pairs with the Release in `Hub::inlet`.
+        // Acquire: pairs with the Release in `SocketQueue::inlet`.
         if self.hub.joined.load(Ordering::Acquire) as usize == self.lanes.count() {
             return false;
         }
@@ -374,12 +377,12 @@ impl SocketQueueConsumer {
 
     /// Announces that the reader is going to sleep. Returns true if nothing is available: the next
     /// CPU that puts a packet in wakes it. Returns false if something arrived in between: the reader
-    /// is awake, and is to [take](Self::take) it, or [the notification](Hub::take_refusal).
+    /// is awake, and is to [take](Self::take) it, or [the notification](SocketQueue::take_refusal).
     #[must_use]
     pub fn arm(&mut self) -> bool {
         let is_waiting = &self.hub.is_waiting.0;
         is_waiting.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `Inlet::send`.
+        // Pairs with the fence in `SocketQueueProducer::send`.
         fence(Ordering::SeqCst);
         let has_news = self.has_some() || self.hub.told.load(Ordering::Relaxed) & REFUSED != 0;
         if has_news {

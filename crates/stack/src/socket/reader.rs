@@ -7,8 +7,8 @@ use forebay_buf::pool::FREE_BATCH_FRAMES;
 use forebay_rx::Packet;
 use forebay_rx::coalesce::resegment;
 
-use super::reclaim::{ReclaimPolicy, FrameReturn};
 use super::queue::SocketQueueConsumer;
+use super::reclaim::{FrameReturn, ReclaimPolicy};
 
 /// Datagrams taken out of the queue at once, for calls that read one.
 const TAKE_MAX: usize = 64;

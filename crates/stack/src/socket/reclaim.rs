@@ -254,7 +254,7 @@ pub struct FrameReturn {
 
 impl FrameReturn {
     /// Creates the return path by way of `pool`, which needs no frames of its own
-    /// ([`Pool::way_home`]).
+    /// ([`Pool::return_handle`]).
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         Self { pool, frames: 0, bytes: 0 }
@@ -301,8 +301,8 @@ mod tests {
 
     use super::*;
     use crate::socket::SocketId;
+    use crate::socket::queue::{Enqueue, SocketQueueConfig, SocketQueueProducer, queue};
     use crate::socket::testutil::{Layout, datagram, pools_of};
-    use crate::socket::queue::{SocketQueueProducer, Enqueue, SocketQueueConfig, queue};
 
     fn socket(id: u64, rcvbuf: u32) -> (SocketQueueProducer, SocketQueueConsumer) {
         let config = SocketQueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
@@ -321,12 +321,18 @@ mod tests {
         fn new(chunks: u32, buffers: u32) -> Self {
             let region = Region::allocate(CopyCache::region_bytes(buffers));
             let (pool, small) = pools_of(chunks);
-            let relief = BufferReclaimer::new(Some(CopyCache::new(region, 0)), Some(small), Arc::default());
+            let relief =
+                BufferReclaimer::new(Some(CopyCache::new(region, 0)), Some(small), Arc::default());
             Self { pool, relief, dropped: Vec::new() }
         }
 
         /// Puts one datagram in. Returns true if the socket accepted it.
-        fn put(&mut self, inlet: &mut SocketQueueProducer, policy: ReclaimPolicy, mark: u64) -> bool {
+        fn put(
+            &mut self,
+            inlet: &mut SocketQueueProducer,
+            policy: ReclaimPolicy,
+            mark: u64,
+        ) -> bool {
             let mut run = vec![datagram(&mut self.pool, Layout::V4, &mark.to_be_bytes())];
             self.relief.reclaim(policy, inlet.account(), &mut run, &mut self.pool);
             assert_eq!(inlet.put(&mut run, &mut self.dropped), Enqueue::Done);
@@ -505,7 +511,11 @@ mod tests {
             outlet.take(3, &mut in_hand);
             drop(outlet);
             assert_eq!(cpu.away(), 3, "{policy}");
-            FrameReturn::new(cpu.pool.return_handle()).give_back(&mut in_hand, &mut socket(1, 0).1, policy);
+            FrameReturn::new(cpu.pool.return_handle()).give_back(
+                &mut in_hand,
+                &mut socket(1, 0).1,
+                policy,
+            );
             assert!(cpu.is_whole(), "{policy}");
         }
     }
@@ -528,7 +538,10 @@ mod tests {
                 way_back.give_back(&mut taken, &mut outlet, policy);
                 let (away, rmem) = (cpu.away(), outlet.account().rmem() as usize);
                 assert!(away <= left + FREE_BATCH_FRAMES, "{policy}: {away} with {left} queued");
-                assert!((away * 512..=(left + FREE_BATCH_FRAMES) * 2048).contains(&rmem), "{policy}");
+                assert!(
+                    (away * 512..=(left + FREE_BATCH_FRAMES) * 2048).contains(&rmem),
+                    "{policy}"
+                );
             }
             assert!(cpu.is_whole() && outlet.account().rmem() == 0, "{policy}");
         }

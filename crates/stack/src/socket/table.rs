@@ -309,7 +309,8 @@ impl SocketTable {
 
     /// Finds the socket that sends from address `ours` and is connected to `theirs`.
     pub fn find_connected(&self, ours: (IpAddr, u16), theirs: (IpAddr, u16)) -> FoundSocket {
-        let at = |address| self.connection(&SocketTuple { local: (address, ours.1), remote: theirs });
+        let at =
+            |address| self.connection(&SocketTuple { local: (address, ours.1), remote: theirs });
         at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(FoundSocket::None, FoundSocket::One)
     }
 

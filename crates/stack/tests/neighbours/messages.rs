@@ -2,7 +2,7 @@
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
 use etherparse::{ArpOperation, Icmpv6Type};
-use forebay_stack::network::neighbours::{NeighbourEvent, Replaces, NeighbourObservation};
+use forebay_stack::network::neighbours::{NeighbourEvent, NeighbourObservation, Replaces};
 use forebay_stack::network::{Identity, NetworkDrop, arp, ndisc};
 
 use crate::rig::{
@@ -25,8 +25,11 @@ fn who_asks_for_us_by_arp_is_told_and_remembered() {
     for to in [ALL, OURS] {
         let request = arp_message(to, REQUEST, "10.9.0.2", "10.9.0.1");
         let (heard, answer) = arp_received(&mut pool, &request, to == OURS);
-        let expected =
-            NeighbourObservation { is_welcome: true, replaces: Replaces::Now, ..sighting("10.9.0.2") };
+        let expected = NeighbourObservation {
+            is_welcome: true,
+            replaces: Replaces::Now,
+            ..sighting("10.9.0.2")
+        };
         assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: true }));
         let (stations, message) = read_arp(&answer);
         assert_eq!((stations, message.operation), ([THEIRS, OURS], REPLY));
@@ -180,7 +183,10 @@ fn advertisements_are_heard() {
     let without = Ndisc { options: Vec::new(), ..advertisement(true, false) };
     for (message, expected) in [
         (advertisement(true, false), NeighbourObservation { is_confirmed: true, ..of }),
-        (advertisement(true, true), NeighbourObservation { is_confirmed: true, replaces: Replaces::Now, ..of }),
+        (
+            advertisement(true, true),
+            NeighbourObservation { is_confirmed: true, replaces: Replaces::Now, ..of },
+        ),
         (to_all, NeighbourObservation { replaces: Replaces::Now, ..of }),
         (without, NeighbourObservation { is_confirmed: true, mac: None, ..of }),
     ] {

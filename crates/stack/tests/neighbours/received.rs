@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use etherparse::{ArpOperation, Icmpv6Type};
 use forebay_stack::network::neighbours::{Neighbours, Resolved};
-use forebay_stack::network::{NetworkLayer, NetworkConfig, NetworkCounters, NetworkDrop, NetworkVerdict};
+use forebay_stack::network::{
+    NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict,
+};
 
 use crate::rig::{
     ALL, OURS, THEIRS, advertisement, arp_message, identity, ip, packet, pool, read_arp,
@@ -14,7 +16,8 @@ use crate::rig::{
 #[test]
 fn a_request_is_answered_and_its_sender_found_by_whoever_sends() {
     let mut pool = pool(8);
-    let mut network = NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
+    let mut network =
+        NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
     let mut neighbours = Neighbours::default();
     let by_arp = arp_message(ALL, ArpOperation::REQUEST, "10.9.0.2", "10.9.0.1");
     for (request, from) in [(by_arp, "10.9.0.2"), (solicitation().bytes(), "fd00::2")] {
@@ -40,7 +43,8 @@ fn a_request_is_answered_and_its_sender_found_by_whoever_sends() {
 #[test]
 fn an_answer_to_us_is_heard_and_one_from_afar_is_dropped() {
     let mut pool = pool(8);
-    let mut network = NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
+    let mut network =
+        NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
     let by_arp = arp_message(OURS, ArpOperation::REPLY, "10.9.0.2", "10.9.0.1");
     for answer in [by_arp, advertisement(true, true).bytes()] {
         let packet = packet(&mut pool, &answer);

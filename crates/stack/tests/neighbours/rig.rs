@@ -134,7 +134,10 @@ impl Ndisc {
     }
 
     /// Passes the message to the code under test.
-    pub(crate) fn received(&self, pool: &mut Pool) -> (Result<NeighbourEvent, NetworkDrop>, Packet) {
+    pub(crate) fn received(
+        &self,
+        pool: &mut Pool,
+    ) -> (Result<NeighbourEvent, NetworkDrop>, Packet) {
         let mut packet = packet(pool, &self.bytes());
         let heard = ndisc::receive(&mut packet, ICMPV6, &identity());
         (heard, packet)

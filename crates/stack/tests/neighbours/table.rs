@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use forebay_buf::Pool;
 use forebay_stack::network::neighbours::{
-    NEIGHBOURS_MAX, NeighbourDrops, Neighbours, Replaces, Resolved, NeighbourObservation, WAITING_IN_ALL_MAX,
-    WAITING_MAX,
+    NEIGHBOURS_MAX, NeighbourDrops, NeighbourObservation, Neighbours, Replaces, Resolved,
+    WAITING_IN_ALL_MAX, WAITING_MAX,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -167,7 +167,11 @@ fn who_takes_the_place_of_whom() {
         // Answers back to back: the first counts. Later, another one does.
         (answer(OTHERS), SECOND_NS, Found::There(THEIRS)),
         (answer(OTHERS), SECOND_NS + 1, Found::There(OTHERS)),
-        (NeighbourObservation { replaces: Replaces::Now, ..answer(OTHERS) }, 1, Found::There(OTHERS)),
+        (
+            NeighbourObservation { replaces: Replaces::Now, ..answer(OTHERS) },
+            1,
+            Found::There(OTHERS),
+        ),
         (NeighbourObservation { replaces: Replaces::Never, ..answer(OTHERS) }, 9 * SECOND_NS, {
             Found::There(THEIRS)
         }),
@@ -246,8 +250,12 @@ fn flood() -> impl Strategy<Value = (Flood, u8, u16)> {
 impl Rig {
     fn flood(&mut self, (kind, net, count): (Flood, u8, u16), now_ns: u64) {
         for address in (0..count).map(|number| numbered(net, number)) {
-            let heard =
-                NeighbourObservation { address, is_welcome: true, is_confirmed: false, ..answer(OTHERS) };
+            let heard = NeighbourObservation {
+                address,
+                is_welcome: true,
+                is_confirmed: false,
+                ..answer(OTHERS)
+            };
             if !matches!(kind, Flood::Answered) {
                 self.hear(heard, now_ns);
             }

@@ -10,7 +10,8 @@ const FLOOD: u32 = 100;
 const GOOD_DATAGRAMS: u32 = 60;
 
 /// Limits at a quarter of the kernel's default: the flood is about ten times as large.
-const LIMITS: ReassemblyLimits = ReassemblyLimits { high_thresh: 1 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
+const LIMITS: ReassemblyLimits =
+    ReassemblyLimits { high_thresh: 1 << 20, timeout_ns: 30_000_000_000, max_dist: 64 };
 
 /// Sources of the flood.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use forebay_rx::packet::Shape;
 use forebay_rx::parse::{Checksum, Fragment, Link, Transport, Verify, parse};
 use forebay_stack::network::NetworkDrop;
 use forebay_stack::network::reassembly::{
-    Failures, Fragments, FragmentsConfig, GivenUp, ReassemblyLimits, Reassembly,
+    Failures, Fragments, FragmentsConfig, GivenUp, Reassembly, ReassemblyLimits,
 };
 use frames::{Datagram, IP, IPV4_DATA, IPV6_DATA, Version, packet, pool, resum};
 

@@ -7,7 +7,9 @@ use std::thread;
 
 use forebay_buf::Pool;
 use forebay_stack::network::reassembly::{Fragments, FragmentsConfig};
-use forebay_stack::network::{Identity, NetworkLayer, NetworkConfig, NetworkCounters, Prefix, NetworkVerdict};
+use forebay_stack::network::{
+    Identity, NetworkConfig, NetworkCounters, NetworkLayer, NetworkVerdict, Prefix,
+};
 use proptest::prelude::*;
 
 use crate::frames::{Datagram, Version, packet, pools};

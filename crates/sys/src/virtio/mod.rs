@@ -228,7 +228,11 @@ impl Virtqueue {
     /// # Panics
     /// When there is no piece.
     #[inline]
-    pub fn post(&mut self, buffers: &[RingDescriptor], direction: Direction) -> Result<BufferId, Full> {
+    pub fn post(
+        &mut self,
+        buffers: &[RingDescriptor],
+        direction: Direction,
+    ) -> Result<BufferId, Full> {
         match direction {
             Direction::ToDriver => ring!(self, ring => ring.post(&[], buffers)),
             Direction::ToDevice => ring!(self, ring => ring.post(buffers, &[])),

@@ -17,7 +17,7 @@ use virtio_bindings::virtio_ring::{
 use super::slots::TransmitSlots;
 use super::words::{Shared, Words};
 use super::{
-    BufferId, RingDescriptor, Full, LINE_BYTES, RingAddresses, InvalidRing, Used, flag, need_event,
+    BufferId, Full, InvalidRing, LINE_BYTES, RingAddresses, RingDescriptor, Used, flag, need_event,
 };
 
 const NEXT: u16 = flag(VRING_DESC_F_NEXT);
@@ -73,9 +73,10 @@ impl EventSuppression {
         let offset = u16::from_le_bytes([low, high]);
         match u16::from(flags & 3) {
             Self::DISABLE => Self::Disable,
-            Self::DESCRIPTOR => {
-                Self::At(PackedPosition { index: offset & !Self::WRAP, wrap: offset & Self::WRAP != 0 })
-            }
+            Self::DESCRIPTOR => Self::At(PackedPosition {
+                index: offset & !Self::WRAP,
+                wrap: offset & Self::WRAP != 0,
+            }),
             _ => Self::Enable,
         }
     }
@@ -193,7 +194,7 @@ pub(super) struct PackedQueue {
     posted: Box<[PostedBuffer]>,
     pub(super) event_idx: bool,
     /// Where the next descriptor goes; ahead of `published` within a batch. A count, as the other two:
-    /// see [`Position::of`].
+    /// see [`PackedPosition::of`].
     avail_next: u16,
     /// What the device may see.
     published: u16,

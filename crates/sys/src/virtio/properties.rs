@@ -208,7 +208,11 @@ impl Model {
 }
 
 /// Has the device call if the driver wants it, which `call` says as far as that is known.
-fn call_if_wanted(device: &mut ReferenceDevice, call: &mut Option<bool>, is_waiting: bool) -> TestCaseResult {
+fn call_if_wanted(
+    device: &mut ReferenceDevice,
+    call: &mut Option<bool>,
+    is_waiting: bool,
+) -> TestCaseResult {
     let called = device.calls();
     if let Some(call) = *call {
         prop_assert!(!called || call, "no call is wanted");

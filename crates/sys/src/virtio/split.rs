@@ -13,7 +13,7 @@ use virtio_bindings::virtio_ring::{
 use super::slots::TransmitSlots;
 use super::words::{Shared, Words};
 use super::{
-    BufferId, RingDescriptor, Full, LINE_BYTES, RingAddresses, InvalidRing, Used, flag, need_event,
+    BufferId, Full, InvalidRing, LINE_BYTES, RingAddresses, RingDescriptor, Used, flag, need_event,
 };
 
 const NEXT: u16 = flag(VRING_DESC_F_NEXT);

@@ -21,7 +21,7 @@ use rustix::net::xdp::{
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::Socket;
-use super::ring::{Consuming, XdpRingPlace, Producing};
+use super::ring::{Consuming, Producing, XdpRingPlace};
 
 /// How long a queue may be busy: the kernel takes a closed socket down after the close has returned.
 const TEARDOWN_MAX: Duration = Duration::from_secs(2);
@@ -185,7 +185,11 @@ enum RegisteredMemory<'a> {
     SharedWith(BorrowedFd<'a>),
 }
 
-fn bound(config: &SocketConfig, pool: &Pool, memory: RegisteredMemory<'_>) -> Result<Socket, OpenError> {
+fn bound(
+    config: &SocketConfig,
+    pool: &Pool,
+    memory: RegisteredMemory<'_>,
+) -> Result<Socket, OpenError> {
     let flags = SocketFlags::CLOEXEC;
     let fd = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
         .map_err(OpenError::of("open an AF_XDP socket"))?;
@@ -288,7 +292,11 @@ fn bind_when_free(
     }
 }
 
-fn bind(socket: BorrowedFd<'_>, config: &SocketConfig, memory: RegisteredMemory<'_>) -> Result<(), Errno> {
+fn bind(
+    socket: BorrowedFd<'_>,
+    config: &SocketConfig,
+    memory: RegisteredMemory<'_>,
+) -> Result<(), Errno> {
     let to = |flags| SocketAddrXdp::new(flags, config.interface, config.queue);
     let copying = match config.copying {
         CopyMode::Auto => SocketAddrXdpFlags::empty(),

@@ -115,7 +115,12 @@ impl Socket {
     ///
     /// # Errors
     /// When the ring is broken.
-    pub fn fill(&mut self, pool: &mut Pool, room_bytes: u32, most: u32) -> Result<u32, InvalidXdpRing> {
+    pub fn fill(
+        &mut self,
+        pool: &mut Pool,
+        room_bytes: u32,
+        most: u32,
+    ) -> Result<u32, InvalidXdpRing> {
         let spare = self.fill.entries().saturating_sub(most);
         let room = self.fill.room(spare + FILL_BATCH)?.saturating_sub(spare);
         if room < FILL_BATCH {
@@ -258,7 +263,11 @@ impl Socket {
     ///
     /// # Errors
     /// When the kernel names what it does not have.
-    pub fn complete(&mut self, max: u32, mut each: impl FnMut(Frame)) -> Result<u32, InvalidXdpRing> {
+    pub fn complete(
+        &mut self,
+        max: u32,
+        mut each: impl FnMut(Frame),
+    ) -> Result<u32, InvalidXdpRing> {
         let count = self.completion.ready(max)?.min(max);
         for _ in 0..count {
             let [address] = self.completion.next();

@@ -13,8 +13,12 @@ use forebay_rx::parse::{self, Verify};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::{BUFFERS_MAX, CopyCache};
-use forebay_stack::socket::reclaim::{ReclaimPolicy, BufferReclaimer, ReclaimCounters, FrameReturn};
-use forebay_stack::socket::queue::{SocketQueueProducer, SocketQueueConsumer, Enqueue, SocketQueueConfig, queue};
+use forebay_stack::socket::queue::{
+    Enqueue, SocketQueueConfig, SocketQueueConsumer, SocketQueueProducer, queue,
+};
+use forebay_stack::socket::reclaim::{
+    BufferReclaimer, FrameReturn, ReclaimCounters, ReclaimPolicy,
+};
 use forebay_sys as sys;
 
 use super::super::input::Sample;
@@ -124,7 +128,11 @@ impl Flood {
                     cpu: others.iter().copied().cycle().nth(slot.into()),
                     pool,
                     inlet,
-                    relief: BufferReclaimer::new(Some(CopyCache::new(cache, slot)), Some(small), counters),
+                    relief: BufferReclaimer::new(
+                        Some(CopyCache::new(cache, slot)),
+                        Some(small),
+                        counters,
+                    ),
                     bulk,
                     next: 0,
                 }
@@ -282,7 +290,8 @@ impl FloodProducer {
             let Self { pool, inlet, relief, .. } = self;
             relief.reclaim(run.load.policy, inlet.account(), &mut packets, pool);
             // The reader does not sleep, and stays.
-            let (Enqueue::Done | Enqueue::WakeReader | Enqueue::Closed) = inlet.put(&mut packets, &mut dropped);
+            let (Enqueue::Done | Enqueue::WakeReader | Enqueue::Closed) =
+                inlet.put(&mut packets, &mut dropped);
             dropped.drain(..).for_each(|packet: Packet| pool.put(packet.frame));
         }
         began.side(sent, 0)

@@ -10,7 +10,7 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_device::{Device, RxBuffers};
 use forebay_rx::arrive::{
-    PollRequest, Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, Polled, SourceError,
+    Attachment, Burst, FrameNeeds, HEAD_CHUNK_BYTES, Numbering, PollRequest, Polled, SourceError,
 };
 use forebay_rx::{DropReason, RxQueue, Source};
 use forebay_sys as sys;

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use forebay_engine::knobs::{Knob, Machine, KnobPlace};
+use forebay_engine::knobs::{Knob, KnobPlace, Machine};
 use forebay_rx::RxQueue;
 use libtest_mimic::Failed;
 

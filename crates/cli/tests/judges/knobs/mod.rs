@@ -6,7 +6,7 @@ mod strings; // what is written to them
 
 use std::fs;
 
-use forebay_engine::knobs::{Knob, Machine, REFUSED_INVALID_INPUT, KnobRefusal, TakenValue, Value};
+use forebay_engine::knobs::{Knob, KnobRefusal, Machine, REFUSED_INVALID_INPUT, TakenValue, Value};
 use forebay_sys::errno::Errno;
 pub(crate) use kernel::missing;
 use libtest_mimic::Failed;
@@ -125,7 +125,9 @@ fn room(knob: Knob, answer: &Result<TakenValue, Errno>) -> Room {
         Knob::RpsSockFlowEntries => (4, 4),
         _ => return Room::Enough,
     };
-    let Ok(TakenValue { value: Some(Value::Number(slots)), .. }) = *answer else { return Room::Enough };
+    let Ok(TakenValue { value: Some(Value::Number(slots)), .. }) = *answer else {
+        return Room::Enough;
+    };
     if slots * least > memory_bytes("MemTotal:") {
         Room::None
     } else if slots * most > memory_bytes("MemAvailable:") / 8 {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 
 use crate::live::Judge;
+use crate::live::forwarding::{Link, Way};
 use crate::live::program::Run;
 use crate::live::sender::{Capture, Pace, play, settle};
-use crate::live::forwarding::{Link, Way};
 use crate::order::{self, Findings, Stamped};
 use crate::{Judgement, stress};
 
@@ -76,7 +76,8 @@ fn judge_round(way: Way) -> Result<Findings, Failed> {
 /// CPUs asleep for a while, with packets queued for it.
 fn change_all(run: &Run) -> Judgement {
     let begin = Instant::now();
-    for (line, cpu) in stress::script(2, FLOWS as usize, FRAMES).lines().zip([0, 1].iter().cycle()) {
+    for (line, cpu) in stress::script(2, FLOWS as usize, FRAMES).lines().zip([0, 1].iter().cycle())
+    {
         let (frame, change) = line.split_once(':').ok_or("a line without a frame")?;
         let due = Duration::from_secs(1) * frame.parse()? / PPS;
         thread::sleep(due.saturating_sub(begin.elapsed()));

@@ -9,10 +9,10 @@ use libtest_mimic::Failed;
 use serde_json::Value;
 
 use crate::live::Judge;
+use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::live::program::{Run, command, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
-use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::{Judgement, namespace};
 
 pub(crate) const TRIALS: [Judge; 6] = [

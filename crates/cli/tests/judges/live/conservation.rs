@@ -3,9 +3,9 @@
 
 use crate::Judgement;
 use crate::live::Judge;
+use crate::live::forwarding::{Link, Way};
 use crate::live::program::Run;
 use crate::live::sender::{Capture, Pace, generate, judge_sum, play, settle};
-use crate::live::forwarding::{Link, Way};
 
 pub(crate) const TRIALS: [Judge; 5] = [
     ("promise_2_what_comes_by_native_xdp_is_accounted_for", || judge(Way::AfXdpNative)),

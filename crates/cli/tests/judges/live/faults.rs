@@ -9,10 +9,10 @@ use pcap_file::pcap::PcapReader;
 use tempfile::TempDir;
 
 use crate::live::Judge;
+use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::live::program::{Run, Shared, command, try_run, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
-use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::program::told;
 use crate::{Judgement, namespace};
 

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 
 use crate::Judgement;
 use crate::live::Judge;
-use crate::live::program::{Run, wait_until};
 use crate::live::forwarding::{DEVICE, Link, PEER, Way};
+use crate::live::program::{Run, wait_until};
 use crate::namespace::Namespace;
 
 pub(crate) const TRIALS: [Judge; 2] = [

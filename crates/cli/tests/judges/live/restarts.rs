@@ -9,9 +9,9 @@ use libtest_mimic::Failed;
 
 use crate::Judgement;
 use crate::live::Judge;
+use crate::live::forwarding::{Link, Way};
 use crate::live::program::{Run, wait_until};
 use crate::live::sender::{Capture, flood};
-use crate::live::forwarding::{Link, Way};
 
 pub(crate) const TRIALS: [Judge; 5] = [
     ("promise_4_nothing_is_left_of_runs_by_native_xdp", || judge(Way::AfXdpNative)),

@@ -9,8 +9,8 @@ use libtest_mimic::Failed;
 use tempfile::TempDir;
 
 use crate::Judgement;
-use crate::live::program::Report;
 use crate::live::forwarding::{Link, Way};
+use crate::live::program::Report;
 use crate::order::Stamped;
 
 /// What the kernel has on its way from one interface to the other has come by then.

@@ -11,8 +11,8 @@ use libtest_mimic::Failed;
 
 use crate::Judgement;
 use crate::live::Judge;
-use crate::live::program::{Report, Run, wait_until};
 use crate::live::forwarding::{DEVICE, DEVICE_MAC, PEER, PEER_MAC, Way, join};
+use crate::live::program::{Report, Run, wait_until};
 use crate::namespace::Namespace;
 
 pub(crate) const TRIALS: [Judge; 6] = [

@@ -13,8 +13,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
-use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::sink::Sink;
+use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::virtio::VirtioOptions;
 use crate::virtio::buffers::{Buffers, Sizing};
 use crate::virtio::features::{Features, OfferedFeatures};

@@ -238,7 +238,11 @@ fn promise_5_a_lie_shuts_the_queue_until_the_next_session() {
             assert!(!why.why.is_empty());
             let packet = rig.packet(&frame(60));
             rig.hand(0, [packet]);
-            assert_eq!(rig.step(), TransmitStep { count: 1, ..TransmitStep::default() }, "nothing is sent");
+            assert_eq!(
+                rig.step(),
+                TransmitStep { count: 1, ..TransmitStep::default() },
+                "nothing is sent"
+            );
             assert_eq!(rig.got(), None);
             rig.begin(layout, None);
             let packet = rig.packet(&frame(61));

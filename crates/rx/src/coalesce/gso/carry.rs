@@ -15,8 +15,8 @@ use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
-use crate::parse::pull::{Reach, parse_pulling, pull_to};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
+use crate::parse::pull::{Reach, parse_pulling, pull_to};
 use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_plain, parse};
 
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
@@ -102,7 +102,9 @@ impl VirtioNetHdr {
             }
             CarriedShape::Segment if self.flags & NEEDS_CSUM != 0 => self.complete(packet)?,
             // Who has a sum of the frame knows better than to believe.
-            CarriedShape::Segment if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() => {
+            CarriedShape::Segment
+                if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() =>
+            {
                 packet.headers.l4_checksum = Checksum::Good;
             }
             CarriedShape::Segment => {}

@@ -216,8 +216,11 @@ impl HeldFragments {
             self.time_out(at, given_up);
         }
         let source = self.find_or_meet(&key);
-        let standing =
-            if self.sources[source].is_known { SourceStanding::Known } else { SourceStanding::Stranger };
+        let standing = if self.sources[source].is_known {
+            SourceStanding::Known
+        } else {
+            SourceStanding::Stranger
+        };
         let datagram = HeldDatagram {
             key,
             source,
@@ -385,7 +388,13 @@ impl HeldFragments {
             }
             None => self.sources.insert(
                 hash,
-                FragmentSource { prefix, datagrams: SlotList::default(), bytes: 0, count: 0, is_known: false },
+                FragmentSource {
+                    prefix,
+                    datagrams: SlotList::default(),
+                    bytes: 0,
+                    count: 0,
+                    is_known: false,
+                },
             ),
         }
     }

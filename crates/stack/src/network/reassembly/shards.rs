@@ -95,11 +95,17 @@ pub(super) struct Shards {
 
 impl Shards {
     /// Creates `count` shards, a power of two.
-    pub(super) fn new(network: Network, limits: ReassemblyLimits, seed: [u8; 16], count: usize) -> Self {
+    pub(super) fn new(
+        network: Network,
+        limits: ReassemblyLimits,
+        seed: [u8; 16],
+        count: usize,
+    ) -> Self {
         let hasher = SipHasher13::new_with_key(&seed);
         let usage = Arc::new(Usage::default());
         let of = u32::try_from(count).unwrap_or(u32::MAX);
-        let shard = |_| Mutex::new(HeldFragments::new((network, limits), hasher, Arc::clone(&usage), of));
+        let shard =
+            |_| Mutex::new(HeldFragments::new((network, limits), hasher, Arc::clone(&usage), of));
         let shards = (0..count).map(shard).collect();
         Self { network, hasher, usage, shards }
     }

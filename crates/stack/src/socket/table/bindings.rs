@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use forebay_rx::cpu::CpuId;
 
-use super::{Binding, Connection, Few, ReuseportGroup, Listener, Member, Members, SocketTable, unspecified};
+use super::{
+    Binding, Connection, Few, Listener, Member, Members, ReuseportGroup, SocketTable, unspecified,
+};
 use crate::socket::SocketId;
 
 /// All bound sockets.

@@ -350,7 +350,8 @@ fn the_better_bound_socket_has_the_datagram() {
         ("10.0.0.9:9", "10.0.0.1:55", Some(5)),
         ("10.0.0.9:9", "10.0.0.1:56", None),
     ] {
-        let expected = expected.map_or(FoundSocket::None, |number| FoundSocket::One(SocketId(number)));
+        let expected =
+            expected.map_or(FoundSocket::None, |number| FoundSocket::One(SocketId(number)));
         assert_eq!(table.find(&of(source, destination)), expected, "{source} to {destination}");
     }
 }

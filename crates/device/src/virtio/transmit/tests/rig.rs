@@ -17,8 +17,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_HASH_REPORT;
 
 use super::super::*;
 use super::wire::{CWR, TCP_FLAGS, add, len, says_cwr};
-use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::sink::{Sink, SinkCounters};
+use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::virtio::VirtioOptions;
 use crate::virtio::features::OfferedFeatures;
 use crate::virtio::memory::MemoryPlan;
