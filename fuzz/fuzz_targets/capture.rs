@@ -107,7 +107,7 @@ fn read_all(input: &[u8], stream: Box<dyn Read + Send>) -> Contents {
 
 fn read_records(
     input: &[u8],
-    reader: &mut Reader,
+    reader: &mut CaptureReader,
     packets: &mut Vec<Packet>,
 ) -> Result<(), String> {
     let mut offset = reader.offset();

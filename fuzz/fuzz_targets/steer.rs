@@ -11,7 +11,7 @@ use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Position, Region};
 use forebay_device::synthetic::stamped_udp;
 use forebay_engine::knobs::{Coalesce, CoalesceAt};
-use forebay_rx::arrive::{Burst, PollStatus, Refused};
+use forebay_rx::arrive::{Burst, PollStatus, RefusedFrame};
 use forebay_rx::backlog::FlowLimit;
 use forebay_rx::coalesce::CoalesceConfig;
 use forebay_rx::delivery::Batch;
@@ -275,7 +275,7 @@ impl Rig {
         let arrival = Arrival::of_frame(self.first_frame + self.arrived);
         self.arrived += 1;
         let Some(mut frame) = self.cpus[POLLING].pool.allocate(wire_len) else {
-            let refused = Refused { arrival, wire_len, reason: DropReason::NoBuffer };
+            let refused = RefusedFrame { arrival, wire_len, reason: DropReason::NoBuffer };
             self.refused += 1;
             return self.burst.refused.push(refused);
         };
@@ -291,7 +291,7 @@ impl Rig {
         let segments = |packet: &Packet| u64::from(packet.segment_count());
         let show = |packets: &[Packet]| self.shown += packets.iter().map(segments).sum::<u64>();
         let pool = &mut self.cpus[POLLING].pool;
-        let woken = self.intake.turn_showing(self.tick, &mut self.burst, pool, show);
+        let woken = self.intake.turn_with_tap(self.tick, &mut self.burst, pool, show);
         let mut woken: Vec<_> = woken.collect();
         let wake_ups = woken.len();
         woken.sort_unstable();
@@ -328,7 +328,7 @@ impl Rig {
     fn lose(&mut self, at: usize) {
         let cpu = &mut self.cpus[at];
         let in_hand = std::mem::take(&mut cpu.in_hand);
-        let (_, lost) = cpu.delivery.lose().expect("it has a lane");
+        let (_, lost) = cpu.delivery.abandon_batch().expect("it has a lane");
         for dropped in lost {
             let packet = dropped.packet.expect("no handler has taken it out");
             self.lost += u64::from(packet.segment_count());
