@@ -167,7 +167,7 @@ impl Claim {
         self.part.clone()
     }
 
-    /// Its first byte.
+    /// The first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         // SAFETY: the part lies within the region.

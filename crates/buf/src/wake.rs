@@ -16,7 +16,7 @@ use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Sleep {
-    /// Its thread is parked, or about to be.
+    /// The CPU's thread is parked, or about to be.
     Parked = 1,
     /// Waiting for descriptors, or about to.
     Polling = 2,

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::options::cpus::cpus_of;
 use crate::output;
 
-/// What Documentation/networking/scaling.rst suggests; the flow tables of all queues share it.
+/// Size that Documentation/networking/scaling.rst suggests; the flow tables of all queues share it.
 const RPS_SOCK_FLOW_ENTRIES: u32 = 32_768;
 
 /// Prints what is advised.
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<(), Failure> {
     })
 }
 
-/// What `--json` prints.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Advised {
     /// The CPUs that packets can go to.
@@ -53,7 +53,7 @@ struct QueueAdvice {
 
 #[derive(Serialize)]
 struct CpuGroup {
-    /// Its place in the order; none for the CPUs that are left out.
+    /// Place in the order; none for the CPUs that are left out.
     place: Option<usize>,
     cpus: String,
     why: String,
@@ -234,7 +234,7 @@ fn groups(advice: &Advice) -> Vec<CpuGroup> {
     groups
 }
 
-/// Why these CPUs.
+/// Reason for these CPUs.
 fn scope(advice: &Advice) -> String {
     let polling = advice.polling;
     match advice.scope {

@@ -47,7 +47,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether documents are asked for, and nothing else on standard output.
+    /// True if documents are asked for, and nothing else on standard output.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
             Self::Run(args) => args.json,
@@ -175,7 +175,7 @@ pub(crate) struct HashArgs {
     pub(crate) vectors: PathBuf,
 }
 
-/// What a full backlog does.
+/// Effect of a full backlog.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum WhenFullArg {
     /// The source waits

@@ -107,14 +107,14 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Failure> {
     })
 }
 
-/// What `set --json` prints.
+/// Document that `set --json` prints.
 #[derive(Debug, Default, Serialize)]
 struct Set {
-    /// What each knob that was set reads now.
+    /// Value that each knob that was set reads now.
     now: BTreeMap<String, String>,
-    /// What of it is not as it was asked for.
+    /// Parts that are not as they were asked for.
     notes: Vec<String>,
-    /// Where the knobs were saved.
+    /// File that the knobs were saved to.
     #[serde(skip_serializing_if = "Option::is_none")]
     saved: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! What a person is told when something goes wrong, and the exit code.
+//! Messages to a person when something goes wrong, and the exit code.
 
 use std::process::ExitCode;
 
@@ -7,24 +7,24 @@ use serde_json::json;
 
 use crate::output;
 
-/// Why a command failed.
+/// Reason for the failure of a command.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub(crate) enum Failure {
     /// The host said so.
     #[error("{error}")]
     Host {
-        /// What it said.
+        /// Error of the library.
         error: forebay_sys::Error,
-        /// What to do.
+        /// Advice.
         #[help]
         help: String,
     },
     /// A run broke a promise.
     #[error("a promise was broken: {}", broken.join("; "))]
     Promise {
-        /// Which, in words.
+        /// The broken laws, in words.
         broken: Vec<String>,
-        /// What to do.
+        /// Advice.
         #[help]
         help: String,
     },
@@ -34,24 +34,24 @@ pub(crate) enum Failure {
     Law {
         /// The law.
         law: &'static str,
-        /// What happened.
+        /// Event.
         text: String,
-        /// What repeats it.
+        /// Command that repeats it.
         command: String,
     },
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {error}")]
     #[diagnostic(help("see that there is room where it goes, then try again"))]
     Output {
-        /// Why not.
+        /// Reason.
         error: std::io::Error,
     },
     /// The command line or the input cannot be used.
     #[error("{problem}")]
     Usage {
-        /// What is wrong.
+        /// Flaw.
         problem: String,
-        /// What to do.
+        /// Advice.
         #[help]
         help: String,
     },

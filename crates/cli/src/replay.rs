@@ -26,7 +26,7 @@ use crate::synthetic::SyntheticSpec;
 use crate::ticker::{Ticker, tell_once};
 use crate::{output, script, table};
 
-/// How often the progress bar moves.
+/// Period of the progress bar.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 /// Runs a replay and prints its report.
@@ -50,18 +50,18 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     finish(result, args, &cpus)
 }
 
-/// What `--json` prints.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Replayed {
     #[serde(flatten)]
     report: ReplayReport,
-    /// What all draws were determined by.
+    /// Seed of all draws.
     seed: u64,
     /// True if a signal asked the run to end early.
     interrupted: bool,
 }
 
-/// What all draws are determined by.
+/// Seed of all draws.
 fn seed(args: &ReplayArgs) -> u64 {
     let is_fixed = args.deterministic || args.synthetic.is_some();
     args.seed.unwrap_or_else(|| if is_fixed { 1 } else { drawn_seed() })

@@ -14,7 +14,7 @@ use crate::ticker::Ticker;
 /// Time between two looks for a signal.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 
-/// What it means that a terminal hangs up, or that somebody says so.
+/// Effect of SIGHUP: a terminal hung up, or somebody asks for a reload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hangup {
     /// The same as any other signal.

@@ -53,7 +53,7 @@ pub(crate) struct SimArgs {
     trace: Option<PathBuf>,
 }
 
-/// Whose rules.
+/// Rules of a simulation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 enum RulesArg {
     /// The path itself
@@ -130,7 +130,7 @@ struct ListedScenario {
     about: &'static str,
 }
 
-/// What `--json` prints: what was asked for; the kernel's beside ours where that was both.
+/// Document that `--json` prints: what was asked for; the kernel's beside ours where that was both.
 struct Both<'a> {
     ours: Option<&'a Summary>,
     kernel: Option<&'a Summary>,

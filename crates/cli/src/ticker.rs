@@ -1,11 +1,11 @@
-//! What is done again and again beside a run.
+//! A task that is repeated beside a run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// How soon what goes wrong is told.
+/// Period of looking for what goes wrong.
 const TELL_PERIOD: Duration = Duration::from_millis(100);
 
 /// A thread that does something at intervals until this is dropped.

@@ -30,7 +30,7 @@ struct TakenSlot {
 struct ClientPlace {
     client: u64,
     stream: UnixStream,
-    /// When it last asked, or was answered.
+    /// Time at which the client last asked, or was answered.
     heard: Instant,
     watches: bool,
 }

@@ -14,7 +14,7 @@ use super::tree::MERGEABLE_RX_BUFFER_SIZE;
 /// A knob, as `list` tells it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedKnob {
-    /// Its path.
+    /// Path.
     pub path: String,
     /// Value.
     pub value: String,

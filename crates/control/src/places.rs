@@ -25,9 +25,9 @@ const MADE_UP_BYTES_MAX: usize = 60;
 /// A run that listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunPlace {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its socket.
+    /// Path of the socket.
     pub path: PathBuf,
 }
 

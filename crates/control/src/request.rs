@@ -43,7 +43,7 @@ pub enum Request {
     Get(String),
     /// Write to this knob.
     Set {
-        /// Its name.
+        /// Name.
         knob: String,
         /// Value that is written.
         value: String,

@@ -19,7 +19,7 @@ pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct TreeEntry {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Kind.
     pub kind: EntryKind,
@@ -32,7 +32,7 @@ pub enum EntryKind {
     Directory,
     /// A file.
     File {
-        /// Its permissions, as in 0o644.
+        /// Permissions, as in 0o644.
         mode: u16,
     },
 }

@@ -32,7 +32,7 @@ impl Via {
     /// Every way.
     pub const ALL: [Self; 5] = [Self::AfXdp, Self::AfPacket, Self::Tap, Self::Tun, Self::VhostUser];
 
-    /// Its name on the command line and in reports.
+    /// Name on the command line and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ pub struct DeviceConfig {
     pub name: String,
     /// Way in which it is opened.
     pub via: Via,
-    /// Its rx queues that are polled; the first ones. Of a vhost-user device, its queue pairs.
+    /// Rx queues that are polled; the first ones. Of a vhost-user device, its queue pairs.
     pub queues: u16,
     /// Packets that are taken.
     pub take: RxFilter,

@@ -1,4 +1,4 @@
-//! When a recorded or made-up frame is due.
+//! Pace of recorded or made-up frames.
 
 /// Rate at which a source gives its frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,7 +28,7 @@ impl Pace {
         Self { rate, start_ns: None, pass_start: None, pass_due_ns: 0, last_due_ns: 0 }
     }
 
-    /// When frame `number`, recorded at `timestamp_ns`, is due in engine time. Never before the
+    /// Time in engine time at which frame `number`, recorded at `timestamp_ns`, is due. Never before the
     /// frame ahead of it, whatever the capture says.
     pub(super) fn due_ns(&mut self, now_ns: u64, number: u64, timestamp_ns: u64) -> u64 {
         let start_ns = *self.start_ns.get_or_insert(now_ns);

@@ -47,7 +47,7 @@ impl SinkCounters {
         self.frames.load(Ordering::Relaxed)
     }
 
-    /// Their bytes, a merged packet's headers counted once.
+    /// Bytes of them, a merged packet's headers counted once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)

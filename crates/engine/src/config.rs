@@ -44,11 +44,11 @@ pub struct Config {
     pub rps_sock_flow_entries: u32,
     /// Budgets of a CPU's turn.
     pub limits: Limits,
-    /// When a held move begins.
+    /// Condition on which a held move begins.
     pub move_after: MoveAfter,
     /// Packets of a queue that may be held at once.
     pub hold_max: u32,
-    /// When packets leave the polling CPU.
+    /// Condition on which packets leave the polling CPU.
     pub spread: SpreadPolicy,
     /// Packets that a backlog takes.
     pub netdev_max_backlog: u32,

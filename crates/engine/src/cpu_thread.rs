@@ -31,7 +31,7 @@ pub struct CpuThread<H: Handler> {
     shared: Arc<EngineState>,
     idle: Idle,
     deferral: Deferral,
-    /// When the next turn begins, or the last pause began.
+    /// Time at which the next turn begins, or the last pause began.
     turn_ns: u64,
     /// Nothing will ever come again, or this thread is to end.
     is_over: bool,

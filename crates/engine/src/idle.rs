@@ -35,9 +35,9 @@ pub(super) struct Idle {
     spin_max_ns: u64,
     /// Time for which the CPU looks for work now.
     spin_ns: u64,
-    /// When the pause began, if there is one.
+    /// Time at which the pause began, if there is one.
     since_ns: Option<u64>,
-    /// When it was asked last whether others want the CPU, and how often the thread had been
+    /// Time at which it was asked last whether others want the CPU, and how often the thread had been
     /// preempted by then.
     looked_ns: u64,
     preemptions: u64,

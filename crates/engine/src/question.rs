@@ -24,7 +24,7 @@ pub struct Explained {
     pub name: String,
     /// The CPU that polls it.
     pub polling_cpu: CpuId,
-    /// When it said so, in engine time.
+    /// Time of the answer, in engine time.
     pub at_ns: u64,
     /// Current CPU of the flow, and the reason.
     pub state: FlowState,

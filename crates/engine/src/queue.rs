@@ -60,7 +60,7 @@ pub(super) struct Queue {
     load: Tick,
     /// True if the last poll found frames.
     was_busy: bool,
-    /// When the source was first asked for its last frames.
+    /// Time at which the source was first asked for its last frames.
     last_since_ns: Option<u64>,
     source_ended: bool,
     ended: bool,
@@ -363,7 +363,7 @@ impl Queue {
         Tick { now_ns, busy_ns: self.load.busy_ns }
     }
 
-    /// Its number, and what it counts.
+    /// Number and counters of the queue.
     pub(super) fn counted(&self) -> (RxQueue, Arc<IntakeCounters>) {
         (self.number(), Arc::clone(self.counters()))
     }

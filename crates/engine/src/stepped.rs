@@ -77,7 +77,7 @@ fn next<'a, H: Handler>(
 /// A worker in virtual time.
 struct Stepper<H> {
     worker: Worker<H>,
-    /// When it is done with what it is doing.
+    /// Time at which it is done with what it is doing.
     free_at_ns: u64,
     /// True if it is doing a batch.
     in_hand: bool,

@@ -54,7 +54,7 @@ struct WorkerThreads<H: Handler> {
 
 /// End of a thread.
 enum ThreadEnd<H> {
-    /// Its work is done.
+    /// The work is done.
     Done(Box<Worker<H>>),
     /// Lost, and its CPU is to go on; with the message of its panic, if it panicked.
     Died(Box<Worker<H>>, Option<String>),

@@ -21,7 +21,7 @@ pub(super) type Mailboxes = Arc<[Mailbox<Queue>]>;
 /// All that belongs to one CPU. It outlives the CPU's threads.
 pub(super) struct Worker<H> {
     pub(super) cpu: CpuId,
-    /// Its place in the engine.
+    /// Place in the engine.
     pub(super) index: usize,
     /// The queues that it polls.
     pub(super) queues: Vec<Queue>,

@@ -16,7 +16,7 @@ use crate::order_check::FlowOrder;
 pub struct PathReport {
     /// Frames that the sources gave.
     pub packets_in: u64,
-    /// Their bytes on the wire.
+    /// Bytes of them on the wire.
     pub bytes_in: u64,
     /// Frames handed to the application, in whatever packets, and processed.
     pub delivered: u64,

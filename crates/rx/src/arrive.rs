@@ -205,9 +205,9 @@ impl Burst {
 /// A frame that the source had to let go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RefusedFrame {
-    /// Its place in the order of arrival.
+    /// Place in the order of arrival.
     pub arrival: Arrival,
-    /// Its length on the wire.
+    /// Length on the wire.
     pub wire_len: u32,
     /// Reason.
     pub reason: DropReason,

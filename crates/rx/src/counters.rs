@@ -35,7 +35,7 @@ impl Counter {
 pub struct IntakeCounters {
     /// Frames that the source gave, refused ones included.
     pub frames: Counter,
-    /// Their bytes on the wire.
+    /// Bytes of them on the wire.
     pub bytes: Counter,
     /// Frames that the kernel dropped before the source could take them: not among `frames`.
     pub kernel_dropped: Counter,
@@ -122,7 +122,7 @@ pub struct CoalesceCounters {
     pub segments_in: Counter,
     /// Packets that left it, merged ones counted once.
     pub packets_out: Counter,
-    /// Their bytes: headers once.
+    /// Bytes of them: headers once.
     pub bytes_out: Counter,
     /// Frames that were not added to a packet, by [`MergeRefusal::index`].
     pub refused: [Counter; MergeRefusal::ALL.len()],

@@ -8,14 +8,14 @@ pub enum DropReason {
     /// The kernel's or the device's header of it contradicts it
     /// ([`InvalidVnetHeader`](crate::coalesce::gso::InvalidVnetHeader)).
     VnetHeader,
-    /// Its length, or how many buffers it was in, cannot be: the kernel's `rx_length_errors`.
+    /// A length, or a number of buffers, that cannot be: the kernel's `rx_length_errors`.
     LengthError,
     /// Larger than the largest chunk of packet memory.
     Oversize,
     /// No packet memory was free when the frame arrived, or for its headers, where they were too
     /// long to be parsed beside where it lay.
     NoBuffer,
-    /// Its flow was waiting to change its CPU, and as many packets waited as may.
+    /// The flow was waiting to change its CPU, and as many packets waited as may.
     HoldFull,
     /// The backlog of its CPU was at `netdev_max_backlog`.
     BacklogFull,

@@ -83,7 +83,7 @@ pub struct Intake {
 /// memory.
 #[derive(Debug)]
 pub struct Dropped {
-    /// Its number on the source, modulo 2^32; the first one's.
+    /// Number on the source, modulo 2^32; the first one's.
     pub arrival: Arrival,
     /// Reason.
     pub reason: DropReason,
@@ -225,7 +225,7 @@ impl Intake {
         self.coalesced.len() + self.coalescer.as_ref().map_or(0, Coalescer::held)
     }
 
-    /// When the intake wants an empty turn, to let go of packets that were held for a
+    /// Time at which the intake wants an empty turn, to let go of packets that were held for a
     /// `gro_flush_timeout`.
     #[must_use]
     pub fn next_timeout_ns(&self) -> Option<u64> {

@@ -15,11 +15,11 @@ pub struct Packet {
     /// The bytes, from the link header on: all of them, or the first ones, with the others
     /// [in pieces](Self::is_nonlinear) behind them.
     pub frame: Frame,
-    /// When the source says it arrived, in nanoseconds since 1970; 0 if it does not say.
+    /// Time of arrival, by the source, in nanoseconds since 1970; 0 if it does not say.
     pub timestamp_ns: u64,
-    /// Its place in the order of arrival.
+    /// Place in the order of arrival.
     pub arrival: Arrival,
-    /// Its length on the wire: longer than the frame with its pieces when the capture was cut short.
+    /// Length on the wire: longer than the frame with its pieces when the capture was cut short.
     pub wire_len: u32,
     /// The flow's hash. A source sets it if the device computes one; then none is computed here
     /// (RPS-5).
@@ -112,7 +112,7 @@ impl Packet {
         Some(Self { frame, ..*self })
     }
 
-    /// Its bytes in one frame of `pool`; `None`: there is none free.
+    /// Bytes of the packet in one frame of `pool`; `None`: there is none free.
     #[must_use]
     pub fn copied_whole(&self, pool: &mut Pool) -> Option<Frame> {
         let len_bytes = self.fragments().map(<[u8]>::len).sum::<usize>();

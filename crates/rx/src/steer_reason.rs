@@ -3,14 +3,14 @@
 /// Reason for a packet's CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SteerReason {
-    /// Its application runs there.
+    /// The flow's application runs there.
     Rfs,
     /// The RPS map says so.
     Rps,
     /// Not steered: the packet has no hash, RPS is off, or spreading does not pay now. It stays on
     /// the CPU that polls the queue.
     Inline,
-    /// Its flow should be elsewhere, but packets of it are still queued here.
+    /// The flow should be elsewhere, but packets of it are still queued here.
     Stay,
     /// The old CPU has processed all of its flow: with this packet, the flow moved here.
     Drained,

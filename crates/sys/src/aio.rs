@@ -18,7 +18,7 @@ const COMPLETIONS: c_uint = 64;
 /// Completions that are read at a time.
 const READ_AT_A_TIME: u8 = 64;
 
-/// How often it is tried again when others, too, submit where completions are to be read first.
+/// Tries when others, too, submit where completions are to be read first.
 const TRIES: u32 = 16;
 
 /// `IOCB_CMD_PREAD`.
@@ -58,12 +58,12 @@ struct Completion {
 const _: () = assert!(size_of::<AioRequest>() == 64 && size_of::<Completion>() == 32);
 const _: () = assert!(cfg!(target_endian = "little"), "two fields of a request change places");
 
-/// What signals eventfds; any thread may use it.
+/// Signals eventfds without waiting; any thread may use it.
 #[derive(Debug)]
 pub struct Signaller {
     /// `aio_context_t`.
     context: c_long,
-    /// What is read, always nothing of it.
+    /// File that is read, always nothing of it.
     file: OwnedFd,
 }
 

@@ -11,17 +11,17 @@ use rustix::io::Errno;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Instruction {
-    /// What is done: class, source and operation, or class, size and mode.
+    /// Operation: class, source and operation, or class, size and mode.
     pub code: u8,
     /// The destination register in the low half, the source register in the high one.
     pub registers: u8,
-    /// How far a jump goes, or where in memory a load reads.
+    /// Distance of a jump, or offset in memory of a load.
     pub offset: i16,
     /// The number in the instruction.
     pub immediate: i32,
 }
 
-/// What the kernel is asked.
+/// Request to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BpfRequest {
     /// To make an XSKMAP.
@@ -54,9 +54,9 @@ impl fmt::Display for BpfRequest {
 /// A request that the kernel refused.
 #[derive(Debug)]
 pub struct VerifierRefusal {
-    /// What was asked.
+    /// Request.
     pub asked: BpfRequest,
-    /// What the kernel said.
+    /// Answer of the kernel.
     pub errno: Errno,
     /// The last lines of what its verifier wrote, if anything.
     pub log: String,
@@ -133,7 +133,7 @@ impl AsFd for XskMap {
     }
 }
 
-/// How an XDP program is to be loaded.
+/// Attributes with which an XDP program is loaded.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct XdpLoad {
     /// Packets may come in several buffers (`BPF_F_XDP_HAS_FRAGS`).
@@ -164,7 +164,7 @@ impl XdpProgram {
         load(instructions, attributes).map(Self)
     }
 
-    /// What it decides on a frame, as if that had come in on queue 0 of the loopback device. Nothing
+    /// Verdict on a frame, as if that had come in on queue 0 of the loopback device. Nothing
     /// is done about it.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl XdpProgram {
     }
 }
 
-/// What a program decides (`enum xdp_action`, linux/bpf.h).
+/// Verdict of a program (`enum xdp_action`, linux/bpf.h).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XdpAction {
     /// Something went wrong: the kernel drops the frame and tells tracers.
@@ -252,7 +252,7 @@ fn load(
     second.map_err(|_| VerifierRefusal { asked: BpfRequest::Load, errno, log: last_lines(&log) })
 }
 
-/// Which of an interface's places for a program.
+/// One of an interface's places for a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XdpPlace {
     /// In the driver, before the kernel makes its own packet of the frame.
@@ -280,7 +280,7 @@ impl fmt::Display for XdpPlace {
     }
 }
 
-/// What keeps a program attached to an interface: closing it detaches the program, and so does the
+/// Attachment of a program to an interface: closing it detaches the program, and so does the
 /// end of the process, whatever ends it.
 #[derive(Debug)]
 #[must_use = "dropping it detaches the program"]

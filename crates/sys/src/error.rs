@@ -94,7 +94,7 @@ pub enum Error {
     /// A run that cannot be asked.
     #[error("no run answers at {}: {source}", path.display())]
     NoRun {
-        /// Its control socket.
+        /// Path of the control socket.
         path: PathBuf,
         /// Reason.
         source: io::Error,
@@ -108,7 +108,7 @@ pub enum Error {
     /// Several runs listen, and nobody has said which is meant.
     #[error("several runs listen: {}", names.join(", "))]
     SeveralRuns {
-        /// Their names.
+        /// Names.
         names: Vec<String>,
     },
     /// A request that a run refused.
@@ -149,7 +149,7 @@ pub enum Error {
     /// The interface was deleted, or moved to another network namespace.
     #[error("the interface {name} is gone")]
     DeviceGone {
-        /// Its name.
+        /// Name.
         name: String,
     },
     /// A device, or the kernel on its behalf, refuses something.

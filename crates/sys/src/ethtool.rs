@@ -1,4 +1,4 @@
-//! What a driver says of itself, by the ethtool ioctls, in the network namespace of the calling
+//! Facts that a driver tells, by the ethtool ioctls, in the network namespace of the calling
 //! thread.
 
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! What wakes a thread that sleeps on descriptors.
+//! An event that wakes a thread that sleeps on descriptors.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -48,7 +48,7 @@ impl Event {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    /// What becomes readable when it happens.
+    /// Descriptor that becomes readable when it happens.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }

@@ -46,9 +46,9 @@ impl fmt::Display for MacAddress {
 /// An interface, as it was when the kernel was asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Interface {
-    /// Its name. It may have been found by another name that it has.
+    /// Name. It may have been found by another name that it has.
     pub name: String,
-    /// Its number.
+    /// Number.
     pub index: InterfaceIndex,
     /// The longest IP packet that it sends, in bytes.
     pub mtu: u32,
@@ -60,21 +60,21 @@ pub struct Interface {
     pub is_loopback: bool,
     /// True if its frames are Ethernet's. Those of a TUN are IP packets.
     pub is_ethernet: bool,
-    /// Its Ethernet address, if it has one.
+    /// Ethernet address, if it has one.
     pub mac: Option<MacAddress>,
     /// Rx queues that its driver uses; 1 where the driver does not say.
     pub rx_queues: u16,
     /// Tx queues that its driver uses; 1 where the driver does not say.
     pub tx_queues: u16,
-    /// Its driver, where the driver says.
+    /// Driver, where the driver says.
     pub driver: Option<String>,
     /// The number of the XDP program that is attached to it, if one is.
     pub xdp_program: Option<u32>,
-    /// What it is as a TAP or TUN, if it is one.
+    /// Facts of it as a TAP or TUN, if it is one.
     pub tun: Option<TunInfo>,
 }
 
-/// How a TAP or TUN was made.
+/// Settings that a TAP or TUN was made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TunInfo {
     /// The user who may open it without a capability, if not everyone may.
@@ -91,7 +91,7 @@ pub struct TunInfo {
     pub open_queues: u32,
 }
 
-/// What the kernel counted on an interface since it was made: `struct rtnl_link_stats64`.
+/// Counters of the kernel on an interface since it was made: `struct rtnl_link_stats64`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InterfaceCounters {
     /// Packets received.
@@ -166,7 +166,7 @@ impl Interface {
         set.map(|_| ()).map_err(|source| self.failed("set it up", source))
     }
 
-    /// What the kernel has counted on it so far.
+    /// Counters of the kernel on it so far.
     ///
     /// # Errors
     /// [`Error::DeviceGone`], or that the kernel cannot be asked.
@@ -180,7 +180,7 @@ impl Interface {
         counted.ok_or_else(|| self.failed("read its counters", io::ErrorKind::InvalidData.into()))
     }
 
-    /// Whether a default route of this namespace goes out of it, in any table, for IPv4 or IPv6:
+    /// True if a default route of this namespace goes out of it, in any table, for IPv4 or IPv6:
     /// who takes its packets may cut off the machine.
     ///
     /// # Errors
@@ -325,7 +325,7 @@ fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ' | 0xa0)
 }
 
-/// What the kernel says of one link, found by its number or, where that is 0, by its name.
+/// Facts of one link, as the kernel tells them, found by its number or, where that is 0, by its name.
 fn link(index: u32, by_name: Option<LinkAttribute>) -> io::Result<LinkMessage> {
     let mut request = LinkMessage::default();
     request.header.index = index;

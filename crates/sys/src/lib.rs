@@ -1,4 +1,4 @@
-//! What the engine asks of Linux. The second island of `unsafe`: each file has a safe face.
+//! Calls to Linux. The second island of `unsafe`: each file has a safe face.
 
 mod cpus; //          which there are, and who runs where for how long
 mod memory; //        for packets

@@ -43,7 +43,7 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(addresses)
 }
 
-/// Whom the kernel would hand a packet to: its destination, or a gateway. None: it has no way there
+/// Next hop of the kernel for a packet: its destination, or a gateway. None: it has no way there
 /// by this interface.
 ///
 /// # Errors

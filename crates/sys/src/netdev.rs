@@ -1,4 +1,4 @@
-//! What an interface can do with XDP, as the kernel's netlink family `netdev` tells.
+//! Abilities of an interface with XDP, as the kernel's netlink family `netdev` tells.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use rustix::net::netlink::GENERIC;
 use super::interface::InterfaceIndex;
 use super::netlink;
 
-/// Whether XDP programs may ask an interface's driver for the receive hash; none where the kernel
+/// True if XDP programs may ask an interface's driver for the receive hash; none where the kernel
 /// does not tell: before Linux 6.3.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! What the kernel is asked of its network, over netlink: always of the network namespace of the
+//! Requests to the kernel over netlink: always of the network namespace of the
 //! calling thread, which sysfs may not show.
 
 use std::io;
@@ -21,7 +21,7 @@ const ANSWER_BYTES: usize = 64 << 10;
 /// Dumps asked for, at most, when the kernel says that one was interrupted by a change.
 const DUMPS_MAX: usize = 8;
 
-/// What the kernel answers to one request about one thing.
+/// Answer of the kernel to one request about one thing.
 ///
 /// # Errors
 /// What the kernel says: `ENODEV` of a link that is not there.
@@ -54,7 +54,7 @@ pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlink
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Whether nothing changed while it was told.
+/// Consistency of a dump: nothing changed while it was told, or something did.
 pub(super) enum Whole {
     Yes,
     Interrupted,

@@ -15,7 +15,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 /// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every kind.
 const ETH_P_ALL: u16 = 3;
 
-/// What stands before a block's frames: where in it the kernel keeps whose it is, behind `version`
+/// Fields before a block's frames: where in it the kernel keeps whose it is, behind `version`
 /// and `offset_to_priv` of `struct tpacket_block_desc`.
 const BLOCK_STATUS_AT: usize = 8;
 
@@ -27,21 +27,21 @@ const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_uint = 0x4000;
 #[derive(Debug)]
 pub struct PacketSocket(OwnedFd);
 
-/// What the kernel counted since it was last asked.
+/// Counters of the kernel since it was last asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
     /// Frames that passed the filter.
     pub packets: u32,
-    /// Those of them that there was no room for.
+    /// Packets that there was no room for.
     pub drops: u32,
 }
 
-/// What a socket is bound to.
+/// Interface that a socket is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BoundPacketSocket {
     /// The interface's number; `None` once it is gone.
     pub interface: Option<u32>,
-    /// What its frames begin with: an `ARPHRD_` of include/uapi/linux/if_arp.h.
+    /// Header that its frames begin with: an `ARPHRD_` of include/uapi/linux/if_arp.h.
     pub hardware: u16,
 }
 
@@ -72,7 +72,7 @@ impl PacketSocket {
         self.bind(interface, 0)
     }
 
-    /// What it is bound to.
+    /// Interface that it is bound to.
     pub fn bound(&self) -> io::Result<BoundPacketSocket> {
         let mut address = link_address(0, 0);
         let mut len = size_as_u32::<libc::sockaddr_ll>();
@@ -114,7 +114,7 @@ impl PacketSocket {
         Ok(u16::from_le_bytes([low, high]))
     }
 
-    /// What was received and dropped since the last call.
+    /// Packets received and dropped since the last call.
     pub fn take_statistics(&self) -> io::Result<Statistics> {
         // struct tpacket_stats_v3
         let [packets, drops, _freezes] = self.ask(libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
@@ -183,16 +183,16 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// How a ring is laid out.
+/// Layout of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingLayout {
     /// Size of a block: a power of two, whole pages. A frame never lies in two.
     pub block_bytes: u32,
-    /// How many there are.
+    /// Number of blocks.
     pub blocks: u32,
-    /// How long the kernel may wait before it hands over a block that is not full.
+    /// Longest wait of the kernel before it hands over a block that is not full.
     pub retire_ms: u32,
-    /// Whether frames come with the device's hash, or the kernel's where the device has none.
+    /// True if frames come with the device's hash, or the kernel's where the device has none.
     pub hashes: bool,
 }
 

@@ -54,7 +54,7 @@ impl PeerEvent {
         preadv2(&self.0, &mut into, NO_OFFSET, ReadWriteFlags::NOWAIT).is_ok()
     }
 
-    /// What becomes readable when it happens.
+    /// Descriptor that becomes readable when it happens.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -1,4 +1,4 @@
-//! What a process must be allowed to do for a device, and how it lets go of that afterwards.
+//! Privileges that a device takes, and giving them up afterwards.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -159,7 +159,7 @@ fn require(what: &str, needed: &[Capability]) -> Result<()> {
     Err(Error::Privilege { what, missing, help: how_to_have(&granted.join(",")) })
 }
 
-/// How this program comes by these capabilities.
+/// Advice on how this program comes by these capabilities.
 fn how_to_have(granted: &str) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "forebay".into());
     let grant = format!("sudo setcap {granted}+ep {}", quoted(&program));

@@ -1,7 +1,7 @@
-//! What tells somebody who waits for a descriptor that he may read, and that he may write, each by
+//! A descriptor pair that tells somebody who waits for a descriptor that he may read, and that he may write, each by
 //! itself and for as long as it is so.
 //!
-//! It is one end of a pair of connected sockets. A byte that was put in at the other end makes it
+//! The descriptor is one end of a pair of connected sockets. A byte that was put in at the other end makes it
 //! readable, until it is taken out again; so much that waits for the other end to be read makes it not
 //! writable. Nobody but us reads or writes either end.
 

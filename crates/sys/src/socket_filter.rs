@@ -7,11 +7,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FilterInstruction {
-    /// What is done.
+    /// Operation.
     pub code: u16,
     /// Number of instructions that are skipped if it is so.
     pub jt: u8,
-    /// How many are skipped if it is not.
+    /// Instructions that are skipped if it is not.
     pub jf: u8,
     /// The number in the instruction.
     pub k: u32,

@@ -38,11 +38,11 @@ pub struct Topology {
 /// Place of a CPU.
 #[derive(Clone, Debug, Default)]
 struct CpuPlace {
-    /// Its last-level cache.
+    /// Last-level cache.
     cache: Option<Cache>,
     /// The CPUs of its core, itself among them.
     core: Option<CpuList>,
-    /// Its memory node.
+    /// Memory node.
     node: Option<u16>,
 }
 

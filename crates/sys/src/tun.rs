@@ -1,7 +1,7 @@
 //! TUN and TAP: one descriptor of `/dev/net/tun` for each queue, and what it is asked by ioctl(2)
 //! (drivers/net/tun.c, include/uapi/linux/if_tun.h).
 //!
-//! These few calls are our own. The crate tun-rs attaches to a device without setting the length and
+//! TUN and TAP by a few calls of our own. The crate tun-rs attaches to a device without setting the length and
 //! the byte order of the header before each packet, which a persistent device keeps from whoever had
 //! it before; it does not say whether it made the device; it makes a missing `/dev/net/tun`; and it
 //! has neither steering nor filters.
@@ -22,7 +22,7 @@ const LITTLE_ENDIAN: Opcode = opcode::read::<c_int>(b'T', 221); //    TUNGETVNET
 const SET_STEERING: Opcode = opcode::read::<c_int>(b'T', 224); //     TUNSETSTEERINGEBPF
 const SET_FILTER: Opcode = opcode::read::<c_int>(b'T', 225); //       TUNSETFILTEREBPF
 
-/// What frames of the device are.
+/// Kind of a device's frames.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum TunKind {
     /// IP packets.
@@ -31,27 +31,27 @@ pub enum TunKind {
     Tap,
 }
 
-/// What a queue is attached to.
+/// Device that a queue is attached to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attach<'a> {
     /// The interface, at most 15 bytes of name.
     pub name: &'a str,
-    /// What it must be.
+    /// Kind that it must be.
     pub kind: TunKind,
-    /// Whether it has, or is made with, `IFF_MULTI_QUEUE`: one that is there must agree.
+    /// True if it has, or is made with, `IFF_MULTI_QUEUE`: one that is there must agree.
     pub is_multi_queue: bool,
     /// True if it is to be made: then it must not be there (`IFF_TUN_EXCL`).
     pub is_new: bool,
 }
 
-/// What the kernel may leave to whoever reads a device: sums to complete, segments to cut.
+/// Work that the kernel may leave to whoever reads a device: sums to complete, segments to cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Offload {
     /// Nothing.
     Nothing,
     /// Checksums, and segments of TCP.
     Tcp,
-    /// Those, and segments of UDP (Linux 6.2).
+    /// Sums, segments of TCP, and segments of UDP (Linux 6.2).
     TcpAndUdp,
 }
 
@@ -99,7 +99,7 @@ impl TunQueue {
         unsafe { ioctl::ioctl(&self.descriptor, updater) }
     }
 
-    /// How many bytes of header stand before each packet, for all queues of the device.
+    /// Bytes of header before each packet, for all queues of the device.
     pub fn header_bytes(&self) -> rustix::io::Result<c_int> {
         // SAFETY: TUNGETVNETHDRSZ writes an int.
         let getter = unsafe { Getter::<HEADER_BYTES, c_int>::new() };
@@ -115,7 +115,7 @@ impl TunQueue {
         unsafe { ioctl::ioctl(&self.descriptor, setter) }
     }
 
-    /// Whether that header is little-endian on any machine, as virtio 1 has it.
+    /// True if that header is little-endian on any machine, as virtio 1 has it.
     pub fn is_little_endian(&self) -> rustix::io::Result<bool> {
         // SAFETY: TUNGETVNETLE writes an int.
         let getter = unsafe { Getter::<LITTLE_ENDIAN, c_int>::new() };

@@ -1,4 +1,4 @@
-//! Who runs this process.
+//! User who runs this process.
 
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ impl User {
     }
 }
 
-/// Who runs this process.
+/// User who runs this process.
 #[must_use]
 pub fn user() -> User {
     User { uid: process::geteuid().as_raw(), gid: process::getegid().as_raw() }

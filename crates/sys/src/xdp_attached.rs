@@ -14,11 +14,11 @@ use super::netlink;
 /// A program that is on an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttachedProgram {
-    /// Where.
+    /// Place.
     pub place: XdpPlace,
-    /// Its number.
+    /// Number.
     pub id: u32,
-    /// Its name, where it has one and this process may ask.
+    /// Name, where it has one and this process may ask.
     pub name: Option<String>,
     /// The number of the link that holds it there, if one does and this process may ask. Otherwise
     /// it was attached by rtnetlink, as `ip link set dev … xdp` does, and anyone may take it off.
@@ -153,7 +153,7 @@ struct LinkInfo {
     rest: u32,
 }
 
-/// What the kernel may write for `BPF_OBJ_GET_INFO_BY_FD`: numbers only, in whatever order.
+/// Types that the kernel may write for `BPF_OBJ_GET_INFO_BY_FD`: numbers only, in whatever order.
 ///
 /// # Safety
 /// Any bytes are a value of the type, which has no padding; zeros ask for no further memory to be

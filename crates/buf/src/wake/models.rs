@@ -3,7 +3,7 @@ use loom::thread;
 
 use super::*;
 
-/// Which of the fences are there.
+/// Fences that are there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fences {
     /// All, as they are.

@@ -1,4 +1,4 @@
-//! What a benchmark prints.
+//! Output of a benchmark.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(super) struct Figures {
     unit: &'static str,
     #[serde(flatten)]
     spread: RoundSpread,
-    /// What was measured exactly, and how.
+    /// Exact object and way of the measurement.
     #[serde(flatten)]
     details: BTreeMap<&'static str, Value>,
 }

@@ -70,7 +70,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         .with("frames_away", bench.pool.in_use()))
 }
 
-/// What is timed, and what it costs to look at the clock.
+/// Work that is timed, and the cost of a look at the clock.
 #[derive(Clone, Copy)]
 struct Timing {
     region: BenchRegion,
@@ -81,7 +81,7 @@ struct Timing {
 /// The input, and what it goes through.
 struct LroBench {
     samples: Vec<Sample>,
-    /// What a device that verifies checksums says of each sample.
+    /// Word of a device that verifies checksums on each sample.
     vouched: Vec<Checksum>,
     /// The hash that a device gives each sample, or none.
     given: Vec<FlowHash>,
@@ -223,7 +223,7 @@ fn pool(samples: &[Sample], burst: usize) -> Result<Pool, Failure> {
     pool.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))
 }
 
-/// What it takes to look at the clock twice.
+/// Time of two looks at the clock.
 fn clock_overhead() -> Duration {
     let pairs = (0..20_000).map(|_| {
         let started = Instant::now();

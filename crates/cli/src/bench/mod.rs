@@ -137,7 +137,7 @@ enum BenchKind {
     All,
 }
 
-/// How a benchmark hashes.
+/// Hash function of a benchmark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub(crate) enum BenchHash {
     /// Toeplitz with the standard key

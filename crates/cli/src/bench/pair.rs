@@ -26,7 +26,7 @@ const SAME_CACHE_BELOW_NS: f64 = 260.0;
 const BATCHES: usize = 5;
 const TRIPS: u32 = 200;
 
-/// How far apart two CPUs are.
+/// Distance of two CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum CacheClass {
     SmtSibling,
@@ -55,7 +55,7 @@ impl CacheClass {
     }
 }
 
-/// What the two sides of a benchmark agree on: one opens a round, the other closes it.
+/// State that the two sides of a benchmark share: one opens a round, the other closes it.
 #[derive(Default)]
 pub(super) struct Rounds {
     pub(super) probe: Probe,
@@ -110,7 +110,7 @@ pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
 /// Two CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CpuPair {
-    /// This one.
+    /// The CPU of this side.
     pub(super) here: CpuId,
     /// The other.
     pub(super) there: CpuId,

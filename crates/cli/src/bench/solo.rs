@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::BenchArgs;
 use super::figures::{Figures, RoundSpread};
 
-/// How long a repeat takes.
+/// Duration of a repeat.
 pub(super) const REPEAT: Duration = Duration::from_millis(10);
 
 /// A repeat is dropped when the fixed loop beside it took this much longer than its best.
@@ -31,7 +31,7 @@ pub(super) fn measure(
 
 /// Repeats that were gathered.
 pub(super) struct Samples {
-    /// Those that count: undisturbed ones, or all if there are none.
+    /// Rounds that count: undisturbed ones, or all if there are none.
     counted: Vec<f64>,
     dropped: usize,
     all_disturbed: bool,

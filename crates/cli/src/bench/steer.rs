@@ -43,13 +43,13 @@ const CHUNK_BYTES_MIN: u32 = 2048;
 const CHUNKS: u32 = 8191;
 const LARGE_CHUNKS: u32 = 2047;
 
-/// How long a repeat takes.
+/// Duration of a repeat.
 const REPEAT: Duration = Duration::from_millis(60);
 
 /// Bursts between looks at the clock.
 const BURSTS: usize = 32;
 
-/// What the two sides agree on.
+/// Tables that the two sides share.
 struct SharedTables {
     probe: Probe,
     delivered: AtomicU64,

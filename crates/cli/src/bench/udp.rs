@@ -25,7 +25,7 @@ use crate::failure::Failure;
 /// The most rounds.
 const ROUNDS: u32 = 7;
 
-/// What is offered, in multiples of the knee.
+/// Rates that are offered, in multiples of the knee.
 const RATES: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
 pub(super) fn run(args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
@@ -93,7 +93,7 @@ impl UdpBench<'_> {
         Instant::now() > self.end
     }
 
-    /// What each policy delivers of multiples of its knee.
+    /// Rates that each policy delivers of multiples of its knee.
     fn rates(&self, flood: &mut Flood, work: Work) -> Value {
         let most = self.rounds(flood, |policy| FloodLoad { policy, work, offered_pps: None });
         let knees =
@@ -130,7 +130,7 @@ impl UdpRounds {
         RoundSpread::of(&figures.collect::<Vec<_>>())
     }
 
-    /// How a figure with one policy relates to that with another, round by round.
+    /// Ratio of a figure with one policy to that with another, round by round.
     fn ratio(
         &self,
         policy: ReclaimPolicy,

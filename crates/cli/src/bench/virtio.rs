@@ -28,13 +28,13 @@ use crate::options::VhostUserOptions;
 /// Packets polled at once when nobody says otherwise: as many as the peer's.
 const BURST: u32 = 32;
 
-/// How long the first packet may take.
+/// Longest wait for the first packet.
 const FIRST_PACKET_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is received so long after it does not count.
+/// Time after it in which packets do not count.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// How long one sample takes.
+/// Duration of one sample.
 const SAMPLE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
@@ -88,7 +88,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         .with("frames_away", driver.close()))
 }
 
-/// What was measured.
+/// Measurements.
 struct Measured {
     /// One for each sample.
     mpps: Vec<f64>,

@@ -1,11 +1,11 @@
-//! How segments are merged.
+//! Options of coalescing.
 
 use clap::{Args, ValueEnum};
 use forebay_engine::knobs::coalesce::{MTU_MAX, MTU_MIN};
 use forebay_engine::knobs::{Coalesce, CoalesceAt};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
 
-/// How packets are coalesced at first.
+/// Coalescing at first.
 #[derive(Debug, Args)]
 pub(crate) struct CoalesceOptions {
     /// Merge segments of one flow: what can be taken apart again exactly (gro), also TCP whose
@@ -35,11 +35,11 @@ pub(crate) struct CoalesceOptions {
     pub(crate) mtu: Option<u32>,
 }
 
-/// What a merged packet has of its segments, in `lro` mode: the newest.
+/// Fields that a merged packet has of its segments, in `lro` mode: the newest.
 const LOST_IN_LRO: &str = "frames that lro has merged come back with the newest acknowledgement, \
     window, timestamps and IP id of their packet, not each with its own; gro gives back all";
 
-/// What is merged.
+/// Kinds of packets that are merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum CoalesceArg {
     /// What can be taken apart again exactly
@@ -50,7 +50,7 @@ pub(crate) enum CoalesceArg {
     Off,
 }
 
-/// Where packets are coalesced.
+/// Place where packets are coalesced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum CoalesceAtArg {
     /// Before steering
@@ -92,7 +92,7 @@ impl CoalesceOptions {
         }
     }
 
-    /// What `--resegment` cannot bring back, if anything.
+    /// Fields that `--resegment` cannot bring back, if anything.
     pub(crate) fn lost(&self) -> Option<&'static str> {
         (self.coalesce == Some(CoalesceArg::Lro)).then_some(LOST_IN_LRO)
     }

@@ -1,4 +1,4 @@
-//! How a run is controlled.
+//! Options of control.
 
 use std::path::{Path, PathBuf, absolute};
 
@@ -10,7 +10,7 @@ use crate::failure::Failure;
 /// Runs that can be called by the same devices without being given names.
 const SAME_NAME_MAX: u32 = 16;
 
-/// What a run is asked and changed by.
+/// Ways to ask and change a run.
 #[derive(Debug, Args)]
 pub(crate) struct ControlOptions {
     /// Mount the knobs on DIR, an empty directory, for as long as the run lasts: files as in sysfs
@@ -37,7 +37,7 @@ pub(crate) struct ControlOptions {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// Where a run is asked and changed, for as long as this lives.
+/// Faces at which a run is asked and changed, for as long as this lives.
 pub(crate) struct Faces {
     _mount: Option<Mount>,
     _socket: Option<ControlSocket>,

@@ -1,4 +1,4 @@
-//! Which CPUs.
+//! Options that choose CPUs.
 
 use clap::Args;
 use forebay_engine::knobs::Change;
@@ -49,7 +49,7 @@ impl CpuOptions {
     }
 }
 
-/// What `--cpus` names. A number means that many CPUs, of those that may be used first; anything
+/// CPUs that `--cpus` names. A number means that many CPUs, of those that may be used first; anything
 /// else is a list.
 pub(crate) fn cpus_of(text: Option<&str>, allowed: &CpuList) -> Result<CpuList, Failure> {
     let Some(text) = text else { return Ok(allowed.clone()) };

@@ -1,4 +1,4 @@
-//! What the path is made of.
+//! Options of the path.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::failure::Failure;
 /// once, for every queue, and this is far beyond the flows that the order check tells apart.
 const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
 
-/// What an engine is made of.
+/// Options of an engine.
 #[derive(Debug, Args)]
 pub(crate) struct EngineOptions {
     #[command(flatten)]
@@ -54,7 +54,7 @@ pub(crate) struct EngineOptions {
     pub(crate) no_checksums: bool,
 }
 
-/// When packets leave the CPU that polls.
+/// Condition on which packets leave the CPU that polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub(crate) enum SpreadArg {
     /// When it is busy
@@ -67,9 +67,9 @@ pub(crate) enum SpreadArg {
 /// The CPUs of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cpus {
-    /// Those of this machine; the first ones poll this many queues.
+    /// CPUs of this machine; the first ones poll this many queues.
     Real {
-        /// How many.
+        /// Number of queues.
         queues: usize,
     },
     /// Made-up ones, in virtual time.

@@ -1,4 +1,4 @@
-//! How flows are hashed.
+//! Options of the hash.
 
 use clap::{Args, ValueEnum};
 use forebay_rx::hash::Hasher;
@@ -18,7 +18,7 @@ pub(crate) struct HashOptions {
     pub(crate) hash_key: Option<String>,
 }
 
-/// How flows are hashed.
+/// Hash function of flows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub(crate) enum HashKind {
     /// SipHash under a secret key: no stranger can aim at one CPU

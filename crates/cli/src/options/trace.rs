@@ -1,4 +1,4 @@
-//! Where a run is traced.
+//! Options of the trace.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! How a vhost-user back end is reached, and what buffers it gets.
+//! Options of vhost-user: the way to a back end, and the buffers that it gets.
 
 use clap::Args;
 use forebay_device::config::virtio::{
@@ -7,7 +7,7 @@ use forebay_device::config::virtio::{
 
 use crate::failure::Failure;
 
-/// What is about vhost-user alone.
+/// Options of vhost-user alone.
 #[derive(Debug, Args)]
 pub(crate) struct VhostUserOptions {
     /// How large receive buffers are (vhost-user): auto (by the average length of the packets that
@@ -51,7 +51,7 @@ impl VhostUserOptions {
         ]
     }
 
-    /// What a device is opened with.
+    /// Options that a device is opened with.
     ///
     /// # Errors
     /// When it cannot be opened so.

@@ -129,7 +129,7 @@ impl FromStr for DeviceArg {
     }
 }
 
-/// Where in the kernel an XDP program runs.
+/// Place in the kernel where an XDP program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum XdpModeArg {
     /// In the driver if it can, else behind it
@@ -140,7 +140,7 @@ pub(crate) enum XdpModeArg {
     Generic,
 }
 
-/// Who brings a frame into packet memory.
+/// Copy mode: the kernel or the device brings a frame into packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum CopyArg {
     /// The device if it can, else the kernel

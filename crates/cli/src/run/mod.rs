@@ -110,7 +110,7 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static st
     })
 }
 
-/// What `--json` prints.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Ran {
     #[serde(flatten)]

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::table::figures::{as_f64, grouped, percent, scaled, seconds};
 use crate::ticker::Ticker;
 
-/// How often it changes.
+/// Period of the status line.
 const STATUS_PERIOD: Duration = Duration::from_millis(500);
 
 /// CPUs that there is room for: the busiest ones.
@@ -48,7 +48,7 @@ impl Status {
     }
 }
 
-/// What happened between two looks, `passed` apart.
+/// Events between two looks, `passed` apart.
 fn line(lasted: Duration, passed: Duration, before: &Snapshot, now: &Snapshot) -> String {
     let passed_s = passed.as_secs_f64().max(1e-9);
     let grown = |count: fn(&Snapshot) -> u64| count(now).saturating_sub(count(before));
@@ -79,7 +79,7 @@ fn line(lasted: Duration, passed: Duration, before: &Snapshot, now: &Snapshot) -
     parts.join("  ")
 }
 
-/// Which CPU delivered how much of it.
+/// Share that each CPU delivered.
 fn shares(before: &Snapshot, now: &Snapshot) -> String {
     let earlier = before.per_cpu.iter().map(|cpu| cpu.packets).chain(std::iter::repeat(0));
     let shares = now.per_cpu.iter().zip(earlier);

@@ -1,4 +1,4 @@
-//! What the path did.
+//! Tables of what the path did.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use forebay_sys::cpu_list::CpuList;
 
 use super::figures::{as_f64, bytes, counted, grouped, nanoseconds, percent, scaled, seconds};
 
-/// How much there was, and how fast.
+/// Totals and rates.
 pub(super) fn totals(path: &PathReport) -> String {
     let PathReport { packets_in, bytes_in, delivered, elapsed_s, pps, .. } = path;
     let gbit = as_f64(*bytes_in) * 8.0 / elapsed_s.max(1e-9) / 1e9;
@@ -23,7 +23,7 @@ pub(super) fn totals(path: &PathReport) -> String {
     )
 }
 
-/// What each CPU did, the flows only if they were told apart.
+/// Work of each CPU, the flows only if they were told apart.
 pub(super) fn per_cpu(path: &PathReport) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -89,7 +89,7 @@ pub(super) fn steering(path: &PathReport) -> String {
     text
 }
 
-/// What became of frames that could be merged, if that was tried.
+/// Fate of frames that could be merged, if that was tried.
 pub(super) fn coalescing(path: &PathReport) -> String {
     let lro = &path.lro;
     if lro.flushes.values().sum::<u64>() + lro.refused.values().sum::<u64>() == 0 {
@@ -114,7 +114,7 @@ pub(super) fn coalescing(path: &PathReport) -> String {
     text
 }
 
-/// What was dropped, and what parsing noticed.
+/// Drops, and what parsing noticed.
 pub(super) fn losses(path: &PathReport) -> String {
     let mut text = String::new();
     for (reason, count) in path.dropped.iter().filter(|(_, count)| **count > 0) {
@@ -134,7 +134,7 @@ pub(super) fn losses(path: &PathReport) -> String {
     text
 }
 
-/// What the order check says.
+/// Verdict of the order check.
 pub(super) fn order(reordered: u64, unchecked: u64) -> String {
     match (reordered, unchecked) {
         (0, 0) => "order checked, 0 violations".to_owned(),
@@ -143,7 +143,7 @@ pub(super) fn order(reordered: u64, unchecked: u64) -> String {
     }
 }
 
-/// Whether it is known what became of every frame.
+/// Verdict on the conservation of frames.
 pub(super) fn conservation(path: &PathReport) -> String {
     match path.unaccounted() {
         0 => "every frame accounted for".to_owned(),

@@ -27,7 +27,7 @@ pub(crate) fn render(report: &RunReport, cpus: &CpuList) -> String {
     text
 }
 
-/// What came by each queue of each device. What our own driver counts is no further drop: its frames
+/// Frames that came by each queue of each device. What our own driver counts is no further drop: its frames
 /// are among the packets.
 fn devices(devices: &[DeviceReport]) -> String {
     let mut table = Table::new();

@@ -89,9 +89,9 @@ pub(crate) struct RingFrame<'a> {
     pub(crate) bytes: &'a [u8],
     /// The `struct virtio_net_hdr` before it, in the machine's byte order.
     pub(crate) vnet_hdr: [u8; VIRTIO_NET_HDR_BYTES],
-    /// Its length when it came, without the tag.
+    /// Length of the frame when it came, without the tag.
     pub(crate) wire_len: u32,
-    /// When it came, since 1970.
+    /// Time at which it came, since 1970.
     pub(crate) timestamp_ns: u64,
     /// A hash, if those were asked for.
     pub(crate) hash: u32,

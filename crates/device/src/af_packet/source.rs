@@ -34,7 +34,7 @@ const DOWN_LOOK_NS: u64 = 100_000_000;
 /// seen the filter, and the last block has been handed over.
 const LAST_FRAMES_NS: u64 = 10_000_000;
 
-/// When a ring that owes frames is given up.
+/// Time after which a ring that owes frames is given up.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 
 /// Offset of an Ethernet frame's tags: behind the addresses.
@@ -59,7 +59,7 @@ pub struct PacketSource {
     put: u64,
     /// Frames that it had dropped.
     dropped: u64,
-    /// When it was last asked.
+    /// Time at which it was last asked.
     looked_ns: u64,
     /// True if frames came since.
     is_stale: bool,

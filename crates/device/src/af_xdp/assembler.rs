@@ -36,7 +36,7 @@ pub(super) enum EbpfWidth {
     Word = 0x00,
 }
 
-/// When a jump is taken: the register, without a sign, against the other value.
+/// Condition of a jump: the register, without a sign, against the other value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum If {

@@ -54,7 +54,7 @@ pub enum Role {
     /// The back end does, and we connect.
     #[default]
     Connect,
-    /// We do, and the back end connects.
+    /// The front end does, and the back end connects.
     Listen,
 }
 

@@ -45,7 +45,7 @@ impl Capture {
         }
     }
 
-    /// Its size, unpacked, if it can be known.
+    /// Size, unpacked, if it can be known.
     #[must_use]
     pub fn len_bytes(&self) -> Option<u64> {
         match self {

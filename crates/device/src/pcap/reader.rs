@@ -40,7 +40,7 @@ pub struct Record<'a> {
     pub bytes: &'a [u8],
     /// The length on the wire of the same, at least that of the captured bytes.
     pub wire_len: u32,
-    /// When it was captured, in nanoseconds since 1970; 0 if the file does not say.
+    /// Time of capture, in nanoseconds since 1970; 0 if the file does not say.
     pub timestamp_ns: u64,
     /// Link that the bytes begin with; none if the path cannot read that: then they are as in the file.
     pub link: Option<Link>,
@@ -53,7 +53,7 @@ pub struct CaptureReader {
     format: Format,
     /// Bytes of the current record, passed over when the next is asked for.
     current: usize,
-    /// Its link type, if it cannot be read.
+    /// Link type of the interface, if it cannot be read.
     current_unread: Option<LinkType>,
     /// A packet with a link header that was made anew.
     rebuilt: Vec<u8>,

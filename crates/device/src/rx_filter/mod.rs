@@ -72,7 +72,7 @@ impl FilterProtocol {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
-    /// Its number in an IP header.
+    /// Number in an IP header.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {

@@ -47,7 +47,7 @@ pub struct TunSource {
     /// A frame of the largest kind, which the next packet is read into: how long it is, only
     /// reading tells.
     spare: Option<Frame>,
-    /// When the kernel is asked next what it dropped.
+    /// Time at which the kernel is asked next what it dropped.
     count_at_ns: u64,
     closing: Option<Closing>,
 }
@@ -55,7 +55,7 @@ pub struct TunSource {
 /// The end of a source.
 #[derive(Clone, Copy, Debug)]
 struct Closing {
-    /// When nothing is on its way any more.
+    /// Time from which nothing is on its way any more.
     until_ns: u64,
     /// Packets that are still read.
     packets_left: usize,

@@ -87,7 +87,7 @@ mod tests {
     }
 
     proptest! {
-        /// It lies between the shortest and the longest, and within a byte of what real numbers give.
+        /// The average lies between the shortest and the longest, and within a byte of what real numbers give.
         #[test]
         fn vio_2_it_is_the_average_that_real_numbers_have(
             lens in proptest::collection::vec(1u32..70_000, 1..400),

@@ -22,7 +22,7 @@ const WHAT: &str = "the vhost-user socket";
 pub(super) enum Endpoint {
     /// The back end listens there.
     Connect(SocketAddrUnix),
-    /// We do.
+    /// The front end does.
     Listen(PrivateListener),
 }
 

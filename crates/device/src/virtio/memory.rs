@@ -138,7 +138,7 @@ impl RingPlace {
         Self { memory: Arc::new(memory), size }
     }
 
-    /// Its entries.
+    /// Number of entries.
     pub(super) fn size(&self) -> u16 {
         self.size
     }

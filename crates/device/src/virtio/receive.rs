@@ -81,7 +81,7 @@ struct Partial {
     missing: u16,
     /// True if all so far are full, as the specification wants it of all but the last (5.1.6.4.1).
     is_full: bool,
-    /// When the latest came.
+    /// Time at which the latest came.
     since_ns: u64,
 }
 

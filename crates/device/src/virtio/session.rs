@@ -173,7 +173,7 @@ struct SessionThread {
 enum SessionEnd {
     /// The back end is gone.
     Gone(Reason),
-    /// We want another one.
+    /// Another session is wanted.
     Renew(Reason),
     /// The link ends.
     Stop,

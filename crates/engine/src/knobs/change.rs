@@ -26,7 +26,7 @@ pub enum Change {
     RfsDesired {
         /// The flow.
         flow: FlowHash,
-        /// Its CPU.
+        /// CPU.
         cpu: CpuId,
     },
     /// The key that flows are hashed with.

@@ -98,13 +98,13 @@ impl Datagram {
         receiver
     }
 
-    /// When it arrived, in nanoseconds since 1970; 0 if the device does not say.
+    /// Time of arrival, in nanoseconds since 1970; 0 if the device does not say.
     #[must_use]
     pub fn timestamp_ns(&self) -> u64 {
         self.packet.timestamp_ns
     }
 
-    /// Its traffic class: DSCP, and the two bits of ECN below.
+    /// Traffic class: DSCP, and the two bits of ECN below.
     #[must_use]
     pub fn traffic_class(&self) -> u8 {
         if self.answer.is_some() {

@@ -54,7 +54,7 @@ struct Peer {
     remote: SocketAddr,
 }
 
-/// When the device is told of what was sent.
+/// Moment at which the device is told of what was sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flush {
     Now,
@@ -98,7 +98,7 @@ impl Inner {
         self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its own address, as it is now.
+    /// Own address, as it is now.
     pub(super) fn local(&self) -> SocketAddr {
         let chosen = || self.peer().map(|peer| peer.local);
         let is_connected = self.is_connected.load(Ordering::Acquire);

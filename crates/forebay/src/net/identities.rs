@@ -23,7 +23,7 @@ pub enum Addresses {
     /// Somebody else: these addresses are nobody's but ours, so ARP, neighbour solicitations and echo
     /// requests for them are answered here.
     Own {
-        /// Our station; `None`: one that is made up from the first address.
+        /// MAC address of this host; `None`: one that is made up from the first address.
         mac: Option<[u8; 6]>,
         /// The addresses, with the bits of their networks.
         addresses: Vec<(IpAddr, u8)>,

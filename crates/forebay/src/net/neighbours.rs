@@ -33,7 +33,7 @@ pub(super) enum KernelNeighbours {
     None,
     /// The kernel's.
     Kernels(KernelsNeighbours),
-    /// Our own, which all CPUs share. A lock that is taken for each datagram, for the time of a
+    /// A table of this process, which all CPUs share. A lock that is taken for each datagram, for the time of a
     /// look-up.
     Own(Arc<Mutex<Learned>>),
 }

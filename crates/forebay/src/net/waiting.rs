@@ -158,7 +158,7 @@ impl Patience<'_> {
 /// Until when a call waits.
 struct Deadline {
     timeout: Option<Duration>,
-    /// When it began to wait, once it has.
+    /// Time at which it began to wait, once it has.
     began: Option<Instant>,
 }
 

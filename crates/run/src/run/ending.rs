@@ -1,4 +1,4 @@
-//! When a run ends by itself: its time is over, or something that it needs has failed.
+//! End of a run by itself: its time is over, or something that it needs has failed.
 
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};

@@ -54,7 +54,7 @@ pub struct RunReport {
 pub enum StoppedBy {
     /// Asked to.
     Request,
-    /// Its time was over.
+    /// The time of the run was over.
     Duration,
     /// A device failed.
     Failure,
@@ -65,11 +65,11 @@ pub enum StoppedBy {
 /// Outcome for one device.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
-    /// Its name, or the path of its socket.
+    /// Name, or the path of its socket.
     pub name: String,
     /// Way in which it was opened.
     pub via: &'static str,
-    /// Its queues.
+    /// Queues.
     pub queues: Vec<QueueReport>,
     /// Facts found while opening it.
     pub facts: BTreeMap<&'static str, String>,
@@ -80,7 +80,7 @@ pub struct DeviceReport {
 /// Packets of one queue of a device.
 #[derive(Debug, Serialize)]
 pub struct QueueReport {
-    /// Its number at the device.
+    /// Number at the device.
     pub rx_queue: u16,
     /// Frames that it gave.
     pub packets: u64,
@@ -116,7 +116,7 @@ pub struct SentReport {
     pub packets: u64,
     /// The frames in them.
     pub frames: u64,
-    /// Their bytes, a merged packet's headers counted once.
+    /// Bytes of them, a merged packet's headers counted once.
     pub bytes: u64,
     /// Packets that it did not take, by the name of the reason.
     pub dropped: BTreeMap<&'static str, u64>,

@@ -24,7 +24,7 @@ pub struct Watch {
 pub struct Snapshot {
     /// Frames that came in.
     pub packets_in: u64,
-    /// Their bytes on the wire.
+    /// Bytes of them on the wire.
     pub bytes_in: u64,
     /// Frames that the kernel dropped before.
     pub kernel_dropped: u64,
@@ -40,7 +40,7 @@ pub struct Snapshot {
     pub per_cpu: Vec<CpuSnapshot>,
     /// Packets that were sent on.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of them.
     pub bytes_sent: u64,
     /// Packets that were to be sent on and could not.
     pub not_sent: u64,

@@ -39,7 +39,7 @@ pub(super) struct MergeRules {
 #[derive(Debug)]
 pub(super) struct HeldPacket {
     packet: Packet,
-    /// When the source says the latest segment arrived.
+    /// Time of arrival of the latest segment, by the source.
     latest_ns: u64,
     /// The engine's time when it was first held.
     since_ns: u64,

@@ -12,7 +12,7 @@
 //! 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement, window and timestamps may advance,
 //! and the packet carries the newest (LRO-8).
 //!
-//! Its place is the engine's choice: before steering, where it saves the hand-over of every
+//! The stage's place is the engine's choice: before steering, where it saves the hand-over of every
 //! segment but the first; or behind it, where every CPU merges what is its own.
 
 mod between;
@@ -113,7 +113,7 @@ impl Coalescer {
         Self { config, table, born: 0, order: Vec::new(), counters }
     }
 
-    /// Its configuration.
+    /// Configuration.
     #[must_use]
     pub fn config(&self) -> &CoalesceConfig {
         &self.config
@@ -162,7 +162,7 @@ impl Coalescer {
         self.count(out, before);
     }
 
-    /// When the next packet has been held for a `gro_flush_timeout`, if anything is held.
+    /// Time at which the next packet has been held for a `gro_flush_timeout`, if anything is held.
     #[must_use]
     pub fn next_timeout_ns(&self) -> Option<u64> {
         let timeout_ns = self.config.gro_flush_timeout_ns;

@@ -185,9 +185,9 @@ pub enum FlushReason {
     Timeout,
     /// A packet of its flow came that could not be merged with it.
     Mismatch,
-    /// Its last segment had PSH or FIN set.
+    /// The last segment had PSH or FIN set.
     Push,
-    /// Its last segment was shorter than the others.
+    /// The last segment was shorter than the others.
     Short,
     /// No room for another segment.
     Size,

@@ -21,11 +21,11 @@ const TAG_BYTES: usize = 12;
 pub struct Segment<'a> {
     /// The frame's place in the order of arrival.
     pub arrival: Arrival,
-    /// When the source says it arrived; 0 if it does not say.
+    /// Time of arrival, by the source; 0 if it does not say.
     pub timestamp_ns: u64,
     /// Offset of its payload in that of the packet.
     pub offset: u32,
-    /// Its payload, as far as it was captured, and lies in its frame itself: of a packet
+    /// Payload, as far as it was captured, and lies in its frame itself: of a packet
     /// [in pieces](Packet::is_nonlinear), and of a datagram
     /// [in several frames](crate::packet::Shape::FragList), see
     /// [`payload_fragments`](Self::payload_fragments).

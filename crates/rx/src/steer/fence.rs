@@ -1,6 +1,6 @@
 //! Fences: what slots wait for that have lost their meaning.
 //!
-//! When the flow table is replaced by one whose slots cannot tell where a flow's packets are, a fence
+//! Fences: when the flow table is replaced by one whose slots cannot tell where a flow's packets are, a fence
 //! is raised behind everything that is on the way: the tails of all backlogs, and the packets that
 //! were held, which form its line. Whoever is told to wait for the fence waits until all of that has
 //! been processed.

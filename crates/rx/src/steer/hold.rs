@@ -30,7 +30,7 @@ pub(super) struct Hold {
     pub(super) slot: SlotId,
     /// The predecessors that its packets wait for.
     pub(super) behind: HeldBehind,
-    /// When the move began.
+    /// Time at which the move began.
     pub(super) since_ns: u64,
     packets: HoldList,
     len: u32,

@@ -26,7 +26,7 @@ pub const SHARERS_MAX: usize = 16;
 /// A slot's move to another CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
-    /// When its first packet went to the new CPU.
+    /// Time at which the first packet went to the new CPU.
     pub at_ns: u64,
     /// Flow of that packet.
     pub flow: FlowHash,
@@ -63,7 +63,7 @@ pub struct Drops {
     pub cpu: Option<CpuId>,
     /// Frames, at least: flows that came between may have been forgotten.
     pub frames: u64,
-    /// When the last of them was dropped.
+    /// Time at which the last of them was dropped.
     pub last_ns: u64,
 }
 

@@ -83,11 +83,11 @@ pub struct SteerConfig {
     pub polling_cpu: CpuId,
     /// Slots of the flow table.
     pub rps_flow_cnt: u32,
-    /// When a held move begins.
+    /// Condition on which a held move begins.
     pub move_after: MoveAfter,
     /// Packets that may be held at once: at least one may.
     pub hold_max: u32,
-    /// When packets leave the polling CPU.
+    /// Condition on which packets leave the polling CPU.
     pub spread: SpreadPolicy,
     /// Packets that a CPU takes in hand at once.
     pub batch_max: u32,

@@ -9,10 +9,10 @@
 //! Both directions need time, so that bursts of strangers do not move everybody else's flows: a burst
 //! that comes now and then spreads nothing, and load that does keeps the queue spread for a second.
 
-/// When packets leave the polling CPU.
+/// Condition on which packets leave the polling CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SpreadPolicy {
-    /// When it is busy.
+    /// Only while it is busy.
     #[default]
     WhenBusy,
     /// Always: as the kernel does it.

@@ -12,7 +12,7 @@ use crate::steer_reason::SteerReason;
 /// Current CPU of a flow, and the reason: the answer of [`Steering::state_of`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FlowState {
-    /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
+    /// Slot of the flow table; `None`: it has no hash, and shares a slot with all such.
     pub slot: Option<u32>,
     /// Number of slots of the table.
     pub slots: usize,
@@ -46,7 +46,7 @@ pub struct FlowState {
 /// Current and desired CPU of a flow: the part of a [`FlowState`] that is asked for often.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowPlace {
-    /// Its slot of the flow table; `None`: it has no hash, and shares a slot with all such.
+    /// Slot of the flow table; `None`: it has no hash, and shares a slot with all such.
     pub slot: Option<u32>,
     /// The CPU that the slot's last packet went to. `None`: there was none, or only the fence
     /// knows.

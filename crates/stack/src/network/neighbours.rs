@@ -64,7 +64,7 @@ const STALE_NS: u64 = 60 * SECOND_NS;
 pub struct NeighbourObservation {
     /// IP address of the neighbour.
     pub address: IpAddr,
-    /// Its MAC address, if the message contained one.
+    /// MAC address, if the message contained one.
     pub mac: Option<[u8; 6]>,
     /// True if an entry is created without a resolution pending: the neighbour wants to talk to us.
     pub is_welcome: bool,

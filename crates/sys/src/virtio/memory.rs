@@ -54,13 +54,13 @@ impl SharedMemory {
         &self.region
     }
 
-    /// What a device maps, from its beginning.
+    /// Descriptor of what a device maps, from its beginning.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 
-    /// Where it begins, for us and (we say so) in the address space of the guest that we are to the
+    /// Address at which it begins, for us and (we say so) in the address space of the guest that we are to the
     /// device.
     #[must_use]
     pub fn base_address(&self) -> u64 {

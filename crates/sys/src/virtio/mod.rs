@@ -31,7 +31,7 @@ use split::SplitQueue;
 /// The parts of a ring begin on lines of their own.
 const LINE_BYTES: usize = 64;
 
-/// How a ring is laid out.
+/// Layout of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum VirtqueueLayout {
     /// One ring for each side (section 2.7).
@@ -41,44 +41,44 @@ pub enum VirtqueueLayout {
     Packed,
 }
 
-/// What a ring is made with.
+/// Configuration of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingConfig {
-    /// What was negotiated (`VIRTIO_F_RING_PACKED`).
+    /// Layout that was negotiated (`VIRTIO_F_RING_PACKED`).
     pub layout: VirtqueueLayout,
-    /// Its descriptors: a power of two of at most 32768.
+    /// Number of descriptors: a power of two of at most 32768.
     pub size: u16,
     /// True if each side says at which entry it wants to hear of the other
     /// (`VIRTIO_F_RING_EVENT_IDX`).
     pub event_idx: bool,
 }
 
-/// Where the parts of a ring are, for the device.
+/// Addresses of the parts of a ring, for the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingAddresses {
     /// The descriptors; of a packed ring, the ring.
     pub descriptors: u64,
-    /// What the driver writes: the available ring, or the driver's event suppression.
+    /// Part that the driver writes: the available ring, or the driver's event suppression.
     pub driver: u64,
-    /// What the device writes: the used ring, or the device's event suppression.
+    /// Part that the device writes: the used ring, or the device's event suppression.
     pub device: u64,
 }
 
 /// A piece of memory that a device is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingDescriptor {
-    /// Its first byte, as the device knows it.
+    /// The first byte, as the device knows it.
     pub address: u64,
-    /// Its length.
+    /// Length.
     pub len_bytes: u32,
 }
 
-/// Who writes a buffer.
+/// Side that writes a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// The device does: to receive.
     ToDriver,
-    /// We do: to transmit.
+    /// The driver writes: to transmit.
     ToDevice,
 }
 
@@ -95,12 +95,12 @@ impl BufferId {
     }
 }
 
-/// What a device says it has used; nothing of it is known to be true.
+/// Buffer that a device says it has used; nothing of it is known to be true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
     /// Of which buffer: see [`Virtqueue::take`].
     pub id: u32,
-    /// How many bytes it has written, from the beginning of the buffer on.
+    /// Bytes that it has written, from the beginning of the buffer on.
     pub len_bytes: u32,
 }
 
@@ -114,11 +114,11 @@ pub struct Full {
     pub free: u16,
 }
 
-/// What a device says of a ring that cannot be: the ring is of no use any more.
+/// State of a ring, as a device says, that cannot be: the ring is of no use any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRing {
-    /// It has used more than it was given, or takes back what it has said.
+    /// The device has used more than it was given, or takes back what it has said.
     #[error("the used index went from {from} to {to} with {posted} buffers posted")]
     UsedIndex {
         /// Up to where we have read.
@@ -153,7 +153,7 @@ macro_rules! ring {
     };
 }
 
-/// How much memory a ring takes, in whole cache lines.
+/// Memory that a ring takes, in whole cache lines.
 ///
 /// # Panics
 /// When `size` is not a power of two.
@@ -187,7 +187,7 @@ impl Virtqueue {
         queue
     }
 
-    /// What the device is told.
+    /// Addresses that the device is told.
     #[must_use]
     pub fn addresses(&self) -> RingAddresses {
         match &self.0 {
@@ -201,7 +201,7 @@ impl Virtqueue {
         ring!(self, ring => ring.reset(event_idx));
     }
 
-    /// Its descriptors.
+    /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
         match &self.0 {
@@ -271,7 +271,7 @@ impl Virtqueue {
         ring!(self, ring => ring.publish())
     }
 
-    /// What the device has used next; `None` when there is no more. Shared memory is looked at anew only
+    /// Buffer that the device has used next; `None` when there is no more. Shared memory is looked at anew only
     /// when what was seen is used up.
     ///
     /// # Errors
@@ -281,7 +281,7 @@ impl Virtqueue {
         ring!(self, ring => ring.next_used())
     }
 
-    /// What [`next_used`](Self::next_used) will say `ahead` calls after the next, as far as that is
+    /// Answer that [`next_used`](Self::next_used) will give `ahead` calls after the next, as far as that is
     /// known: to fetch buffers ahead, and for nothing else.
     #[inline]
     #[must_use]

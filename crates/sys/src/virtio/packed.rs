@@ -37,14 +37,14 @@ pub(super) struct PackedDescriptor {
 // SAFETY: 16 bytes of atomics.
 unsafe impl Shared for PackedDescriptor {}
 
-/// What one side wants to hear of the other (`struct pvirtq_event_suppress`).
+/// Events that one side wants to hear of the other (`struct pvirtq_event_suppress`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EventSuppression {
     /// Everything.
     Enable,
     /// Nothing.
     Disable,
-    /// What is done with the descriptor there.
+    /// The descriptor there.
     At(PackedPosition),
 }
 
@@ -66,7 +66,7 @@ impl EventSuppression {
         (u32::from(flags) << 16 | u32::from(offset)).to_le()
     }
 
-    /// What the other side has written; what has no meaning asks for everything.
+    /// Reads what the other side has written; what has no meaning asks for everything.
     #[inline]
     pub(super) fn from_word(word: u32) -> Self {
         let [low, high, flags, _] = u32::from_le(word).to_le_bytes();
@@ -94,7 +94,7 @@ impl PackedPosition {
     #[cfg(any(test, feature = "twin"))]
     pub(super) const FIRST: Self = Self { index: 0, wrap: true };
 
-    /// Where a count of places stands that began at the first one.
+    /// Position of a count of places that began at the first one.
     #[inline]
     fn of(count: u16, size: u16) -> Self {
         Self { index: count & (size - 1), wrap: count & size == 0 }
@@ -112,7 +112,7 @@ impl PackedPosition {
         }
     }
 
-    /// What makes a descriptor there available.
+    /// Flags that make a descriptor there available.
     #[inline]
     pub(super) fn available(self) -> u16 {
         if self.wrap { AVAIL } else { USED }
@@ -134,7 +134,7 @@ impl PackedPosition {
     }
 }
 
-/// Where the parts lie, in bytes from the beginning of the ring.
+/// Offsets of the parts, in bytes from the beginning of the ring.
 #[derive(Clone, Copy)]
 pub(super) struct PackedPlaces {
     driver: usize,
@@ -156,9 +156,9 @@ impl PackedPlaces {
 pub(super) struct PackedShown {
     /// Written in turn by us and by the device.
     pub(super) ring: Words<PackedDescriptor>,
-    /// When we want to be called. We write it.
+    /// Event suppression of the driver. We write it.
     pub(super) driver: Words<AtomicU32>,
-    /// When the device wants to be kicked. It writes it.
+    /// Event suppression of the device. It writes it.
     pub(super) device: Words<AtomicU32>,
 }
 
@@ -173,14 +173,14 @@ impl PackedShown {
     }
 }
 
-/// What was posted under an id.
+/// Buffer that was posted under an id.
 #[derive(Clone, Copy)]
 struct PostedBuffer {
-    /// How many places of the ring it takes.
+    /// Places of the ring that it takes.
     places: u16,
-    /// Who writes it.
+    /// Side that writes it, as flags.
     flags: u16,
-    /// Its first piece.
+    /// The first piece.
     piece: RingDescriptor,
 }
 
@@ -193,12 +193,12 @@ pub(super) struct PackedQueue {
     slots: TransmitSlots,
     posted: Box<[PostedBuffer]>,
     pub(super) event_idx: bool,
-    /// Where the next descriptor goes; ahead of `published` within a batch. A count, as the other two:
+    /// Position of the next descriptor; ahead of `published` within a batch. A count, as the other two:
     /// see [`PackedPosition::of`].
     avail_next: u16,
-    /// What the device may see.
+    /// End of what the device may see.
     published: u16,
-    /// Where the next used one is to be; never ahead of `published`.
+    /// Position of the next used one; never ahead of `published`.
     used_next: u16,
     /// Places of the buffers that are posted: as many as from there to `avail_next`, unless the device
     /// has lied.
@@ -254,7 +254,7 @@ impl PackedQueue {
         self.avail_next.wrapping_sub(self.used_next)
     }
 
-    /// Those of them that the device may see.
+    /// Descriptors that the device may see.
     #[inline]
     fn seen(&self) -> u16 {
         self.published.wrapping_sub(self.used_next)

@@ -1,4 +1,4 @@
-//! What holds of a ring whatever happens: with an honest device, and with one that writes anything
+//! Properties of a ring whatever happens: with an honest device, and with one that writes anything
 //! anywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -84,7 +84,7 @@ fn queue(config: RingConfig) -> Virtqueue {
     Virtqueue::new(&Arc::new(claim), config)
 }
 
-/// What there must be.
+/// Model of what there must be.
 struct Model {
     size: u16,
     pieces: u64,
@@ -95,7 +95,7 @@ struct Model {
     /// As the device must get them.
     unseen: VecDeque<Sent>,
     seen: VecDeque<Sent>,
-    /// What the device can have used by what is read now: what it could see when we looked.
+    /// Buffers that the device can have used by what is read now: what it could see when we looked.
     usable: BTreeSet<BufferId>,
     /// Of a split ring: the used entry that is read next, and the used index when we looked.
     used_next: u16,
@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    /// What was taken under an id that the device named.
+    /// Buffer that was taken under an id that the device named.
     fn take(&mut self, queue: &mut Virtqueue, used: Used) -> TestCaseResult {
         let taken = queue.take(used.id);
         let Some(id) = taken else {

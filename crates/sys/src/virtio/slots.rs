@@ -1,4 +1,4 @@
-//! Our own record of what is posted: the device cannot touch it.
+//! A private record of what is posted: the device cannot touch it.
 
 /// One for each descriptor; a buffer has the slot of its first.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(super) struct TransmitSlots {
     /// Slots of further pieces. Buffers that are posted are not counted: as two halves of one word
     /// that is written whole, that count and `free` would cost more than all else here together.
     behind: u16,
-    /// What is posted now is of this batch, which the device does not see yet.
+    /// Batch of what is posted now, which the device does not see yet.
     batch: u64,
     /// The device may have used what is of a batch before this one: such buffers can be taken.
     shown: u64,
@@ -121,13 +121,13 @@ impl TransmitSlots {
         self.batch += 1;
     }
 
-    /// What the device says from now on can be of what it can see now.
+    /// Notes that what the device says from now on can be of what it can see now.
     #[inline]
     pub(super) fn look(&mut self) {
         self.shown = self.batch;
     }
 
-    /// How many pieces a buffer has that the device can have used; `None` when there is no such one.
+    /// Number of pieces of a buffer that the device can have used; `None` when there is no such one.
     #[inline]
     pub(super) fn pieces(&self, used_id: u32) -> Option<u16> {
         let slot = self.slots.get(usize::try_from(used_id).ok()?)?;

@@ -47,10 +47,10 @@ unsafe impl Shared for UsedEntry {}
 const HEAD_BYTES: usize = 4;
 const FLAGS: usize = 0;
 const INDEX: usize = 1;
-/// Where the entries of the available ring begin, in words.
+/// Offset of the entries of the available ring, in words.
 const ENTRIES: usize = 2;
 
-/// Where the parts lie, in bytes from the beginning of the ring.
+/// Offsets of the parts, in bytes from the beginning of the ring.
 #[derive(Clone, Copy)]
 pub(super) struct SplitPlaces {
     avail: usize,
@@ -113,15 +113,15 @@ pub(super) struct SplitQueue {
     slots: TransmitSlots,
     mask: u16,
     pub(super) event_idx: bool,
-    /// Where the next available entry goes; ahead of `published` within a batch.
+    /// Position of the next available entry; ahead of `published` within a batch.
     avail_next: u16,
-    /// What the device may see: the available index.
+    /// End of what the device may see: the available index.
     published: u16,
     /// The used entry that is read next.
     used_next: u16,
     /// The used index as last seen.
     used_seen: u16,
-    /// What ended the use of the ring.
+    /// Violation that ended the use of the ring.
     lie: Option<InvalidRing>,
 }
 

@@ -1,4 +1,4 @@
-//! What a device and we both touch: atomic words, each at its place in the shared memory.
+//! Memory that a device and we both touch: atomic words, each at its place in the shared memory.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_buf::Claim;
 
 use super::memory::address;
 
-/// What lies in shared memory.
+/// Types that may lie in shared memory.
 ///
 /// # Safety
 /// Made of atomics and nothing else, without padding: any bytes are a value of it, and whoever writes
@@ -66,7 +66,7 @@ impl<T: Shared> Words<T> {
         Words::new(&self._memory, 0, self._memory.part().len() / size_of::<U>())
     }
 
-    /// Where a device finds them.
+    /// Address at which a device finds them.
     pub(super) fn address(&self) -> u64 {
         address(self.words.cast())
     }

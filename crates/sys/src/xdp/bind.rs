@@ -23,16 +23,16 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use super::Socket;
 use super::ring::{Consuming, Producing, XdpRingPlace};
 
-/// How long a queue may be busy: the kernel takes a closed socket down after the close has returned.
+/// Longest time for which a queue may be busy: the kernel takes a closed socket down after the close has returned.
 const TEARDOWN_MAX: Duration = Duration::from_secs(2);
 
-/// How long to wait between two looks.
+/// Wait between two looks.
 const TEARDOWN_WAIT: Duration = Duration::from_millis(2);
 
 /// The most packets that one call to send takes in copy mode (`linux/if_xdp.h`, Linux 6.17).
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
-/// How long a driver is polled by a call that finds nothing, and for how many packets.
+/// Time for which a driver is polled by a call that finds nothing, and its budget of packets.
 const BUSY_POLL_US: u32 = 20;
 const BUSY_POLL_BUDGET: u32 = 64;
 
@@ -48,20 +48,20 @@ pub enum CopyMode {
     ZeroCopy,
 }
 
-/// What a socket is to be.
+/// Configuration of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketConfig {
     /// The interface's index.
     pub interface: u32,
-    /// Which of its queues.
+    /// Queue of the interface.
     pub queue: u32,
     /// The size of the chunks that are lent: 2048 or 4096.
     pub chunk_bytes: u32,
-    /// How packets get there.
+    /// Copy mode.
     pub copying: CopyMode,
     /// True if packets may be larger than a chunk, and come in several.
     pub is_scattered: bool,
-    /// Whether the driver is polled by our calls rather than by its interrupts.
+    /// True if the driver is polled by our calls rather than by its interrupts.
     pub busy_poll: bool,
     /// Entries of the rx ring, a power of two; none if nothing is to be received.
     pub rx_entries: Option<u32>,
@@ -71,13 +71,13 @@ pub struct SocketConfig {
     pub fill_entries: u32,
 }
 
-/// Why a socket cannot be had.
+/// Refusal of a socket.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}: {source}")]
 pub struct OpenError {
-    /// What was tried.
+    /// Attempt.
     pub action: &'static str,
-    /// What the kernel said.
+    /// Answer of the kernel.
     pub source: io::Error,
 }
 
@@ -178,7 +178,7 @@ impl Umem {
     }
 }
 
-/// Whose memory a socket works on.
+/// Memory that a socket works on.
 #[derive(Clone, Copy)]
 enum RegisteredMemory<'a> {
     Own,
@@ -325,7 +325,7 @@ fn bind(
 pub(super) struct Teardown {
     socket: OwnedFd,
     config: SocketConfig,
-    /// What the second socket has for packet memory.
+    /// Region that the second socket has for packet memory.
     _region: Region,
 }
 

@@ -27,7 +27,7 @@ const XDP_PKT_CONTD: u32 = 1 << 0;
 /// The kernel is given frames this many at a time, unless it has next to none.
 const FILL_BATCH: u32 = 32;
 
-/// What a kernel says that cannot be.
+/// Word of a kernel that cannot be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidXdpRing {
@@ -39,20 +39,20 @@ pub enum InvalidXdpRing {
     Frame {
         /// The ring.
         ring: &'static str,
-        /// Where, from the beginning of the packet memory on.
+        /// Offset, from the beginning of the packet memory on.
         address: u64,
-        /// How many.
+        /// Length.
         len_bytes: u32,
     },
 }
 
-/// What the kernel says to a call to send.
+/// Answer of the kernel to a call to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Kicked {
-    /// It has taken what there was, or does so by itself.
+    /// The kernel has taken what there was, or does so by itself.
     Done,
-    /// It wants to be called again: it has taken as much as it does at once, or the device is busy.
+    /// The kernel wants to be called again: it has taken as much as it does at once, or the device is busy.
     Again,
     /// The device dropped the last packet that was taken.
     Dropped,
@@ -82,7 +82,7 @@ pub struct Socket {
     handle: Handle,
     teardown: Option<Teardown>,
     lent: DeviceOwned,
-    /// Those of them that are to be sent.
+    /// Frames that are to be sent.
     sending: u32,
     _region: Arc<Region>,
 }
@@ -97,7 +97,7 @@ impl Socket {
         bind::open(config, pool)
     }
 
-    /// Whether the device uses the frames itself, rather than the kernel copying to and from them.
+    /// True if the device uses the frames itself, rather than the kernel copying to and from them.
     #[must_use]
     pub fn is_zero_copy(&self) -> bool {
         sockopt::xdp_options(self.as_fd())
@@ -175,7 +175,7 @@ impl Socket {
         Ok(count)
     }
 
-    /// Whether frames wait to be taken.
+    /// True if frames wait to be taken.
     ///
     /// # Errors
     /// When the ring is broken.
@@ -279,7 +279,7 @@ impl Socket {
         Ok(count)
     }
 
-    /// What the kernel has dropped since the socket was opened.
+    /// Packets that the kernel has dropped since the socket was opened.
     ///
     /// # Errors
     /// What the kernel says.
@@ -314,12 +314,12 @@ impl std::fmt::Debug for Socket {
     }
 }
 
-/// Whether a packet goes on in the next frame.
+/// Continuation of a packet in the next frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Continued {
-    /// It ends here.
+    /// The packet ends here.
     No,
-    /// It does.
+    /// The packet goes on.
     Yes,
 }
 

@@ -22,21 +22,21 @@ const XDP_RING_NEED_WAKEUP: u32 = 1 << 0;
     "the kernel's {ring} ring of {entries} entries is filled up to {producer} and read up to {consumer}"
 )]
 pub struct RingBroken {
-    /// Which.
+    /// The ring.
     pub ring: &'static str,
     /// The index of its producer.
     pub producer: u32,
     /// The index of its consumer.
     pub consumer: u32,
-    /// How long it is.
+    /// Number of entries.
     pub entries: u32,
 }
 
-/// Where a ring lies, and how long it is.
+/// Place and length of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XdpRingPlace {
     pub(super) ring: &'static str,
-    /// What the kernel knows the ring by (`XDP_PGOFF_…`).
+    /// Offset that the kernel knows the ring by (`XDP_PGOFF_…`).
     pub(super) page_offset: u64,
     pub(super) offsets: XdpRingOffset,
     /// A power of two.
@@ -46,9 +46,9 @@ pub(super) struct XdpRingPlace {
 /// The end of a ring that we fill: the fill ring, one word an entry, and the tx ring, two.
 pub(super) struct Producing<const WORDS: usize> {
     memory: Memory,
-    /// Where the next entry goes; ahead of `submitted` within a batch.
+    /// Position of the next entry; ahead of `submitted` within a batch.
     tail: u32,
-    /// What the kernel may see: the producer's index.
+    /// End of what the kernel may see: the producer's index.
     submitted: u32,
     /// The consumer's index as last seen; never ahead of it.
     head_seen: u32,
@@ -59,7 +59,7 @@ pub(super) struct Consuming<const WORDS: usize> {
     memory: Memory,
     /// The next entry to be read; ahead of `released` within a batch.
     head: u32,
-    /// What the kernel may fill anew: the consumer's index.
+    /// End of what the kernel may fill anew: the consumer's index.
     released: u32,
     /// The producer's index as last seen; never ahead of it.
     tail_seen: u32,
@@ -77,7 +77,7 @@ impl<const WORDS: usize> Producing<WORDS> {
         Self { memory, tail, submitted: tail, head_seen }
     }
 
-    /// How many entries there is room for; a new look at the kernel's index if it seems to be fewer
+    /// Number of entries that there is room for; a new look at the kernel's index if it seems to be fewer
     /// than `wanted`.
     pub(super) fn room(&mut self, wanted: u32) -> Result<u32, RingBroken> {
         let entries = self.memory.entries;
@@ -89,7 +89,7 @@ impl<const WORDS: usize> Producing<WORDS> {
         Ok(entries - self.tail.wrapping_sub(head))
     }
 
-    /// How far the kernel has come.
+    /// Position that the kernel has come to.
     pub(super) fn consumed(&mut self) -> Result<u32, RingBroken> {
         // Acquire: the kernel has read the entries up to there.
         let head = self.memory.consumer().load(Ordering::Acquire);
@@ -102,7 +102,7 @@ impl<const WORDS: usize> Producing<WORDS> {
         Ok(head)
     }
 
-    /// How long the ring is.
+    /// Length of the ring.
     pub(super) fn entries(&self) -> u32 {
         self.memory.entries
     }
@@ -206,7 +206,7 @@ struct Memory {
     words: NonNull<[AtomicU64]>,
     ring: &'static str,
     entries: u32,
-    /// What all of them point into. It holds the socket open, too.
+    /// Mapping that all of them point into. It holds the socket open, too.
     _mapping: XdpMapping,
 }
 

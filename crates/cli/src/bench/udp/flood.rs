@@ -25,10 +25,10 @@ use super::super::input::Sample;
 use super::super::solo::{as_f64, nanoseconds};
 use crate::failure::Failure;
 
-/// How long a repeat takes.
+/// Duration of a repeat.
 const REPEAT: Duration = Duration::from_millis(30);
 
-/// What a device's frames are: room for an Ethernet frame, and for more than a socket holds.
+/// Size of a device's frames: room for an Ethernet frame, and for more than a socket holds.
 const DEVICE_ROOM_BYTES: u32 = 1514;
 const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 2047 };
 const SMALL_CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 1023 };
@@ -36,7 +36,7 @@ const SMALL_CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 1023 };
 /// Datagrams that the reader takes at once.
 const READ_MAX: usize = 64;
 
-/// What is measured in one repeat.
+/// Load of one repeat.
 #[derive(Clone, Copy)]
 pub(super) struct FloodLoad {
     pub(super) policy: ReclaimPolicy,
@@ -46,12 +46,12 @@ pub(super) struct FloodLoad {
     pub(super) offered_pps: Option<f64>,
 }
 
-/// What came of it.
+/// Result of one repeat.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FloodOutcome {
     /// Datagrams that were read, in thousands a second.
     pub(super) kpps: f64,
-    /// Those that were put in or dropped, likewise.
+    /// Packets that were put in or dropped, likewise.
     pub(super) offered_kpps: f64,
     /// CPU time of the reader for each that was read, without the time in which there was none.
     pub(super) reader_ns: f64,
@@ -196,7 +196,7 @@ impl Flood {
     }
 }
 
-/// What the threads of one repeat know.
+/// State that the threads of one repeat share.
 struct FloodRun<'a> {
     load: FloodLoad,
     /// Of each producer.
@@ -212,7 +212,7 @@ impl FloodRun<'_> {
     }
 }
 
-/// When a burst is due.
+/// Schedule of bursts.
 struct FloodPace {
     every: Duration,
     due: Instant,
@@ -232,7 +232,7 @@ impl FloodPace {
     }
 }
 
-/// What one thread did.
+/// Work that one thread did.
 #[derive(Clone, Copy, Default)]
 struct FloodSide {
     count: usize,
@@ -242,7 +242,7 @@ struct FloodSide {
     idle_ns: f64,
 }
 
-/// When a thread began.
+/// Time at which a thread began.
 struct Began {
     wall: Instant,
     cpu_ns: u64,

@@ -36,15 +36,15 @@ pub(super) struct Driver {
     /// True if the first bytes of each packet are read.
     touch: bool,
     origin: Instant,
-    /// What a look at the clock takes.
+    /// Time of a look at the clock.
     clock: Duration,
 }
 
-/// What was received.
+/// Packets that were received.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Counted {
     pub(super) packets: usize,
-    /// Their bytes, from the Ethernet header on.
+    /// Bytes of them, from the Ethernet header on.
     pub(super) bytes: usize,
     /// The memory that they were in.
     pub(super) truesize: usize,
@@ -55,7 +55,7 @@ pub(super) struct Counted {
     pub(super) empty: usize,
     /// The time of the former.
     pub(super) busy: Duration,
-    /// What came and could not be received, by [`DropReason::index`].
+    /// Frames that came and could not be received, by [`DropReason::index`].
     pub(super) refused: [usize; DropReason::ALL.len()],
 }
 
@@ -141,7 +141,7 @@ impl Driver {
         self.buffers.as_ref().map(|buffers| buffers.used())
     }
 
-    /// How large the buffers are that the device has now.
+    /// Size of the buffers that the device has now.
     pub(super) fn rx_buffer_size_bytes(&self) -> Option<u32> {
         self.buffers.as_ref().map(|buffers| buffers.size_bytes())
     }
@@ -171,7 +171,7 @@ impl Counted {
         }
     }
 
-    /// What could not be received, by the name of the reason.
+    /// Frames that could not be received, by the name of the reason.
     pub(super) fn refused(&self) -> BTreeMap<&'static str, usize> {
         let named = DropReason::ALL.map(|reason| (reason.name(), self.refused[reason.index()]));
         named.into_iter().filter(|(_, count)| *count > 0).collect()
@@ -194,7 +194,7 @@ fn chunks(needs: FrameNeeds) -> Vec<ChunkClass> {
     classes
 }
 
-/// What broke the source.
+/// Failure of the source.
 fn broken(error: SourceError) -> Failure {
     match error.downcast::<Error>() {
         Ok(error) => Failure::from(*error),

@@ -1,4 +1,4 @@
-//! What DPDK's side of the comparison, the peer's `bench_virtio --role vhost-tx`, shares in the
+//! Words that DPDK's side of the comparison, the peer's `bench_virtio --role vhost-tx`, shares in the
 //! file `SOCK.shm`: how much it has sent, and whether it is to end. Where there is no such file, the
 //! sender is another one, and is ended by whoever has started it.
 
@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Where the words stand in `struct c2c` of the peer's `common.h`, in bytes; each has 64 bits.
+/// Offsets of the words in `struct c2c` of the peer's `common.h`, in bytes; each has 64 bits.
 const TX_PKTS_AT: u64 = 512;
 const STOP_AT: u64 = 528;
 const LEN_BYTES_MIN: u64 = STOP_AT + 8;
@@ -14,7 +14,7 @@ const LEN_BYTES_MIN: u64 = STOP_AT + 8;
 /// The file. The sender is asked to end when this goes, whatever became of the measurement.
 pub(super) struct BenchPeer(File);
 
-/// What the sender says of itself.
+/// Counters of the sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PeerSent {
     packets: u64,
@@ -32,7 +32,7 @@ impl BenchPeer {
         is_whole.then_some(Self(file))
     }
 
-    /// What it has sent so far.
+    /// Counters of the sender now.
     pub(super) fn sent(&self) -> Option<PeerSent> {
         let mut words = [0; 16];
         self.0.read_exact_at(&mut words, TX_PKTS_AT).ok()?;

@@ -14,7 +14,7 @@ use crate::network::NetworkDrop;
 pub(super) struct Pieces {
     /// Pieces in the order of the datagram, never overlapping.
     placed: Vec<Piece>,
-    /// Their packets, in the order of arrival.
+    /// Packets of them, in the order of arrival.
     packets: Vec<Packet>,
     /// Length of the datagram, as far as known from its fragments.
     len: u32,
