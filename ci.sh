@@ -6,15 +6,19 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="fmt lint test loom miri fuzz bench mutants all"
+verbs="quick pr fmt lint test loom miri fuzz bench mutants promises all"
 skipped=()
 
 usage() {
     cat >&2 <<'END'
 usage: ./ci.sh VERB...
+       ./ci.sh quick [CRATE...]
+  quick  what was changed, or these crates: formatting, clippy, unit tests; seconds
+  pr     what needs neither root nor peers: lint, loom, 5 s of each fuzz target, tests
   fmt    is everything formatted?
   lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; no crate
-         uses one above it; all build for aarch64, and for 32 bits they say that they cannot
+         uses one above it; doc comments open well; each feature builds by itself; all build for
+         aarch64, and for 32 bits they say that they cannot
   test   documentation, unit and integration tests
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
@@ -22,7 +26,8 @@ usage: ./ci.sh VERB...
   bench  every stage measured, one JSON line each
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
-  all    all but bench and mutants; the tests come last
+  promises  writes docs/src/reference/promises.md: each promise, its tests, their places
+  all    all but bench, mutants and promises; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
 }
@@ -44,7 +49,9 @@ fmt() {
 
 lint() {
     specification
+    promises_current
     layers
+    openings
     has cargo clippy --version || { skip lint "clippy is not installed"; return; }
     cargo clippy --workspace --all-targets --locked -- -D warnings
     # Written for whoever works here: links to private items are meant, and followed. The program
@@ -52,26 +59,58 @@ lint() {
     local -x RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links"
     cargo doc --workspace --lib --no-deps --document-private-items --locked
     cargo doc --workspace --bins --no-deps --document-private-items --locked
+    features
     cross
 }
 
-# The storeys, lowest first: a crate may use those before it.
+# The storeys in packet order, and the crates that each may use. Dependencies of tests go where they like.
+storeys="
+forebay-buf:
+forebay-rx: buf
+forebay-sys: buf rx
+forebay-device: buf rx sys
+forebay-stack: buf rx
+forebay-engine: buf rx sys device
+forebay-control: buf rx sys device engine
+forebay-run: buf rx sys device engine control
+forebay: buf rx sys device stack engine control
+forebay-sim: buf rx sys device stack engine
+forebay-cli: buf rx sys device stack engine control run forebay sim
+forebay-testkit: buf rx"
+
 layers() {
-    local order="forebay-buf forebay-rx forebay-sys forebay-device forebay-stack forebay-engine forebay-control
-        forebay-run forebay forebay-sim forebay-cli" below="" crate used
-    for crate in $order; do
-        for used in $(cargo tree --locked --package "$crate" --depth 1 --edges normal --prefix none |
-            tail -n +2 | cut -d ' ' -f 1); do
-            [[ " $order " != *" $used "* || " $below " == *" $used "* ]] ||
-                { echo "$crate uses $used, which lies above it" >&2; return 1; }
-        done
-        below+=" $crate"
-    done
-    # Those that are no storey have not been given a place.
+    local crate used allowed
     for crate in $(cargo tree --locked --workspace --depth 0 --prefix none | cut -d ' ' -f 1); do
-        [[ " $order " == *" $crate "* ]] ||
-            { echo "$crate has no place in ci.sh's order of crates" >&2; return 1; }
+        allowed=$(grep "^$crate:" <<<"$storeys") ||
+            { echo "$crate has no place among the storeys of ci.sh" >&2; return 1; }
+        for used in $(cargo tree --locked --package "$crate" --depth 1 --edges normal --prefix none |
+            tail -n +2 | cut -d ' ' -f 1 | grep '^forebay'); do
+            [[ " ${allowed#*:} " == *" ${used#forebay-} "* ]] ||
+                { echo "$crate uses $used, which lies above it or beside it" >&2; return 1; }
+        done
     done
+}
+
+# Each feature of the face builds by itself, and none is needed.
+features() {
+    local feature
+    for feature in "" af-xdp tun vhost-user control-mount; do
+        cargo check --quiet --package forebay --locked --no-default-features --features "$feature"
+    done
+}
+
+# Doc comments open with a noun phrase or a verb. The program's options are help texts, and tests are
+# told of by their names.
+openings() {
+    local word='(What|Where|Whether|How|Who|Whom|Whose|Why|Which|It|They|This|These|That|Those|We|You|I|Its|Their|Our)'
+    if git ls-files 'crates/*/src/*.rs' | grep -vE '/tests/|tests\.rs$|^crates/(cli|testkit)/' |
+        xargs awk -v word="^ *//[/!] $word[ .,:]" '
+            FNR == 1 { inside = 0 }
+            !inside && $0 ~ word { print FILENAME ":" FNR ": " $0 }
+            { inside = $0 ~ /^ *\/\/[\/!] [^ ]/ }' | grep .; then
+        echo "open with what the thing is, or with what the function does" >&2
+        return 1
+    fi
 }
 
 # Nothing here is compiled by a C compiler for the target: checking takes Rust's library for it alone.
@@ -103,6 +142,34 @@ specification() {
             { echo "SPECIFICATION.md: there is no test $name" >&2; missing=1; }
     done
     return $missing
+}
+
+# The promises, each test with the file and the line that it stands at.
+promises() {
+    promises_table >docs/src/reference/promises.md
+}
+
+promises_table() {
+    local tests name place
+    tests=$(git grep -nE "(fn [a-z0-9_]+|\"[a-z0-9_]+\")" -- 'crates/*.rs')
+    echo "# Promises and their tests"
+    echo
+    echo "Written by \`./ci.sh promises\` from [SPECIFICATION.md](../../../SPECIFICATION.md)."
+    while read -r line; do
+        case $line in
+            '**'[0-9]*) printf '\n## %s\n\n' "$(sed -E 's/^\*\*([^*]*)\*\*.*/\1/' <<<"$line")" ;;
+        esac
+        for name in $(grep -oE '`[a-z0-9]+(_[a-z0-9]+){2,}`' <<<"$line" | tr -d '`'); do
+            place=$(grep -m 1 -E "(fn $name\(|fn $name\b|\"$name\")" <<<"$tests" | cut -d : -f 1,2) || continue
+            [[ -z $place ]] || echo "- [\`$name\`](../../../${place%%:*}), line ${place##*:}"
+        done
+    done <SPECIFICATION.md
+}
+
+# Lines move with every change; which test is where does not.
+promises_current() {
+    diff <(promises_table | sed 's/, line [0-9]*$//') <(sed 's/, line [0-9]*$//' docs/src/reference/promises.md) >&2 ||
+        { echo "docs/src/reference/promises.md is of another day: ./ci.sh promises" >&2; return 1; }
 }
 
 # Documentation first: the output closes with the summary of a runner that ran something.
@@ -166,6 +233,34 @@ mutants() {
     cat target/mutants.out/missed.txt
 }
 
+# For the hand that writes: the crates that were changed since main, or those named; nothing that needs
+# root, a peer or time.
+quick() {
+    local crates=("$@") crate flags=()
+    ((${#crates[@]} > 0)) || mapfile -t crates < <(
+        { git diff --name-only HEAD; git diff --name-only '@{upstream}' 2>/dev/null || true; } |
+            sed -nE 's#^crates/([^/]+)/.*#\1#p' | sort -u)
+    fmt
+    ((${#crates[@]} > 0)) || { echo "no crate was changed" >&2; return; }
+    for crate in "${crates[@]}"; do
+        flags+=(--package "$(sed -n 's/^name = "\(.*\)"/\1/p;T;q' "crates/$crate/Cargo.toml")")
+    done
+    cargo clippy "${flags[@]}" --lib --bins --locked -- -D warnings
+    cargo test "${flags[@]}" --lib --bins --locked
+}
+
+# Before a pull request: all that runs without root and without peers, and a little of fuzzing.
+pr() {
+    fmt
+    lint
+    loom
+    FUZZ_SECS=5 fuzz
+    cargo test --workspace --locked --doc
+    cargo test --workspace --locked --lib --bins
+    cargo test --locked --package forebay-rx --package forebay-stack --package forebay-run \
+        --package forebay-control --package forebay-sim --tests
+}
+
 all() {
     fmt
     lint
@@ -179,6 +274,11 @@ all() {
 if (($# == 0)); then
     usage
     exit 2
+fi
+if [[ $1 == quick ]]; then
+    shift
+    quick "$@"
+    exit
 fi
 for verb in "$@"; do
     [[ " $verbs " == *" $verb "* ]] || { usage; exit 2; }

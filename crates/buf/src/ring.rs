@@ -607,7 +607,7 @@ mod loom_tests {
         });
     }
 
-    /// What a consumer wrote while it processed a packet is visible to a producer that sees the
+    /// Work: what a consumer wrote while it processed a packet is visible to a producer that sees the
     /// head pass it: this is what the drain rule rests on (RFS-6).
     #[test]
     fn a_head_that_passed_a_packet_shows_the_work_done_on_it() {

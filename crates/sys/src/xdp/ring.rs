@@ -355,7 +355,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is pushed at one end comes out at the other, in order, from any start; nothing is
+        /// Order: what is pushed at one end comes out at the other, in order, from any start; nothing is
         /// seen before it is submitted, and room comes back when it is released.
         #[test]
         fn a_ring_gives_what_it_was_given(
