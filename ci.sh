@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="quick pr fmt lint test loom miri fuzz bench mutants promises all"
+verbs="quick pr fmt lint test loom miri fuzz counts bench mutants promises all"
 skipped=()
 
 usage() {
@@ -23,6 +23,7 @@ usage: ./ci.sh VERB...
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
+  counts instructions of the ten hottest functions, under crates/rx/benches/counts.limits (valgrind)
   bench  every stage measured, one JSON line each
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
@@ -211,6 +212,28 @@ fuzz() {
     done
 }
 
+# Instructions that a further round of each case takes, held against its limit.
+counts() {
+    has valgrind --version || { skip counts "valgrind is not installed"; return; }
+    local limits=crates/rx/benches/counts.limits program case limit took failed=0
+    program=$(cargo bench --package forebay-rx --bench counts --no-run --locked --message-format=json 2>/dev/null |
+        sed -nE 's/.*"executable":"([^"]*counts-[^"]*)".*/\1/p' | tail -n 1)
+    while read -r case limit; do
+        took=$((($(instructions "$program" "$case" 1200) - $(instructions "$program" "$case" 200)) / 1000))
+        if ((took > limit)); then
+            echo "counts $case: $took instructions, more than the $limit of $limits" >&2
+            failed=1
+        fi
+        echo "counts $case: $took of $limit"
+    done < <(grep -v '^#' "$limits")
+    return $failed
+}
+
+# Instructions of a run. What the CPU can do that valgrind cannot, programs do not use under it.
+instructions() {
+    valgrind --tool=callgrind --callgrind-out-file=/dev/null "$@" 2>&1 | sed -nE 's/.*Collected : ([0-9]+).*/\1/p'
+}
+
 bench() {
     cargo run --release --locked --quiet -- bench all
 }
@@ -267,6 +290,7 @@ all() {
     loom
     miri
     fuzz
+    counts
     echo "skipped steps: ${skipped[*]:-none}" >&2
     test
 }
