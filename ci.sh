@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="quick pr fmt lint test loom miri fuzz counts bench mutants promises all"
+verbs="quick pr fmt lint msrv deny test loom miri fuzz counts bench mutants promises all"
 skipped=()
 
 usage() {
@@ -19,6 +19,8 @@ usage: ./ci.sh VERB...
   lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; no crate
          uses one above it; doc comments open well; each feature builds by itself; all build for
          aarch64, and for 32 bits they say that they cannot
+  msrv   the oldest Rust that Cargo.toml promises builds all
+  deny   licences and sources of dependencies (cargo-deny), by hand
   test   documentation, unit and integration tests
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
@@ -28,7 +30,7 @@ usage: ./ci.sh VERB...
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
   promises  writes docs/src/reference/promises.md: each promise, its tests, their places
-  all    all but bench, mutants and promises; the tests come last
+  all    all but bench, deny, mutants and promises; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
 }
@@ -133,6 +135,21 @@ cross() {
 
 has_target() {
     [[ -d $(rustc --print target-libdir --target "$1") ]]
+}
+
+# The oldest Rust that Cargo.toml promises. Where it is the one at hand, the other checks have built with it.
+msrv() {
+    local promised
+    promised=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    [[ $(rustc --version) != "rustc $promised."* ]] || return 0
+    has cargo "+$promised" --version || { skip msrv "the toolchain $promised is not installed"; return; }
+    cargo "+$promised" check --workspace --all-targets --locked --target-dir target/msrv
+}
+
+# Licences, sources and doubles of dependencies; advisories need their database, which is fetched.
+deny() {
+    has cargo deny --version || { skip deny "install it: cargo install cargo-deny"; return; }
+    cargo deny --locked check bans licenses sources
 }
 
 # Of the names in SPECIFICATION.md, those of three words or more are tests.
@@ -291,6 +308,7 @@ all() {
     miri
     fuzz
     counts
+    msrv
     echo "skipped steps: ${skipped[*]:-none}" >&2
     test
 }

@@ -14,9 +14,9 @@
 //! An echo on every CPU, each question answered by the thread that took it in:
 //!
 //! ```no_run
-//! use crate::net::{Datagrams, Net, NetConfig};
-//! use forebay_engine::Config;
-//! use forebay_device::{Device, DeviceConfig, Via};
+//! use forebay::net::{Datagrams, Net, NetConfig};
+//! use forebay::Config;
+//! use forebay::{Device, DeviceConfig, Via};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = DeviceConfig::new("eth1", Via::AfXdp);
