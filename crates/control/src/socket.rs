@@ -2,7 +2,7 @@
 //!
 //! The control socket is a Unix stream socket that only its owner may connect to. What is said there is in
 //! [`request`](super::request). Every client has a thread of its own, so that none waits for
-//! another; at most [`CLIENTS_MAX`](super::seats::CLIENTS_MAX) are served, and nothing here is on
+//! another; at most [`CLIENTS_MAX`](super::clients::CLIENTS_MAX) are served, and nothing here is on
 //! the path of packets.
 
 use std::io::{self, ErrorKind, Write};

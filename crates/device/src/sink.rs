@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_rx::Packet;
+use forebay_rx::reasons;
 use forebay_sys::error::Error;
 
 /// One CPU's end of a way out: a device's queue, or a socket.
@@ -115,68 +116,29 @@ impl Sent {
     }
 }
 
-/// Reason why a packet was not sent.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum SendDrop {
-    /// The device, or the queue before it, had no room.
-    Full,
-    /// Longer than the device's MTU, and not to be cut.
-    TooLong,
-    /// Not an IP packet, for a device that takes nothing else.
-    NotIp,
-    /// Without a link header, for a device that needs one; or with one, for a device that has none.
-    LinkHeader,
-    /// The device is down.
-    Down,
-    /// The kernel refused it for another reason.
-    Refused,
-    /// Not written into its capture: the disk is full, or broken.
-    NotWritten,
-}
-
-impl SendDrop {
-    /// Every reason.
-    pub const ALL: [Self; 7] = [
-        Self::Full,
-        Self::TooLong,
-        Self::NotIp,
-        Self::LinkHeader,
-        Self::Down,
-        Self::Refused,
-        Self::NotWritten,
-    ];
-
-    /// The name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::TooLong => "too_long",
-            Self::NotIp => "not_ip",
-            Self::LinkHeader => "link_header",
-            Self::Down => "down",
-            Self::Refused => "refused",
-            Self::NotWritten => "not_written",
-        }
-    }
-
-    /// The place in [`ALL`](Self::ALL).
-    #[must_use]
-    pub fn index(self) -> usize {
-        self as usize
+reasons! {
+    /// Reason why a packet was not sent.
+    pub enum SendDrop {
+        /// The device, or the queue before it, had no room.
+        Full = "full",
+        /// Longer than the device's MTU, and not to be cut.
+        TooLong = "too_long",
+        /// Not an IP packet, for a device that takes nothing else.
+        NotIp = "not_ip",
+        /// Without a link header, for a device that needs one; or with one, for a device that has none.
+        LinkHeader = "link_header",
+        /// The device is down.
+        Down = "down",
+        /// The kernel refused it for another reason.
+        Refused = "refused",
+        /// Not written into its capture: the disk is full, or broken.
+        NotWritten = "not_written",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_reason_stands_at_its_index() {
-        for (index, reason) in SendDrop::ALL.into_iter().enumerate() {
-            assert_eq!(reason.index(), index);
-        }
-    }
 
     #[test]
     fn promise_2_what_was_handed_in_was_sent_or_dropped_by_name() {

@@ -1,7 +1,7 @@
 //! The engine: one pinned thread for each CPU, or one seeded scheduler in place of them all.
 //!
 //! A CPU turns the intakes of the queues it polls, then its delivery, sixty-four packets each,
-//! and sleeps when there is nothing to do. [`live`] runs that on threads; [`stepped`] runs the
+//! and sleeps when there is nothing to do. [`threads`] runs that on threads; [`stepped`] runs the
 //! same turns on one thread, in an order that a seed determines.
 
 pub mod knobs; //  what can be set, and what that answers

@@ -19,13 +19,14 @@ pub mod backlog; //     the rings between the polling CPU and the others
 pub mod intake; //      the first spine: from the source to the backlog
 pub mod delivery; //    the second spine: from the backlog to the handler
 
-pub mod ordered_queue; //     from many CPUs to one taker, in order
-pub mod packet; //      one frame and what the stages found out about it
-pub mod nonlinear; //      a frame's bytes, and those of the pieces behind it
-pub mod cpu; //         ids of CPUs and rx queues
-pub mod steer_reason; //     the names of all reasons to go to a CPU
-pub mod drop_reason; // the names of all losses
-pub mod counters; //    numbers with one writer
+pub mod ordered_queue; // from many CPUs to one taker, in order
+pub mod packet; //        one frame and what the stages found out about it
+pub mod nonlinear; //     a frame's bytes, and those of the pieces behind it
+pub mod cpu; //           ids of CPUs and rx queues
+pub mod reasons; //       a name and a place for each of some reasons
+pub mod steer_reason; //  the names of all reasons to go to a CPU
+pub mod drop_reason; //   the names of all losses
+pub mod counters; //      numbers with one writer
 
 pub use arrive::Source;
 pub use cpu::{CpuId, RxQueue};

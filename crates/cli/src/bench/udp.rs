@@ -120,7 +120,7 @@ impl UdpBench<'_> {
     }
 }
 
-/// The outcomes of some rounds, by [`BufferPolicy::index`].
+/// The outcomes of some rounds, by [`ReclaimPolicy::index`].
 #[derive(Default)]
 struct UdpRounds(Vec<[FloodOutcome; ReclaimPolicy::ALL.len()]>);
 

@@ -23,7 +23,7 @@ pub struct ReplayReport {
     pub reordered: u64,
     /// Packets whose order was not checked: of more flows than are told apart.
     pub order_unchecked: u64,
-    /// Flows seen; those beyond [`CHECKED_FLOWS_MAX`](crate::ledger::CHECKED_FLOWS_MAX) are not told apart,
+    /// Flows seen; those beyond [`CHECKED_FLOWS_MAX`](crate::order_check::CHECKED_FLOWS_MAX) are not told apart,
     /// and not counted here.
     pub flows: u64,
     /// Packets of the largest flow.
