@@ -69,6 +69,8 @@ impl Fences {
             let held_since_ns = holds.line_up(&mut fence.line);
             fence.held_since_ns = fence.held_since_ns.into_iter().chain(held_since_ns).min();
         }
+        debug_assert!(self.standing.len() <= 2, "there are names for two");
+        debug_assert!(holds.active().is_empty(), "what is held waits in front of the fence");
     }
 
     /// The one that nothing but packets is in front of.
@@ -78,7 +80,8 @@ impl Fences {
 
     /// Takes the front one away, which was passed.
     pub(super) fn lift(&mut self) {
-        self.standing.pop_front();
+        let lifted = self.standing.pop_front();
+        debug_assert!(lifted.is_some_and(|fence| fence.line.is_empty()), "packets would be lost");
     }
 
     pub(super) fn stands(&self, id: FenceId) -> bool {

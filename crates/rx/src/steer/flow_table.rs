@@ -85,11 +85,13 @@ impl Slot {
     }
 
     pub(super) fn set_hold(&mut self, hold: Option<HoldId>) {
+        debug_assert_ne!(hold, Some(HoldId(Self::NO_HOLD)), "an id that means none");
         self.hold = hold.map_or(Self::NO_HOLD, |hold| hold.0);
     }
 
     /// Notes that a packet of `flow` went to `cpu`, at `tail`.
     pub(super) fn record(&mut self, flow: FlowHash, cpu: CpuId, tail: Position) {
+        debug_assert!(cpu.0 < Self::UNSEEN_CPU, "CPU {} is one of the marks", cpu.0);
         *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
 
@@ -192,6 +194,7 @@ impl FlowTable {
             // Its last packet was of a flow that has another of the slots now.
             merged.last_flow = FlowHash::NONE;
         }
+        debug_assert!(merged.hold().is_none(), "what was held is in a line now");
         merged
     }
 
@@ -212,6 +215,7 @@ impl FlowTable {
 
     /// The first and last hash value that a slot serves.
     pub(super) fn range(&self, slot: SlotId) -> [FlowHash; 2] {
+        debug_assert!(slot.index() < self.len(), "packets without a hash have no range");
         let first = slot.0 << self.shift;
         [FlowHash(first), FlowHash(first | ((1 << self.shift) - 1))]
     }

@@ -56,6 +56,10 @@ pub(super) struct HoldList {
 
 impl HoldList {
     pub(super) const EMPTY: Self = Self { first: NodeId::NONE, last: NodeId::NONE };
+
+    pub(super) fn is_empty(self) -> bool {
+        self.first == NodeId::NONE
+    }
 }
 
 /// The holds of one rx queue.
@@ -116,6 +120,7 @@ impl Holds {
             None => return None,
         };
         let (packets, listed_at) = (HoldList::EMPTY, self.active.len());
+        debug_assert!(self.get(id).is_none(), "the id is of another hold");
         self.holds[usize::from(id.0)] =
             Some(Hold { slot, behind, since_ns: now_ns, packets, len: 0, listed_at });
         self.active.push(id);
@@ -135,8 +140,10 @@ impl Holds {
         let packet = Some(packet);
         self.nodes[node.0 as usize] = HoldNode { packet, next: NodeId::NONE, after_seam: false };
         let added = HoldList { first: node, last: node };
+        debug_assert_eq!(hold.len == 0, hold.packets.is_empty(), "the count is not the list's");
         hold.packets = linked(&mut self.nodes, hold.packets, added);
         hold.len += 1;
+        debug_assert!(hold.len <= self.share, "one slot has more than its share");
         Ok(())
     }
 
@@ -151,7 +158,9 @@ impl Holds {
         let (packet, rest) = unlinked(&mut self.nodes, hold.packets)?;
         self.free_nodes.push(hold.packets.first);
         hold.packets = rest;
+        debug_assert!(hold.len > 0 && packet.is_some(), "a list without a packet");
         hold.len -= 1;
+        debug_assert_eq!(hold.len == 0, hold.packets.is_empty(), "the count is not the list's");
         packet
     }
 
@@ -186,6 +195,7 @@ impl Holds {
     /// Takes the first packet of a line.
     pub(super) fn line_pop(&mut self, line: &mut HoldList) -> Option<Packet> {
         let (packet, rest) = unlinked(&mut self.nodes, *line)?;
+        debug_assert!(packet.is_some(), "a line without a packet");
         self.free_nodes.push(line.first);
         *line = rest;
         packet
@@ -195,7 +205,8 @@ impl Holds {
     pub(super) fn end(&mut self, id: HoldId) {
         debug_assert!(self.front(id).is_none(), "packets would be lost");
         let Some(hold) = self.holds[usize::from(id.0)].take() else { return };
-        self.active.swap_remove(hold.listed_at);
+        let listed = self.active.swap_remove(hold.listed_at);
+        debug_assert_eq!(listed, id, "another hold is no longer looked at");
         if let Some(&moved) = self.active.get(hold.listed_at)
             && let Some(moved) = &mut self.holds[usize::from(moved.0)]
         {

@@ -149,6 +149,10 @@ impl Steering {
     pub fn decide(&mut self, hash: FlowHash, now_ns: u64, backlogs: &mut Backlogs) -> Verdict {
         let slot = self.slot_of(hash);
         let at = self.tables.see(slot, &self.fences, backlogs);
+        debug_assert!(
+            at.hold().is_none(),
+            "the slot's packets are held: this one goes behind them"
+        );
         let (cpu, wish) = self.wishes.of(hash, &self.tables.now.slots, slot);
         let agreed = match at.whereabouts() {
             CurrentCpu::On(at) => at == cpu,
@@ -277,6 +281,7 @@ impl Steering {
             return false;
         }
         self.held_since(hold.since_ns, now_ns);
+        debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
         self.tables.now.slots.get_mut(hold.slot).set_hold(None);
         self.holds.end(id);
         true

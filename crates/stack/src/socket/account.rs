@@ -127,7 +127,8 @@ impl Account {
     pub(super) fn relieve(&self, bytes: u32) {
         if bytes > 0 {
             // Release: pairs with the Acquire in `charge`.
-            self.rmem.0.fetch_sub(bytes, Ordering::Release);
+            let held = self.rmem.0.fetch_sub(bytes, Ordering::Release);
+            debug_assert!(held >= bytes, "{bytes} bytes came back of {held} that were charged");
         }
     }
 }

@@ -13,15 +13,15 @@ const CHUNK_BYTES: u32 = 512;
 /// Initial ticket, so that tickets wrap during the test.
 const START: u32 = u32::MAX;
 
-fn rig(rcvbuf: u32, cpus: usize) -> (Vec<Inlet>, Outlet, Vec<Pool>) {
+fn rig(rcvbuf: u32, cpus: usize) -> (Vec<SocketQueueProducer>, SocketQueueConsumer, Vec<Pool>) {
     let (outlet, pools) = without_inlets(rcvbuf, cpus);
     ((0..cpus).map(|cpu| outlet.hub().inlet(cpu).unwrap()).collect(), outlet, pools)
 }
 
-fn without_inlets(rcvbuf: u32, cpus: usize) -> (Outlet, Vec<Pool>) {
+fn without_inlets(rcvbuf: u32, cpus: usize) -> (SocketQueueConsumer, Vec<Pool>) {
     let shares = vec![vec![ChunkClass { chunk_bytes: CHUNK_BYTES, chunks: 2 }]; cpus];
     let pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
-    let config = QueueConfig { id: SocketId(0), rcvbuf, slots: 2, cpus };
+    let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots: 2, cpus };
     let (_, outlet) = starting_at(config, START, Arc::new(Awake));
     (outlet, pools)
 }
@@ -32,7 +32,7 @@ fn packet(pool: &mut Pool, mark: u8) -> Packet {
     Packet::received(frame, Arrival(0), 1, Link::Ethernet)
 }
 
-fn put(inlet: &mut Inlet, pool: &mut Pool, mark: u8) -> Put {
+fn put(inlet: &mut SocketQueueProducer, pool: &mut Pool, mark: u8) -> Enqueue {
     let mut dropped = Vec::new();
     let put = inlet.put(&mut vec![packet(pool, mark)], &mut dropped);
     assert!(dropped.is_empty());
@@ -62,7 +62,7 @@ fn a_reader_that_sleeps_is_woken_for_every_packet() {
             .map(|(mut inlet, mut pool)| {
                 let reader = reader.clone();
                 thread::spawn(move || {
-                    if put(&mut inlet, &mut pool, 0) == Put::WakeReader {
+                    if put(&mut inlet, &mut pool, 0) == Enqueue::WakeReader {
                         reader.unpark();
                     }
                     (inlet, pool)
@@ -97,7 +97,7 @@ fn a_lane_that_joins_late_is_met_and_its_reader_woken() {
                 let (hub, reader) = (Arc::clone(outlet.hub()), reader.clone());
                 thread::spawn(move || {
                     let mut inlet = hub.inlet(cpu).unwrap();
-                    if put(&mut inlet, &mut pool, 0) == Put::WakeReader {
+                    if put(&mut inlet, &mut pool, 0) == Enqueue::WakeReader {
                         reader.unpark();
                     }
                     (inlet, pool)
@@ -134,7 +134,7 @@ fn a_lane_that_joins_as_the_socket_is_closed_leaves_nothing() {
         });
         drop(outlet);
         let mut pool = cpu.join().unwrap();
-        assert_eq!(pool.away(), 0);
+        assert_eq!(pool.in_use(), 0);
     });
 }
 
@@ -146,7 +146,7 @@ fn a_reader_that_sleeps_is_woken_for_a_refusal() {
         let reader = thread::current();
         let hub = Arc::clone(outlet.hub());
         let cpu = thread::spawn(move || {
-            if hub.refuse() == Put::WakeReader {
+            if hub.refuse() == Enqueue::WakeReader {
                 reader.unpark();
             }
         });
