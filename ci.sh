@@ -102,11 +102,10 @@ features() {
     done
 }
 
-# Doc comments open with a noun phrase or a verb. The program's options are help texts, and tests are
-# told of by their names.
+# Doc comments open with a noun phrase or a verb. Those of the programs' options are help texts.
 openings() {
     local word='(What|Where|Whether|How|Who|Whom|Whose|Why|Which|It|They|This|These|That|Those|We|You|I|Its|Their|Our)'
-    if git ls-files 'crates/*/src/*.rs' | grep -vE '/tests/|tests\.rs$|^crates/(cli|testkit)/' |
+    if git ls-files 'crates/*.rs' 'fuzz/fuzz_targets/*.rs' | grep -vE '^crates/(cli/src|forebay/examples)/' |
         xargs awk -v word="^ *//[/!] $word[ .,:]" '
             FNR == 1 { inside = 0 }
             !inside && $0 ~ word { print FILENAME ":" FNR ": " $0 }

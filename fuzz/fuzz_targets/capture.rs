@@ -17,7 +17,7 @@ const LEAST_RECORD_BYTES: usize = 16;
 /// Read sizes that meet every boundary sooner or later.
 const PIECES_BYTES: [usize; 4] = [1, 13, 64, 5];
 
-/// What a gzip file begins with.
+/// Beginning of a gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 fuzz_target!(|input: &[u8]| {
@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// What is to be read: at least as much of a damaged gzip file as anybody can unpack.
+/// Bytes to be read: at least as much of a damaged gzip file as anybody can unpack.
 fn unpack(input: &[u8]) -> Vec<u8> {
     if !input.starts_with(&GZIP_MAGIC) {
         return input.to_vec();
@@ -71,14 +71,14 @@ fn in_pieces(input: &[u8]) -> Box<dyn Read + Send> {
     Box::new(Piecemeal::of(input))
 }
 
-/// What there was in a capture.
+/// Contents of a capture.
 #[derive(PartialEq, Debug, Default)]
 struct Contents {
     packets: Vec<Packet>,
     damaged: u64,
     unread: Vec<(String, u64)>,
     first_damage: Option<String>,
-    /// What stopped the reader before the end, or before the start.
+    /// Error that stopped the reader before the end, or before the start.
     broken: Option<String>,
 }
 

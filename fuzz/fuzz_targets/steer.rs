@@ -62,7 +62,7 @@ enum Step {
     Take {
         cpu: u8,
     },
-    /// It has processed what it has in hand.
+    /// Processes what it has in hand.
     Process {
         cpu: u8,
     },
@@ -125,7 +125,7 @@ struct Rig {
     burst: Burst,
     tick: Tick,
     sock_flows: Arc<SockFlowTable>,
-    /// How often the device's key changed.
+    /// Number of changes of the device's key.
     keys: u32,
     /// Frames that left coalescing before steering, or passed where there is none.
     shown: u64,
@@ -148,7 +148,7 @@ struct Cpu {
     pool: Pool,
     /// Packets that it took from the backlog and has not processed.
     in_hand: usize,
-    /// How its delivery coalesces.
+    /// Coalescing of its delivery.
     coalesce: Option<CoalesceConfig>,
 }
 
@@ -431,7 +431,7 @@ struct Application {
     /// Of each flow, the last packet.
     last: [Option<Arrival>; 256],
     handled: u64,
-    /// How far each backlog has been handled: the tail that its last packet was given.
+    /// Position up to which each backlog has been handled: the tail that its last packet was given.
     positions: [Position; CPUS],
 }
 

@@ -42,7 +42,7 @@ fn engine(config: &Config) -> (Engine<Idler>, Control) {
     (engine, control)
 }
 
-/// What a knob reads back as after a write, or why it is refused.
+/// Value that a knob reads back as after a write, or why it is refused.
 fn set(control: &Control, name: &str, text: &str) -> Result<String, Errno> {
     let paths = control.named(name)?;
     for path in &paths {

@@ -45,7 +45,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Why none of this can be done here.
+/// Reason why none of this can be done here.
 fn missing() -> Option<String> {
     let map = || XskMap::create(1).err();
     namespaces::missing(&["ip", "bpftool"])

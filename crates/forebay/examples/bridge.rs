@@ -1,6 +1,6 @@
 //! A bridge between two interfaces, until Ctrl-C: `cargo run --example bridge veth0 veth1`.
 //!
-//! What comes in by one goes out by the other, spread over all CPUs in between, and every flow in
+//! A bridge: what comes in by one goes out by the other, spread over all CPUs in between, and every flow in
 //! order. Checksums and segments that the kernel has left to the device are carried across.
 
 use std::error::Error;

@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 /// Protocol, and where from and to.
 type Flow = (u8, IpAddr, IpAddr, (u16, u16));
 
-/// What one CPU has seen. A flow may have been on several.
+/// Flows that one CPU has seen. A flow may have been on several.
 #[derive(Default)]
 struct Counts(HashMap<Flow, u64>);
 

@@ -34,18 +34,18 @@ struct Options {
     from: From,
 }
 
-/// What one socket came to.
+/// Counts of one socket.
 #[derive(Debug, Serialize)]
 struct Received {
     socket: SocketAddr,
     packets: u64,
     bytes: u64,
-    /// Those that came merged with others count one each.
+    /// Datagrams: those that came merged with others count one each.
     datagrams: u64,
     rcvbuf_errors: u64,
 }
 
-/// What the run came to.
+/// Report of the run.
 #[derive(Debug, Serialize)]
 struct Report {
     sockets: Vec<Received>,

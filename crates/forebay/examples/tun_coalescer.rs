@@ -1,7 +1,7 @@
 //! Merges segments before they enter a TUN, until Ctrl-C:
 //! `cargo run --example tun_coalescer veth0 tun0`.
 //!
-//! This is how the author of a tunnel uses the crate: packets that were taken off the wire reach the
+//! For the author of a tunnel: packets that were taken off the wire reach the
 //! kernel's stack as few large ones, each with one write.
 
 use std::error::Error;

@@ -20,10 +20,10 @@ use rig::{OURS, OURS_V6, Running, client, over_tap};
 const DESCRIPTORS: u64 = 256;
 /// More than there are descriptors, and than fits in `GROWTH_KIB` if each leaves some of itself behind.
 const SOCKETS: u32 = 20_000;
-/// What a process may grow by for other reasons.
+/// Growth of a process for other reasons.
 const GROWTH_KIB: u64 = 16 << 10;
 
-/// What a socket that has nothing to do may take.
+/// Memory that a socket that has nothing to do may take.
 const SOCKET_BYTES: u64 = 8 << 10;
 
 fn main() {

@@ -1,4 +1,4 @@
-//! Which socket a datagram is for: the table against this kernel's own sockets, on the loopback device
+//! The socket that a datagram is for: the table against this kernel's own sockets, on the loopback device
 //! of a network namespace that goes with its thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
@@ -21,7 +21,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// Sets of sockets that are tried, each with every datagram.
 const SETS: u32 = 5000;
 
-/// Where sockets are bound. The senders' addresses are among them: the kernel gives a socket that is
+/// Addresses that sockets are bound to. The senders' addresses are among them: the kernel gives a socket that is
 /// connected to one of them the same.
 const LOCALS: [&str; 10] = [
     "0.0.0.0",
@@ -41,7 +41,7 @@ const GROUP: Ipv4Addr = Ipv4Addr::new(224, 1, 1, 1);
 const BROADCAST: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 255);
 /// The CPU that everything runs on. What is sent over the loopback device comes in order then.
 const CPU: CpuId = CpuId(0);
-/// Where a last datagram tells that the one before it has come.
+/// Address at which a last datagram tells that the one before it has come.
 const END: &str = "10.0.0.9:5099";
 
 fn main() {
@@ -165,7 +165,7 @@ impl Sockets {
         bound
     }
 
-    /// Those that have something to read, which is read.
+    /// Sockets that have something to read, which is read.
     fn receivers(&self) -> BTreeSet<SocketId> {
         let mut room = [0; 8];
         let has_read = |socket: &UdpSocket| socket.recv(&mut room).is_ok();

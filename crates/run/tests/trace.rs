@@ -32,7 +32,7 @@ impl Table {
         Self { columns, rows }
     }
 
-    /// These columns as numbers, row by row; an empty field is none.
+    /// Columns as numbers, row by row; an empty field is none.
     fn numbers<const N: usize>(&self, names: [&str; N]) -> Vec<[Option<u64>; N]> {
         let at = names.map(|name| self.columns[name]);
         self.rows.iter().map(|row| at.map(|at| row[at].parse().ok())).collect()

@@ -42,7 +42,7 @@ enum Release {
     WhenTaken,
 }
 
-/// What the application knows of its flow, shared by the CPUs without a lock of its own: the
+/// Knowledge of the application of its flow, shared by the CPUs without a lock of its own: the
 /// packet that it saw last.
 enum Seen {
     /// In memory that two CPUs may touch only if the path has put one behind the other: loom
@@ -94,7 +94,7 @@ impl Handler for Inbox {
 }
 
 impl Deliverer {
-    /// What [`Delivery::turn`] does, one packet at most, but for the release.
+    /// Work of [`Delivery::turn`], one packet at most, but for the release.
     fn turn(&mut self) {
         if self.delivery.take(1) == 0 {
             return;

@@ -1,4 +1,4 @@
-//! What Linux cuts whole packets into: each was written to a TAP device with `IFF_VNET_HDR`, bridged
+//! Packets as Linux cuts them: each was written to a TAP device with `IFF_VNET_HDR`, bridged
 //! to a TAP device without offloads, and its segments were read there.
 
 #![allow(clippy::unwrap_used, reason = "the vectors stand beside the test")]

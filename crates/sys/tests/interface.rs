@@ -1,4 +1,4 @@
-//! What the host knows of interfaces, in a network namespace that a thread makes for itself: it
+//! Knowledge of the host of interfaces, in a network namespace that a thread makes for itself: it
 //! goes with the thread, and `ip` run from there works in it.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 

@@ -1,4 +1,4 @@
-//! What a process says that it may not do, and what is left of one that let go. Each is a process
+//! Privileges that a process says it lacks, and what is left of one that let go. Each is a process
 //! of its own: this program again, told which part to play.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
@@ -50,7 +50,7 @@ fn run(part: &str) -> Result<(), Failed> {
     if status.success() { Ok(()) } else { Err(format!("{status}: {told}").into()) }
 }
 
-/// Why these parts cannot be played here.
+/// Reason why these parts cannot be played here.
 fn missing() -> Option<String> {
     if !Uid::effective().is_root() {
         return Some("only root can become another user".to_owned());
@@ -58,7 +58,7 @@ fn missing() -> Option<String> {
     namespaces::missing(&["ip"])
 }
 
-/// What was refused, and how to have it.
+/// Refusal, and the advice.
 fn refused(checked: forebay_sys::Result<()>) -> (String, String, String) {
     match checked.unwrap_err() {
         error @ Error::Privilege { .. } => {
@@ -130,7 +130,7 @@ fn own_tap() {
     assert!(Interface::named("hoa").unwrap().set_up().unwrap_err().is_refusal());
 }
 
-/// What the calling thread is: its numbers, groups and capabilities.
+/// Identity of the calling thread: its numbers, groups and capabilities.
 fn identity() -> Vec<String> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let of_interest = ["Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapAmb:"];

@@ -22,34 +22,34 @@ pub(crate) struct Received {
     pub(crate) link: Link,
 }
 
-/// What is odd about a segment. All but the last three keep its checksums right, if there is room.
+/// Oddity of a segment. All but the last three keep its checksums right, if there is room.
 #[derive(Arbitrary, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     Nothing,
-    /// Its TCP flags.
+    /// TCP flags.
     Flags(u8),
-    /// Its place in the stream.
+    /// Place in the stream.
     Sequence(i8),
-    /// Its IPv4 id, and those behind it.
+    /// IPv4 id, and those behind it.
     Id(u8),
-    /// Its acknowledgement, window and timestamp, and those behind it.
+    /// Acknowledgement, window and timestamp, and those behind it.
     Advance {
         acknowledgement: i8,
         window: u8,
         timestamp: i8,
     },
-    /// Its hop limit.
+    /// Hop limit.
     Hops(u8),
-    /// It says that it is a fragment, if it is of IPv4.
+    /// Said to be a fragment, if it is of IPv4.
     Fragment(u8),
     /// Any bits of its headers.
     Header {
         at: u8,
         bits: u8,
     },
-    /// It has no payload.
+    /// No payload.
     Empty,
-    /// Its payload makes the checksum 0, which is there as 0 or as 0xffff.
+    /// A payload that makes the checksum 0, which is there as 0 or as 0xffff.
     OddChecksum {
         ones: bool,
     },
@@ -73,7 +73,7 @@ pub(crate) enum Change {
     },
 }
 
-/// How far every flow has come.
+/// Progress of every flow.
 #[derive(Default)]
 pub(crate) struct Flows(HashMap<u8, Flow>);
 

@@ -1,4 +1,4 @@
-//! What came in, and what every packet that leaves is held against.
+//! Packets that came in, which every packet that leaves is held against.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ impl Entered {
         View::new(&self.bytes, &self.headers).payload()
     }
 
-    /// What was found out about the frame by those who look at all of it.
+    /// Facts found out about the frame by those who look at all of it.
     fn verified(&self) -> Headers {
         parse(&self.bytes, self.wire_len, self.headers.link, Verify::Checksums)
     }

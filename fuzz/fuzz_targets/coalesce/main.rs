@@ -44,15 +44,15 @@ struct Knobs {
     collide: bool,
     /// Frames come with the time of their arrival.
     timed: bool,
-    /// What leaves goes through coalescing again, as when it moves from arrival to delivery.
+    /// True if what leaves goes through coalescing again, as when it moves from arrival to delivery.
     twice: bool,
 }
 
-/// What the device says of the checksums.
+/// Word of the device of the checksums.
 #[derive(Arbitrary, Clone, Copy, PartialEq, Eq, Debug)]
 enum Device {
     Nothing,
-    /// Which are right.
+    /// Right ones.
     Verifies,
     /// The sum of all bytes.
     SumsUp,
@@ -176,7 +176,7 @@ impl Rig {
         self.leave(out, mode);
     }
 
-    /// What an intake makes of a frame; none while there is no memory for it.
+    /// Result that an intake makes of a frame; none while there is no memory for it.
     fn packet(&mut self, received: &Received) -> Option<Packet> {
         let len_bytes = u32::try_from(received.bytes.len()).expect("short");
         let mut frame = self.pool.allocate(len_bytes)?;
@@ -222,7 +222,7 @@ impl Rig {
         assert!(due_ns.is_none_or(|due_ns| due_ns > self.now_ns), "held for too long");
     }
 
-    /// What was flushed together leaves oldest first.
+    /// Order: what was flushed together leaves oldest first.
     fn leave_flushed(&mut self, packets: Vec<Packet>, mode: CoalesceMode) {
         assert!(packets.is_sorted_by_key(|packet| packet.arrival.0));
         self.leave(packets, mode);

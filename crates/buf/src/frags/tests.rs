@@ -164,13 +164,13 @@ fn a_frame_takes_pieces_of_one_home_as_far_as_its_table_goes() {
 struct Twin {
     own: Vec<u8>,
     pieces: VecDeque<Piece>,
-    /// What can be pushed back to the first piece.
+    /// Bytes that can be pushed back to the first piece.
     pulled: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Piece {
-    /// Where the data begins.
+    /// Address of the data.
     address: u64,
     bytes: Vec<u8>,
     truesize: u32,

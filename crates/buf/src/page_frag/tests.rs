@@ -171,7 +171,7 @@ fn a_cache_that_ends_counts_the_blocks_in_its_inbox() {
     }
 }
 
-/// What must panic, and why.
+/// Attempt that must panic, and the reason.
 #[cfg(not(miri))]
 type Attempt<'a> = (&'a str, Box<dyn Fn() + 'a>);
 

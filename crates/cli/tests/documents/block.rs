@@ -40,7 +40,7 @@ pub(crate) fn of_kind(document: &str, kind: &str) -> Vec<Block> {
 }
 
 impl Block {
-    /// What is typed one after another.
+    /// Commands that are typed one after another.
     pub(crate) fn steps(&self) -> Result<Vec<Step>, String> {
         let mut steps: Vec<Step> = Vec::new();
         for line in &self.lines {

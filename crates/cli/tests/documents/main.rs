@@ -69,7 +69,7 @@ fn documents(name: &Path) -> Vec<(PathBuf, String)> {
     within.iter().flat_map(|name| documents(name)).collect()
 }
 
-/// Whether every link to a place in the repository leads to one.
+/// True if every link to a place in the repository leads to one.
 fn judge_links(documents: &[(PathBuf, String)]) -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for (document, text) in documents {

@@ -6,7 +6,7 @@ const UNITS: [&str; 17] = [
     "KiB", "MiB", "GiB", "%", "x",
 ];
 
-/// What is told only if there was any, or of the moment.
+/// Fields that are told only if there was any, or of the moment.
 const IF_ANY: [&str; 11] = [
     "dropped",
     "noticed",

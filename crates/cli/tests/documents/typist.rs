@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::block::{Block, Step};
 
-/// What a command came to.
+/// Outcome of a command.
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -27,7 +27,7 @@ const DEVICES: [(&str, &str); 4] = [
 /// Tools that are not a part of every system.
 const TOOLS: [&str; 6] = ["ip ", "tcpdump ", "tcpreplay ", "iperf3 ", "ethtool ", "dig "];
 
-/// What is run in front of a block, and between commands.
+/// Commands in front of a block, and between commands.
 const PRELUDE: &str = r#"
 set -m
 # Waits until a process catches SIGINT, or is gone.
@@ -48,7 +48,7 @@ listens() {
 }
 "#;
 
-/// Why a block cannot be run here, if it cannot.
+/// Reason why a block cannot be run here, if it cannot.
 pub(crate) fn missing(block: &Block) -> Option<String> {
     let has =
         |tool: &str| Command::new("which").arg(tool).output().is_ok_and(|out| out.status.success());

@@ -74,7 +74,7 @@ fn arp(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// What 802.3 frames hold: a spanning tree's, or IPv4 behind SNAP.
+/// Contents of 802.3 frames: a spanning tree's, or IPv4 behind SNAP.
 fn llc(random: &mut Random) -> Vec<u8> {
     let mut bytes = vec![0xaa, 0xaa, 3, 0, 0, 0, 8, 0];
     if random.below(2) == 0 {
@@ -248,7 +248,7 @@ fn piece(random: &mut Random, segment: Vec<u8>) -> Piece {
     }
 }
 
-/// What one checksum in four is falsified with: a flipped bit is never summed away.
+/// Flip that falsifies one checksum in four: a flipped bit is never summed away.
 fn spoiling(random: &mut Random) -> u16 {
     if random.below(4) == 0 { 1 << random.below(16) } else { 0 }
 }

@@ -58,7 +58,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// What a judge comes to: nothing, or all that is wrong.
+/// Judgement of a judge: nothing, or all that is wrong.
 type Judgement = Result<(), Failed>;
 
 /// A trial that is ignored when something is `missing`.

@@ -32,7 +32,7 @@ impl Namespace {
         self.tell(command).map(drop)
     }
 
-    /// What a command that succeeds has to say.
+    /// Output of a command that succeeds.
     pub(crate) fn tell(&self, command: &[&str]) -> Result<String, Failed> {
         tell("ip", &[&["netns", "exec", &self.name][..], command].concat())
     }

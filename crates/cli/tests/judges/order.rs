@@ -29,14 +29,14 @@ const ENTRY_SHIFT: u32 = 32 - 12;
 
 const ETHERNET_BYTES: usize = 14;
 
-/// How the program is made to run.
+/// Way in which the program is run.
 struct Scene {
     frames: usize,
     args: &'static [&'static str],
     changes: Changes,
 }
 
-/// What changes on the way.
+/// Changes on the way.
 enum Changes {
     /// The mask, one after another.
     Masks(&'static [&'static str]),
@@ -78,7 +78,7 @@ const STORM_DETERMINISTIC: Scene = Scene {
     changes: Changes::Storm(4),
 };
 
-/// Why order cannot be broken here.
+/// Reason why order cannot be broken here.
 pub(crate) fn one_cpu() -> Option<String> {
     let cpus = forebay_sys::allowed_cpus().len();
     (cpus < 2).then(|| format!("it takes two CPUs, and {cpus} may be used"))
@@ -137,7 +137,7 @@ pub(crate) struct Stamped {
     pub(crate) frames: usize,
     /// Bytes behind each stamp.
     pub(crate) padding_bytes: usize,
-    /// Whether the frames begin with an Ethernet header, or with that of IP.
+    /// True if the frames begin with an Ethernet header, or with that of IP.
     pub(crate) has_ethernet: bool,
 }
 
@@ -239,7 +239,7 @@ struct Trace {
     counters: Value,
 }
 
-/// What makes a run more than idle.
+/// Findings that make a run more than idle.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     /// Packets that came to another CPU than their flow's last one.

@@ -12,7 +12,7 @@ use crate::program::told;
 /// Nobody.
 const OTHER: &str = "65534";
 
-/// What is missing to judge, if anything.
+/// Tool or file that is missing to judge, if anything.
 pub(crate) fn missing() -> Option<String> {
     let is_other = as_other(Path::new("id")).arg("-u").output();
     match is_other {

@@ -1,6 +1,6 @@
 //! tshark's account of each frame against `parse.csv`.
 //!
-//! It judges frame by frame: nothing is reassembled, and all checksums are summed up. The columns
+//! Options by which tshark judges frame by frame: nothing is reassembled, and all checksums are summed up. The columns
 //! `hash` and `verdict` are not its to judge.
 
 use std::collections::HashMap;
@@ -76,7 +76,7 @@ const FIELDS: [&str; 40] = [
     "udp.checksum.status",
 ];
 
-/// Why tshark cannot judge here.
+/// Reason why tshark cannot judge here.
 pub(crate) fn missing() -> Option<String> {
     let version = Command::new("tshark").arg("--version").stderr(Stdio::null()).output();
     let found = version.is_ok_and(|version| version.status.success());
@@ -285,7 +285,7 @@ impl Row {
     }
 }
 
-/// Its numbers: 0 bad, 1 good, 2 unverified, 3 not present, 4 illegal.
+/// Numbers of tshark: 0 bad, 1 good, 2 unverified, 3 not present, 4 illegal.
 fn checksum(status: &str) -> &'static str {
     match status {
         "0" => "B",

@@ -40,7 +40,7 @@ impl<'a> Live<'a> {
         self.desk.run(&format!("{args} --control s.sock"))
     }
 
-    /// What a command prints that is not refused.
+    /// Output of a command that is not refused.
     fn told(&self, args: &str) -> String {
         let run = self.run(args);
         assert_eq!(run.code, Some(0), "{args}: {}", run.told);

@@ -28,7 +28,7 @@ const BUNDLED_FLOWS: u64 = 64;
 /// A directory to run the program in; names stay short enough to stand on one line of a message.
 struct Desk(TempDir);
 
-/// What a run came to.
+/// Outcome of a run.
 struct Run {
     code: Option<i32>,
     stdout: String,

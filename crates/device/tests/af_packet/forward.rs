@@ -44,14 +44,14 @@ struct Path {
     right: Namespace,
 }
 
-/// What went over the machine in the middle, from left to right.
+/// Packets that went over the machine in the middle, from left to right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Went {
     /// Packets that came whole.
     whole: u64,
     /// Packets that were merged there.
     merged: u64,
-    /// What the sink counted.
+    /// Packets that the sink counted.
     packets: u64,
     frames: u64,
     dropped: u64,

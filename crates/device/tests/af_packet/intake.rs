@@ -1,4 +1,4 @@
-//! What comes in.
+//! Packets that come in.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -201,7 +201,7 @@ fn replay(interface: &str, frames: &[Vec<u8>]) {
     command(&format!("tcpreplay --topspeed -i {interface} {}", path.display()));
 }
 
-/// What is not asked for stays with the kernel, which sees the rest as well.
+/// The rest stays with the kernel, which sees the rest as well.
 fn taken() {
     let link = Link::new();
     link.here.run(|| {

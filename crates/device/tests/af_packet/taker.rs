@@ -21,7 +21,7 @@ pub(crate) struct Taker {
     source: PacketSource,
     pool: Pool,
     began: Instant,
-    /// What came and is not looked at yet.
+    /// Packets that came and are not looked at yet.
     pub(crate) packets: Vec<Packet>,
     pub(crate) refused: Vec<RefusedFrame>,
     pub(crate) kernel_dropped: u64,

@@ -46,13 +46,13 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Why there can be no AF_XDP here.
+/// Reason why there can be no AF_XDP here.
 fn missing() -> Option<String> {
     let refused = || forebay_sys::privilege::for_af_xdp("a test").err();
     namespaces::missing(&["ip"]).or_else(|| refused().map(|error| error.to_string()))
 }
 
-/// Why there can be no hash of a device here.
+/// Reason why there can be no hash of a device here.
 fn hash_missing() -> Option<String> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Some("this kernel does not tell its own types".to_owned());

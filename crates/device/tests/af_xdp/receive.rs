@@ -1,4 +1,4 @@
-//! What comes from the kernel.
+//! Packets from the kernel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

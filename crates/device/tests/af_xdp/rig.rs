@@ -40,7 +40,7 @@ pub(crate) fn far_socket() -> UdpSocket {
     socket
 }
 
-/// What is taken: the datagrams to our port.
+/// Packets that are taken: the datagrams to our port.
 pub(crate) fn config(queues: u16) -> DeviceConfig {
     let mut config = DeviceConfig::new(OURS, Via::AfXdp);
     config.queues = queues;
@@ -48,7 +48,7 @@ pub(crate) fn config(queues: u16) -> DeviceConfig {
     config
 }
 
-/// What an engine would be.
+/// Parts of an engine.
 pub(crate) struct Rig {
     // Before the pools: frames come home first.
     pub(crate) device: Device,

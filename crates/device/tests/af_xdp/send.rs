@@ -1,4 +1,4 @@
-//! What goes to the kernel.
+//! Packets to the kernel.
 
 use std::net::UdpSocket;
 

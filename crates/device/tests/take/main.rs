@@ -1,4 +1,4 @@
-//! Which packets are taken: the kernel's two machines against the rules in plain code, and those
+//! Choice of packets: the kernel's two machines against the rules in plain code, and those
 //! against parsing.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
@@ -33,7 +33,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Why no XDP program can be run here.
+/// Reason why no XDP program can be run here.
 fn missing() -> Option<String> {
     if let Err(refused) = XskMap::create(1) {
         return Some(format!("no XSKMAP can be made: {}", refused.errno));
@@ -66,7 +66,7 @@ fn try_frames(
     tried.map_err(|error| error.to_string().into())
 }
 
-/// Whether a list's rules were met with both answers, or with the one that it can give.
+/// Answers of a list: whether its rules were met with both answers, or with the one that it can give.
 #[derive(Default)]
 struct Answers {
     taken: std::cell::Cell<u32>,
@@ -165,7 +165,7 @@ fn socket_filter() -> Result<(), Failed> {
     answers.judge()
 }
 
-/// Whether a frame comes out of the far socket, whole.
+/// True if a frame comes out of the far socket, whole.
 fn passed(near: &UnixDatagram, far: &UnixDatagram, frame: &[u8]) -> io::Result<bool> {
     near.send(frame)?;
     let mut buffer = [0; 2048];

@@ -31,7 +31,7 @@ fn main() {
 /// A test and its name.
 type Test = (&'static str, fn());
 
-/// Why there can be no such test here.
+/// Reason why there can be no such test here.
 fn missing() -> Option<String> {
     namespaces::missing(&["ip"]).or_else(namespaces::tun_missing)
 }

@@ -1,4 +1,4 @@
-//! What the kernel sends to a device comes out of its source.
+//! Receiving: what the kernel sends to a device comes out of its source.
 
 use std::net::UdpSocket;
 

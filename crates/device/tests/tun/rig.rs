@@ -1,4 +1,4 @@
-//! What the tests share: packet memory, and sources that are polled by hand.
+//! Parts that the tests share: packet memory, and sources that are polled by hand.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,12 +15,12 @@ pub(crate) struct Rig {
     pub(crate) pool: Pool,
     pub(crate) sources: Vec<TunSource>,
     pub(crate) burst: Burst,
-    /// What the kernel is said to have dropped, so far.
+    /// Packets that the kernel is said to have dropped, so far.
     pub(crate) dropped: u64,
     begun: Instant,
 }
 
-/// How a poll ended that brought no more packets.
+/// End of a poll that brought no more packets.
 pub(crate) type Ended = Result<Polled, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Rig {

@@ -1,4 +1,4 @@
-//! What is sent to a device, the kernel receives: packets that another device's source gave, as they
+//! Sending: what is sent to a device, the kernel receives: packets that another device's source gave, as they
 //! came, or merged.
 
 use std::io::{Read, Write};
@@ -34,7 +34,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const BOTH: [(&str, TunKind); 2] = [("tun", TunKind::Tun), ("tap", TunKind::Tap)];
 
-/// How packets are passed on.
+/// Way in which packets are passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
     AsTheyCame,
@@ -88,7 +88,7 @@ impl Pump {
     }
 }
 
-/// What lies between: parsing, and coalescing by what was there at once.
+/// Stages between: parsing, and coalescing by what was there at once.
 struct Stage {
     hasher: Hasher,
     coalescer: Option<Coalescer>,
@@ -96,7 +96,7 @@ struct Stage {
     splits: bool,
 }
 
-/// What a device has that shares its memory.
+/// Memory of a device that shares it.
 struct Splitter {
     heads: Pool,
     shared: PageFragCache,
@@ -185,7 +185,7 @@ fn station(name: &str, kind: TunKind, number: u8) -> TunDevice {
     device
 }
 
-/// What the kernel counts in the calling thread's namespace.
+/// Counter of the kernel in the calling thread's namespace.
 fn snmp(protocol: &str, field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{protocol}: ")));

@@ -1,6 +1,6 @@
 //! A vhost-user back end: the device's side of the socket.
 //!
-//! It is turned by the test's own thread: whoever waits for anything serves the socket meanwhile.
+//! A server that is turned by the test's own thread: whoever waits for anything serves the socket meanwhile.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ use crate::memory::Memory;
 use crate::messages::{Message, Oddity, reply, reply_oddly};
 use crate::ring::{Carries, Place, Ring, is_readable};
 
-/// How long something that must happen may take. Nothing is said by that about speed.
+/// Time that something that must happen may take. Nothing is said by that about speed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`.
@@ -40,7 +40,7 @@ pub(crate) const fn bit(feature: u32) -> u64 {
     1 << feature
 }
 
-/// What a back end has.
+/// Features of a back end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Offer {
     pub(crate) features: u64,
@@ -49,13 +49,13 @@ pub(crate) struct Offer {
     pub(crate) mtu: u16,
     /// `VIRTIO_NET_RSS_HASH_TYPE_*`.
     pub(crate) hash_types: u32,
-    /// What becomes of commands, where `CTRL_VQ` is offered.
+    /// Fate of commands, where `CTRL_VQ` is offered.
     pub(crate) control: Control,
     /// At this request it does something else.
     pub(crate) fails: Option<(FrontendReq, Failure)>,
 }
 
-/// What.
+/// Kind of failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Failure {
     /// Closes.
@@ -69,7 +69,7 @@ pub(crate) enum Failure {
 }
 
 impl Offer {
-    /// What DPDK's back end offers, as far as it matters here.
+    /// Features that DPDK's back end offers, as far as it matters here.
     pub(crate) fn usual() -> Self {
         let features = [
             VIRTIO_F_VERSION_1,
@@ -187,21 +187,21 @@ pub(crate) fn connect(path: &Path, offer: Offer) -> Backend {
 pub(crate) struct Backend {
     pub(crate) offer: Offer,
     stream: UnixStream,
-    /// What was asked for, in order.
+    /// Requests, in order.
     pub(crate) log: Vec<FrontendReq>,
-    /// What the front end accepted.
+    /// Features that the front end accepted.
     pub(crate) features: u64,
     protocol: u64,
     pub(crate) memory: Option<Memory>,
-    /// Those of queue pairs, and that of commands.
+    /// Rings of queue pairs, and that of commands.
     vrings: Vec<Vring>,
     /// The commands that came, as they are in the ring.
     pub(crate) commands: Vec<Vec<u8>>,
-    /// What each rx ring had available and is not used yet.
+    /// Buffers that each rx ring had available and is not used yet.
     pub(crate) stock: Vec<std::collections::VecDeque<crate::ring::Chain>>,
 }
 
-/// What was said of a ring so far.
+/// State of a ring so far.
 #[derive(Debug, Default)]
 struct Vring {
     size: u16,
@@ -341,7 +341,7 @@ impl Backend {
         Ok(())
     }
 
-    /// What is to be answered, if anything is.
+    /// Answer, if anything is.
     fn answer(&mut self, message: Message) -> Option<Vec<u8>> {
         let (request, needs_reply) = (message.request, message.needs_reply);
         let answer = match request {
@@ -359,7 +359,7 @@ impl Backend {
         answer.or_else(|| (needs_reply && acknowledges).then(|| 0u64.to_ne_bytes().to_vec()))
     }
 
-    /// What wants no answer.
+    /// Requests without an answer.
     fn note(&mut self, message: Message) {
         match message.request {
             FrontendReq::SET_OWNER | FrontendReq::SET_VRING_ERR => {}
@@ -445,7 +445,7 @@ impl Backend {
         [index, base].into_iter().flat_map(u32::to_ne_bytes).collect()
     }
 
-    /// What of the device's configuration was asked for.
+    /// Part of the device's configuration that was asked for.
     fn config(&self, message: Message) -> Vec<u8> {
         let mut config = [0; CONFIG_BYTES];
         let pairs = u16::try_from(self.offer.queue_pairs.min(0x8000)).unwrap();

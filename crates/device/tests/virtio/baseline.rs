@@ -198,7 +198,7 @@ fn whole() {
     assert!(delivered.bytes == frame);
 }
 
-/// What the checksum field of a frame holds whose checksum is still to be computed: the sum of the
+/// Value that the checksum field of a frame holds whose checksum is still to be computed: the sum of the
 /// pseudo header.
 fn pseudo_sum(protocol: u32, frame_len: usize) -> [u8; 2] {
     let len = u32::try_from(frame_len - 34).unwrap();

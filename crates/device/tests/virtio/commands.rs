@@ -1,4 +1,4 @@
-//! What a device is told by commands, and what comes of it when it does not take them as it should.
+//! Commands to a device, and devices that do not take them as it should.
 
 use forebay_rx::hash::FlowHash;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT};
@@ -64,7 +64,7 @@ const REFUSED: Told = Told {
     pairs: 1,
 };
 
-/// What is told of a session, and how many queue pairs it has.
+/// Facts of a session, and how many queue pairs it has.
 struct Told {
     queues: &'static str,
     device_hash: &'static str,

@@ -7,22 +7,22 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 use crate::backend::Backend;
 use crate::ring::{Chain, Layout, Part, Place, Used, is_readable};
 
-/// What becomes of commands.
+/// Fate of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Control {
-    /// They are done.
+    /// Done.
     Serves,
-    /// They are answered by `VIRTIO_NET_ERR`.
+    /// Answered by `VIRTIO_NET_ERR`.
     Refuses,
-    /// They are said to be answered, and nothing was written.
+    /// Said to be answered, and nothing was written.
     Unwritten,
-    /// They are not looked at.
+    /// Not looked at.
     Silent,
     /// There is no such ring: whoever tells of one is hung up on.
     Missing,
     /// A command that nobody gave is said to be answered.
     Id(u32),
-    /// That many bytes are said to have been written.
+    /// So many bytes are said to have been written.
     Len(u32),
     /// Each is said to be answered twice.
     Twice,

@@ -1,4 +1,4 @@
-//! What the device does with its rings: puts frames into receive buffers, takes what is sent.
+//! Work of the device with its rings: puts frames into receive buffers, takes what is sent.
 
 use std::collections::VecDeque;
 
@@ -185,7 +185,7 @@ impl Backend {
         Ok(all)
     }
 
-    /// What is in stock, and how long the buffers are.
+    /// Buffers in stock, and their lengths.
     pub(crate) fn posted_bytes(&mut self, pair: usize) -> Vec<u32> {
         self.look(pair);
         let stock: &VecDeque<Chain> = &self.stock[pair];

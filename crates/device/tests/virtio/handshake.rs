@@ -109,7 +109,7 @@ fn closed() {
     rig.stop(Some(&mut device));
 }
 
-/// What answers nothing that was asked is no reason to go on with that back end.
+/// Odd answers: what answers nothing that was asked is no reason to go on with that back end.
 fn odd_answers() {
     use FrontendReq as Of;
     let site = Site::new();
@@ -216,7 +216,7 @@ fn dependent() {
     rig.stop(Some(&mut device));
 }
 
-/// That nothing was accepted that was not offered is judged by the device.
+/// Subsets: that nothing was accepted that was not offered is judged by the device.
 fn subsets() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());

@@ -16,7 +16,7 @@ const GOOD: u32 = 40;
 /// Entries of the rings.
 pub(crate) const RING: u16 = 64;
 
-/// What a lie comes to.
+/// Outcome of a lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Comes {
     /// So many frames are dropped, for this reason.
@@ -31,7 +31,7 @@ pub(crate) enum Comes {
     Anything,
 }
 
-/// Which rings it can be told in.
+/// Rings that it can be told in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum In {
     Both,
@@ -39,7 +39,7 @@ pub(crate) enum In {
     Packed,
 }
 
-/// What is told, where, and what it comes to.
+/// A lie, its rings, and its outcome.
 pub(crate) type Lie = (&'static str, In, Comes, fn(&mut Scene) -> Result<(), Closed>);
 
 /// A driver, a device, and where they meet.
@@ -150,7 +150,7 @@ pub(crate) fn tell(offer: &Offer, (name, rings, comes, lie): Lie) {
     }
 }
 
-/// What a scene came to.
+/// Outcome of a scene.
 struct Told {
     sessions: u64,
     count: u64,

@@ -77,7 +77,7 @@ fn packed() {
     receives(&Setup::usual().packed(true), 9000, &["--mbuf-size=9344"]);
 }
 
-/// It offers `CTRL_VQ` and leaves commands to the front end: its queue pairs are enabled, and used.
+/// A device that offers `CTRL_VQ` and leaves commands to the front end: its queue pairs are enabled, and used.
 fn queue_pairs() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("dpdk.sock");

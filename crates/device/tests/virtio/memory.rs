@@ -18,16 +18,16 @@ pub(crate) struct Memory(Arc<Vec<Part>>);
 /// A region of the table.
 #[derive(Debug)]
 struct Part {
-    /// Where it is for the driver.
+    /// Address for the driver.
     guest: u64,
-    /// Where it is in the front end's address space.
+    /// Address in the front end's address space.
     user: u64,
     len_bytes: u64,
     mapped: MmapRegion,
 }
 
 impl Memory {
-    /// That of a `SET_MEM_TABLE`.
+    /// Table of a `SET_MEM_TABLE`.
     pub(crate) fn of_table(message: Message) -> Self {
         let count = usize::try_from(message.u32_at(0)).unwrap();
         assert_eq!(message.descriptors.len(), count, "as many descriptors as regions");
@@ -43,7 +43,7 @@ impl Memory {
         Self(Arc::new(parts.collect()))
     }
 
-    /// What the driver calls an address of the front end.
+    /// Address by which the driver calls an address of the front end.
     pub(crate) fn guest_of_user(&self, user: u64) -> u64 {
         let part = self.0.iter().find(|part| user.wrapping_sub(part.user) < part.len_bytes);
         let part = part.unwrap_or_else(|| panic!("{user:#x} is no address of the front end"));
@@ -84,7 +84,7 @@ impl Memory {
         part.mapped.as_volatile_slice().store(value, offset, Ordering::SeqCst).unwrap();
     }
 
-    /// Where the regions begin and how long they are.
+    /// Beginnings and lengths of the regions.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0.iter().map(|part| (part.guest, part.len_bytes))
     }

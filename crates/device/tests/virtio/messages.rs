@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 const IS_REPLY: u32 = 1 << 2;
 const NEEDS_REPLY: u32 = 1 << 3;
 
-/// What a front end says.
+/// Message of a front end.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) request: FrontendReq,
@@ -74,18 +74,18 @@ impl Message {
     }
 }
 
-/// What is wrong with an answer.
+/// Flaw of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Oddity {
-    /// It is of another request.
+    /// Of another request.
     OtherRequest,
-    /// It is no answer, by its flags.
+    /// No answer, by its flags.
     NoReply,
-    /// It is of another version.
+    /// Of another version.
     OtherVersion,
-    /// It is to be so long.
+    /// So long.
     Length(u32),
-    /// It comes with so many descriptors.
+    /// With so many descriptors.
     Descriptors(usize),
 }
 

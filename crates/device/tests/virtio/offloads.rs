@@ -48,7 +48,7 @@ pub(crate) const LIES: &[Lie] = &[
 
 type Told = Result<(), Closed>;
 
-/// What goes before a segment that is to be cut.
+/// Header before a segment that is to be cut.
 fn tcp(gso_size: u16) -> Header {
     let (csum_start, csum_offset) = (34, 16);
     Header { flags: 1, gso_type: 1, gso_size, csum_start, csum_offset, ..Header::default() }

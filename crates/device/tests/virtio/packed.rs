@@ -40,7 +40,7 @@ impl Cursor {
         self.at | if self.wraps { 0x8000 } else { 0 }
     }
 
-    /// This many entries further.
+    /// The place so many entries further.
     fn plus(self, entries: u16, size: u16) -> Self {
         let at = u32::from(self.at) + u32::from(entries);
         let at_start = at >= u32::from(size);

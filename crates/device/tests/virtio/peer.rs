@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
 const PROBE: u32 = u32::MAX;
 const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the driver is given it sends back, the way it is told.
+/// Echo: what the driver is given it sends back, the way it is told.
 fn echoes(offer: Offer, settings: &str) {
     let site = Site::new();
     let settings = format!("queues=1,queue_size=256,mrg_rxbuf=1{settings}");

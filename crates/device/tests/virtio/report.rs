@@ -1,4 +1,4 @@
-//! What a run says in the end of a device that lied.
+//! Report of a run in the end of a device that lied.
 
 use std::collections::BTreeMap;
 use std::thread;

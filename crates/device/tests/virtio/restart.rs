@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("stat_1_sessions_that_end_as_soon_as_they_began_are_followed_by_others", brief),
 ];
 
-/// How often; `RESTARTS` says otherwise.
+/// Number of restarts; `RESTARTS` says otherwise.
 const RESTARTS: u32 = 10;
 
 /// Each is killed in the middle of something: buffers given back or not, packets half there.
@@ -69,7 +69,7 @@ fn await_first(rig: &Rig, device: &mut Backend, before: usize) {
     }
 }
 
-/// How long it took each time from a device's listening to its first packet's delivery. Told, and not
+/// Times that it took from a device's listening to its first packet's delivery. Told, and not
 /// judged: it depends on the machine.
 #[derive(Default)]
 pub(crate) struct Pauses(Vec<Duration>);

@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("sessions_may_agree_on_something_else_each_time", other_features),
 ];
 
-/// It is told to stop, says nothing, and gives whatever it has as fast as it can.
+/// A device that is told to stop, says nothing, and gives whatever it has as fast as it can.
 fn floods() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());
@@ -102,7 +102,7 @@ fn goes_back(device: &mut Backend, ring: usize) {
     ring.call();
 }
 
-/// What is done with the transmit ring.
+/// Lies by the transmit ring.
 type Lie = (&'static str, fn(&mut Backend));
 
 fn of_the_sent() {

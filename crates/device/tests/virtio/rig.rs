@@ -52,7 +52,7 @@ impl Handler for Taker {
     }
 }
 
-/// What the driver is started with.
+/// Settings that the driver is started with.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) virtio: VirtioOptions,
@@ -85,7 +85,7 @@ impl Setup {
     }
 }
 
-/// It runs.
+/// The running driver.
 pub(crate) struct Rig {
     engine: JoinHandle<Outcome<Taker>>,
     stopper: Stopper,
@@ -94,7 +94,7 @@ pub(crate) struct Rig {
     pub(crate) facts: Facts,
 }
 
-/// What it says in the end.
+/// Report of the driver.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) frames: u64,

@@ -36,7 +36,7 @@ impl Chain {
         self.parts.iter().map(|part| part.len_bytes).sum()
     }
 
-    /// Where its first `len` bytes are.
+    /// Addresses of its first `len` bytes are.
     pub(crate) fn first(&self, len: usize) -> Vec<(u64, usize)> {
         let mut left = len;
         let parts = self.parts.iter().map(|part| {
@@ -47,14 +47,14 @@ impl Chain {
         parts.filter(|(_, len)| *len > 0).collect()
     }
 
-    /// That it was used to this length.
+    /// An entry: used to this length.
     pub(crate) fn used(&self, len_bytes: u32) -> Used {
         let descriptors = self.parts.len().try_into().unwrap();
         Used { id: self.id.into(), len_bytes, descriptors }
     }
 }
 
-/// What is said of a buffer that was used.
+/// Entry of a buffer that was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Used {
     pub(crate) id: u32,
@@ -63,7 +63,7 @@ pub(crate) struct Used {
     pub(crate) descriptors: u16,
 }
 
-/// Where a ring is, as the driver's addresses, and what is in force for it.
+/// Place of a ring, as the driver's addresses, and what is in force for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) memory: Memory,
@@ -75,19 +75,19 @@ pub(crate) struct Place {
     pub(crate) carries: Carries,
 }
 
-/// What is in a ring.
+/// Contents of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Carries {
     /// Packets that the device writes.
     Received,
     /// Packets that the driver has written.
     Sent,
-    /// What the driver has written, and behind it what the device answers.
+    /// Bytes that the driver has written, and behind it what the device answers.
     Commands,
 }
 
 impl Carries {
-    /// What the device writes comes last, and only where it writes.
+    /// Law: what the device writes comes last, and only where it writes.
     pub(crate) fn judge(self, parts: &[Part]) {
         let is_right = match self {
             Self::Received => parts.iter().all(|part| part.is_writable),
@@ -146,7 +146,7 @@ impl Ring {
         matches!(self.layout, Layout::Packed(_))
     }
 
-    /// What `GET_VRING_BASE` answers.
+    /// Answer to `GET_VRING_BASE`.
     pub(crate) fn base(&self) -> u32 {
         match &self.layout {
             Layout::Split(ring) => ring.base(),
@@ -154,7 +154,7 @@ impl Ring {
         }
     }
 
-    /// Where it is.
+    /// Place of the ring.
     pub(crate) fn place(&self) -> &Place {
         match &self.layout {
             Layout::Split(ring) => &ring.place,

@@ -8,7 +8,7 @@ use crate::split::Split;
 
 const DROPPED: Comes = Comes::Drops("length_error", 1);
 
-/// What is said of lengths.
+/// Lies of lengths.
 pub(crate) const LENGTHS: &[Lie] = &[
     ("len_0", In::Both, DROPPED, |scene| length(scene, |_| 0)),
     ("len_1", In::Both, DROPPED, |scene| length(scene, |_| 1)),
@@ -220,7 +220,7 @@ fn closed_within(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// What it is given for is not what was used.
+/// A wrong id: what it is given for is not what was used.
 fn id(scene: &mut Scene, id: u32) -> Told {
     let buffer = scene.device.buffer(0)?;
     scene.device.ring(0).give(&[Used { id, ..buffer.used(100) }]);
@@ -329,7 +329,7 @@ fn events(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// What only the driver writes. What is used meanwhile was taken before; then it is as it was, since
+/// Parts that only the driver writes. What is used meanwhile was taken before; then it is as it was, since
 /// the device of these tests could not go on.
 fn descriptors_overwritten(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
@@ -371,7 +371,7 @@ fn spurious(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// It gives and does not call, whatever it was asked for, but at last.
+/// A device that gives and does not call, whatever it was asked for, but at last.
 fn uncalled(scene: &mut Scene) -> Told {
     for _ in 0..20 {
         let packet = placed(scene, Header::default(), 100)?;

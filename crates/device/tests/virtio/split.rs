@@ -43,7 +43,7 @@ impl Split {
         self.place.areas[2]
     }
 
-    /// Where an entry of the used ring is.
+    /// Place of an entry of the used ring.
     pub(crate) fn used_entry(&self, number: u16) -> u64 {
         self.device() + ENTRIES + USED_BYTES * u64::from(number % self.place.size)
     }
@@ -67,7 +67,7 @@ impl Split {
         Some(Chain { id, parts: self.parts(id) })
     }
 
-    /// What became available since all of it had been given. For a device that goes on where it must not: of
+    /// Entries that became available since all of it had been given. For a device that goes on where it must not: of
     /// a ring that is not in use any more it is nothing.
     pub(crate) fn not_given(&self) -> Vec<u16> {
         let Place { memory, size, .. } = &self.place;

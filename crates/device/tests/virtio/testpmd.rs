@@ -8,11 +8,11 @@ use tempfile::TempDir;
 /// The program, running; killed when it is dropped.
 pub(crate) struct Testpmd {
     child: Child,
-    /// What it leaves behind when it is killed.
+    /// Files that it leaves behind when it is killed.
     _left: TempDir,
 }
 
-/// Why there can be none here.
+/// Reason why there can be none here.
 pub(crate) fn missing() -> Option<String> {
     let tried = Command::new("dpdk-testpmd").arg("--version").output();
     tried.err().map(|error| format!("dpdk-testpmd (Debian's dpdk-dev) cannot be run: {error}"))

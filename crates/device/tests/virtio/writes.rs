@@ -88,7 +88,7 @@ fn scribbles(scene: &mut Scene) -> Told {
 /// Each area of a ring of 64 entries is within so many bytes, and nothing but rings.
 const AREA_BYTES: u64 = 16 * 64;
 
-/// It writes on into what it had while it was stopped, and the next one has it.
+/// A device that writes on into what it had while it was stopped, and the next one has it.
 fn written_on(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
     let stock: Vec<_> = scene.device.stock[0].drain(..).collect();
@@ -104,14 +104,14 @@ fn written_on(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// It would take the memory away from under us.
+/// A device that would take the memory away from under us.
 fn cut_short(scene: &mut Scene) -> Told {
     let memory = scene.device.memory.clone().unwrap();
     assert!(memory.files().all(|file| file.set_len(0).is_err() && file.set_len(1 << 40).is_err()));
     Ok(())
 }
 
-/// It does, and there is other memory in its place: zeros.
+/// The memory goes, and there is other memory in its place: zeros.
 fn given_back(scene: &mut Scene) -> Told {
     for _ in 0..20 {
         let packet = placed(scene, Header::default(), 3000)?;

@@ -12,10 +12,10 @@ use crate::body::{HEADER_LEN_BYTES, QUESTION_TAIL_LEN_BYTES, Written};
 use crate::prepared::Zone;
 use crate::zone::rtype;
 
-/// What we send at most, and say so: the smallest MTU of IPv6 without IP and UDP headers.
+/// Payload that is sent at most, and say so: the smallest MTU of IPv6 without IP and UDP headers.
 pub(crate) const PAYLOAD_MAX_BYTES: u16 = 1232;
 
-/// What everybody takes (RFC 1035, 4.2.1).
+/// Payload that everybody takes (RFC 1035, 4.2.1).
 const PAYLOAD_MIN_BYTES: u16 = 512;
 
 const NAME_MAX_BYTES: usize = 255;
@@ -23,7 +23,7 @@ const NAME_MAX_BYTES: usize = 255;
 /// Root, type, payload size, upper bits of the code, version, flags and length (RFC 6891, 6.1.2).
 const OPT_LEN_BYTES: usize = 11;
 
-/// Why a query was refused (RFC 8914, 4.21), as an option: not authoritative.
+/// Reason why a query was refused (RFC 8914, 4.21), as an option: not authoritative.
 const NOT_AUTHORITATIVE: [u8; 6] = [0, 15, 0, 2, 0, 20];
 
 const CLASS_IN: u16 = 1;
@@ -46,12 +46,12 @@ pub(crate) fn answer(zone: &Zone, query: &[u8], room: &mut [u8]) -> Option<usize
     asked.answer(zone, room)
 }
 
-/// What is to be known of a query.
+/// Facts of a query.
 struct Asked {
     /// The question's name in lower case, in the first `name_len`.
     name: [u8; NAME_MAX_BYTES],
     name_len: usize,
-    /// Where the question ends in the message, or the header if there is none.
+    /// End of the question in the message, or the header if there is none.
     question_end: usize,
     opcode: u8,
     rtype: u16,
@@ -59,14 +59,14 @@ struct Asked {
     rest: Rest,
 }
 
-/// What follows the question.
+/// Sections behind the question.
 enum Rest {
     Nothing,
     Edns(Edns),
     Malformed,
 }
 
-/// What a client says of itself.
+/// EDNS options of a client.
 #[derive(Clone, Copy)]
 struct Edns {
     payload_max_bytes: u16,
@@ -175,7 +175,7 @@ impl Asked {
         Some(end)
     }
 
-    /// Why this is not looked up.
+    /// Reason why this is not looked up.
     fn refusal(&self) -> Option<u16> {
         match &self.rest {
             Rest::Malformed => return Some(rcode::FORMERR),

@@ -1,4 +1,4 @@
-//! What follows the question in an answer, composed once for all who will ask.
+//! Body of an answer, composed once for all who will ask.
 //!
 //! Names are compressed (RFC 1035, 4.1.4) against the question and against each other. An answer for
 //! one name lies at one place behind it, and its pointers are final. One for all names under another
@@ -13,7 +13,7 @@ pub(crate) const HEADER_LEN_BYTES: usize = 12;
 /// Type and class, behind the question's name.
 pub(crate) const QUESTION_TAIL_LEN_BYTES: usize = 4;
 
-/// Where pointers cannot lead (14 bits), less what a question may be longer than the one assumed.
+/// Offset that pointers cannot lead to (14 bits), less what a question may be longer than the one assumed.
 const FARTHEST_POINTER: usize = 0x3fff - 255 - HEADER_LEN_BYTES - QUESTION_TAIL_LEN_BYTES;
 
 /// A pointer's two upper bits.
@@ -37,9 +37,9 @@ pub(crate) enum Section {
 #[derive(Default)]
 pub(crate) struct Body {
     octets: Box<[u8]>,
-    /// Where pointers are that hold what is to be added to the end of the question's name.
+    /// Offsets of pointers that hold what is to be added to the end of the question's name.
     patches: Box<[u16]>,
-    /// Where each set of records ends: an answer may have to end there.
+    /// End of each set of records: an answer may have to end there.
     ends: Box<[End]>,
     pub(crate) is_authoritative: bool,
     pub(crate) rcode: u8,
@@ -53,7 +53,7 @@ struct End {
     is_needed: bool,
 }
 
-/// What of a body was written.
+/// Part of a body that was written.
 pub(crate) struct Written {
     pub(crate) len_bytes: usize,
     pub(crate) counts: Counts,
@@ -90,7 +90,7 @@ impl Body {
     }
 }
 
-/// Who will ask.
+/// Askers.
 #[derive(Clone, Copy)]
 pub(crate) enum Question<'a> {
     /// For this name.
@@ -99,7 +99,7 @@ pub(crate) enum Question<'a> {
     Under(&'a [u8]),
 }
 
-/// Whose record it is.
+/// Owner of a record.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
     /// Whatever was asked for.

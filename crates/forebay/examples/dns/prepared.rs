@@ -11,7 +11,7 @@ const ALIASES_MAX: usize = 20;
 /// The response code of a name that does not exist.
 const NXDOMAIN: u8 = 3;
 
-/// What is asked for at a name that has no such type.
+/// Type asked for at a name that has no such type.
 const NO_TYPE: u16 = 0;
 
 /// A zone's answers.
@@ -26,11 +26,11 @@ pub(crate) struct Zone {
 struct Node {
     /// By type; what the type ANY gets is among them.
     answers: Vec<(u16, Body)>,
-    /// What all other types get, if not the zone's own `nodata`.
+    /// Body that all other types get, if not the zone's own `nodata`.
     others: Option<Body>,
     /// True if all below belongs to others, and gets `others` too.
     is_cut: bool,
-    /// Who answers for the names below that do not exist.
+    /// Node that answers for the names below that do not exist.
     wildcard: Option<Box<Node>>,
 }
 
@@ -125,7 +125,7 @@ impl<'a> Preparing<'a> {
         Node { answers, others, is_cut: false, wildcard: None }
     }
 
-    /// What a delegated name gets: who to ask instead, but of its DS record, which is ours.
+    /// Answer that a delegated name gets: who to ask instead, but of its DS record, which is ours.
     fn delegation(&self, name: &[u8], sets: &Sets) -> Node {
         let mut referral = Composer::new(Question::Under(name));
         self.add_referral(&mut referral, name);
@@ -260,7 +260,7 @@ impl<'a> Preparing<'a> {
     }
 }
 
-/// Where an alias leads.
+/// Target of an alias.
 enum Place<'a> {
     /// To a name of this zone, or to the wildcard that stands for it.
     Here(&'a [u8]),

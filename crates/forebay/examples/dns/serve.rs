@@ -13,7 +13,7 @@ use crate::prepared::Zone;
 /// Queries that are read at once.
 const BATCH_MAX: usize = 64;
 
-/// What one thread did.
+/// Work of one thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
     pub(crate) queries: u64,
@@ -64,7 +64,7 @@ impl Server {
         self.served.lock().unwrap_or_else(PoisonError::into_inner).push((here, served));
     }
 
-    /// What each thread did, and how many queries its socket had no room for.
+    /// Work of each thread, and how many queries its socket had no room for.
     pub(crate) fn served(&self) -> Vec<(CpuId, Served, u64)> {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner).clone();
         served.sort_by_key(|(cpu, _)| *cpu);

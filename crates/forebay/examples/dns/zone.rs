@@ -45,14 +45,14 @@ pub(crate) struct Set {
 /// All sets of one name, by type.
 pub(crate) type Sets = BTreeMap<u16, Set>;
 
-/// What a master file says.
+/// Contents of a master file.
 pub(crate) struct Contents {
     pub(crate) apex: WireName,
     /// All names with records, and those in between that have none.
     pub(crate) names: BTreeMap<WireName, Sets>,
 }
 
-/// Why a zone cannot be served.
+/// Reason why a zone cannot be served.
 #[derive(Debug)]
 pub(crate) enum Error {
     Unreadable(io::Error),
@@ -122,7 +122,7 @@ impl Contents {
         &self.names[&self.apex][&rtype::SOA]
     }
 
-    /// How long it may be remembered that something does not exist (RFC 2308, 5): in seconds.
+    /// Time that it may be remembered that something does not exist (RFC 2308, 5): in seconds.
     pub(crate) fn negative_ttl_s(&self) -> u32 {
         let soa = self.soa();
         let minimum = soa.rdata[0].last_chunk().map_or(0, |octets| u32::from_be_bytes(*octets));

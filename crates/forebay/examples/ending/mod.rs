@@ -1,4 +1,4 @@
-//! What examples with sockets have in common: how they are begun, and what they tell in the end.
+//! Parts that examples with sockets have in common: how they are begun, and what they tell in the end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use forebay::{Config, CpuList, Device, DeviceConfig, DropReason, Outcome, Stoppe
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Where packets come from.
+/// Source of packets.
 #[derive(Debug, Args)]
 pub(crate) struct From {
     /// The interface, where a TAP or TUN that does not exist is made; or the socket of a
@@ -71,7 +71,7 @@ pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Why frames did not come to a socket, and how many.
+/// Reasons why frames did not come to a socket, and how many.
 pub(crate) fn dropped(outcome: &Outcome<NetStack>) -> BTreeMap<&'static str, u64> {
     let mut dropped = BTreeMap::new();
     let mut count = |name, count: u64| *dropped.entry(name).or_default() += count;

@@ -38,7 +38,7 @@ const SOCKETS: u16 = 2;
 /// Plenty: what is tested is not who goes when there is too little.
 const FRAGMENTS_BYTES: u32 = 1 << 30;
 
-/// What datagrams are sent to.
+/// Socket that datagrams are sent to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum To {
     V4,
@@ -47,7 +47,7 @@ enum To {
     Group,
 }
 
-/// How they come.
+/// Way in which they come.
 #[derive(Clone, Debug)]
 enum Way {
     /// In fragments of at most so many bytes, in any order, some of them twice.
@@ -58,7 +58,7 @@ enum Way {
     Gso { len: usize, count: usize },
 }
 
-/// How one is read.
+/// Call by which one is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Call {
     Receive,
@@ -128,7 +128,7 @@ struct Rig {
     /// By the number that it begins with: the length of each datagram that was sent.
     sent: HashMap<u32, usize>,
     next: u32,
-    /// What each socket should get and what it got, or was refused.
+    /// Datagrams that each socket should get and what it got, or was refused.
     expected: [u64; SOCKETS as usize],
     got: [u64; SOCKETS as usize],
 }
@@ -213,7 +213,7 @@ impl Rig {
         }
     }
 
-    /// What a turn brings, as it comes out of an intake.
+    /// Packets that a turn brings, as it comes out of an intake.
     fn packets(&mut self, turn: &Turn) -> Vec<Packet> {
         let sockets = if turn.to == To::Group { 2 } else { 1 };
         let (len, count) = match turn.way {

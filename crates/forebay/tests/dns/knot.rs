@@ -17,13 +17,13 @@ use crate::queries::{ANY, clients, names, query, unusual};
 use crate::zone::Contents;
 use crate::{KNOT, ZONE, queries};
 
-/// Where Knot DNS listens.
+/// Address of Knot DNS.
 const ADDRESS: &str = "127.0.0.1:53";
 
-/// How long we wait for what always comes.
+/// Time that we wait for what always comes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long it is left alone while it starts.
+/// Time that it is left alone while it starts.
 const PAUSE: Duration = Duration::from_millis(30);
 
 /// The id of the query behind the one that matters.
@@ -112,7 +112,7 @@ impl Both {
         both
     }
 
-    /// What Knot DNS answers, and whether it was still there when it should have: it takes queries in
+    /// Answer of Knot DNS, and whether it was still there when it should have: it takes queries in
     /// turn, so with the answer to a second one it is certain that the first gets none.
     fn told(&self, query: &[u8], patience: Duration) -> (Option<Vec<u8>>, bool) {
         let mut then = queries::query("", queries::A, None);
@@ -134,7 +134,7 @@ impl Both {
         (answer, false)
     }
 
-    /// How the two answers differ, if they do.
+    /// Difference of the two answers, if they do.
     fn differ(&self, query: &[u8]) -> Option<String> {
         let mut room = [0; 65535];
         let ours = answer(&self.ours, query, &mut room).map(|len| &room[..len]);
@@ -154,7 +154,7 @@ impl Drop for Both {
     }
 }
 
-/// What a resolver has of an answer: the order of records means nothing.
+/// Answer as a resolver reads it: the order of records means nothing.
 #[derive(Debug, PartialEq, Eq)]
 struct Read {
     /// Flags and code are compared by the bit, and the question by the octet.

@@ -1,4 +1,4 @@
-//! What holds for queries of any octets.
+//! Laws for queries of any octets.
 
 use domain::zonefile::inplace::Zonefile;
 use hickory_proto::op::Message;

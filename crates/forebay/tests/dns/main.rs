@@ -29,7 +29,7 @@ use crate::zone::Contents;
 /// A zone with something of everything.
 const ZONE: &str = include_str!("example.test.zone");
 
-/// Where Knot DNS comes from: also the tool that says whether there is one.
+/// Program of Knot DNS: also the tool that says whether there is one.
 const KNOT: &str = "knotd";
 
 fn main() {

@@ -1,4 +1,4 @@
-//! What is asked: queries by the octet.
+//! Questions: queries by the octet.
 
 /// Types that zones have, and some that mean something else.
 pub(crate) const TYPES: [u16; 22] =
@@ -41,7 +41,7 @@ pub(crate) fn query(text: &str, rtype: u16, opt: Option<&[u8]>) -> Vec<u8> {
     [&header[..], &question(text, rtype, 1), opt.unwrap_or_default()].concat()
 }
 
-/// What clients say of themselves.
+/// EDNS options of clients.
 pub(crate) fn clients() -> Vec<Option<Vec<u8>>> {
     let sizes = [0, 512, 600, 1232, 4096].map(|size| Some(opt(size, 0, &[])));
     sizes.into_iter().chain([None, Some(opt(1232, 0x8000, &[]))]).collect()

@@ -1,6 +1,6 @@
 //! Addresses that are somebody's, everybody's, or nobody's.
 
-/// Where frames come from.
+/// Source addresses of frames.
 pub(crate) const SOURCES_V4: &[[u8; 4]] = &[
     [10, 9, 0, 1],
     [10, 10, 0, 5],
@@ -26,7 +26,7 @@ pub(crate) const SOURCES_V4: &[[u8; 4]] = &[
     [223, 255, 255, 255],
 ];
 
-/// Where they go.
+/// Destination addresses of frames.
 pub(crate) const DESTINATIONS_V4: &[[u8; 4]] = &[
     [10, 9, 0, 1],
     [10, 10, 0, 5],
@@ -57,7 +57,7 @@ pub(crate) const DESTINATIONS_V4: &[[u8; 4]] = &[
     [169, 254, 0, 1],
 ];
 
-/// Where frames come from.
+/// Source addresses of frames.
 pub(crate) const SOURCES_V6: &[&str] = &[
     "fd00:9::1",
     "fe80::1",
@@ -81,7 +81,7 @@ pub(crate) const SOURCES_V6: &[&str] = &[
     "::ffff:0:10.9.0.2",
 ];
 
-/// Where they go.
+/// Destination addresses of frames.
 pub(crate) const DESTINATIONS_V6: &[&str] = &[
     "fd00:9::1",
     "fe80::1",

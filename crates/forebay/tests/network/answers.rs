@@ -1,4 +1,4 @@
-//! What is answered, and how, as the kernel does it.
+//! Answers, as the kernel does it.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -109,7 +109,7 @@ fn written<E: std::fmt::Debug>(write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>
     frame
 }
 
-/// What the kernel sent since it was last looked at.
+/// Frames that the kernel sent since it was last looked at.
 fn sent(wire: &OwnedFd) -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 1 << 16];
     let mut sent = Vec::new();

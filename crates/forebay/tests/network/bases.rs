@@ -10,7 +10,7 @@ use crate::frames::{
 /// A valid frame, of which any byte of the headers may be changed.
 pub(crate) struct Base {
     pub(crate) frame: Vec<u8>,
-    /// Where its UDP payload begins.
+    /// Offset of its UDP payload.
     pub(crate) header_len: usize,
     network_offset: usize,
     is_ipv6: bool,

@@ -13,7 +13,7 @@ use crate::local_addresses;
 /// The interface, in the namespace of the test's thread.
 pub(crate) const NAME: &str = "net-oracle";
 
-/// What fragments may occupy that wait for others.
+/// Memory that fragments may occupy that wait for others.
 pub(crate) const FRAGMENTS_BYTES: u32 = 64 << 20;
 
 /// A datagram as an application gets it.
@@ -74,7 +74,7 @@ impl Kernel {
         }
     }
 
-    /// What comes of one frame. A write goes through the whole stack before it returns.
+    /// Outcome of one frame. A write goes through the whole stack before it returns.
     pub(crate) fn offer(&mut self, frame: &[u8]) -> Vec<Delivered> {
         let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();

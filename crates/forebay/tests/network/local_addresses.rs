@@ -1,4 +1,4 @@
-//! Our own network layer, given the same frames.
+//! The network layer under test, given the same frames.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use forebay_stack::network::{
 use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PORTS};
 use crate::kernel::{Delivered, FRAGMENTS_BYTES};
 
-/// What becomes of frames here.
+/// Fate of frames here.
 pub(crate) struct Us {
     network: NetworkLayer,
     identity: Identity,
     pool: Pool,
     fates: Fates,
-    /// What we sent of our own accord.
+    /// Frames sent of our own accord.
     pub(crate) answers: Vec<Vec<u8>>,
 }
 
@@ -55,7 +55,7 @@ impl Us {
         Self { network, identity, pool: pool(), fates: Fates::default(), answers: Vec::new() }
     }
 
-    /// What sockets on [`PORTS`] would get of one frame, and what became of it else.
+    /// Datagrams that sockets on [`PORTS`] would get of one frame, and what became of it else.
     pub(crate) fn offer(&mut self, frame: &[u8], verify: Verify) -> (Vec<Delivered>, String) {
         let mut packet = packet(frame, &mut self.pool);
         let wire_len = packet.wire_len;
@@ -131,7 +131,7 @@ impl Us {
         assert_eq!(datagrams + answers + taken + dropped + kept, frames);
     }
 
-    /// What was counted, by the kernel's names.
+    /// Counters, by the kernel's names.
     pub(crate) fn counted(&self) -> Vec<(&'static str, u64)> {
         let NetworkCounters { ip, ip6, udp, udp6, icmp, icmp6, .. } =
             self.network.counters().as_ref();

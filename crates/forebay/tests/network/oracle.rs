@@ -23,7 +23,7 @@ const SHOWN: usize = 10;
 /// Frames before a difference that are printed, where they may be why.
 const BEFORE: usize = 40;
 
-/// What both count alike, some of it only together:
+/// Counters that both count alike, some of it only together:
 /// - the kernel speaks protocols that we do not (TCP, IGMP): they are unknown here;
 /// - we know no routes, so an IPv6 packet for somebody else is not for an address of ours;
 /// - the kernel looks at the checksum of a longer datagram to a group only if a socket wants it.

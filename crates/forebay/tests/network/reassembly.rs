@@ -134,7 +134,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// What it carries: each eight bytes say whose and which they are, and of which piece.
+    /// Data that it carries: each eight bytes say whose and which they are, and of which piece.
     fn data(&self, random: &mut Random) -> Vec<u8> {
         let [high, low] = self.id.to_be_bytes();
         let salt = byte(random);
@@ -220,7 +220,7 @@ impl Kernel {
         Self { sink: device.sink(), pool: local_addresses::pool(), sockets }
     }
 
-    /// What comes out with a frame: IPv4 from its header on, of IPv6 what is behind all headers.
+    /// Bytes that come out with a frame: IPv4 from its header on, of IPv6 what is behind all headers.
     fn offer(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();
@@ -236,7 +236,7 @@ impl Kernel {
     }
 }
 
-/// Our own reassembly.
+/// The reassembly under test.
 struct Ours {
     fragments: Fragments,
     pool: Pool,

@@ -1,4 +1,4 @@
-//! What the calls of `std` do, ours do.
+//! Calls: what those of `std` do, ours do.
 
 use std::io::ErrorKind::{self, InvalidInput};
 use std::io::IoSlice;
@@ -78,7 +78,7 @@ fn from(pair: &Pair) -> SocketAddr {
     pair.kernels.local_addr().unwrap()
 }
 
-/// Whether a descriptor is readable, and writable, after a while.
+/// State of a descriptor: whether it is readable, and writable, after a while.
 fn polled(socket: &UdpSocket, for_what: PollFlags, wait: Option<Duration>) -> PollFlags {
     let mut polled = [PollFd::new(socket, for_what)];
     let wait = wait.map(|wait| wait.try_into().unwrap());
@@ -231,7 +231,7 @@ fn sends_wait() {
     running.end();
 }
 
-/// What `std` does when nobody listens at the other end.
+/// Refusals: what `std` does when nobody listens at the other end.
 fn refused() {
     let (net, engine) = over_tap(&NetConfig::default());
     let running = Running::begin(engine);

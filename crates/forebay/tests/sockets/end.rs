@@ -1,4 +1,4 @@
-//! What waits when a run ends.
+//! Datagrams that wait when a run ends.
 
 use std::net::SocketAddrV4;
 use std::thread;

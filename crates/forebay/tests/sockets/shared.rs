@@ -101,7 +101,7 @@ fn over_af_xdp() {
     beside_the_kernel(Via::AfXdp);
 }
 
-/// It sees each question too, and would say that nobody is there.
+/// The kernel sees each question too, and would say that nobody is there.
 fn over_af_packet() {
     beside_the_kernel(Via::AfPacket);
 }

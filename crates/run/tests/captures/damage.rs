@@ -113,7 +113,7 @@ fn a_gzip_file_that_is_damaged_is_told_with_what_it_had_before() {
     assert_refused(&read(&behind), "the gzip file is damaged", pcapng(&[]).len());
 }
 
-/// What it is, the file, how many good records it has, what is said about the damage, and where.
+/// A name, the file, how many good records it has, what is said about the damage, and where.
 type Damaged = (&'static str, Vec<u8>, usize, &'static str, usize);
 
 #[test]

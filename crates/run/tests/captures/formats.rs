@@ -87,7 +87,7 @@ fn link_types_are_read_or_refused_by_name() {
     }
 }
 
-/// What stands before an IPv4 packet, link type by link type.
+/// Headers before an IPv4 packet, link type by link type.
 fn before_ip() -> Vec<(u16, Vec<u8>)> {
     let mut all = vec![(113, SLL.to_vec()), (276, SLL2.to_vec())];
     for family in [2u32, 10, 24, 28, 30] {

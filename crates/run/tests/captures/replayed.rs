@@ -52,7 +52,7 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What `tcpdump -i any` writes: IP, ARP and frames without a type by turns.
+/// Captures as `tcpdump -i any` writes them: IP, ARP and frames without a type by turns.
 fn cooked(order: Order, link_type: u32) -> Vec<u8> {
     let protocols = [[0x08, 0x00], [0x08, 0x06], [0x86, 0xdd], [0x00, 0x04]];
     let packet = |(second, [high, low]): (u32, [u8; 2])| {

@@ -18,7 +18,7 @@ use crate::traced::{Files, traced};
 
 const TIMEOUT_NS: u64 = 50_000;
 
-/// How long a source pauses. Nobody waits for its end, unless the packets before it are stuck.
+/// Time that a source pauses. Nobody waits for its end, unless the packets before it are stuck.
 const PAUSE_NS: u64 = 20_000_000_000;
 
 /// Gives rows of frames, with a long pause behind each. After it, what came before is there.

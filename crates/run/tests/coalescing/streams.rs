@@ -23,7 +23,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Its sequence numbers wrap before long.
+    /// A flow whose sequence numbers wrap before long.
     pub(crate) fn new(number: u16) -> Self {
         Self { number, sequence: u32::MAX - 20_000 }
     }

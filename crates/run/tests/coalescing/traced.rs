@@ -1,4 +1,4 @@
-//! What the files of a run say about merged packets.
+//! Merged packets in the files of a run.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

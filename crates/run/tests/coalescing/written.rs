@@ -1,4 +1,4 @@
-//! What is written of merged packets: wholes that stand by themselves, or the frames they were
+//! Captures of merged packets: wholes that stand by themselves, or the frames they were
 //! merged of.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ fn headers(frame: &[u8]) -> Headers {
 /// A frame of a capture, and when it came.
 type Recorded = (Duration, Vec<u8>);
 
-/// Whether it is IPv4, the protocol, the ports.
+/// True if it is IPv4; the protocol; the ports.
 type Flow = (bool, Option<u8>, Option<(u16, u16)>);
 
 /// The frames of each flow in their order.

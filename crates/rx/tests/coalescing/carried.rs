@@ -1,4 +1,4 @@
-//! What the kernel or a device says before a frame: completed checksums, and lies.
+//! Words of the kernel or a device before a frame: completed checksums, and lies.
 
 use forebay_rx::coalesce::gso::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
@@ -32,7 +32,7 @@ fn filled(wire: &Wire, verify: Verify) -> Packet {
     packet
 }
 
-/// What parsing makes of the checksum without a look at the payload.
+/// Verdict of parsing on the checksum without a look at the payload.
 fn judged(packet: &mut Packet) -> Checksum {
     let Packet { frame, headers, wire_len, device_sum, .. } = packet;
     parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Nothing);

@@ -24,7 +24,7 @@ pub(crate) fn shapes_and_more() -> Vec<Segment> {
     [shapes(), extended].concat()
 }
 
-/// What a device with no other means than this knows of a frame.
+/// Knowledge of a frame that a device with no other means than this knows of a frame.
 fn judged(wire: &Wire) -> Checksum {
     let mut headers = Headers { link: wire.link, ..Headers::default() };
     let Wire { bytes, wire_len, device_sum, .. } = wire;
@@ -48,7 +48,7 @@ fn lro_2_the_device_s_sum_tells_good_from_bad_behind_tags_and_padding() {
     }
 }
 
-/// Whether sums are verified here, the kernel's word for what the device did, and the frame then.
+/// True if sums are verified here, the kernel's word for what the device did, and the frame then.
 type State = (Verify, &'static str, fn(Wire) -> Wire);
 
 const STATES: [State; 3] = [

@@ -21,11 +21,11 @@ pub(crate) const URG: u8 = 0x20;
 pub(crate) const ECE: u8 = 0x40;
 pub(crate) const CWR: u8 = 0x80;
 
-/// Where the headers of a frame without tags begin.
+/// Offset at which the headers of a frame without tags begin.
 pub(crate) const IP: usize = 14;
 pub(crate) const AFTER_IPV4: usize = IP + 20;
 
-/// What a test may want to say about one segment.
+/// Facts that a test may want to say about one segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) link: Link,
@@ -110,7 +110,7 @@ impl Segment {
         }
     }
 
-    /// This segment and those that follow, together `count`.
+    /// The segment and those that follow, together `count`.
     pub(crate) fn run(&self, count: u32) -> Vec<Wire> {
         (0..count).map(|number| self.nth(number).wire()).collect()
     }
@@ -184,7 +184,7 @@ pub(crate) struct Wire {
     pub(crate) hash: FlowHash,
     pub(crate) l4_checksum: Checksum,
     pub(crate) device_sum: Option<DeviceSum>,
-    /// What came before it.
+    /// Header that came before it.
     pub(crate) vnet: Option<VirtioNetHdr>,
 }
 

@@ -9,7 +9,7 @@ use crate::frames::{CWR, FIN, PSH, Wire, folded, tcp, words};
 use crate::merged::{shapes, whole};
 use crate::rig::Rig;
 
-/// What a device does that is asked to complete a checksum: it knows nothing of headers.
+/// Work of a device that is asked to complete a checksum: it knows nothing of headers.
 fn completed(mut bytes: Vec<u8>, hdr: VirtioNetHdr) -> Vec<u8> {
     let start = usize::from(hdr.csum_start);
     let field = start + usize::from(hdr.csum_offset);

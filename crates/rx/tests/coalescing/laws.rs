@@ -1,4 +1,4 @@
-//! What holds for any traffic, under any settings, while they change.
+//! Laws for any traffic, under any settings, while they change.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use proptest::test_runner::TestRunner;
 use crate::frames::{CWR, ECE, FIN, IP, PSH, RST, SYN, Segment, Wire, tcp, timestamps, udp};
 use crate::rig::{Rig, by_hash, taken_apart};
 
-/// What may happen to a segment on its way, or to its flow from then on.
+/// Event that may happen to a segment on its way, or to its flow from then on.
 #[derive(Clone, Debug)]
 pub(crate) enum Fate {
     Fine,
@@ -200,7 +200,7 @@ fn played(first: CoalesceConfig, is_summed: bool, steps: &[Step]) -> Rig {
     rig
 }
 
-/// What holds in either mode: every segment comes out once, with its payload and in the order of
+/// Laws in either mode: every segment comes out once, with its payload and in the order of
 /// its flow, and is counted.
 fn check_segments(rig: &Rig) {
     let counters = &rig.counters;

@@ -1,4 +1,4 @@
-//! How much is merged: bytes, counts, and what may advance in `lro` mode.
+//! Limits of merging: bytes, counts, and what may advance in `lro` mode.
 
 use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, FlushReason, MergeRefusal};
@@ -55,7 +55,7 @@ fn promise_3_segments_are_counted() {
     assert_eq!(counts_of(Rig::gro(), &tcp().sized(65_495).run(2)), [1, 1]);
 }
 
-/// What segments of this many bytes, IP header and all, fill.
+/// Bytes that segments of this many bytes, IP header and all, fill.
 fn filled(mtu: u32, sender: usize) -> Vec<u32> {
     let full = tcp().sized(sender - 40);
     counts_of(Rig::lro(mtu), &full.run(90))

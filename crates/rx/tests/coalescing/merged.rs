@@ -1,4 +1,4 @@
-//! What a merged packet is, by two dissectors, and its segments again.
+//! A merged packet, by two dissectors, and its segments again.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use forebay_rx::packet::Packet;

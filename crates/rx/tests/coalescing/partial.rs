@@ -39,7 +39,7 @@ pub(crate) fn intake(verify: Verify, completes_checksums: bool) -> Intake {
     intake
 }
 
-/// What a packet is behind parsing.
+/// A packet behind parsing.
 type Parsed = (Vec<u8>, Headers, Option<DeviceSum>);
 
 /// The frame as it leaves parsing, and how many checksums were completed.
@@ -61,7 +61,7 @@ fn taken_in(wire: &Wire, verify: Verify, completes: bool, pool: &mut Pool) -> (P
     (parsed.unwrap(), completed)
 }
 
-/// What a device passes on that leaves no word before it.
+/// A packet as a device passes it on that leaves no word before it.
 fn unannounced(wire: Wire) -> Wire {
     Wire { vnet: None, ..wire.partial(0) }
 }

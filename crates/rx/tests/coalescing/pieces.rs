@@ -30,13 +30,13 @@ use crate::rig::{Frame, Rig, by_hash, pool, received, said_of, taken_apart};
 
 const BLOCK_BYTES: u32 = 1 << 17;
 
-/// What a queue has that gives packets in pieces.
+/// Parts of a queue that gives packets in pieces.
 struct Queue {
     pool: Pool,
     shared: PageFragCache,
 }
 
-/// Where a packet is split: so many bytes are in its frame, and so many in each piece, over and over.
+/// Split of a packet: so many bytes are in its frame, and so many in each piece, over and over.
 #[derive(Clone, Debug)]
 struct Split {
     head_len: usize,
@@ -267,7 +267,7 @@ fn payload_that_lies_in_one_buffer_is_one_stretch_of_a_merged_packet() {
     queue.check_all_is_home();
 }
 
-/// What a packet is after what was said before it was carried in, parsed, described and cut.
+/// A packet after what was said before it was carried in, parsed, described and cut.
 #[derive(PartialEq, Eq, Debug)]
 struct Carried {
     verdict: Result<(), InvalidVnetHeader>,
@@ -296,7 +296,7 @@ fn carried(mut packet: Packet, vnet: VirtioNetHdr, pool: &mut Pool) -> Carried {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 3000 }))]
 
-    /// What a device says of a packet is believed, or found to be a lie, as of one in one frame; but
+    /// Promise 5: what a device says of a packet is believed, or found to be a lie, as of one in one frame; but
     /// for a checksum field, or headers, that are beyond what a frame itself holds.
     #[test]
     fn promise_5_what_is_said_of_a_packet_in_pieces_is_carried_as_in_one_frame(

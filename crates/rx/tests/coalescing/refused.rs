@@ -14,7 +14,7 @@ use crate::frames::{
 };
 use crate::rig::{Rig, taken_apart};
 
-/// What becomes of the second of two packets that is refused.
+/// Fate of the second of two packets that is refused.
 #[derive(Clone, Copy, Debug)]
 enum Goes {
     /// Behind the first, which it lets go, and no further segment is added to it.
@@ -74,7 +74,7 @@ impl Case {
     }
 }
 
-/// What parsing says of a frame by itself.
+/// Verdict of parsing of a frame by itself.
 fn parsed(wire: &Wire, verify: Verify) -> Headers {
     let Wire { bytes, wire_len, link, device_sum, l4_checksum, .. } = wire;
     let mut headers = Headers { link: *link, l4_checksum: *l4_checksum, ..Headers::default() };
@@ -130,7 +130,7 @@ fn odd_ip() -> [Wire; 2] {
     edited(&tcp().with(|segment| segment.id = missing - 1), |wire| wire.edit(IP + 10, &[0xff; 2]))
 }
 
-/// What is refused for its network header, or for want of it.
+/// Packets refused for its network header, or for want of it.
 fn by_network() -> Vec<Case> {
     use MergeRefusal as R;
     let (alone, past) = (case(Goes::Alone), case(Goes::Past));
@@ -167,7 +167,7 @@ fn by_network() -> Vec<Case> {
     ]
 }
 
-/// What is refused for its transport header or payload.
+/// Packets refused for its transport header or payload.
 fn by_transport() -> Vec<Case> {
     use MergeRefusal as R;
     let (alone, past) = (case(Goes::Alone), case(Goes::Past));
@@ -193,7 +193,7 @@ fn by_transport() -> Vec<Case> {
     ]
 }
 
-/// What is refused in `lro` mode only, or there too.
+/// Packets refused in `lro` mode only, or there too.
 fn by_lro() -> Vec<Case> {
     use MergeRefusal as R;
     let (alone, anew) = (case(Goes::Alone), case(Goes::Anew));
@@ -218,7 +218,7 @@ fn by_lro() -> Vec<Case> {
     cases.into_iter().map(Case::lro).collect()
 }
 
-/// What is refused for headers unlike those that are held.
+/// Packets refused for headers unlike those that are held.
 fn by_difference() -> Vec<Case> {
     use MergeRefusal as R;
     let anew = case(Goes::Anew);
@@ -255,7 +255,7 @@ fn by_difference() -> Vec<Case> {
     ]
 }
 
-/// What is refused because it does not continue what is held.
+/// Packets refused because it does not continue what is held.
 fn by_place() -> Vec<Case> {
     use MergeRefusal as R;
     let anew = case(Goes::Anew);
@@ -290,7 +290,7 @@ fn lro_1_every_refusal_is_counted_and_leaves_the_frame_as_it_came() {
     }
 }
 
-/// What a table of pairs cannot say.
+/// Refusals that a table of pairs cannot say.
 const ELSEWHERE: [MergeRefusal; 6] = [
     MergeRefusal::Unverified,
     MergeRefusal::Push,

@@ -16,10 +16,10 @@ use forebay_rx::parse::{Link, Verify, parse_packet};
 
 use crate::frames::Wire;
 
-/// What a small frame occupies.
+/// Memory that a small frame occupies.
 pub(crate) const SMALL_CHUNK_BYTES: u32 = 512;
 
-/// What a frame was, or is again.
+/// A frame as it was, or is again.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Frame {
     pub(crate) link: Link,
@@ -54,7 +54,7 @@ pub(crate) fn by_hash(frames: &[Frame]) -> BTreeMap<u32, Vec<&Frame>> {
     flows
 }
 
-/// What was counted, and how often.
+/// Counts by name.
 type Counts<T> = Vec<(T, u64)>;
 
 pub(crate) struct Rig {
@@ -63,7 +63,7 @@ pub(crate) struct Rig {
     pub(crate) counters: Arc<CoalesceCounters>,
     pub(crate) verify: Verify,
     pub(crate) now_ns: u64,
-    /// What came out and was not looked at yet.
+    /// Packets that came out and were not looked at yet.
     pub(crate) out: Vec<Packet>,
     /// All frames that went in.
     pub(crate) fed: Vec<Frame>,
@@ -162,7 +162,7 @@ impl Rig {
         std::mem::take(&mut self.out)
     }
 
-    /// How many segments each packet has that came out since this was last asked.
+    /// Number of segments that each packet has that came out since this was last asked.
     pub(crate) fn counts(&mut self) -> Vec<u32> {
         self.out.drain(..).map(|packet| packet.segment_count()).collect()
     }

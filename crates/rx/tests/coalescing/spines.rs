@@ -29,13 +29,13 @@ const BATCH_MAX: u32 = 8;
 /// The key at first.
 const KEY: [u8; 16] = [7; 16];
 
-/// What a frame hashes to under the first key, whatever the key is by now.
+/// Hash of a frame under the first key, whatever the key is by now.
 fn flow_of(frame: &Frame) -> u32 {
     let headers = parse(&frame.bytes, frame.wire_len, frame.link, Verify::Nothing);
     Hasher::keyed(&KEY, false).hash(&View::new(&frame.bytes, &headers)).0
 }
 
-/// What the CPUs were handed, taken apart, by flow.
+/// Packets that the CPUs were handed, taken apart, by flow.
 #[derive(Default)]
 struct Journal {
     flows: BTreeMap<u32, Vec<Frame>>,

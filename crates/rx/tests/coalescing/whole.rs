@@ -14,12 +14,12 @@ use crate::gso;
 use crate::merged::whole as joined;
 use crate::rig::{Rig, pool, taken_apart};
 
-/// What a sender leaves to be cut: `len` bytes, `gso_size` at a time.
+/// A packet that a sender leaves to be cut: `len` bytes, `gso_size` at a time.
 fn whole(shape: &Segment, len: usize, gso_size: u16) -> Wire {
     shape.clone().sized(len).wire().partial(gso_size)
 }
 
-/// That packet behind the intake.
+/// The packet behind the intake.
 fn passed(rig: &mut Rig, wire: Wire) -> Packet {
     let mut out = rig.poll(&[wire]);
     assert_eq!(out.len(), 1);

@@ -10,12 +10,12 @@ pub(crate) const ADDRESSES_V4: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
 pub(crate) const ADDRESSES_V6: [[u8; 16]; 2] = [[0x20; 16], [0xfd; 16]];
 const TTL: u8 = 64;
 
-/// Where the headers of a frame without tags begin.
+/// Offset at which the headers of a frame without tags begin.
 pub(crate) const IP: usize = 14;
 pub(crate) const AFTER_IPV4: usize = IP + 20;
 pub(crate) const AFTER_IPV6: usize = IP + 40;
 
-/// What [`udp4`] is.
+/// Headers of [`udp4`].
 pub(crate) const UDP4: Headers = Headers {
     link: Link::Ethernet,
     network: Network::Ipv4,
@@ -31,11 +31,11 @@ pub(crate) const UDP4: Headers = Headers {
     payload_len: 5,
 };
 
-/// What [`tcp4`] is.
+/// Headers of [`tcp4`].
 pub(crate) const TCP4: Headers =
     Headers { transport: Transport::Tcp, protocol: 6, payload_offset: 54, ..UDP4 };
 
-/// What [`udp6`] is.
+/// Headers of [`udp6`].
 pub(crate) const UDP6: Headers = Headers {
     network: Network::Ipv6,
     ip_checksum: Checksum::Unknown,

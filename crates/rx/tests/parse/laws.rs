@@ -1,4 +1,4 @@
-//! What holds for any frame.
+//! Laws for any frame.
 
 use etherparse::{
     IpHeaders, Ipv4Extensions, Ipv4Header, Ipv4Options, Ipv6Extensions, Ipv6Header,
@@ -249,7 +249,7 @@ proptest! {
     }
 }
 
-/// What a frame is, apart from what summing it up said.
+/// Kind of a frame, apart from what summing it up said.
 fn kind(headers: &Headers) -> Headers {
     let (ip_checksum, l4_checksum) = (Checksum::Unknown, Checksum::Unknown);
     Headers { ip_checksum, l4_checksum, ..*headers }

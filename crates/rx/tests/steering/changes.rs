@@ -1,4 +1,4 @@
-//! What changes in a world while packets flow, and what each packet's epoch went by.
+//! Changes in a world while packets flow, and what each packet's epoch went by.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use forebay_rx::steer::{RPS_FLOW_CNT, SockFlowTable};
 
 use crate::world::{CPUS, Flow, KEY, POLLING, Settings, World, cpus_of};
 
-/// What an epoch goes by, for whoever judges a packet of it afterwards.
+/// Rules of an epoch, for whoever judges a packet of it afterwards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epoch {
     rps_cpus: u8,

@@ -1,4 +1,4 @@
-//! What a queue tells of a flow to whoever asks why it is where it is.
+//! Explanations that a queue tells of a flow to whoever asks why it is where it is.
 
 use forebay_rx::SteerReason::{Drained, Rps};
 use forebay_rx::hash::FlowHash;

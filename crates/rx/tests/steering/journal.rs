@@ -1,4 +1,4 @@
-//! What the CPUs of a world write down, and the order that it must have.
+//! Notes of the CPUs of a world, and the order that it must have.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use forebay_rx::{CpuId, Handler, Packet, SteerReason};
 
 use crate::world::{CPUS, Flow};
 
-/// What one CPU was handed.
+/// Packets that one CPU was handed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) cpu: CpuId,
@@ -19,11 +19,11 @@ pub(crate) struct Seen {
     pub(crate) hash: FlowHash,
     pub(crate) note: Note,
     pub(crate) handled_ns: u64,
-    /// How many packets this CPU had lost before.
+    /// Number of packets that this CPU had lost before.
     lost_before: u32,
 }
 
-/// What was in the hands of a thread that was lost.
+/// Packets in the hands of a thread that was lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lost {
     pub(crate) cpu: CpuId,

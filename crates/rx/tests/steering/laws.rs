@@ -229,7 +229,7 @@ impl Run {
     }
 }
 
-/// What the notes say.
+/// Checks of the notes.
 fn check_notes(world: &World) {
     world.journal.check_positions();
     let mut slots: BTreeMap<(u32, Option<u32>), InSlot> = BTreeMap::new();
@@ -272,7 +272,7 @@ fn check_target(world: &World, seen: &Seen) {
 #[derive(Default)]
 struct InSlot {
     last: Option<Seen>,
-    /// Those that have stayed, and when the first of them did.
+    /// Packets that have stayed, and when the first of them did.
     stays: Option<(u32, u64)>,
 }
 

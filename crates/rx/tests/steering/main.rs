@@ -108,7 +108,7 @@ fn rps_9_cpus_that_are_not_there_are_left_out_and_none_left_is_rps_off() {
     }
 }
 
-/// What happens between a packet's predecessors and itself.
+/// Events between a packet's predecessors and itself.
 type Meanwhile = fn(&mut World);
 
 #[test]

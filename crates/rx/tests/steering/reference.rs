@@ -1,4 +1,4 @@
-//! What steering says about itself, and what is said of packets that are lost.
+//! Steering's word about itself, and what is said of packets that are lost.
 
 use forebay_rx::SteerReason::{Drained, Held, Rps};
 use forebay_rx::backlog::FlowLimit;
@@ -84,7 +84,7 @@ fn a_move_that_waited_for_nothing_says_so() {
     assert_eq!(world.intake.state_of(world.hash_of(OTHER)).moves, [], "another slot's");
 }
 
-/// What is seen in the middle of a turn may have happened after its time was read.
+/// Time: what is seen in the middle of a turn may have happened after its time was read.
 #[test]
 fn a_move_that_waited_for_the_next_turn_only_says_so() {
     let mut world = World::new(Settings { rps_cpus: 0, ..Settings::default() });

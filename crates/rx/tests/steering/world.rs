@@ -45,7 +45,7 @@ pub(crate) struct Settings {
     pub(crate) spread: SpreadPolicy,
     pub(crate) batch_max: u32,
     pub(crate) netdev_max_backlog: u32,
-    /// Where positions and arrivals begin.
+    /// Beginning of positions and arrivals.
     pub(crate) start: u32,
 }
 
@@ -67,7 +67,7 @@ impl Default for Settings {
 pub(crate) struct World {
     pub(crate) intake: Intake,
     pub(crate) deliveries: Vec<Delivery>,
-    /// Where the applications say that they run.
+    /// Table in which the applications say that they run.
     pub(crate) sock_flows: Arc<SockFlowTable>,
     /// By number.
     pub(crate) epochs: Vec<Epoch>,

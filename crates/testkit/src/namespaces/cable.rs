@@ -42,7 +42,7 @@ impl Namespace {
         self.run(|| command(line));
     }
 
-    /// Its name for `ip link set netns`.
+    /// Name for `ip link set netns`.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }

@@ -32,7 +32,7 @@ pub fn enter_new() {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
 }
 
-/// Why there can be no namespaces here, or nothing done in them: a tool is missing.
+/// Reason why there can be no namespaces here, or nothing done in them: a tool is missing.
 pub fn missing(tools: &[&str]) -> Option<String> {
     for tool in tools {
         if Command::new(tool).arg("-V").output().is_err() {
@@ -43,7 +43,7 @@ pub fn missing(tools: &[&str]) -> Option<String> {
     made.err().map(|errno| format!("no network namespace can be made: {errno}"))
 }
 
-/// Why there can be no TAP or TUN here.
+/// Reason why there can be no TAP or TUN here.
 pub fn tun_missing() -> Option<String> {
     let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
     opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))

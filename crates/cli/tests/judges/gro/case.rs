@@ -16,7 +16,7 @@ pub(crate) struct Case {
 pub(crate) enum Expected {
     /// One of these lists of payload lengths, in the order of leaving.
     Payloads(Vec<Vec<usize>>),
-    /// These payload lengths of the flow from a port: flows have no order among them.
+    /// Payload lengths of the flow from a port: flows have no order among them.
     ByPort(Vec<(u16, Vec<usize>)>),
     /// At least so many merged packets.
     Merged(usize),

@@ -1,4 +1,4 @@
-//! What can be wrong with a frame's lengths. Checksums are mended, so that only the length is wrong.
+//! Flaws that can be with a frame's lengths. Checksums are mended, so that only the length is wrong.
 
 use crate::gro::wire::{Wire, be16, put16};
 

@@ -45,7 +45,7 @@ const GROUPS: [Group; 13] = [
     further::udp,
 ];
 
-/// Where Linux does otherwise, and why. The table of cases still says what we must do.
+/// Cases in which Linux does otherwise, and the reason. The table of cases still says what we must do.
 const DIFFERENCES: [(&str, &str); 3] = [
     ("sixteen_flows", "Linux holds 64 flows, in buckets, where LRO has eight descriptors"),
     ("mixed_mtu", "of 58 frames in a row timing tears some apart, on a bad day in every try"),
@@ -95,7 +95,7 @@ fn judge(family: Family, tags: Tags) -> Judgement {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
 
-/// We merge a bulk transfer into no more packets than Linux does (LRO-11).
+/// A bulk transfer is merged into no more packets than Linux does (LRO-11).
 pub(crate) fn judge_bulk() -> Judgement {
     for family in FAMILIES {
         let first = Segment::first(family, Tags::None, 0).tcp_options(TIMESTAMP);
@@ -232,7 +232,7 @@ fn merging(flows: &Flows) -> usize {
     flows.values().flatten().map(|len| len * len).sum()
 }
 
-/// What merging leaves as it is: of each flow the bytes, and the packets without any.
+/// Totals that merging leaves as they are: of each flow the bytes, and the packets without any.
 fn totals(flows: &Flows) -> Vec<(usize, usize)> {
     let total = |packets: &Vec<usize>| {
         (packets.iter().sum(), packets.iter().filter(|len| **len == 0).count())

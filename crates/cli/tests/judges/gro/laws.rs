@@ -1,4 +1,4 @@
-//! What must hold of everything that leaves coalescing, whatever came in: nothing is lost, doubled,
+//! Laws of everything that leaves coalescing, whatever came in: nothing is lost, doubled,
 //! changed or overtaken, and a merged packet, cut again, is what it was made of.
 
 use std::collections::{BTreeSet, HashMap};

@@ -30,7 +30,7 @@ const RING_KIB: &str = "65536";
 /// Packets that are never seen are not waited for longer. It ends a try, and never a verdict.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why the kernel cannot be asked.
+/// Reason why the kernel cannot be asked.
 pub(crate) fn missing() -> Option<String> {
     let is_there = |[tool, argument]: [&str; 2]| {
         let mut command = Command::new(tool);

@@ -46,7 +46,7 @@ impl Tags {
     }
 }
 
-/// What a datagram or a segment carries it with.
+/// Header by which a datagram or a segment carries it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Tcp,
@@ -55,7 +55,7 @@ pub(crate) enum Transport {
     UdpUnsummed,
 }
 
-/// What the case's own header follows the IP header with, in IPv6.
+/// Extension between the IP header and the case's own, in IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extension {
     /// A destination options header with one padding option of these bytes.
@@ -233,7 +233,7 @@ impl Segment {
         Self { at_ms, ..self }
     }
 
-    /// What is sent last in this segment's flow: nothing can be held back behind it.
+    /// Segment that is sent last in this one's flow: nothing can be held back behind it.
     pub(crate) fn end(&self) -> Self {
         let plain = Self::first(self.family, self.tags, self.case).port(self.source_port);
         let end = Self { is_end: true, at_ms: self.at_ms, ..plain };

@@ -1,4 +1,4 @@
-//! What the program says of its coalescing: `lro.jsonl`, one line a packet that leaves it.
+//! Trace of the program's coalescing: `lro.jsonl`, one line a packet that leaves it.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::{captures, program};
 pub(crate) struct Left {
     /// Frames of the capture, by index.
     pub(crate) inputs: Vec<usize>,
-    /// Why it was refused, if it was; then there is nothing else.
+    /// Reason why it was refused, if it was; then there is nothing else.
     pub(crate) drop: Option<String>,
     pub(crate) payload_len: usize,
     pub(crate) gso_size: usize,

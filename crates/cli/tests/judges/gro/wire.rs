@@ -14,7 +14,7 @@ pub(crate) const PSH: u8 = 1 << 3;
 pub(crate) const URG: u8 = 1 << 5;
 pub(crate) const CWR: u8 = 1 << 7;
 
-/// Where things are in a frame that holds a TCP segment, a UDP datagram or a fragment as a whole.
+/// Offsets in a frame that holds a TCP segment, a UDP datagram or a fragment as a whole.
 #[derive(Debug)]
 pub(crate) struct Wire<'a> {
     bytes: &'a [u8],
@@ -66,7 +66,7 @@ impl<'a> Wire<'a> {
         })
     }
 
-    /// What may be merged at all.
+    /// True of what may be merged at all.
     pub(crate) fn is_mergeable(&self) -> bool {
         !self.is_fragment && self.has_good_checksums()
     }

@@ -19,7 +19,7 @@ const QUEUE: RxQueue = RxQueue(0);
 const NET_CORE: &str = "/proc/sys/net/core";
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// Why the kernel cannot be asked.
+/// Reason why the kernel cannot be asked.
 pub(crate) fn missing() -> Option<String> {
     let cpus = |which| fs::read_to_string(format!("{CPUS}/{which}")).unwrap_or_default();
     if cpus("online") != cpus("possible") || !cpus("isolated").trim().is_empty() {
@@ -35,7 +35,7 @@ pub(crate) fn missing() -> Option<String> {
     Some(format!("it takes root, network namespaces and veth: {reason}"))
 }
 
-/// These files are the machine's: one judge at a time, for as long as this lives.
+/// Turn at files of the machine: one judge at a time, for as long as this lives.
 pub(super) fn take_turn() -> Result<fs::File, Failed> {
     let directory = fs::File::open(NET_CORE)?;
     directory.lock()?;
@@ -54,7 +54,7 @@ pub(super) struct Kernel {
 pub(super) struct File {
     pub(super) knob: Knob,
     pub(super) name: String,
-    /// What it reads before each string is written to it.
+    /// Text that it reads before each string is written to it.
     pub(super) before: String,
     path: PathBuf,
 }
@@ -118,7 +118,7 @@ impl Drop for Kernel {
 }
 
 impl File {
-    /// What one write comes to.
+    /// Answer to one write.
     pub(super) fn ask(&self, written: &[u8]) -> Result<Answer, Failed> {
         let before = self.write(self.before.as_bytes())?;
         if before.reads != self.before {

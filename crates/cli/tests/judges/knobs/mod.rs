@@ -17,21 +17,21 @@ use crate::knobs::kernel::{File, Kernel};
 /// Queues of the device, so that masks can be wider than this machine has CPUs.
 const QUEUES: u16 = 100;
 
-/// What one write comes to.
+/// Answer to one write.
 #[derive(PartialEq, Eq, Debug)]
 struct Answer {
     /// Bytes that were taken, or the errno.
     outcome: Result<usize, i32>,
-    /// What is read afterwards.
+    /// Text that is read afterwards.
     reads: String,
 }
 
-/// What is said about one string.
+/// Verdict on one string.
 enum Verdict {
     Same,
     /// The kernel takes it, and the table says why we do not.
     Refused(&'static KnobRefusal),
-    /// It would take more memory than can be asked for here.
+    /// Takes more memory than can be asked for here.
     NotAsked,
     Different,
 }
@@ -110,7 +110,7 @@ fn is_list(written: &[u8], ours: &Result<TakenValue, Errno>, theirs: &Answer) ->
     is_mask && written.contains(&b'-') && theirs.outcome == Err(Errno::Inval.code())
 }
 
-/// Whether the machine has the memory for a table.
+/// Room in memory for a table.
 enum Room {
     Enough,
     /// More than there is of it: the kernel does not even try.

@@ -27,11 +27,11 @@ const PPS: u32 = 40_000;
 
 /// Packets that came to another CPU than the one before them; fewer prove nothing.
 const MOVES_MIN: usize = 100;
-/// Those which came under new rules while the one before them was still queued.
+/// Packets that came under new rules while the one before them was still queued.
 const HAZARDS_MIN: usize = 100;
 const ROUNDS_MAX: usize = 8;
 
-/// How long a CPU sleeps before a change, and after it: some packets are queued.
+/// Time that a CPU sleeps before a change, and after it: some packets are queued.
 const NAP: Duration = Duration::from_millis(2);
 
 const ARGS: [&str; 8] = ["--cpus", "2", "--spread", "always", "--hash", "toeplitz", "--trace", "t"];

@@ -1,4 +1,4 @@
-//! What a run owes whoever started it: fewer privileges, a config file read anew, an end in order.
+//! Duties of a run to whoever started it: fewer privileges, a config file read anew, an end in order.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -109,7 +109,7 @@ fn judge_user(way: Way) -> Judgement {
     judge_silence(&link)
 }
 
-/// It is nobody's, in every respect, and can do nothing that nobody cannot.
+/// The thread is nobody's, in every respect, and can do nothing that nobody cannot.
 fn judge_thread(thread: &Path) -> Judgement {
     let status = match fs::read_to_string(thread.join("status")) {
         // It has ended since it was listed. The first one has not.

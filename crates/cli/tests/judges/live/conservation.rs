@@ -1,4 +1,4 @@
-//! What tcpreplay sent is what was delivered, what we dropped by name and what the kernel counted as
+//! Conservation: what tcpreplay sent is what was delivered, what we dropped by name and what the kernel counted as
 //! dropped: exactly, at a rate below and at one far above what is taken.
 
 use crate::Judgement;

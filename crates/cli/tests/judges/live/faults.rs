@@ -1,4 +1,4 @@
-//! What can go wrong with a device: a run says so and ends with 3, or goes on when it can. Nothing
+//! Faults of a device: a run says so and ends with 3, or goes on when it can. Nothing
 //! is left attached either way.
 
 use std::fs::{self, File};
@@ -32,7 +32,7 @@ pub(crate) const TRIALS: [Judge; 7] = [
 pub(crate) const FOREIGN: [Judge; 1] =
     [("a_run_replaces_a_foreign_program_only_when_told_to", judge_foreign)];
 
-/// It passes everything, and comes with a library that knotd takes.
+/// A program that passes everything, and comes with a library that knotd takes.
 pub(crate) const FOREIGN_PROGRAM: &str = "/usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o";
 
 const PPS: u32 = 100_000;
@@ -173,7 +173,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What is said to be written is there, what is not is counted, and it is told once. The second disk
+/// A full disk: what is said to be written is there, what is not is counted, and it is told once. The second disk
 /// is full before anything is written to it.
 fn judge_full_disk() -> Judgement {
     for others_bytes in [0, 64 << 10] {

@@ -1,4 +1,4 @@
-//! How a run takes packets, and the link that they come by.
+//! Ways in which a run takes packets, and the link that they come by.
 
 use libtest_mimic::Failed;
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub(super) const PEER: &str = "fb1";
 pub(super) const DEVICE_MAC: &str = "02:00:00:00:00:02";
 pub(super) const PEER_MAC: &str = "02:00:00:00:00:01";
 
-/// Where packets come from.
+/// Source of packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     AfXdpNative,
@@ -48,12 +48,12 @@ impl Way {
     }
 }
 
-/// What sends, what takes, and the interfaces between them. All of it goes when this does.
+/// Sender, taker and the interfaces between them. All of it goes when this does.
 pub(super) struct Link {
     pub(super) way: Way,
-    /// Where the run is.
+    /// Namespace of the run.
     pub(super) near: Namespace,
-    /// Where the sender is. What is sent into a TAP comes from this side of it.
+    /// Namespace of the sender. What is sent into a TAP comes from this side of it.
     far: Option<Namespace>,
 }
 
@@ -99,30 +99,30 @@ impl Link {
         [&[DEVICE], self.way.args(), more].concat()
     }
 
-    /// What `ip` shows of the end that takes.
+    /// Output of `ip` on the end that takes.
     pub(super) fn shown(&self) -> Result<Value, Failed> {
         shown(&self.near, DEVICE)
     }
 
-    /// What `ip` shows of the end that sends.
+    /// Output of `ip` on the end that sends.
     pub(super) fn sender_shown(&self) -> Result<Value, Failed> {
         let (namespace, device) = self.sender();
         shown(namespace, device)
     }
 
-    /// Whether `ip` shows a flag, such as `NO-CARRIER`.
+    /// True if `ip` shows a flag, such as `NO-CARRIER`.
     pub(super) fn has_flag(&self, flag: &str) -> Result<bool, Failed> {
         let shown = self.shown()?;
         let flags = shown["flags"].as_array().ok_or("`ip` shows no flags")?;
         Ok(flags.iter().any(|it| it == flag))
     }
 
-    /// What the kernel has counted at the end that takes.
+    /// Counters of the kernel at the end that takes.
     pub(super) fn counts(&self) -> Result<Counts, Failed> {
         Counts::of(&self.near, DEVICE)
     }
 
-    /// What the kernel has dropped anywhere since the link was made, each frame counted once. The
+    /// Drops of the kernel anywhere since the link was made, each frame counted once. The
     /// run says how many it dropped right before it: the interface must say so too, if it can.
     pub(super) fn lost(&self, before_the_run: u64) -> Result<u64, Failed> {
         let counts = self.counts()?;
@@ -139,7 +139,7 @@ impl Link {
         Ok(before_the_run + elsewhere)
     }
 
-    /// What the kernel has counted at the end that sends.
+    /// Counters of the kernel at the end that sends.
     pub(super) fn sender_counts(&self) -> Result<Counts, Failed> {
         let (namespace, device) = self.sender();
         Counts::of(namespace, device)
@@ -175,7 +175,7 @@ fn silence(namespace: &Namespace) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What the kernel counts at an interface.
+/// Counters of the kernel at an interface.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) rx_dropped: u64,

@@ -24,7 +24,7 @@ use crate::Judgement;
 /// A name, and who judges.
 type Judge = (&'static str, fn() -> Judgement);
 
-/// What is judged, by the tools and files that it takes.
+/// Judges, by the tools and files that it takes.
 pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
@@ -37,7 +37,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay"], &cleanup::TRIALS),
 ];
 
-/// Why there is nothing to judge with these `tools`.
+/// Reason why there is nothing to judge with these `tools`.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if !sys::user().is_root() {
         return Some("it takes root".to_owned());

@@ -32,7 +32,7 @@ const CLOSED_PORT: u16 = 10;
 const DATAGRAMS: u64 = 100;
 const QUERIES: usize = 20;
 
-/// What is refused is refused by then.
+/// Time by which a refusal has come.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn judge(way: Way) -> Judgement {
@@ -82,7 +82,7 @@ fn judge_refusal(namespace: &Namespace, address: &str) -> Judgement {
     judge_refusal_at(namespace, address, CLOSED_PORT)
 }
 
-/// Who sends to a closed port is told so.
+/// Refusal: who sends to a closed port is told so.
 fn judge_refusal_at(namespace: &Namespace, address: &str, port: u16) -> Judgement {
     let socket = namespace.within(|| {
         let socket = UdpSocket::bind(("0.0.0.0", 0))?;

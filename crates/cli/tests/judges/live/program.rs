@@ -17,13 +17,13 @@ use crate::Judgement;
 use crate::namespace::{Namespace, run};
 use crate::program::told;
 
-/// What takes longer hangs.
+/// Time after which something hangs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often something is looked for.
+/// Period in which something is looked for.
 pub(super) const LOOK_PERIOD: Duration = Duration::from_millis(5);
 
-/// What a line of `softnet_stat` has.
+/// Columns of a line of `softnet_stat`.
 const SOFTNET_COLUMNS: usize = 15;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay");
@@ -188,7 +188,7 @@ pub(super) fn wait_until(
     Ok(())
 }
 
-/// What a run said at its end.
+/// Report of a run at its end.
 #[derive(Debug)]
 pub(super) struct Report(Value);
 
@@ -219,7 +219,7 @@ impl Report {
         self.0[name].as_u64().ok_or_else(|| format!("no number {name}: {}", self.0).into())
     }
 
-    /// What we dropped, whatever the reason.
+    /// Packets that were dropped by us, whatever the reason.
     pub(super) fn dropped(&self) -> Result<u64, Failed> {
         let reasons = self.0["dropped"].as_object().ok_or("there are no drops in the report")?;
         Ok(reasons.values().filter_map(Value::as_u64).sum())

@@ -13,10 +13,10 @@ use crate::live::forwarding::{Link, Way};
 use crate::live::program::Report;
 use crate::order::Stamped;
 
-/// What the kernel has on its way from one interface to the other has come by then.
+/// Time by which packets between two interfaces of the kernel have come.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// What trafgen sends.
+/// Frames that trafgen sends.
 const TRAFGEN: &str = "{ eth(da=02:00:00:00:00:02, sa=02:00:00:00:00:01), \
     ipv4(sa=10.1.0.1, da=10.9.0.1), udp(sp=drnd(1024, 2047), dp=9000), fill('A', 18) }";
 
@@ -54,7 +54,7 @@ impl Capture {
     }
 }
 
-/// How fast.
+/// Pace of sending.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
     /// So many packets in a second.
@@ -102,7 +102,7 @@ pub(super) fn generate(link: &Link, frames: u64) -> Result<u64, Failed> {
     })
 }
 
-/// What is `sent`, which the kernel must have counted too.
+/// Frames that are `sent`, which the kernel must have counted too.
 fn counted(link: &Link, send: impl FnOnce() -> Result<u64, Failed>) -> Result<u64, Failed> {
     let before = link.sender_counts()?;
     let sent = send()?;

@@ -35,7 +35,7 @@ const OUT: &str = "fb2";
 const OUT_PEER: &str = "fb3";
 const OUT_MACS: [&str; 2] = ["02:00:00:00:00:04", "02:00:00:00:00:03"];
 
-/// What a run writes to.
+/// TUN that a run writes to.
 const TUN: &str = "ft0";
 
 /// Nobody's: what is sent there only a run takes.
@@ -45,7 +45,7 @@ const FILE_BYTES: usize = 16 << 20;
 const FILE_PORT: u16 = 9000;
 const IPERF_BYTES: &str = "16M";
 
-/// Who sends, who receives at which address, and what must not be counted at either.
+/// Sender, receiver and its address, and what must not be counted at either.
 struct Ends<'a> {
     client: &'a Namespace,
     server: &'a Namespace,

@@ -35,7 +35,7 @@ pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_12_a_foreign_dead_mount_stays", judge_foreign),
 ];
 
-/// Why there is nothing to judge.
+/// Reason why there is nothing to judge.
 pub(crate) fn missing() -> Option<String> {
     if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         return Some(format!("/dev/fuse cannot be opened: {error}"));

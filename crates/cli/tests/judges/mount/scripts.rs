@@ -1,7 +1,7 @@
-//! What people do with the files of sysfs and procfs. `$T` is in front of every path; `$INT` is a
+//! Uses by people of the files of sysfs and procfs. `$T` is in front of every path; `$INT` is a
 //! file of /proc/sys/net/core with a number. Masks name CPU 0 only, which every machine has.
 //!
-//! What a file holds is set before it is read, for both sides begin with values of their own.
+//! Contents of a file are set before it is read, for both sides begin with values of their own.
 
 /// Scripts, and what each is about.
 pub(super) const SCRIPTS: [(&str, &str); 22] = [
@@ -221,7 +221,7 @@ END",
     ),
 ];
 
-/// What somebody tries who is not root, and what is left of it.
+/// Attempts of somebody who is not root, and their effects.
 pub(super) const STRANGERS: [(&str, &str); 4] = [
     (
         "reading",

@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use crate::namespace::{Namespace, run};
 use crate::program;
 
-/// How often a mount is looked for.
+/// Period in which a mount is looked for.
 const LOOK_PERIOD: Duration = Duration::from_millis(10);
 
-/// What a script had to say.
+/// Output of a script.
 #[derive(PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) output: String,

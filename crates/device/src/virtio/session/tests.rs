@@ -19,7 +19,7 @@ use crate::config::virtio::VirtioOptions;
 
 mod back_end;
 
-/// Where our memory would be mapped.
+/// Address at which our memory would be mapped.
 const BASE: u64 = 0x7000_0000_0000;
 
 struct Place {

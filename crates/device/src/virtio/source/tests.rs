@@ -1,4 +1,4 @@
-//! What a queue pair does with a device that says too much, and what its CPU sleeps on meanwhile.
+//! Behaviour of a queue pair with a device that says too much, and what its CPU sleeps on meanwhile.
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
@@ -118,10 +118,10 @@ impl Rig {
     }
 }
 
-/// What a device says of one buffer.
+/// Word of a device on one buffer.
 #[derive(Clone, Copy, Debug)]
 enum Said {
-    /// That it has used the next one that it has, to that length.
+    /// The next one used that it has, to that length.
     Used(u32),
     /// The same of one that it does not have.
     Bad(u16),

@@ -263,9 +263,9 @@ enum Event {
     Turn,
     /// The device takes that many buffers.
     Take(usize),
-    /// It gives back that many, the latest first or the oldest.
+    /// So many given back, the latest first or the oldest.
     Give(usize, bool),
-    /// It gives back what it was not given.
+    /// Given back without having been given.
     Lie,
     End,
     Begin(Vec<u32>, bool, Option<u16>),

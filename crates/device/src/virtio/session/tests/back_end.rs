@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use vhost::vhost_user::message::FrontendReq;
 
-/// How long a test waits for what another thread is about to do.
+/// Time that a test waits for what another thread is about to do.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `VHOST_USER_NEED_REPLY_MASK` and the bit of an answer, in a header's flags.
@@ -25,13 +25,13 @@ pub(super) const MQ: u64 = 1;
 pub(super) const REPLY_ACK: u64 = 1 << 3;
 pub(super) const CONFIG: u64 = 1 << 9;
 
-/// What it says when it is asked.
+/// Answers of the back end.
 #[derive(Clone, Debug)]
 pub(super) struct Offer {
     pub(super) features: u64,
     pub(super) protocol: u64,
     pub(super) pairs: u64,
-    /// What comes behind `offset`, `size` and `flags` in its answer to `GET_CONFIG`.
+    /// Bytes behind `offset`, `size` and `flags` in its answer to `GET_CONFIG`.
     pub(super) config: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ impl Default for Offer {
     }
 }
 
-/// What came from the front end.
+/// Message of the front end.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) of: FrontendReq,
@@ -119,7 +119,7 @@ impl BackEnd {
         }
     }
 
-    /// How often a message came.
+    /// Number of times that a message came.
     pub(super) fn count(&self, of: FrontendReq) -> usize {
         self.log.iter().filter(|message| message.of == of).count()
     }

@@ -29,9 +29,9 @@ pub(super) struct Rig {
     pub(super) sinks: Vec<TxQueueSink>,
     pub(super) pool: Pool,
     pub(super) device: Option<ReferenceDevice>,
-    /// What was handed in, by CPU.
+    /// Packets that were handed in, by CPU.
     pub(super) handed: Vec<u64>,
-    /// Where packets are received into.
+    /// Memory that packets are received into.
     pub(super) buffers: PageFragCache,
     _memory: SharedMemory,
 }
@@ -81,7 +81,7 @@ impl Rig {
         packet
     }
 
-    /// What coalescing makes of these. It leaves alone what says CWR: that comes whole.
+    /// Result of coalescing these. It leaves alone what says CWR: that comes whole.
     pub(super) fn merged(&mut self, frames: &[Vec<u8>]) -> Packet {
         if says_cwr(&frames[0]) {
             return self.whole(frames);
@@ -153,7 +153,7 @@ impl Rig {
         self.device.as_mut().unwrap().give(id, 0);
     }
 
-    /// What is in a buffer: the device's header, and the bytes behind it.
+    /// Contents of a buffer: the device's header, and the bytes behind it.
     pub(super) fn read(&self, got: &Got) -> (VirtioNetHdr, Vec<u8>) {
         let mut all = Vec::new();
         for &(address, len_bytes, is_writable) in &got.pieces {

@@ -27,7 +27,7 @@ pub(super) fn frame(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What is merged of which frames.
+/// Frames that become a merged packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Flow {
     Tcp4,
@@ -98,7 +98,7 @@ pub(super) fn add(bytes: &mut [u8], at: usize, ahead: u32) {
     *field = u16::try_from(sum).unwrap().to_be_bytes();
 }
 
-/// What a device does that is asked to cut a packet: it goes by the header, and by section 5.1.6.2.
+/// Work of a device that is asked to cut a packet: it goes by the header, and by section 5.1.6.2.
 pub(super) fn cut_by_header(header: VirtioNetHdr, bytes: &[u8]) -> Vec<Vec<u8>> {
     if header.gso_type == GSO_NONE {
         assert_eq!(header, VirtioNetHdr::default());
