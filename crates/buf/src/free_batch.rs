@@ -44,7 +44,7 @@ pub(crate) struct RemoteFreeList {
     pub(crate) chunk_bytes: u32,
     /// Keeps the memory of the frames that are away.
     pub(crate) region: Arc<Region>,
-    /// Of a [carousel](crate::recycle_ring): where its frames' holders say that they are done. Such a
+    /// Of a [recycle ring](crate::recycle_ring): where its frames' holders say that they are done. Such a
     /// home gets no lots.
     pub(crate) marks: Option<Marks>,
 }

@@ -211,7 +211,7 @@ impl Pool {
     fn put_alone(&mut self, frame: Frame) {
         let home = frame.home();
         if !Arc::ptr_eq(&home.region, &self.region) {
-            return drop(frame); // of a carousel, or of another engine: it finds its own way
+            return drop(frame); // of a recycle ring, or of another engine: it finds its own way
         }
         let (id, is_own) = (home.id, home.owner == self.owner);
         let (home, chunk) = frame.into_parts();

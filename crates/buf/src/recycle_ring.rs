@@ -12,7 +12,7 @@
 //! that line a whole round later. Nothing is sent anywhere, so nothing waits to be sent.
 //!
 //! A buffer is a [`Frame`] as any other: it may be held for as long as one likes, freed by any
-//! thread in any way, and outlive the carousel.
+//! thread in any way, and outlive the recycle ring.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -30,7 +30,7 @@ pub struct RecycleRing {
     next: usize,
 }
 
-// SAFETY: a carousel has the only handle on its free buffers; `RemoteFreeList` is made of atomics and
+// SAFETY: a recycle ring has the only handle on its free buffers; `RemoteFreeList` is made of atomics and
 // constants.
 unsafe impl Send for RecycleRing {}
 
@@ -96,7 +96,7 @@ impl RecycleRing {
     fn marks(&self) -> &Marks {
         match &self.home().marks {
             Some(marks) => marks,
-            None => unreachable!("a carousel's home has marks"),
+            None => unreachable!("the home of a recycle ring has marks"),
         }
     }
 }
