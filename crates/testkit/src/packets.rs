@@ -40,3 +40,20 @@ pub fn datagrams(payload: &[u8], head_len: usize) -> [Packet; 2] {
         packet
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::datagrams;
+
+    #[test]
+    fn both_layouts_hold_the_same_bytes() {
+        let payload: Vec<u8> = (0..=255).cycle().take(300).collect();
+        for head_len in [42, 43, 100] {
+            let [whole, split] = datagrams(&payload, head_len);
+            assert!(!whole.is_nonlinear() && split.is_nonlinear(), "{head_len}");
+            assert_eq!(whole.frame.data()[42..], payload[..], "{head_len}");
+            assert_eq!(split.frame.data(), &whole.frame.data()[..head_len], "{head_len}");
+            assert_eq!(whole.headers, split.headers, "{head_len}");
+        }
+    }
+}
