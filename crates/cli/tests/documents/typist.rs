@@ -164,8 +164,7 @@ fn write_cargo(path: &Path, block: &Block) -> Result<(), String> {
          [[ $1 == --example ]] && program={target}/examples/$2\nshift\ndone\nshift\n\
          exec $program \"$@\"\n"
     );
-    fs::write(path, script).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    forebay_testkit::programs::write_script(path, &script).unwrap();
     Ok(())
 }
 

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use forebay_testkit::programs;
+
 use crate::Judgement;
 use crate::program::told;
 
@@ -49,7 +51,7 @@ impl Desk {
     fn new() -> Result<Self, std::io::Error> {
         let directory = tempfile::tempdir()?;
         let program = directory.path().join("forebay");
-        fs::copy(env!("CARGO_BIN_EXE_forebay"), &program)?;
+        programs::copy(env!("CARGO_BIN_EXE_forebay"), &program)?;
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
         Ok(Self { directory, program })
     }

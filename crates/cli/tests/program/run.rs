@@ -103,7 +103,7 @@ impl Desk {
         let program = self.path("forebay");
         if !program.exists() {
             // Where this lies everybody may go.
-            fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
+            forebay_testkit::programs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
             fs::set_permissions(&self.0, Permissions::from_mode(0o755)).unwrap();
         }
         let mut command = Command::new(program);

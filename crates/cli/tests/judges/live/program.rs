@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_control::ControlClient;
+use forebay_testkit::programs;
 use libtest_mimic::Failed;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -163,7 +164,7 @@ pub(super) struct Shared(TempDir);
 impl Shared {
     pub(super) fn new() -> Result<Self, Failed> {
         let directory = tempfile::tempdir()?;
-        fs::copy(PROGRAM, directory.path().join("forebay"))?;
+        programs::copy(PROGRAM, &directory.path().join("forebay"))?;
         fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
         Ok(Self(directory))
     }
