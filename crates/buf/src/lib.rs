@@ -15,20 +15,20 @@ compile_error!(
      devices know, in 64 bits. Build it for x86_64 or aarch64."
 );
 
-pub mod region; //   one piece of memory for all the frames of an engine
-pub mod frame; //    one chunk of it: a move-only handle
-pub mod chain; //   frames behind a frame: one packet in several pieces
-pub mod frags; //    pieces behind a frame: payload left where a device put it
-pub mod pool; //     the frames of one CPU, and the way home for the frames of others
+pub mod region; //       one piece of memory for all the frames of an engine
+pub mod frame; //        one chunk of it: a move-only handle
+pub mod chain; //        frames behind a frame: one packet in several pieces
+pub mod frags; //        pieces behind a frame: payload left where a device put it
+pub mod pool; //         the frames of one CPU, and the way home for the frames of others
 pub mod recycle_ring; // buffers that one owner fills in turn, freed where they are read
-pub mod device_owned; //    frames that a device has in its hands
-pub mod page_frag; // pieces of memory that a peer shares, cut to any size
-pub mod ring; //     single producer, single consumer: the only queue between CPUs
-pub mod wake; //    who sleeps, and whom to wake
+pub mod device_owned; // frames that a device has in its hands
+pub mod page_frag; //    pieces of memory that a peer shares, cut to any size
+pub mod ring; //         single producer, single consumer: the only queue between CPUs
+pub mod wake; //         who sleeps, and whom to wake
 
 pub mod position; // a point in a ring's life: a counter that wraps
 pub mod sum; //      the checksum's sum of bytes, by the vectors of the CPU at hand
-mod free_batch; //          frames on their way home, thirty-two at a time
+mod free_batch; //   frames on their way home, thirty-two at a time
 pub mod cache; //    cache lines: kept apart, and asked for ahead of their use
 pub mod sync; //     the standard library's atomics, or loom's
 

@@ -1,4 +1,5 @@
 //! Devices: where frames come from.
+#![forbid(unsafe_code)]
 #![cfg_attr(
     not(all(feature = "af-xdp", feature = "capture", feature = "tun", feature = "vhost-user")),
     allow(dead_code, reason = "some of what devices share is used by few of them")
@@ -12,7 +13,7 @@ mod pace; //          when a recorded or made-up frame is due
 pub mod config; //    a device to be opened: its name, its way, its options
 pub mod open; //      an open one: its queues, and the ways into it
 pub mod stats; //     what is counted and found out about it
-pub mod rx_filter; //      which packets are taken from the kernel
+pub mod rx_filter; // which packets are taken from the kernel
 #[cfg(feature = "af-xdp")]
 pub mod af_xdp; //    straight into packet memory
 pub mod af_packet; // copies of what any interface sees
@@ -22,7 +23,7 @@ pub mod tun; //       the kernel's stack on the other side
 pub mod virtio; //    a device that another process is, over vhost-user
 pub mod sink; //      the way out of a device
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
-mod tx_queue; //        from any CPU to the one that drives a device queue, in order
+mod tx_queue; //      from any CPU to the one that drives a device queue, in order
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;

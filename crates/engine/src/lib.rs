@@ -3,6 +3,7 @@
 //! A CPU turns the intakes of the queues it polls, then its delivery, sixty-four packets each,
 //! and sleeps when there is nothing to do. [`threads`] runs that on threads; [`stepped`] runs the
 //! same turns on one thread, in an order that a seed determines.
+#![forbid(unsafe_code)]
 
 pub mod knobs; //  what can be set, and what that answers
 pub mod trace; //  plain files from which outsiders can judge a run

@@ -6,6 +6,6 @@
 pub mod run; //     live devices through it, and on to where packets go
 pub mod replay; //  a capture through the whole path, every packet checked
 
-pub mod report; //  what a run came to
-pub mod order_check; //  was every flow delivered in order?
-mod outputs; //     what a run may write over
+pub mod report; //      what a run came to
+pub mod order_check; // was every flow delivered in order?
+mod outputs; //         what a run may write over

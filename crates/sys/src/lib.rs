@@ -9,17 +9,17 @@ mod peer_event; //    the same, shared with another process
 #[cfg(feature = "vhost-user")]
 mod aio; //           and signalled without waiting for that one
 
-pub mod interface; // network interfaces, in the namespace of the calling thread
-mod netlink; //       what the kernel is asked of its network
-pub mod udp_reserve; // a port that is kept from the kernel's programs
-pub mod neighbour; // the kernel's addresses, routes and neighbours
-mod ethtool; //       what a driver says of itself
-pub mod bpf; //       programs and maps in the kernel
-pub mod xdp_attached; // programs that others have put on an interface
-pub mod netdev; //    what an interface can do with XDP
-pub mod packet; // packet sockets and their ring
+pub mod interface; //     network interfaces, in the namespace of the calling thread
+mod netlink; //           what the kernel is asked of its network
+pub mod udp_reserve; //   a port that is kept from the kernel's programs
+pub mod neighbour; //     the kernel's addresses, routes and neighbours
+mod ethtool; //           what a driver says of itself
+pub mod bpf; //           programs and maps in the kernel
+pub mod xdp_attached; //  programs that others have put on an interface
+pub mod netdev; //        what an interface can do with XDP
+pub mod packet; //        packet sockets and their ring
 pub mod socket_filter; // which packets a socket gets
-pub mod tun; //       TUN and TAP
+pub mod tun; //           TUN and TAP
 
 mod user; //          who runs this process
 pub mod privilege; // what a device takes, and letting go of it
@@ -27,15 +27,15 @@ pub mod xdp; //       sockets that receive into frames and send from them
 #[cfg(feature = "vhost-user")]
 pub mod virtio; //    rings and memory that a device in another process reads and writes
 
-pub mod errno; //     the kernel's names for what is refused
-pub mod refused; //   a write that is taken, or refused by one of those
-pub mod number; //    the kernel's two ways of reading numbers
-pub mod cpu_list; //  CPUs as the kernel writes and reads them
-pub mod topology; //  which CPUs are near each other, and the masks that follow
-pub mod clock; //     engine time: the machine's, or a scheduler's
-pub mod random; //    numbers that a seed determines
+pub mod errno; //            the kernel's names for what is refused
+pub mod refused; //          a write that is taken, or refused by one of those
+pub mod number; //           the kernel's two ways of reading numbers
+pub mod cpu_list; //         CPUs as the kernel writes and reads them
+pub mod topology; //         which CPUs are near each other, and the masks that follow
+pub mod clock; //            engine time: the machine's, or a scheduler's
+pub mod random; //           numbers that a seed determines
 pub mod private_listener; // sockets that others of this user connect to
-pub mod error; //     what can go wrong, where, and what to do
+pub mod error; //            what can go wrong, where, and what to do
 
 use std::io;
 use std::path::Path;

@@ -5,19 +5,19 @@
 //! A judge whose tool is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-mod captures; // capture files, written by another library
-mod damage; //   captures with seeded damage
-mod frames; //   frames of every kind
-mod gro; //      coalescing, by laws and by the kernel
-mod live; //     live devices, by the kernel and by well-known senders
-mod knobs; //    what is written to them, by the kernel
-mod mount; //    the mounted knobs, by the kernel's own files
-mod namespace; // network namespaces of our own
-mod order; //    the traces of stamped packets
-mod program; //  the program under judgement
-mod stress; //    scripts in which everything changes
+mod captures; //    capture files, written by another library
+mod damage; //      captures with seeded damage
+mod frames; //      frames of every kind
+mod gro; //         coalescing, by laws and by the kernel
+mod live; //        live devices, by the kernel and by well-known senders
+mod knobs; //       what is written to them, by the kernel
+mod mount; //       the mounted knobs, by the kernel's own files
+mod namespace; //   network namespaces of our own
+mod order; //       the traces of stamped packets
+mod program; //     the program under judgement
+mod stress; //      scripts in which everything changes
 mod second_user; // another user at the control socket
-mod tshark; //   every field, told twice
+mod tshark; //      every field, told twice
 
 use libtest_mimic::{Arguments, Failed, Trial};
 

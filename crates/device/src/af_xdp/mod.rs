@@ -1,10 +1,10 @@
 //! AF_XDP: frames that the driver, or the kernel right behind it, puts into our memory.
 
-mod assembler; //      eBPF, a line for each instruction
-mod attach; //         the program on its interface, and the map of its sockets
-mod btf; //            which number the kernel gave a function of its own
-mod metadata; //       the device's hash, in front of the packet
-pub mod program; //        which packets go to our sockets
+mod assembler; //   eBPF, a line for each instruction
+mod attach; //      the program on its interface, and the map of its sockets
+mod btf; //         which number the kernel gave a function of its own
+mod metadata; //    the device's hash, in front of the packet
+pub mod program; // which packets go to our sockets
 
 mod source; //         one queue: what is received, and what is sent
 mod transmit; //       what is sent: cut, counted, and back to where it belongs

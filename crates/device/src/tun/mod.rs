@@ -4,10 +4,10 @@
 //! Packets come and go with a `virtio_net_hdr` before them: checksums that are still to be
 //! completed, and TCP and UDP packets whole that are to be cut into segments (GSO), both ways.
 
-mod open; //   a device that is there, or a new one
-mod stats; //  what the kernel had to drop
-mod sink; //   what is written to it
-mod source; // what is read from it
+mod open; //     a device that is there, or a new one
+mod stats; //    what the kernel had to drop
+mod sink; //     what is written to it
+mod source; //   what is read from it
 mod steering; // which queue a packet comes out of
 
 pub use forebay_sys::tun::TunKind;

@@ -11,23 +11,23 @@
 //! device has, where they are, how long; and what is parsed was copied in before.
 
 mod memory; //   what is shared with it
-mod connect; //     the socket that it is reached by
-mod frontend; //    what is said there
+mod connect; //  the socket that it is reached by
+mod frontend; // what is said there
 mod config; //   what a device says of itself
 mod features; // what is agreed on
 mod commands; // what a device is told beyond that
 mod control; //  the ring that it is told by
-mod session; //     that there is one, time and again
+mod session; //  that there is one, time and again
 mod port; //     what a queue knows of it
 mod ends; //     why it went
 
-mod average; //  how long packets are
-mod buffers; //  receive buffers as large as those
-mod header; //   what the device says before a packet
-mod copybreak; //    how much of a packet is copied in
-mod receive; //  from used buffers to packets
-mod transmit; // from packets to buffers
-mod source; //   one queue pair, as an engine polls it
+mod average; //   how long packets are
+mod buffers; //   receive buffers as large as those
+mod header; //    what the device says before a packet
+mod copybreak; // how much of a packet is copied in
+mod receive; //   from used buffers to packets
+mod transmit; //  from packets to buffers
+mod source; //    one queue pair, as an engine polls it
 
 use std::io;
 use std::path::Path;

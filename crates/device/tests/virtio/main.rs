@@ -1,29 +1,29 @@
 //! The virtio-net driver against devices: an honest one, a hostile one, and DPDK's.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
-mod backend; //  the device's side of the socket
-mod commands; // what a device is told, and how it takes that
-mod control; //  the ring that it is told by, from its side
-mod device; //   what it does with its rings
-mod frames; //   frames that are told apart
+mod backend; //   the device's side of the socket
+mod commands; //  what a device is told, and how it takes that
+mod control; //   the ring that it is told by, from its side
+mod device; //    what it does with its rings
+mod frames; //    frames that are told apart
 mod handshake; // odd before there is a ring
-mod baseline; //   what an honest device does
-mod hostile; //  how lies are told and judged
+mod baseline; //  what an honest device does
+mod hostile; //   how lies are told and judged
 mod rings; //     these
-mod live; //     against DPDK's device
-mod memory; //   what the front end shares
-mod messages; // of the protocol
-mod offloads; // lies of packets that are to be cut
-mod packed; //   the packed ring, from the device's side
-mod peer; //     the device of these tests, judged
-mod report; //   what a run says of it
-mod restart; //  devices that come again
-mod rig; //      the driver under test
-mod ring; //     a ring, in either layout
-mod writes; // lies told by what is shared
-mod split; //    the split one
-mod retries; // devices that do not do as they are told
-mod testpmd; //  DPDK's
+mod live; //      against DPDK's device
+mod memory; //    what the front end shares
+mod messages; //  of the protocol
+mod offloads; //  lies of packets that are to be cut
+mod packed; //    the packed ring, from the device's side
+mod peer; //      the device of these tests, judged
+mod report; //    what a run says of it
+mod restart; //   devices that come again
+mod rig; //       the driver under test
+mod ring; //      a ring, in either layout
+mod writes; //    lies told by what is shared
+mod split; //     the split one
+mod retries; //   devices that do not do as they are told
+mod testpmd; //   DPDK's
 
 use backend::Offer;
 use forebay_testkit::namespaces::trial;

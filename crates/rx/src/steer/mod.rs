@@ -20,17 +20,17 @@
 //! The table itself can be replaced: what its slots can no longer tell, a *fence* does.
 
 mod ids;
-mod sock_flow; //  where applications run
-mod rps; //        where the map sends flows
-mod spread; //     whether that pays
-mod desired_cpu; //       of all these, where a packet should go
-mod flow_table; // where flows are
-mod tables; //     and were, in tables that were replaced
-mod hold; //       what waits to move
-mod fence; //      what waits for everything before it
-mod verdict; //    what is decided
-mod journal; //    what happened
-mod state; //      for whoever asks why
+mod sock_flow; //   where applications run
+mod rps; //         where the map sends flows
+mod spread; //      whether that pays
+mod desired_cpu; // of all these, where a packet should go
+mod flow_table; //  where flows are
+mod tables; //      and were, in tables that were replaced
+mod hold; //        what waits to move
+mod fence; //       what waits for everything before it
+mod verdict; //     what is decided
+mod journal; //     what happened
+mod state; //       for whoever asks why
 
 use std::sync::Arc;
 

@@ -2,16 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
-mod world; //   the CPUs, and what holds in any world
-mod bursts; //  full ones, room for them, what is wrong with them
-mod changes; // what changes while packets flow
-mod holds; //   an elephant's held move and everybody else
-mod journal; // what the CPUs write down
-mod laws; //    the promises over random schedules
-mod rfs; //     packets follow their applications
-mod tables; //  tables and keys are replaced
-mod reference; //   what is said afterwards
-mod explain; //    what whoever asks is told
+mod world; //     the CPUs, and what holds in any world
+mod bursts; //    full ones, room for them, what is wrong with them
+mod changes; //   what changes while packets flow
+mod holds; //     an elephant's held move and everybody else
+mod journal; //   what the CPUs write down
+mod laws; //      the promises over random schedules
+mod rfs; //       packets follow their applications
+mod tables; //    tables and keys are replaced
+mod reference; // what is said afterwards
+mod explain; //   what whoever asks is told
 
 use etherparse::PacketBuilder;
 use forebay_buf::Position;

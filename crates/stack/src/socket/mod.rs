@@ -11,11 +11,11 @@
 //! A socket holds at most `rcvbuf` bytes of packet memory, in its queue and in its reader's hands:
 //! this limits the memory that a slow reader takes from others.
 
-pub mod table; //   which socket: the kernel's rules
-pub mod queue; //   many CPUs to one reader, in order, without a lock
-pub mod reader; //  the reader's end: what it has taken out, and the way home for that
-pub mod account; // how much a socket holds, and the kernel's rule what it may
-pub mod reclaim; //  what becomes of a datagram's memory
+pub mod table; //      which socket: the kernel's rules
+pub mod queue; //      many CPUs to one reader, in order, without a lock
+pub mod reader; //     the reader's end: what it has taken out, and the way home for that
+pub mod account; //    how much a socket holds, and the kernel's rule what it may
+pub mod reclaim; //    what becomes of a datagram's memory
 pub mod copy_cache; // small datagrams of slow readers, in buffers that go round
 
 #[cfg(test)]

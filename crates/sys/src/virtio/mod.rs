@@ -14,7 +14,7 @@ mod split; //  one ring for each side
 mod words; //  shared memory as atomics
 
 #[cfg(test)]
-mod properties; //   what holds of any ring
+mod properties; //    what holds of any ring
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, feature = "twin"))]

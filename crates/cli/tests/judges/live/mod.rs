@@ -1,7 +1,7 @@
 //! Live devices, judged by the kernel and by senders that everybody knows: tcpreplay, iperf3, UDP and
 //! TCP sockets, knotd. All of it in network namespaces of our own.
 
-mod forwarding; //          how a run takes packets, and the link that they come by
+mod forwarding; //   how a run takes packets, and the link that they come by
 mod program; //      a run of the program
 mod sender; //       tcpreplay, and what it sends
 mod conservation; // everything that was sent is accounted for
@@ -9,8 +9,8 @@ mod restarts; //     nothing is left of a run
 mod changes; //      order, while everything changes
 mod transfer; //     content, through a run
 mod neighbours; //   who else uses the interface
-mod faults; //      what can go wrong with a device
-mod cleanup; //       what a run owes whoever started it
+mod faults; //       what can go wrong with a device
+mod cleanup; //      what a run owes whoever started it
 
 use std::path::Path;
 use std::process::{Command, Stdio};
