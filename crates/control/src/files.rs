@@ -46,15 +46,15 @@ impl Control {
             File::Knob(knob, queue) => self.value(knob, queue).print(self.machine()),
             File::CpuOnline(cpu) => format!("{}\n", u8::from(settings.cpus.contains(cpu))),
             File::Online | File::Cpus => list(&settings.cpus),
-            File::Possible => list(self.shared().cpus()),
-            File::SoftnetStat => softnet_stat(self.shared()),
+            File::Possible => list(self.state().cpus()),
+            File::SoftnetStat => softnet_stat(self.state()),
             File::Coalesce(knob) => format!("{}\n", coalesce_value(knob, &settings)),
             File::RxBufferSize(queue) => {
-                let buffers = self.shared().devices().rx_buffers(queue);
+                let buffers = self.state().devices().rx_buffers(queue);
                 format!("{}\n", buffers.map_or(0, RxBuffers::size_bytes))
             }
             File::Counter(cpu, name) => {
-                format!("{}\n", CpuStats::of(cpu, self.shared()).named(name))
+                format!("{}\n", CpuStats::of(cpu, self.state()).named(name))
             }
         })
     }

@@ -31,7 +31,7 @@ impl Control {
     /// Handle on an engine that is about to run.
     #[must_use]
     pub fn of<H: Handler + 'static>(engine: &Engine<H>) -> Self {
-        let shared = engine.shared();
+        let shared = engine.state();
         let here = Machine::here();
         let highest = shared.cpus().cpus().last().map_or(0, |cpu| cpu.0 + 1);
         // In virtual time there may be more CPUs than this machine has.
@@ -41,7 +41,7 @@ impl Control {
 
     /// State of the engine.
     #[must_use]
-    pub fn shared(&self) -> &EngineState {
+    pub fn state(&self) -> &EngineState {
         &self.shared
     }
 

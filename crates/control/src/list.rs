@@ -59,7 +59,7 @@ impl fmt::Display for ListedKnob {
 }
 
 fn default(control: &Control, name: &str) -> Option<String> {
-    let cpus = control.shared().cpus();
+    let cpus = control.state().cpus();
     Some(match name {
         "rps_cpus" => {
             let queues = control.settings().queues.len();

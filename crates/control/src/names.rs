@@ -107,7 +107,7 @@ impl Names {
 
     /// The names in the tree of a run.
     pub(super) fn in_run(control: &Control) -> Self {
-        Self { with_device: control.shared().devices().count() > 1 }
+        Self { with_device: control.state().devices().count() > 1 }
     }
 
     /// The name of a file: with the queue or CPU that it is about, and with the device where there are

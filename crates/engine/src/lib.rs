@@ -163,7 +163,7 @@ impl<H: Handler + 'static> Engine<H> {
 
     /// State that handles on the engine share with it, such as the one that changes it while it runs.
     #[must_use]
-    pub fn shared(&self) -> Arc<EngineState> {
+    pub fn state(&self) -> Arc<EngineState> {
         Arc::clone(&self.shared)
     }
 

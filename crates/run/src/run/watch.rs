@@ -78,7 +78,7 @@ impl Watch {
     /// State of the run now.
     #[must_use]
     pub fn look(&self) -> Snapshot {
-        let shared = self.control.shared();
+        let shared = self.control.state();
         let Some(counters) = shared.counters() else { return Snapshot::default() };
         let (queues, cpus) = (&counters.queues, &counters.cpus);
         let sum = |counter: fn(&IntakeCounters) -> &Counter| -> u64 {
