@@ -79,7 +79,7 @@ forebay-run: buf rx sys device engine control
 forebay: buf rx sys device stack engine control
 forebay-sim: buf rx sys device stack engine
 forebay-cli: buf rx sys device stack engine control run forebay sim
-forebay-testkit: buf rx"
+forebay-testkit: buf rx stack"
 
 layers() {
     local crate used allowed

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_rx::Packet;
-use forebay_rx::reasons;
+use forebay_rx::{Packet, reasons};
 use forebay_sys::error::Error;
 
 /// One CPU's end of a way out: a device's queue, or a socket.

@@ -1,48 +1,28 @@
 //! Stack: the third spine. Runs on the CPU that packets are delivered on, and takes those addressed
 //! to this host from a delivery's batch to the sockets of their readers.
 
-use std::fmt;
+use std::mem::take;
 use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::coalesce::cut;
 use forebay_rx::cpu::CpuId;
+use forebay_rx::delivery::{Batch, Handler};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
+use crate::host::Host;
 use crate::network::neighbours::NeighbourObservation;
-use crate::network::{ErrorRefusal, Identity, NetworkDrop, NetworkLayer, NetworkVerdict};
+use crate::network::{
+    ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict,
+};
 use crate::socket::SocketId;
-use crate::socket::queue::{Enqueue, SocketQueue, SocketQueueProducer};
+use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
 
-/// Source of sockets for a CPU's stack.
-pub trait CpuSockets: fmt::Debug + Send + Sync {
-    /// The hub that a CPU opens its inlet from; `None` once the socket is closed. Called when a CPU
-    /// has its first packet for the socket.
-    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>>;
-
-    /// Number of sockets closed so far.
-    fn closed(&self) -> u64;
-}
-
-/// Per-batch context for [`Stack::turn`].
-#[derive(Debug)]
-pub struct RxContext<'a> {
-    /// Identity of this host on the device that the packets came from.
-    pub identity: &'a Identity,
-    /// Current time, in ns.
-    pub now_ns: u64,
-    /// Packet memory of this CPU.
-    pub pool: &'a mut Pool,
-    /// Buffer policy for slow readers.
-    pub policy: ReclaimPolicy,
-    /// Packets to be sent out of the same device, unchanged (out).
-    pub answers: &'a mut Vec<Packet>,
-    /// Neighbour observations made while processing this batch (out).
-    pub sightings: &'a mut Vec<NeighbourObservation>,
-}
+/// Time between two looks for what has waited too long.
+const EXPIRE_NS: u64 = 100_000_000;
 
 /// Most inlets checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
@@ -55,10 +35,10 @@ pub struct Stack {
     place: usize,
     network: NetworkLayer,
     table: Arc<SocketTable>,
-    sockets: Arc<dyn CpuSockets>,
+    host: Box<dyn Host>,
     /// Inlets to the sockets that this CPU has had packets for, by [`SocketId::index`].
     inlets: Vec<Option<SocketQueueProducer>>,
-    /// Value of [`CpuSockets::closed`] when this CPU last looked.
+    /// Value of [`Host::sockets_closed`] when this CPU last looked.
     closed: u64,
     /// Number of inlets still to be checked, the leading ones: their sockets may be closed.
     unswept: usize,
@@ -75,6 +55,29 @@ pub struct Stack {
     sleepers: Vec<SocketId>,
     /// Fragments that reassembly gave up; empty between turns.
     expired: Vec<(Packet, NetworkDrop)>,
+    /// Time of the last look for what has waited too long.
+    expired_ns: u64,
+    /// Packets to be sent out of the device that a batch came from; empty between batches.
+    answers: Vec<Packet>,
+    /// Neighbour observations of a batch; empty between batches.
+    sightings: Vec<NeighbourObservation>,
+}
+
+/// Per-batch context for [`Stack::turn`].
+#[derive(Debug)]
+struct RxContext<'a> {
+    /// Identity of this host on the device that the packets came from.
+    identity: &'a Identity,
+    /// Current time, in ns.
+    now_ns: u64,
+    /// Packet memory of this CPU.
+    pool: &'a mut Pool,
+    /// Buffer policy for slow readers.
+    policy: ReclaimPolicy,
+    /// Packets to be sent out of the same device, unchanged (out).
+    answers: &'a mut Vec<Packet>,
+    /// Neighbour observations made while processing this batch (out).
+    sightings: &'a mut Vec<NeighbourObservation>,
 }
 
 impl Stack {
@@ -84,14 +87,15 @@ impl Stack {
         (cpu, place): (CpuId, usize),
         network: NetworkLayer,
         relief: BufferReclaimer,
-        sockets: Arc<dyn CpuSockets>,
+        mut host: Box<dyn Host>,
     ) -> Self {
         Self {
             cpu,
             place,
             network,
-            table: Arc::new(SocketTable::new(Vec::new(), 0)),
-            sockets,
+            table: Arc::clone(host.table()),
+            expired_ns: host.now_ns(),
+            host,
             inlets: Vec::new(),
             closed: 0,
             unswept: 0,
@@ -102,6 +106,8 @@ impl Stack {
             found: Vec::new(),
             sleepers: Vec::new(),
             expired: Vec::new(),
+            answers: Vec::new(),
+            sightings: Vec::new(),
         }
     }
 
@@ -123,14 +129,17 @@ impl Stack {
         self.relief.set_small(small);
     }
 
-    /// Uses this table from now on.
-    pub fn set_table(&mut self, table: Arc<SocketTable>) {
-        self.table = table;
+    /// Looks up sockets in the table that is current.
+    fn follow_table(&mut self) {
+        let table = self.host.table();
+        if !Arc::ptr_eq(table, &self.table) {
+            self.table = Arc::clone(table);
+        }
     }
 
     /// Drops inlets of sockets closed since the last check, a bounded number per turn.
     fn drop_closed(&mut self) {
-        let closed = self.sockets.closed();
+        let closed = self.host.sockets_closed();
         if closed != self.closed {
             (self.closed, self.unswept) = (closed, self.inlets.len());
         }
@@ -156,7 +165,7 @@ impl Stack {
     /// From here on payloads are interpreted more than once, also by the application. A packet in
     /// pieces of shared memory is therefore copied first, as the device can rewrite them at any time.
     /// Without memory for the copy it is dropped as [`NetworkDrop::Nomem`].
-    pub fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut RxContext<'_>) {
+    fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut RxContext<'_>) {
         self.drop_closed();
         for mut packet in packets.drain(..) {
             if packet.is_nonlinear() {
@@ -181,10 +190,26 @@ impl Stack {
         }
     }
 
-    /// Drops fragments that have waited too long. To be called periodically.
-    pub fn expire(&mut self, now_ns: u64, pool: &mut Pool) {
-        self.network.expire(now_ns, &mut self.expired);
-        self.expired.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
+    /// Drops fragments that have waited too long, asks for neighbours again that packets wait for,
+    /// and gives up those that waited in vain.
+    fn expire(&mut self, device: usize, around: &mut RxContext<'_>) {
+        self.network.expire(around.now_ns, &mut self.expired);
+        self.expired.drain(..).for_each(|(packet, _)| around.pool.put(packet.frame));
+        let mut given_up = Vec::new();
+        let out = (&mut *around.pool, &mut *around.answers);
+        self.host.neighbours(device).tick(around.identity, around.now_ns, out, &mut given_up);
+        given_up.drain(..).for_each(|packet| around.pool.put(packet.frame));
+    }
+
+    /// Records what a batch said of neighbours. Packets that waited for them join the answers.
+    fn learn(&mut self, device: usize, around: &mut RxContext<'_>) {
+        if around.sightings.is_empty() {
+            return;
+        }
+        let mut neighbours = self.host.neighbours(device);
+        for sighting in around.sightings.drain(..) {
+            neighbours.hear(&sighting, around.now_ns, around.answers);
+        }
     }
 
     fn dispose(&mut self, received: NetworkVerdict, around: &mut RxContext<'_>) {
@@ -204,7 +229,7 @@ impl Stack {
             }
             NetworkVerdict::Refused(packet, ErrorRefusal { ours, theirs }) => {
                 if let FoundSocket::One(socket) = self.table.find_connected(ours, theirs)
-                    && let Some(hub) = self.sockets.hub(socket)
+                    && let Some(hub) = self.host.socket(socket)
                     && hub.refuse() == Enqueue::WakeReader
                 {
                     hub.wake_reader();
@@ -238,7 +263,7 @@ impl Stack {
     /// Delivers a multicast or broadcast datagram to every matching socket: each gets a copy, the
     /// last one the datagram itself.
     fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut RxContext<'_>) {
-        let mut found = std::mem::take(&mut self.found);
+        let mut found = take(&mut self.found);
         self.table.find_all(wanted, &mut found);
         match found.split_last() {
             None => self.drop_datagram(packet, NetworkDrop::NoSocket, around.pool),
@@ -275,7 +300,7 @@ impl Stack {
     /// True if the socket's reader accepts GSO packets of several datagrams, or if the socket is
     /// closed.
     fn takes_merged(&mut self, socket: SocketId) -> bool {
-        let inlet = inlet_of(&mut self.inlets, &*self.sockets, socket, self.place);
+        let inlet = inlet_of(&mut self.inlets, &*self.host, socket, self.place);
         inlet.is_none_or(|inlet| inlet.takes_merged())
     }
 
@@ -285,8 +310,8 @@ impl Stack {
             return;
         }
         let before = Families::of(&self.run);
-        let Self { inlets, sockets, relief, run, refused, .. } = self;
-        let inlet = inlet_of(inlets, &**sockets, self.run_for, self.place);
+        let Self { inlets, host, relief, run, refused, .. } = self;
+        let inlet = inlet_of(inlets, &**host, self.run_for, self.place);
         let put = inlet.map_or(Enqueue::Closed, |inlet| {
             relief.reclaim(around.policy, inlet.account(), run, around.pool);
             inlet.put(run, refused)
@@ -318,12 +343,45 @@ impl Stack {
     pub fn network(&self) -> &NetworkLayer {
         &self.network
     }
+
+    /// Counters of this CPU's network layer.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<NetworkCounters> {
+        self.network.counters()
+    }
+}
+
+impl Handler for Stack {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        self.follow_table();
+        let device = self.host.device_of(batch.rx_queue);
+        let identity = self.host.identity(device);
+        let (mut answers, mut sightings) = (take(&mut self.answers), take(&mut self.sightings));
+        let mut around = RxContext {
+            identity: &identity,
+            now_ns: self.host.now_ns(),
+            pool: batch.pool,
+            policy: self.host.policy(),
+            answers: &mut answers,
+            sightings: &mut sightings,
+        };
+        self.turn(batch.packets, &mut around);
+        if around.now_ns.saturating_sub(self.expired_ns) >= EXPIRE_NS {
+            self.expired_ns = around.now_ns;
+            self.expire(device, &mut around);
+        }
+        self.learn(device, &mut around);
+        if !answers.is_empty() {
+            self.host.send(device, &mut answers);
+        }
+        (self.answers, self.sightings) = (answers, sightings);
+    }
 }
 
 /// A CPU's inlet to a socket, opened on first use; `None` if the socket is closed.
 fn inlet_of<'a>(
     inlets: &'a mut Vec<Option<SocketQueueProducer>>,
-    sockets: &dyn CpuSockets,
+    host: &dyn Host,
     socket: SocketId,
     place: usize,
 ) -> Option<&'a mut SocketQueueProducer> {
@@ -331,7 +389,7 @@ fn inlet_of<'a>(
     let is_there =
         |inlet: &Option<SocketQueueProducer>| inlet.as_ref().is_some_and(|of| of.id() == socket);
     if !inlets.get(index).is_some_and(is_there) {
-        let inlet = sockets.hub(socket)?.inlet(place)?;
+        let inlet = host.socket(socket)?.inlet(place)?;
         if inlets.len() <= index {
             inlets.resize_with(index + 1, || None);
         }

@@ -9,8 +9,10 @@
 //! CPU ids are arguments.
 #![forbid(unsafe_code)]
 
+pub mod host; //    the operating system's part: clock, sockets, devices
 pub mod ingress; // the third spine: from the delivery's batch to the sockets
 pub mod network; // IP as a host receives it: what is for us, and whole
 pub mod socket; //  which UDP socket, and the queue to its reader
 
+pub use host::Host;
 pub use ingress::Stack;

@@ -11,20 +11,20 @@ use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
 use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
+use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
-use forebay_rx::{CpuId, Packet};
-use forebay_stack::ingress::{CpuSockets, RxContext, Stack};
+use forebay_rx::{CpuId, Handler, Packet, RxQueue};
+use forebay_stack::Stack;
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, Prefix,
 };
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::queue::{
-    Awake, SocketQueue, SocketQueueConfig, SocketQueueConsumer, open,
-};
-use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
-use forebay_stack::socket::table::{Binding, SocketTable};
+use forebay_stack::socket::queue::{Awake, SocketQueueConfig, SocketQueueConsumer, open};
+use forebay_stack::socket::reclaim::BufferReclaimer;
+use forebay_stack::socket::table::Binding;
+use forebay_testkit::host::{FixedHost, SentPackets};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESSES: [[u8; 4]; 2] = [[10, 9, 0, 2], [10, 9, 0, 1]];
@@ -45,21 +45,7 @@ struct Host {
     heads: Pool,
     shared: PageFragCache,
     pool: Pool,
-    answers: Vec<Packet>,
-}
-
-/// A set of sockets with a single one.
-#[derive(Debug)]
-struct OneSocket(Arc<SocketQueue>);
-
-impl CpuSockets for OneSocket {
-    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
-        (self.0.id() == socket).then(|| Arc::clone(&self.0))
-    }
-
-    fn closed(&self) -> u64 {
-        0
-    }
+    sent: SentPackets,
 }
 
 fn pools(classes: [ChunkClass; 2]) -> Pool {
@@ -77,10 +63,18 @@ impl Host {
         let (hub, outlet) =
             open(SocketQueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
         let relief = BufferReclaimer::new(None, None, Arc::default());
-        let socket = Arc::new(OneSocket(hub));
-        let mut stack = Stack::new((CpuId(0), 0), network, relief, socket);
         let local = (ADDRESSES[1], PORT).into();
-        stack.set_table(Arc::new(SocketTable::new(vec![Binding::new(id, local)], 0)));
+        let prefix = Prefix { address: ADDRESSES[1].into(), bits: 24 };
+        let identity = Identity {
+            mac: Some(OURS),
+            addresses: vec![prefix],
+            groups: Vec::new(),
+            mtu: 9000,
+            is_whole_host: true,
+        };
+        let host = FixedHost::new(identity, vec![Binding::new(id, local)], vec![hub]);
+        let sent = host.sent.clone();
+        let stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
         let region = Arc::new(Region::allocate_shared(1 << 20));
         let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
         Self {
@@ -90,7 +84,7 @@ impl Host {
             heads: pools([class(HEAD_CHUNK_BYTES, 64), class(4096, 64)]),
             shared: PageFragCache::new(&region, 0, 1 << 16, 16),
             pool: pools([class(512, 0), class(4096, copies)]),
-            answers: Vec::new(),
+            sent,
         }
     }
 
@@ -126,23 +120,14 @@ impl Host {
         coalescer.end_poll(PollStatus::Last, 0, &mut merged);
         let is_in_pieces = lies != Lies::InOneFrame;
         assert!(merged.iter().all(|packet| packet.is_nonlinear() == is_in_pieces));
-        let prefix = Prefix { address: ADDRESSES[1].into(), bits: 24 };
-        let identity = Identity {
-            mac: Some(OURS),
-            addresses: vec![prefix],
-            groups: Vec::new(),
-            mtu: 9000,
-            is_whole_host: true,
-        };
-        let mut around = RxContext {
-            identity: &identity,
-            now_ns: 1,
+        let mut batch = Batch {
+            cpu: CpuId(0),
+            rx_queue: RxQueue(0),
+            packets: &mut merged,
+            notes: &[],
             pool: &mut self.pool,
-            policy: ReclaimPolicy::default(),
-            answers: &mut self.answers,
-            sightings: &mut Vec::new(),
         };
-        self.stack.turn(&mut merged, &mut around);
+        self.stack.handle(&mut batch);
         self.pool.flush();
         assert_eq!((self.shared.away_blocks()), 0, "nothing lies where it came");
     }
@@ -151,13 +136,13 @@ impl Host {
     fn seen(&mut self) -> (Vec<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
         let mut taken = Vec::new();
         self.outlet.take(64, &mut taken);
-        assert!(taken.iter().chain(&self.answers).all(|packet| !packet.is_nonlinear()));
+        let answers = self.sent.take();
+        assert!(taken.iter().chain(&answers).all(|packet| !packet.is_nonlinear()));
         let datagrams =
             |packet: &Packet| packet.segments().map(|segment| segment.payload.to_vec()).collect();
         let seen = taken.iter().map(datagrams).collect();
         taken.into_iter().for_each(|packet| self.pool.put(packet.frame));
-        let answers = self.answers.drain(..);
-        (seen, answers.map(|packet| packet.frame.data().to_vec()).collect())
+        (seen, answers.iter().map(|packet| packet.frame.data().to_vec()).collect())
     }
 }
 

@@ -9,4 +9,5 @@
 
 pub mod namespaces; // network namespaces of a test's own, and the tools run in them
 pub mod programs; //   programs that a test makes, and runs
+pub mod host; //       a host of a stack, whose clock stands
 pub mod packets; //    packets in one frame, and the same in pieces

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay::net::{Datagrams, Net, NetStack, UdpSocket};
+use forebay::net::{Datagrams, Net, Stack, UdpSocket};
 use forebay::{CpuId, CpuThread};
 
 use crate::answer::{PAYLOAD_MAX_BYTES, answer};
@@ -43,7 +43,7 @@ impl Server {
     }
 
     /// Answers what comes to one CPU, until the run ends.
-    pub(crate) fn serve(&self, cpu: &mut CpuThread<NetStack>) {
+    pub(crate) fn serve(&self, cpu: &mut CpuThread<Stack>) {
         let here = cpu.cpu();
         let Some((_, socket)) = self.sockets.iter().find(|(cpu, _)| *cpu == here) else { return };
         let (mut batch, mut room) = (Datagrams::new(), [0; PAYLOAD_MAX_BYTES as usize]);

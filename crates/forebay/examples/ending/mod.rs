@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::thread;
 
 use clap::Args;
-use forebay::net::{Addresses, NetConfig, NetStack, NetworkDrop};
+use forebay::net::{Addresses, NetConfig, NetworkDrop, Stack};
 use forebay::{Config, CpuList, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -72,7 +72,7 @@ pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
 }
 
 /// Reasons why frames did not come to a socket, and how many.
-pub(crate) fn dropped(outcome: &Outcome<NetStack>) -> BTreeMap<&'static str, u64> {
+pub(crate) fn dropped(outcome: &Outcome<Stack>) -> BTreeMap<&'static str, u64> {
     let mut dropped = BTreeMap::new();
     let mut count = |name, count: u64| *dropped.entry(name).or_default() += count;
     for queue in &outcome.queues {

@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use forebay_stack::ingress::CpuSockets;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::SocketQueue;
 
@@ -41,6 +40,16 @@ impl Directory {
         self.closed.fetch_add(1, Ordering::Release);
     }
 
+    /// Queue of a socket; `None` once the socket is closed.
+    pub(super) fn find(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
+        lock(self.place(socket)?).as_ref().filter(|hub| hub.id() == socket).cloned()
+    }
+
+    /// Number of sockets closed so far.
+    pub(super) fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// All of them.
     pub(super) fn hubs(&self) -> impl Iterator<Item = Arc<SocketQueue>> {
         let places = self.shelves.iter().filter_map(OnceLock::get).flatten();
@@ -61,16 +70,6 @@ impl Default for Directory {
     fn default() -> Self {
         let shelves = (0..SOCKETS_MAX.div_ceil(SHELF)).map(|_| OnceLock::new()).collect();
         Self { shelves, closed: AtomicU64::new(0) }
-    }
-}
-
-impl CpuSockets for Directory {
-    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
-        lock(self.place(socket)?).as_ref().filter(|hub| hub.id() == socket).cloned()
-    }
-
-    fn closed(&self) -> u64 {
-        self.closed.load(Ordering::Acquire)
     }
 }
 

@@ -44,10 +44,10 @@
 mod datagram; //   what a reader gets
 mod directory; //  all sockets by their ids
 mod endpoint; //   a socket behind its face
+mod host; //       the host of each CPU's stack
 mod identities; // who we are on a device
 mod neighbours; // the next station
 mod shared; //     what sockets and stacks share
-mod stack; //      the stack of one CPU, as a handler
 mod snmp; //       what was counted, as the kernel writes it
 mod transmit; //   the way out
 mod udp; //        sockets
@@ -65,7 +65,7 @@ use forebay_control::Control;
 use forebay_device::{Device, Via};
 use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 use forebay_rx::CpuId;
-use forebay_stack::ingress::Stack;
+pub use forebay_stack::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
 use forebay_stack::network::{NetworkConfig, NetworkLayer};
@@ -77,10 +77,10 @@ use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimCounters, SharedPol
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
+use host::CpuHost;
 pub use identities::Addresses;
 use neighbours::KernelNeighbours;
 use shared::{NetDevice, NetParts, NetState};
-pub use stack::NetStack;
 use transmit::Transmitter;
 pub use udp::{SocketCounts, UdpSocket};
 use wake::Wake;
@@ -135,7 +135,7 @@ pub struct Net(Arc<NetState>);
 
 /// An engine whose packets go to sockets.
 pub struct NetEngine {
-    engine: Engine<NetStack>,
+    engine: Engine<Stack>,
     shared: Arc<NetState>,
 }
 
@@ -188,9 +188,8 @@ impl Net {
             |(index, (((&cpu, counters), cache), relief))| {
                 let network = NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
                 let relief = BufferReclaimer::new(cache, None, relief);
-                let directory = Arc::clone(&shared.directory);
-                let stack = Stack::new((cpu, index), network, relief, directory);
-                NetStack::new(index, Arc::clone(&shared), stack)
+                let host = Box::new(CpuHost::new(index, Arc::clone(&shared)));
+                Stack::new((cpu, index), network, relief, host)
             },
         );
         let mut engine = Engine::over(&config, devices, |_| {
@@ -291,8 +290,8 @@ impl Net {
 
     /// Frames that have not come home after a run: none once the sockets are closed, or all that they
     /// held is read and given back.
-    pub fn frames_away(&self, outcome: &mut Outcome<NetStack>) -> usize {
-        let stacks = outcome.handlers.iter_mut().map(NetStack::frames_away).sum::<usize>();
+    pub fn frames_away(&self, outcome: &mut Outcome<Stack>) -> usize {
+        let stacks = outcome.handlers.iter_mut().map(Stack::frames_away).sum::<usize>();
         outcome.frames_still_away() + stacks + self.0.send_frames_away()
     }
 
@@ -396,7 +395,7 @@ impl NetEngine {
     ///
     /// # Errors
     /// As [`Engine::run`].
-    pub fn run(self) -> Result<Outcome<NetStack>> {
+    pub fn run(self) -> Result<Outcome<Stack>> {
         self.run_with(CpuThread::turn_to_the_end)
     }
 
@@ -406,13 +405,13 @@ impl NetEngine {
     /// As [`Engine::run_with`].
     pub fn run_with(
         self,
-        application: impl Fn(&mut CpuThread<NetStack>) + Send + Sync + 'static,
-    ) -> Result<Outcome<NetStack>> {
+        application: impl Fn(&mut CpuThread<Stack>) + Send + Sync + 'static,
+    ) -> Result<Outcome<Stack>> {
         let Self { engine, shared } = self;
         let outcome = engine.run_with(application);
         shared.end();
         outcome.map(|mut outcome| {
-            outcome.handlers.iter_mut().for_each(NetStack::end);
+            outcome.handlers.iter_mut().for_each(Stack::end);
             outcome.frames_away = outcome.frames_still_away();
             outcome
         })

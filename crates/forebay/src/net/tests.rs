@@ -7,23 +7,25 @@ use std::sync::Arc;
 
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_rx::CpuId;
 use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::gso::{GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr};
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
+use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::{Arrival, Packet, Shape};
 use forebay_rx::parse::{Link, Verify, parse_into};
-use forebay_stack::ingress::{CpuSockets, RxContext, Stack};
+use forebay_rx::{CpuId, Handler, RxQueue};
+use forebay_stack::Stack;
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, Prefix,
 };
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::CopyCache;
-use forebay_stack::socket::queue::{Awake, SocketQueue, SocketQueueConfig, open};
+use forebay_stack::socket::queue::{Awake, SocketQueueConfig, open};
 use forebay_stack::socket::reader::SocketReader;
-use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
-use forebay_stack::socket::table::{Binding, SocketTable};
+use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy, SharedPolicy};
+use forebay_stack::socket::table::Binding;
+use forebay_testkit::host::{FixedHost, SentPackets};
 use proptest::prelude::*;
 
 use super::datagram::Datagram;
@@ -122,7 +124,9 @@ struct Rig {
     pool: Pool,
     stack: Stack,
     counters: Arc<NetworkCounters>,
-    identity: Identity,
+    policy: Arc<SharedPolicy>,
+    /// Packets that the stack sent.
+    answers: SentPackets,
     readers: Vec<SocketReader>,
     gro: [bool; SOCKETS as usize],
     /// By the number that it begins with: the length of each datagram that was sent.
@@ -131,20 +135,6 @@ struct Rig {
     /// Datagrams that each socket should get and what it got, or was refused.
     expected: [u64; SOCKETS as usize],
     got: [u64; SOCKETS as usize],
-}
-
-/// Sockets that are never closed, each at its id's place.
-#[derive(Debug)]
-struct AllOpen(Vec<Arc<SocketQueue>>);
-
-impl CpuSockets for AllOpen {
-    fn hub(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
-        self.0.get(socket.index()).cloned()
-    }
-
-    fn closed(&self) -> u64 {
-        0
-    }
 }
 
 impl Rig {
@@ -177,8 +167,6 @@ impl Rig {
             hubs.push(hub);
             readers.push(SocketReader::new(outlet, pool.return_handle()));
         }
-        let mut stack = Stack::new((CpuId(0), 0), network, relief, Arc::new(AllOpen(hubs)));
-        stack.set_table(Arc::new(SocketTable::new(bindings, 1)));
         for (reader, gro) in readers.iter_mut().zip(gro) {
             reader.set_takes_merged(gro);
         }
@@ -189,23 +177,25 @@ impl Rig {
             mtu: 1500,
             ..Identity::default()
         };
+        let host = FixedHost::new(identity, bindings, hubs);
+        let (policy, answers) = (Arc::clone(&host.policy), host.sent.clone());
+        let stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
         let (sent, next, expected, got) = (HashMap::new(), 0, [0; 2], [0; 2]);
-        Self { pool, stack, counters, identity, readers, gro, sent, next, expected, got }
+        Self { pool, stack, counters, policy, answers, readers, gro, sent, next, expected, got }
     }
 
     fn turn(&mut self, turn: &Turn) {
         let mut packets = self.packets(turn);
-        let (mut answers, mut sightings) = (Vec::new(), Vec::new());
-        let mut around = RxContext {
-            identity: &self.identity,
-            now_ns: 1,
+        self.policy.store(turn.policy);
+        let mut batch = Batch {
+            cpu: CpuId(0),
+            rx_queue: RxQueue(0),
+            packets: &mut packets,
+            notes: &[],
             pool: &mut self.pool,
-            policy: turn.policy,
-            answers: &mut answers,
-            sightings: &mut sightings,
         };
-        self.stack.turn(&mut packets, &mut around);
-        assert!(answers.is_empty());
+        self.stack.handle(&mut batch);
+        assert!(self.answers.take().is_empty());
         for (socket, call) in (0..).zip(turn.calls) {
             if let Some(call) = call {
                 self.read(socket, call, turn.policy);

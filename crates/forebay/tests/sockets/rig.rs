@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay::net::{Addresses, Net, NetConfig, NetEngine, NetStack};
+use forebay::net::{Addresses, Net, NetConfig, NetEngine, Stack};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::{Config, CpuThread, Outcome, Stopper};
 use forebay_testkit::namespaces::ip;
@@ -45,7 +45,7 @@ pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, Net
 /// An engine at work, until it is stopped.
 pub(crate) struct Running {
     stopper: Stopper,
-    thread: JoinHandle<forebay_sys::Result<Outcome<NetStack>>>,
+    thread: JoinHandle<forebay_sys::Result<Outcome<Stack>>>,
 }
 
 impl Running {
@@ -55,14 +55,14 @@ impl Running {
 
     pub(crate) fn begin_with(
         engine: NetEngine,
-        application: impl Fn(&mut CpuThread<NetStack>) + Send + Sync + 'static,
+        application: impl Fn(&mut CpuThread<Stack>) + Send + Sync + 'static,
     ) -> Self {
         let stopper = engine.stopper();
         Self { stopper, thread: thread::spawn(move || engine.run_with(application)) }
     }
 
     /// Ends it. No frame may be missing.
-    pub(crate) fn end(self) -> Outcome<NetStack> {
+    pub(crate) fn end(self) -> Outcome<Stack> {
         self.stopper.stop();
         let outcome = self.thread.join().unwrap().unwrap();
         assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);

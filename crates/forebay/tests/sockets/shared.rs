@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::UdpSocket as KernelSocket;
 use std::time::Duration;
 
-use forebay::net::{Datagrams, Net, NetConfig, NetEngine, NetStack, UdpSocket};
+use forebay::net::{Datagrams, Net, NetConfig, NetEngine, Stack, UdpSocket};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::{Config, CpuThread};
 use forebay_rx::CpuId;
@@ -66,7 +66,7 @@ impl Hosts {
 }
 
 /// Answers with what was asked, backwards.
-fn answer_on(cpu: &mut CpuThread<NetStack>, sockets: &[(CpuId, UdpSocket)]) {
+fn answer_on(cpu: &mut CpuThread<Stack>, sockets: &[(CpuId, UdpSocket)]) {
     let (_, socket) = sockets.iter().find(|(of, _)| *of == cpu.cpu()).unwrap();
     let mut batch = Datagrams::new();
     while socket.recv_batch_on(cpu, &mut batch, 64) > 0 {
@@ -84,7 +84,7 @@ fn beside_the_kernel(via: Via) {
     let (net, engine) = hosts.over(via);
     let bind = |&cpu: &CpuId| (cpu, net.socket().reuse_port_on(cpu).bind("0.0.0.0:53").unwrap());
     let sockets: Vec<_> = hosts.near.run(|| net.cpus().iter().map(bind).collect());
-    let answer = move |cpu: &mut CpuThread<NetStack>| answer_on(cpu, &sockets);
+    let answer = move |cpu: &mut CpuThread<Stack>| answer_on(cpu, &sockets);
     let running = hosts.near.run(|| Running::begin_with(engine, answer));
     // ARP is the kernel's.
     for question in 0..200u32 {

@@ -1,0 +1,79 @@
+//! The host of one CPU's stack: Linux's clock and neighbours, the sockets of [`Net`](super::Net), the
+//! ways out.
+
+use std::fmt;
+use std::sync::{Arc, MutexGuard};
+
+use arc_swap::{ArcSwap, Cache};
+use forebay_rx::{Packet, RxQueue};
+use forebay_stack::Host;
+use forebay_stack::network::Identity;
+use forebay_stack::network::neighbours::Neighbours;
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::queue::SocketQueue;
+use forebay_stack::socket::reclaim::ReclaimPolicy;
+use forebay_stack::socket::table::SocketTable;
+use forebay_sys::clock::Clock;
+
+use super::shared::NetState;
+
+/// Host of the stack of one CPU.
+pub(super) struct CpuHost {
+    /// The CPU's place.
+    index: usize,
+    shared: Arc<NetState>,
+    table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
+    clock: Clock,
+}
+
+impl CpuHost {
+    pub(super) fn new(index: usize, shared: Arc<NetState>) -> Self {
+        let table = Cache::new(Arc::clone(&shared.table));
+        Self { index, shared, table, clock: Clock::machine() }
+    }
+}
+
+impl Host for CpuHost {
+    fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    fn table(&mut self) -> &Arc<SocketTable> {
+        self.table.load()
+    }
+
+    fn socket(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
+        self.shared.directory.find(socket)
+    }
+
+    fn sockets_closed(&self) -> u64 {
+        self.shared.directory.closed()
+    }
+
+    fn policy(&self) -> ReclaimPolicy {
+        self.shared.policy.load()
+    }
+
+    fn device_of(&self, queue: RxQueue) -> usize {
+        self.shared.device_of(queue)
+    }
+
+    fn identity(&self, device: usize) -> Arc<Identity> {
+        self.shared.devices[device].identity.load_full()
+    }
+
+    fn neighbours(&self, device: usize) -> MutexGuard<'_, Neighbours> {
+        self.shared.devices[device].learned()
+    }
+
+    fn send(&mut self, device: usize, packets: &mut Vec<Packet>) {
+        // A device that is gone ends its source.
+        let _ = self.shared.transmitter_of(self.index).send_as_is(device, packets);
+    }
+}
+
+impl fmt::Debug for CpuHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuHost({})", self.index)
+    }
+}

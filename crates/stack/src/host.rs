@@ -1,0 +1,46 @@
+//! Host: the operating system's part of a CPU's stack.
+
+use std::fmt;
+use std::sync::{Arc, MutexGuard};
+
+use forebay_rx::Packet;
+use forebay_rx::cpu::RxQueue;
+
+use crate::network::Identity;
+use crate::network::neighbours::Neighbours;
+use crate::socket::SocketId;
+use crate::socket::queue::SocketQueue;
+use crate::socket::reclaim::ReclaimPolicy;
+use crate::socket::table::SocketTable;
+
+/// The host of one CPU's [`Stack`](crate::Stack): clock, sockets, devices. Asked once per batch, not
+/// per packet. Devices are named by their index.
+pub trait Host: fmt::Debug + Send {
+    /// Current time, in ns.
+    fn now_ns(&self) -> u64;
+
+    /// Table of the sockets that are bound now.
+    fn table(&mut self) -> &Arc<SocketTable>;
+
+    /// Queue of a socket; `None` once the socket is closed. Called when a CPU has its first packet for
+    /// the socket.
+    fn socket(&self, socket: SocketId) -> Option<Arc<SocketQueue>>;
+
+    /// Number of sockets closed so far.
+    fn sockets_closed(&self) -> u64;
+
+    /// Buffer policy for slow readers.
+    fn policy(&self) -> ReclaimPolicy;
+
+    /// Device that an rx queue belongs to.
+    fn device_of(&self, queue: RxQueue) -> usize;
+
+    /// Identity of this host on a device.
+    fn identity(&self, device: usize) -> Arc<Identity>;
+
+    /// Neighbours learned on a device, shared by all CPUs.
+    fn neighbours(&self, device: usize) -> MutexGuard<'_, Neighbours>;
+
+    /// Sends packets out of a device, unchanged. Leaves none.
+    fn send(&mut self, device: usize, packets: &mut Vec<Packet>);
+}

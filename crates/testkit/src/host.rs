@@ -1,0 +1,89 @@
+//! A host of a stack for tests: one device, a clock that stands, sockets that are never closed.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use forebay_rx::{Packet, RxQueue};
+use forebay_stack::Host;
+use forebay_stack::network::Identity;
+use forebay_stack::network::neighbours::Neighbours;
+use forebay_stack::socket::SocketId;
+use forebay_stack::socket::queue::SocketQueue;
+use forebay_stack::socket::reclaim::{ReclaimPolicy, SharedPolicy};
+use forebay_stack::socket::table::{Binding, SocketTable};
+
+/// Packets that a host's stack sent.
+#[derive(Clone, Debug, Default)]
+pub struct SentPackets(Arc<Mutex<Vec<Packet>>>);
+
+impl SentPackets {
+    /// Takes them all.
+    pub fn take(&self) -> Vec<Packet> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+/// A host with one device, at time 1 ns.
+#[derive(Debug)]
+pub struct FixedHost {
+    identity: Arc<Identity>,
+    table: Arc<SocketTable>,
+    /// By [`SocketId::index`].
+    sockets: Vec<Arc<SocketQueue>>,
+    neighbours: Mutex<Neighbours>,
+    /// Buffer policy for slow readers.
+    pub policy: Arc<SharedPolicy>,
+    /// Packets that the stack sent.
+    pub sent: SentPackets,
+}
+
+impl FixedHost {
+    /// A host with these sockets, the queue of each at its id's place.
+    pub fn new(identity: Identity, bound: Vec<Binding>, sockets: Vec<Arc<SocketQueue>>) -> Self {
+        Self {
+            identity: Arc::new(identity),
+            table: Arc::new(SocketTable::new(bound, 1)),
+            sockets,
+            neighbours: Mutex::new(Neighbours::new([1; 16])),
+            policy: Arc::default(),
+            sent: SentPackets::default(),
+        }
+    }
+}
+
+impl Host for FixedHost {
+    fn now_ns(&self) -> u64 {
+        1
+    }
+
+    fn table(&mut self) -> &Arc<SocketTable> {
+        &self.table
+    }
+
+    fn socket(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
+        self.sockets.get(socket.index()).cloned()
+    }
+
+    fn sockets_closed(&self) -> u64 {
+        0
+    }
+
+    fn policy(&self) -> ReclaimPolicy {
+        self.policy.load()
+    }
+
+    fn device_of(&self, _queue: RxQueue) -> usize {
+        0
+    }
+
+    fn identity(&self, _device: usize) -> Arc<Identity> {
+        Arc::clone(&self.identity)
+    }
+
+    fn neighbours(&self, _device: usize) -> MutexGuard<'_, Neighbours> {
+        self.neighbours.lock().unwrap()
+    }
+
+    fn send(&mut self, _device: usize, packets: &mut Vec<Packet>) {
+        self.sent.0.lock().unwrap().append(packets);
+    }
+}
