@@ -1,4 +1,8 @@
-//! Devices: where frames come from.
+//! Devices: where frames come from, and where packets go.
+//!
+//! The folder of a backend has the same files as any other: `open.rs`, `source.rs` (frames in), and the
+//! way out: `sink.rs` where each CPU sends by itself, `transmit.rs` where one CPU drives the device's queue
+//! and the others hand packets to it over [`tx_queue`](TxQueueSink).
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(all(feature = "af-xdp", feature = "capture", feature = "tun", feature = "vhost-user")),
@@ -21,7 +25,6 @@ pub mod af_packet; // copies of what any interface sees
 pub mod tun; //       the kernel's stack on the other side
 #[cfg(feature = "vhost-user")]
 pub mod virtio; //    a device that another process is, over vhost-user
-pub mod sink; //      the way out of a device
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
 mod tx_queue; //      from any CPU to the one that drives a device queue, in order
 

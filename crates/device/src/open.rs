@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use forebay_rx::Source;
+use forebay_rx::sink::Sink;
 use forebay_sys::error::Result;
 use forebay_sys::interface::Interface;
 use forebay_sys::privilege;
@@ -14,7 +15,6 @@ use crate::af_xdp::{Opened, XdpDevice};
 use crate::config::{DeviceConfig, Via};
 #[cfg(feature = "af-xdp")]
 use crate::rx_filter::RxFilter;
-use crate::sink::Sink;
 use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "tun")]
 use crate::tun::{TunDevice, TunKind};

@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
 use forebay_rx::ordered_queue::{LaneConsumer, LaneProducer, Lanes, Sequencer, lane};
+use forebay_rx::sink::{SendDrop, SinkCounters};
 pub(crate) use outgoing::{Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 pub use sink::TxQueueSink;
-
-use super::sink::{SendDrop, SinkCounters};
 
 /// Packets that wait between one CPU and one queue, at most.
 pub(crate) const TX_QUEUE_PACKETS: u32 = 1024;

@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 /// One CPU's ways out, by the queue that packets came from.
 struct Bridge {
     across: [Box<dyn Sink>; 2],
-    failed: Option<forebay::Error>,
+    failed: Option<Box<dyn Error + Send + Sync>>,
 }
 
 impl Handler for Bridge {
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let dropped: u64 = bridge.across.iter().map(|way| way.counters().dropped_in_all()).sum();
         println!("CPU {}: {sent} packets sent, {dropped} dropped", cpu.cpu);
         if let Some(error) = bridge.failed {
-            return Err(error.into());
+            return Err(error);
         }
     }
     Ok(())

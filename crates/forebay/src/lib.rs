@@ -153,7 +153,6 @@ pub use forebay_control::{
 pub use forebay_device::TunDevice;
 pub use forebay_device::config::virtio::VirtioOptions;
 pub use forebay_device::rx_filter::RxFilter;
-pub use forebay_device::sink::Sink;
 pub use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 pub use forebay_device::{CopyMode, Device, DeviceConfig, Via, XdpMode, XdpOptions};
 pub use forebay_engine::knobs::Coalesce;
@@ -161,6 +160,7 @@ pub use forebay_engine::{Config, CpuOutcome, CpuThread, Engine, Outcome, Stopper
 pub use forebay_rx::delivery::Batch;
 pub use forebay_rx::hash::FlowHash;
 pub use forebay_rx::parse::{Verify, View};
+pub use forebay_rx::sink::Sink;
 pub use forebay_rx::{CpuId, DropReason, Handler, Packet, RxQueue, Source};
 pub use forebay_sys::clock::Clock;
 pub use forebay_sys::cpu_list::CpuList;

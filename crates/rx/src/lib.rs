@@ -18,6 +18,7 @@ pub mod steer; //       which CPU, and why: RPS map, flow table, held moves
 pub mod backlog; //     the rings between the polling CPU and the others
 pub mod intake; //      the first spine: from the source to the backlog
 pub mod delivery; //    the second spine: from the backlog to the handler
+pub mod sink; //        the way out: what a device sends, and what not
 
 pub mod ordered_queue; // from many CPUs to one taker, in order
 pub mod packet; //        one frame and what the stages found out about it
@@ -34,4 +35,5 @@ pub use delivery::{Delivery, Handler};
 pub use drop_reason::DropReason;
 pub use intake::Intake;
 pub use packet::Packet;
+pub use sink::Sink;
 pub use steer_reason::SteerReason;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use forebay_rx::CpuId;
 use forebay_rx::arrive::SourceError;
+use forebay_rx::sink::SinkError;
 
 use crate::errno::Errno;
 use crate::refused::Refused;
@@ -198,6 +199,12 @@ pub enum Error {
         /// Message.
         source: SourceError,
     },
+    /// A sink broke: one that is not of this crate.
+    #[error("the device that packets are sent out of failed: {source}")]
+    Sink {
+        /// Message.
+        source: SinkError,
+    },
     /// A thread panicked: a bug in the handler, or in the path. Programs built with unwinding see
     /// it; releases of the `forebay` program abort instead.
     #[error("the thread of CPU {cpu} panicked: {message}")]
@@ -267,6 +274,7 @@ impl Error {
                     .to_owned()
             }
             Self::Source { .. } => "see what the source needs".to_owned(),
+            Self::Sink { .. } => "see what the sink needs".to_owned(),
             Self::Panicked { .. } => {
                 "this is a bug: please report it with the command and the seed".to_owned()
             }
@@ -297,6 +305,7 @@ impl Error {
             | Self::Unsupported { .. }
             | Self::DefaultRoute { .. }
             | Self::Source { .. }
+            | Self::Sink { .. }
             | Self::Panicked { .. } => true,
             Self::Capture { .. }
             | Self::Setting { .. }
@@ -311,6 +320,15 @@ impl Error {
         match error.downcast::<Self>() {
             Ok(error) => *error,
             Err(source) => Self::Source { queue, source },
+        }
+    }
+
+    /// Error of a sink, if it is not one of this crate.
+    #[must_use]
+    pub fn of_sink(error: SinkError) -> Self {
+        match error.downcast::<Self>() {
+            Ok(error) => *error,
+            Err(source) => Self::Sink { source },
         }
     }
 

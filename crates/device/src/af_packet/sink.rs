@@ -2,20 +2,21 @@
 //! or the device cuts.
 
 use std::io::IoSlice;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 
 use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::describe;
 use forebay_rx::coalesce::resegment;
 use forebay_rx::parse::{Headers, Link};
+use forebay_rx::sink::{SendDrop, Sent, Sink, SinkCounters, SinkError};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
 use forebay_sys::packet::PacketSocket;
 use rustix::io::Errno;
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sendmmsg};
 
-use super::{link_of, refused};
-use crate::sink::{SendDrop, Sent, Sink, SinkCounters};
+use super::open::{link_of, refused};
 
 /// The most packets that are handed to the kernel in one call.
 const BATCH_MAX: usize = 64;
@@ -54,6 +55,8 @@ enum SendStep {
     Dropped(SendDrop),
     /// The first one is of several segments, and the kernel does not cut it.
     MustBeCut,
+    /// The interface does not exist any more.
+    Gone,
 }
 
 impl PacketSink {
@@ -96,7 +99,7 @@ impl PacketSink {
     }
 
     /// Sends the first packets, or says why the very first is not sent.
-    fn step(&mut self, packets: &mut [Packet]) -> Result<SendStep> {
+    fn step(&mut self, packets: &mut [Packet]) -> SendStep {
         let mut going = 0;
         for packet in packets.iter().take(self.batch) {
             let step = match self.refusal(packet) {
@@ -108,40 +111,41 @@ impl PacketSink {
                 }
             };
             if going == 0 {
-                return Ok(step);
+                return step;
             }
             break;
         }
         match hand_over(&self.socket, &mut packets[..going]) {
             Ok(sent) => {
                 self.batch = (self.batch * 2).min(BATCH_MAX);
-                Ok(SendStep::Sent(sent.clamp(1, going)))
+                SendStep::Sent(sent.clamp(1, going))
             }
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
                 // Each of the others is a try of its own.
                 self.batch = 1;
-                Ok(SendStep::Dropped(SendDrop::Full))
+                SendStep::Dropped(SendDrop::Full)
             }
-            Err(Errno::MSGSIZE) => Ok(SendStep::Dropped(SendDrop::TooLong)),
-            Err(Errno::NETDOWN) => Ok(SendStep::Dropped(SendDrop::Down)),
-            Err(Errno::NXIO | Errno::NODEV) => {
-                Err(Error::DeviceGone { name: self.interface.name.clone() })
-            }
+            Err(Errno::MSGSIZE) => SendStep::Dropped(SendDrop::TooLong),
+            Err(Errno::NETDOWN) => SendStep::Dropped(SendDrop::Down),
+            Err(Errno::NXIO | Errno::NODEV) => SendStep::Gone,
             Err(Errno::INVAL | Errno::OPNOTSUPP) if packets[0].gso_size() > 0 => {
-                Ok(SendStep::MustBeCut)
+                SendStep::MustBeCut
             }
-            Err(_) => Ok(SendStep::Dropped(SendDrop::Refused)),
+            Err(_) => SendStep::Dropped(SendDrop::Refused),
         }
     }
 }
 
 impl Sink for PacketSink {
-    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<()> {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
         if packets.iter().any(|packet| packet.gso_size() > 0) {
             self.update_mtu();
         }
         let counters = Arc::clone(&self.counters);
-        send_all(packets, &counters, |packets| self.step(packets))
+        match send_all(packets, &counters, |packets| self.step(packets)) {
+            Continue(()) => Ok(()),
+            Break(()) => Err(Error::DeviceGone { name: self.interface.name.clone() }.into()),
+        }
     }
 
     fn counters(&self) -> &Arc<SinkCounters> {
@@ -150,16 +154,17 @@ impl Sink for PacketSink {
 }
 
 /// Sends packets step by step, and counts what becomes of them. Those that were cut are in the vector
-/// as their segments afterwards, at its end.
+/// as their segments afterwards, at its end. Breaks off when the interface is gone.
 fn send_all(
     packets: &mut Vec<Packet>,
     counters: &SinkCounters,
-    mut step: impl FnMut(&mut [Packet]) -> Result<SendStep>,
-) -> Result<()> {
+    mut step: impl FnMut(&mut [Packet]) -> SendStep,
+) -> ControlFlow<()> {
     let mut cut = Vec::new();
+    let mut flow = Continue(());
     let mut next = 0;
-    while next < packets.len() {
-        match step(&mut packets[next..])? {
+    while next < packets.len() && flow.is_continue() {
+        match step(&mut packets[next..]) {
             SendStep::Sent(count) => {
                 let mut sent = Sent::default();
                 packets[next..next + count].iter().for_each(|packet| sent.add(packet));
@@ -173,25 +178,29 @@ fn send_all(
             SendStep::MustBeCut => {
                 let mut segments = Vec::new();
                 resegment(packets.remove(next), &mut segments);
-                send_segments(&mut segments, counters, &mut step)?;
+                flow = send_segments(&mut segments, counters, &mut step);
                 cut.append(&mut segments);
             }
+            SendStep::Gone => flow = Break(()),
         }
     }
+    counters.add_dropped(SendDrop::Down, (packets.len() - next) as u64);
     packets.append(&mut cut);
-    Ok(())
+    flow
 }
 
-/// Sends the segments of one packet. It counts as sent if all of them are.
+/// Sends the segments of one packet. It counts as sent if all of them are. Breaks off when the
+/// interface is gone.
 fn send_segments(
     segments: &mut [Packet],
     counters: &SinkCounters,
-    step: &mut impl FnMut(&mut [Packet]) -> Result<SendStep>,
-) -> Result<()> {
+    step: &mut impl FnMut(&mut [Packet]) -> SendStep,
+) -> ControlFlow<()> {
     let (mut sent, mut lost) = (Sent::default(), None);
+    let mut flow = Continue(());
     let mut next = 0;
-    while next < segments.len() {
-        let reason = match step(&mut segments[next..])? {
+    while next < segments.len() && flow.is_continue() {
+        let reason = match step(&mut segments[next..]) {
             SendStep::Sent(count) => {
                 segments[next..next + count].iter().for_each(|segment| sent.add(segment));
                 next += count;
@@ -200,6 +209,10 @@ fn send_segments(
             SendStep::Dropped(reason) => reason,
             // It came whole: then from a kernel that cuts such packets, but for this one.
             SendStep::MustBeCut => SendDrop::Refused,
+            SendStep::Gone => {
+                flow = Break(());
+                SendDrop::Down
+            }
         };
         lost.get_or_insert(reason);
         next += 1;
@@ -209,7 +222,7 @@ fn send_segments(
     if let Some(reason) = lost {
         counters.add_dropped(reason, 1);
     }
-    Ok(())
+    flow
 }
 
 /// True if a packet lies in more places than the kernel gathers a send from. Only a merged one can.
@@ -293,12 +306,12 @@ mod tests {
         let counters = SinkCounters::default();
         let mut wire = Vec::new();
         // A kernel that takes two packets at a time, but none with several segments.
-        send_all(&mut packets, &counters, |packets| {
+        let flow = send_all(&mut packets, &counters, |packets| {
             let going = packets.iter().take(2).take_while(|packet| packet.gso_size() == 0).count();
             wire.extend(marks(&packets[..going]));
-            Ok(if going == 0 { SendStep::MustBeCut } else { SendStep::Sent(going) })
-        })
-        .unwrap();
+            if going == 0 { SendStep::MustBeCut } else { SendStep::Sent(going) }
+        });
+        assert_eq!(flow, Continue(()));
         assert_eq!(wire, [1, 2, 3, 4, 5, 6]);
         assert_eq!((counters.packets(), counters.frames()), (4, 6));
         assert_eq!(counters.dropped_in_all(), 0);
@@ -311,16 +324,35 @@ mod tests {
         let mut packets = merged(datagrams(2, &[1, 2, 3, 4], &mut pool));
         packets.append(&mut datagrams(1, &[5], &mut pool));
         let counters = SinkCounters::default();
-        send_all(&mut packets, &counters, |packets| {
-            Ok(match packets[0].gso_size() {
-                0 if [2, 3].contains(&marks(packets)[0]) => SendStep::Dropped(SendDrop::Full),
-                0 => SendStep::Sent(1),
-                _ => SendStep::MustBeCut,
-            })
-        })
-        .unwrap();
+        let flow = send_all(&mut packets, &counters, |packets| match packets[0].gso_size() {
+            0 if [2, 3].contains(&marks(packets)[0]) => SendStep::Dropped(SendDrop::Full),
+            0 => SendStep::Sent(1),
+            _ => SendStep::MustBeCut,
+        });
+        assert_eq!(flow, Continue(()));
         assert_eq!((counters.packets(), counters.frames()), (1, 3));
         assert_eq!(counters.dropped(SendDrop::Full), 1);
         assert_eq!(counters.dropped_in_all(), 1);
+    }
+
+    #[test]
+    fn promise_2_interface_gone_counts_the_rest() {
+        for gone_at in 1..=6 {
+            let mut pool = pool();
+            let mut packets = datagrams(1, &[1], &mut pool);
+            packets.append(&mut merged(datagrams(2, &[2, 3, 4], &mut pool)));
+            packets.append(&mut datagrams(1, &[5, 6], &mut pool));
+            let counters = SinkCounters::default();
+            let flow = send_all(&mut packets, &counters, |packets| match packets[0].gso_size() {
+                0 if marks(packets)[0] == gone_at => SendStep::Gone,
+                0 => SendStep::Sent(1),
+                _ => SendStep::MustBeCut,
+            });
+            assert_eq!(flow, Break(()));
+            assert_eq!(counters.packets() + counters.dropped(SendDrop::Down), 4, "{gone_at}");
+            assert_eq!(counters.frames(), u64::from(gone_at) - 1);
+            let frames: u32 = packets.iter().map(Packet::wire_count).sum();
+            assert_eq!(frames, 6, "all come back");
+        }
     }
 }

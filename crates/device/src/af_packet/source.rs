@@ -16,8 +16,9 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
 use forebay_sys::packet::{PacketSocket, RxRing};
 
+use super::PacketOptions;
 use super::block::{BlockCursor, InvalidBlock, RingFrame, TAG_BYTES};
-use super::{PacketOptions, attach_filter, refused};
+use super::open::{attach_filter, refused};
 use crate::{KernelCounts, rx_filter};
 
 /// The largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.

@@ -145,7 +145,7 @@ impl XdpSource {
         Self {
             index: interface.index,
             queue,
-            largest_bytes: super::largest_frame_bytes(interface.mtu),
+            largest_bytes: super::open::largest_frame_bytes(interface.mtu),
             may_be_partial: interface
                 .driver
                 .as_deref()

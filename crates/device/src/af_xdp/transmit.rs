@@ -5,9 +5,9 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
 use forebay_rx::nonlinear::PieceReader;
+use forebay_rx::sink::{SendDrop, Sent};
 use forebay_sys::xdp::{Continued, InvalidXdpRing, Kicked, Socket};
 
-use crate::sink::{SendDrop, Sent};
 use crate::tx_queue::{
     LaneId, Outgoing, OutgoingSegment, OutgoingShape, TxQueueConsumer, longest_frame_bytes,
 };

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use forebay_rx::coalesce::resegment;
+use forebay_rx::sink::{SendDrop, Sent, SinkCounters};
 use forebay_rx::{CpuId, Packet};
 use forebay_sys::error::{Error, Result};
 
 use super::writer::{CaptureWriter, WriteOutcome};
-use crate::sink::{SendDrop, Sent, SinkCounters};
 
 /// The first thing that went wrong with any of several captures, for whoever watches over them.
 pub type FirstFailure = Arc<OnceLock<String>>;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use forebay_rx::Packet;
 use forebay_rx::parse::Link;
+use forebay_rx::sink::Sent;
 use forebay_sys::error::Error;
 
 use crate::MAX_RECORD_BYTES;
-use crate::sink::Sent;
 
 /// The link types of what is written (tcpdump.org/linktypes.html).
 const ETHERNET: u32 = 1;

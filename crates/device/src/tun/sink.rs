@@ -7,12 +7,12 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::{GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
 use forebay_rx::coalesce::resegment;
 use forebay_rx::parse::{Link, Network};
+use forebay_rx::sink::{SendDrop, Sent, Sink, SinkCounters, SinkError};
 use forebay_sys::error::{Error, Result};
 use rustix::io::{self, Errno};
 
 use super::TunKind;
 use super::open::OpenTun;
-use crate::sink::{SendDrop, Sent, Sink, SinkCounters};
 
 /// Pieces that are gathered into one write. A packet in more of them is copied together: the
 /// kernel reads a list of them as slowly as so many bytes.
@@ -174,7 +174,7 @@ impl TunSink {
 }
 
 impl Sink for TunSink {
-    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<()> {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
         let mut sending = std::mem::take(&mut self.sending);
         std::mem::swap(&mut sending, packets);
         let mut is_gone = false;
@@ -196,7 +196,7 @@ impl Sink for TunSink {
         }
         self.sending = sending;
         if is_gone {
-            Err(Error::DeviceGone { name: self.device.name().to_owned() })
+            Err(Error::DeviceGone { name: self.device.name().to_owned() }.into())
         } else {
             Ok(())
         }

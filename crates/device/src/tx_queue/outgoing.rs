@@ -6,9 +6,9 @@ use forebay_buf::Pool;
 use forebay_rx::Packet;
 use forebay_rx::coalesce::cut;
 use forebay_rx::parse::Link;
+use forebay_rx::sink::{SendDrop, Sent};
 
 use super::{LaneId, TxQueueConsumer};
-use crate::sink::{SendDrop, Sent};
 
 /// Ethernet's header, and what a VLAN tag adds to it.
 const ETHERNET_BYTES: u32 = 14;

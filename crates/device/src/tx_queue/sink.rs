@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use forebay_rx::Packet;
+use forebay_rx::sink::{SendDrop, Sink, SinkCounters, SinkError};
 use forebay_sys::error::Error;
 
 use super::{TxQueue, TxQueueProducer};
-use crate::sink::{SendDrop, Sink, SinkCounters};
 
 /// One CPU's end of a device whose queues are driven by the CPUs that poll them.
 ///
@@ -49,7 +49,7 @@ impl TxQueueSink {
 }
 
 impl Sink for TxQueueSink {
-    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), Error> {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
         if packets.is_empty() {
             return Ok(());
         }
@@ -70,7 +70,7 @@ impl Sink for TxQueueSink {
                 self.sorted[queue] = sorted;
             }
         }
-        if is_gone { Err(Error::DeviceGone { name: self.name.clone() }) } else { Ok(()) }
+        if is_gone { Err(Error::DeviceGone { name: self.name.clone() }.into()) } else { Ok(()) }
     }
 
     fn counters(&self) -> &Arc<SinkCounters> {

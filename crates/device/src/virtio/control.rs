@@ -218,7 +218,7 @@ mod tests {
     use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 
     use super::*;
-    use crate::virtio::VirtioOptions;
+    use crate::config::virtio::VirtioOptions;
     use crate::virtio::features::OfferedFeatures;
     use crate::virtio::memory::MemoryPlan;
 

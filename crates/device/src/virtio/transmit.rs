@@ -15,6 +15,7 @@ use forebay_rx::Packet;
 use forebay_rx::coalesce::gso::{
     GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, describe, gso_type,
 };
+use forebay_rx::sink::{SendDrop, Sent};
 use forebay_sys::virtio::{Direction, RingDescriptor, Virtqueue};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO,
@@ -27,7 +28,6 @@ use super::header::HASH_HEADER_BYTES;
 use super::memory::RingPlace;
 use super::port::{Port, PortSession};
 use super::receive::layout;
-use crate::sink::{SendDrop, Sent};
 use crate::tx_queue::{
     LaneId, Outgoing, OutgoingSegment, OutgoingShape, TxQueueConsumer, longest_frame_bytes,
 };

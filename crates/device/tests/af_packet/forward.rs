@@ -8,12 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_device::af_packet::PacketSink;
-use forebay_device::sink::{SendDrop, Sink};
 use forebay_rx::Packet;
 use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::hash::Hasher;
 use forebay_rx::parse::Link;
+use forebay_rx::sink::{SendDrop, Sink};
 use forebay_sys::Error;
 use forebay_sys::interface::Interface;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
@@ -246,6 +246,7 @@ fn deleted() {
         sink.send(packets).unwrap();
         command("ip link del pkn");
         let error = sink.send(packets).unwrap_err();
-        assert!(matches!(&error, Error::DeviceGone { name } if name == "pkn"), "{error}");
+        let error = error.downcast_ref::<Error>();
+        assert!(matches!(error, Some(Error::DeviceGone { name }) if name == "pkn"), "{error:?}");
     });
 }

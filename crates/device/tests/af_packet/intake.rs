@@ -114,8 +114,9 @@ fn high_rate() {
     link.here.run(|| {
         let mut taker = Taker::open("pka");
         let before = dropped_before();
-        // More than the ring holds, while nobody looks; then more while somebody does.
-        let mut sent = link.send(150_000, 18, Duration::ZERO);
+        // More than the ring's 32 MiB hold, at 128 bytes or more a frame, while nobody looks; then more
+        // while somebody does.
+        let mut sent = link.send(300_000, 18, Duration::ZERO);
         let mut taken = 0;
         thread::scope(|scope| {
             let flood = scope.spawn(|| link.send(150_000, 18, Duration::ZERO));

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use forebay_buf::Pool;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
-use forebay_device::sink::Sink;
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_rx::arrive::{Attachment, Burst, Numbering, PollRequest, Polled, SourceError};
+use forebay_rx::sink::Sink;
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::interface::Interface;
 use forebay_testkit::namespaces::ip;

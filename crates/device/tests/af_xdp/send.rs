@@ -5,10 +5,10 @@ use std::net::UdpSocket;
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_device::af_xdp::{Opened, XdpDevice};
-use forebay_device::sink::{SendDrop, Sink};
 use forebay_rx::arrive::{Attachment, Burst, Numbering, PollRequest, Polled, Waker};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
+use forebay_rx::sink::{SendDrop, Sink};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_testkit::namespaces::ip;
 

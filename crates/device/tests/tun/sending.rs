@@ -11,7 +11,6 @@ use std::time::Duration;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
-use forebay_device::sink::{SendDrop, Sink, SinkCounters};
 use forebay_device::tun::{TunDevice, TunKind};
 use forebay_rx::Packet;
 use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
@@ -19,6 +18,7 @@ use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::Hasher;
 use forebay_rx::parse::{Verify, parse_packet};
+use forebay_rx::sink::{SendDrop, Sink, SinkCounters};
 use forebay_testkit::namespaces::{command, enter_new, ip};
 
 use crate::Test;

@@ -7,12 +7,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_device::config::virtio::{Role, VirtioOptions};
-use forebay_device::sink::Sink;
 use forebay_device::{Device, DeviceConfig, Facts, KernelCounts, Via};
 use forebay_engine::{Config, Engine, Outcome, Stopper};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::parse::Checksum;
+use forebay_rx::sink::Sink;
 use forebay_rx::{DropReason, Handler};
 
 use crate::backend::{Backend, Closed, DEADLINE};

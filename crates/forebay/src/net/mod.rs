@@ -422,7 +422,7 @@ impl NetEngine {
 fn ways_out(
     devices: &[Device],
     faces: &[NetDevice],
-) -> Result<Vec<(Box<dyn forebay_device::sink::Sink>, KernelNeighbours)>> {
+) -> Result<Vec<(Box<dyn forebay_rx::sink::Sink>, KernelNeighbours)>> {
     devices
         .iter()
         .zip(faces)

@@ -4,15 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
 
 use forebay_buf::Pool;
-use forebay_device::sink::Sink;
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
+use forebay_rx::sink::{Sink, SinkError};
 use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{
     DEFAULT_TTL, HEADERS_BYTES_MAX, HeaderError, LinkAddresses, UdpHeaders, emit_udp,
 };
 use forebay_sys::clock::Clock;
-use forebay_sys::error::Result;
 use rustix::io::Errno;
 
 use super::neighbours::{Hop, KernelNeighbours};
@@ -79,7 +78,11 @@ impl Transmitter {
     }
 
     /// Sends packets as they are, all of them.
-    pub(super) fn send_as_is(&mut self, device: usize, packets: &mut Vec<Packet>) -> Result<()> {
+    pub(super) fn send_as_is(
+        &mut self,
+        device: usize,
+        packets: &mut Vec<Packet>,
+    ) -> Result<(), SinkError> {
         self.ways[device].gathered.append(packets);
         self.flush(device)
     }
@@ -209,7 +212,7 @@ impl Transmitter {
     ///
     /// # Errors
     /// When the device is gone.
-    pub(super) fn flush(&mut self, device: usize) -> Result<()> {
+    pub(super) fn flush(&mut self, device: usize) -> Result<(), SinkError> {
         self.now_ns = self.clock.now_ns();
         let Self { pool, ways, .. } = self;
         let way = &mut ways[device];
@@ -223,7 +226,7 @@ impl Transmitter {
     ///
     /// # Errors
     /// When one of them is gone.
-    pub(super) fn flush_all(&mut self) -> Result<()> {
+    pub(super) fn flush_all(&mut self) -> Result<(), SinkError> {
         (0..self.ways.len()).map(|device| self.flush(device)).fold(Ok(()), Result::and)
     }
 

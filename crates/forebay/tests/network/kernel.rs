@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, UdpSocket};
 
 use forebay_buf::Pool;
-use forebay_device::sink::Sink;
 use forebay_device::tun::{TunDevice, TunKind, TunSink};
+use forebay_rx::sink::Sink;
 use forebay_testkit::namespaces::{command, ip};
 
 use crate::frames::{MAC, OWN_V4, OWN_V6, PORTS};

@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header};
 use forebay_buf::Pool;
-use forebay_device::sink::Sink;
 use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_rx::parse::{Verify, parse_into};
+use forebay_rx::sink::Sink;
 use forebay_stack::network::reassembly::{
     Fragments, FragmentsConfig, GivenUp, Reassembly, ReassemblyLimits,
 };

@@ -80,7 +80,7 @@ impl Handler for RunHandler {
                 if let Err(error) = sink.send(batch.packets) {
                     // The others need not find out one after another.
                     way.way = DestinationWay::Gone;
-                    self.failed.push(error);
+                    self.failed.push(Error::of_sink(error));
                     self.alarm.ring();
                 }
             }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_device::sink::{SendDrop, SinkCounters};
 use forebay_device::{Device, Facts, KernelCounts, Via};
 use forebay_engine::Outcome;
 use forebay_rx::counters::IntakeCounters;
+use forebay_rx::sink::{SendDrop, SinkCounters};
 use forebay_sys::error::Error;
 use forebay_sys::interface::{Interface, InterfaceCounters};
 use serde::Serialize;

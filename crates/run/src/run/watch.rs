@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use forebay_control::Control;
 use forebay_device::pcap::FirstFailure;
-use forebay_device::sink::SinkCounters;
 use forebay_rx::CpuId;
 use forebay_rx::counters::{CoalesceCounters, Counter, IntakeCounters};
+use forebay_rx::sink::SinkCounters;
 
 use crate::report::dropped;
 

@@ -2,6 +2,7 @@
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_rx::sink::Sink;
 use forebay_sys::Signaller;
 use forebay_sys::virtio::SharedMemory;
 use forebay_sys::virtio::reference::ReferenceDevice;
@@ -13,9 +14,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
-use crate::sink::Sink;
+use crate::config::virtio::VirtioOptions;
 use crate::tx_queue::{TxQueue, TxQueueSink};
-use crate::virtio::VirtioOptions;
 use crate::virtio::buffers::{Buffers, Sizing};
 use crate::virtio::features::{Features, OfferedFeatures};
 use crate::virtio::memory::MemoryPlan;

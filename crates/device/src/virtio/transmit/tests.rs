@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use forebay_rx::coalesce::cut;
 use forebay_rx::coalesce::gso::{GSO_NONE, VirtioNetHdr};
 use forebay_rx::parse::Link;
+use forebay_rx::sink::Sink;
 use forebay_sys::virtio::reference::ReferenceDevice;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -19,7 +20,6 @@ use virtio_bindings::virtio_net::{
 use self::rig::Rig;
 use self::wire::{FLOWS, Flow, cut_by_header, frame, segments};
 use super::*;
-use crate::sink::Sink;
 
 /// All that a device can offer for what is sent to it.
 const ALL: [u32; 5] = [

@@ -10,6 +10,7 @@ use forebay_rx::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_rx::sink::{Sink, SinkCounters};
 use forebay_sys::virtio::SharedMemory;
 use forebay_sys::virtio::reference::{Got, ReferenceDevice};
 use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
@@ -17,9 +18,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_HASH_REPORT;
 
 use super::super::*;
 use super::wire::{CWR, TCP_FLAGS, add, len, says_cwr};
-use crate::sink::{Sink, SinkCounters};
+use crate::config::virtio::VirtioOptions;
 use crate::tx_queue::{TxQueue, TxQueueSink};
-use crate::virtio::VirtioOptions;
 use crate::virtio::features::OfferedFeatures;
 use crate::virtio::memory::MemoryPlan;
 

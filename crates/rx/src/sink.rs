@@ -1,10 +1,10 @@
-//! The way out of a device: what sends packets, and what it counts.
+//! Sink: the way out of a device, and the counters of what it sends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_rx::{Packet, reasons};
-use forebay_sys::error::Error;
+use crate::packet::Packet;
+use crate::reasons;
 
 /// One CPU's end of a way out: a device's queue, or a socket.
 pub trait Sink: Send {
@@ -16,11 +16,14 @@ pub trait Sink: Send {
     ///
     /// # Errors
     /// When the device is gone for good.
-    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), Error>;
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError>;
 
     /// Counters of packets sent so far, and of those that were not.
     fn counters(&self) -> &Arc<SinkCounters>;
 }
+
+/// Reason why a sink cannot be used any more.
+pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Counters of one sink. Written by the CPU that sends and, where packets go over a ring, by the one
 /// that drives the device's queue; read by anyone.
@@ -67,14 +70,14 @@ impl SinkCounters {
     }
 
     /// Counts what a call has sent. Only a sink, or what it sends through, calls this.
-    pub(crate) fn add_sent(&self, sent: Sent) {
+    pub fn add_sent(&self, sent: Sent) {
         add(&self.packets, sent.packets);
         add(&self.frames, sent.frames);
         add(&self.bytes, sent.bytes);
     }
 
     /// Counts packets that were dropped. Only a sink, or what it sends through, calls this.
-    pub(crate) fn add_dropped(&self, reason: SendDrop, packets: u64) {
+    pub fn add_dropped(&self, reason: SendDrop, packets: u64) {
         add(&self.dropped[reason.index()], packets);
     }
 }
@@ -88,18 +91,18 @@ fn add(counter: &AtomicU64, count: u64) {
 
 /// Packets sent that are not counted yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Sent {
+pub struct Sent {
     /// Packets, merged ones counted once.
-    pub(crate) packets: u64,
+    pub packets: u64,
     /// Segments.
-    pub(crate) frames: u64,
+    pub frames: u64,
     /// Bytes, headers once.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
 }
 
 impl Sent {
     /// Both together.
-    pub(crate) fn plus(self, other: Self) -> Self {
+    pub fn plus(self, other: Self) -> Self {
         Self {
             packets: self.packets + other.packets,
             frames: self.frames + other.frames,
@@ -108,7 +111,7 @@ impl Sent {
     }
 
     /// Counts a packet that went out.
-    pub(crate) fn add(&mut self, packet: &Packet) {
+    pub fn add(&mut self, packet: &Packet) {
         self.packets += 1;
         self.frames += u64::from(packet.wire_count());
         self.bytes += packet.fragments().map(|bytes| bytes.len() as u64).sum::<u64>();
