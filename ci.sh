@@ -17,8 +17,8 @@ usage: ./ci.sh VERB...
   pr     what needs neither root nor peers: lint, loom, 5 s of each fuzz target, tests
   fmt    is everything formatted?
   lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; no crate
-         uses one above it; doc comments open well; each feature builds by itself; all build for
-         aarch64, and for 32 bits they say that they cannot
+         uses one above it; doc comments open well, tests have names of six words at most; each
+         feature builds by itself; all build for aarch64, and for 32 bits they say that they cannot
   msrv   the oldest Rust that Cargo.toml promises builds all
   deny   licences and sources of dependencies (cargo-deny), by hand
   test   documentation, unit and integration tests
@@ -55,6 +55,7 @@ lint() {
     promises_current
     layers
     openings
+    test_names
     has cargo clippy --version || { skip lint "clippy is not installed"; return; }
     cargo clippy --workspace --all-targets --locked -- -D warnings
     # Written for whoever works here: links to private items are meant, and followed. The program
@@ -111,6 +112,22 @@ openings() {
             !inside && $0 ~ word { print FILENAME ":" FNR ": " $0 }
             { inside = $0 ~ /^ *\/\/[\/!] [^ ]/ }' | grep .; then
         echo "open with what the thing is, or with what the function does" >&2
+        return 1
+    fi
+}
+
+# Names of tests: an id of what is promised, if there is one, and at most six words.
+test_names() {
+    if git ls-files 'crates/*.rs' | xargs awk '
+        function check(name) {
+            sub(/^((promises?|rps|rfs|vio|lro|udp|net|feat|init|stat|cfg|vq|rfc)_[cr]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
+            if (split(name, words, "_") > 6) print FILENAME ":" FNR ": " name
+        }
+        /#\[test\]/ { is_test = 1 }
+        is_test && match($0, /fn [a-z0-9_]+/) { check(substr($0, RSTART + 3, RLENGTH - 3)); is_test = 0 }
+        FILENAME ~ /\/tests\// && match($0, /"[a-z][a-z0-9]*(_[a-z0-9]+)+"/) { check(substr($0, RSTART + 1, RLENGTH - 2)) }
+        ' | grep .; then
+        echo "name the subject, in at most six words" >&2
         return 1
     fi
 }

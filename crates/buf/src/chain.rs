@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_come_in_the_order_in_which_they_were_appended() {
+    fn followers_keep_append_order() {
         let [mut pool, _] = pools();
         for followers in [0, 1, 4, 5, 6, 10, 11, 44] {
             let mut head = chain(&mut pool, followers);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_4_a_chain_goes_home_whole_however_it_ends() {
+    fn promise_4_chain_returns_whole() {
         let [mut pool, mut other] = pools();
         let head = chain(&mut pool, 11);
         pool.put(head);

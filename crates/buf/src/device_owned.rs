@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_frame_comes_back_by_any_address_in_its_chunk_and_once() {
+    fn posted_frame_returns_exactly_once() {
         let [mut pool, mut other] = pools();
         let mut lent = DeviceOwned::new(&pool, 2048);
         let mut offsets = Vec::new();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_lent_is_not_given_back() {
+    fn unposted_is_not_returned() {
         let [mut pool, _other] = pools();
         let mut lent = DeviceOwned::new(&pool, 2048);
         for offset in [0, 2048, 1 << 20, u64::MAX] {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_4_frames_that_a_device_keeps_go_home_with_the_table() {
+    fn promise_4_device_owned_frames_return_with_table() {
         let [mut pool, _other] = pools();
         let mut lent = DeviceOwned::new(&pool, 2048);
         for _ in 0..3 {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_placed_where_the_device_put_the_packet_and_nowhere_else() {
+    fn frame_range_is_exact() {
         let [mut pool, _other] = pools();
         let mut lent = DeviceOwned::new(&pool, 2048);
         let mut frame = pool.allocate(100).unwrap();

@@ -386,13 +386,13 @@ mod tests {
     }
 
     #[test]
-    fn a_region_too_small_is_refused_with_both_sizes() {
+    fn small_region_error_has_both_sizes() {
         let refused = carve(Region::allocate(4096), &[vec![SMALL]]).unwrap_err();
         assert_eq!(refused, RegionTooSmall { need_bytes: 40 * 512, have_bytes: 4096 });
     }
 
     #[test]
-    fn the_smallest_chunks_that_fit_are_taken_first_then_larger_ones() {
+    fn smallest_fitting_chunks_come_first() {
         let [mut pool, _] = pair();
         let frames: Vec<_> = std::iter::from_fn(|| pool.allocate(256)).collect();
         let sizes: Vec<_> = frames.iter().map(Frame::truesize).collect();
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_no_region_can_have_are_refused() {
+    fn impossible_shares_are_refused() {
         let most = ChunkClass { chunk_bytes: u32::MAX - 63, chunks: u32::MAX };
         let shares = [vec![most; 3], vec![ChunkClass { chunk_bytes: 4096, chunks: 1 }]];
         assert_eq!(region_bytes(&shares), usize::MAX);
@@ -414,13 +414,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "too many shares")]
-    fn more_classes_than_there_are_ids_are_refused() {
+    fn excess_classes_are_refused() {
         let none = ChunkClass { chunk_bytes: 512, chunks: 0 };
         let _ = carve(Region::allocate(512), &[vec![none; 1 << 16]]);
     }
 
     #[test]
-    fn udp_r6_a_full_lot_goes_home_at_once_and_a_part_at_the_end_of_the_turn() {
+    fn udp_r6_full_batch_returns_at_once() {
         let [mut owner, mut other] = pair();
         let frames: Vec<_> = (0..40).map(|mark| filled(&mut owner, mark).unwrap()).collect();
         for frame in frames {
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_r5_a_thread_without_frames_of_its_own_sends_home_those_of_all_owners() {
+    fn udp_r5_thread_without_pool_returns_frames() {
         let mut pools = pools(&[vec![SMALL, LARGE], vec![], vec![LARGE, SMALL]]);
         let mut way_home = pools[1].return_handle();
         assert!(way_home.allocate(1).is_none());
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_another_region_finds_its_own_way() {
+    fn foreign_frame_returns_by_itself() {
         let [mut here, _] = pair();
         let [mut there, _] = pair();
         here.put(filled(&mut there, 1).unwrap());
@@ -610,7 +610,7 @@ mod loom_tests {
 
     /// Two threads bring frames home while the owner takes them in.
     #[test]
-    fn frames_come_home_while_the_owner_collects() {
+    fn frames_return_while_owner_collects() {
         loom::model(|| {
             let [mut owner, mut other] = pair(2);
             let (first, second) = (owner.allocate(1).unwrap(), owner.allocate(1).unwrap());
@@ -629,7 +629,7 @@ mod loom_tests {
     /// The owner goes away while frames are on their way: whoever is last frees the region, once
     /// (loom reports an `Arc` that leaks or is dropped twice).
     #[test]
-    fn the_last_frame_frees_the_home_of_an_owner_that_is_gone() {
+    fn last_frame_frees_dead_pool() {
         loom::model(|| {
             let [mut owner, mut other] = pair(2);
             let (first, second) = (owner.allocate(1).unwrap(), owner.allocate(1).unwrap());

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rfs_6_a_position_is_pending_only_between_head_and_tail_also_at_the_wrap() {
+    fn rfs_6_position_pending_between_head_and_tail() {
         for base in [0, 1, 0x7fff_fff0, 0x8000_0000, 0xffff_fff0, u32::MAX] {
             let head = Position(base);
             let tail = head.plus(10);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_2_a_buffer_is_free_again_as_soon_as_it_is_put_or_dropped() {
+    fn udp_2_buffer_free_once_put_or_dropped() {
         let (mut carousel, mut pool) = (carousel(2), pool());
         let (first, second) =
             (filled(&mut carousel, 1).unwrap(), filled(&mut carousel, 2).unwrap());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_no_multiple_is_used_as_far_as_whole_buffers_go() {
+    fn odd_region_uses_whole_buffers() {
         let carousel = RecycleRing::new(Region::allocate(5 * 1024 + 1023), 1024, 0);
         assert_eq!(carousel.buffers(), 5);
         let mut none = RecycleRing::new(Region::allocate(511), 512, 0);
@@ -246,7 +246,7 @@ mod tests {
         /// Whatever is held, however long: what is held keeps its bytes, no buffer has two holders,
         /// and one that is free is found within a round of looks.
         #[test]
-        fn udp_4_a_buffer_is_used_again_only_when_nobody_holds_it(
+        fn udp_4_buffer_reused_only_when_free(
             buffers in 1usize..12,
             look in 1usize..5,
             steps in proptest::collection::vec((any::<bool>(), any::<usize>()), 0..60),
@@ -279,7 +279,7 @@ mod tests {
 
     /// Two readers free what one owner fills, on their threads; bytes never change under them.
     #[test]
-    fn udp_2_cpu_move_buffers_freed_on_other_threads_come_back_once() {
+    fn udp_2_cpu_move_remote_buffers_return_once() {
         let rounds: u32 = if cfg!(miri) { 60 } else { 50_000 };
         let mut carousel = carousel(8);
         let (senders, readers): (Vec<_>, Vec<_>) = (0..2)
@@ -329,7 +329,7 @@ mod loom_tests {
 
     /// The owner fills a buffer again only after what its reader did with it.
     #[test]
-    fn a_buffer_that_is_filled_again_is_the_owners_alone() {
+    fn refilled_buffer_is_the_owners() {
         loom::model(|| {
             let mut carousel = carousel(1);
             let bytes = Arc::new(UnsafeCell::new(0));
@@ -352,7 +352,7 @@ mod loom_tests {
 
     /// The owner ends while readers free its buffers: whoever is last frees the region, once.
     #[test]
-    fn the_last_reader_frees_the_home_of_a_carousel_that_is_gone() {
+    fn last_reader_frees_dead_ring() {
         loom::model(|| {
             let mut carousel = carousel(2);
             let (first, second) = (carousel.take(1).unwrap(), carousel.take(1).unwrap());

@@ -456,7 +456,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 512 }))]
         #[test]
-        fn ring_behaves_as_a_plain_queue_from_any_start_value(
+        fn ring_equals_queue_from_any_start(
             log in 0u32..6,
             start in prop_oneof![any::<u32>(), Just(0u32.wrapping_sub(3)), Just((1u32 << 31) - 3)],
             operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 20 } else { 60 }),
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn rfs_5_head_moves_when_packets_are_released_not_when_they_are_taken() {
+    fn rfs_5_head_moves_at_release() {
         let (mut producer, mut consumer) = ring(4, Position(u32::MAX));
         let position = producer.push('a').unwrap();
         producer.publish();
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_pass_every_value_in_order() {
+    fn two_threads_pass_values_in_order() {
         let total: u32 = if cfg!(miri) { 200 } else { 200_000 };
         let (mut producer, mut consumer) = ring(64, Position(u32::MAX - 100));
         let sender = std::thread::spawn(move || {
@@ -533,7 +533,7 @@ mod loom_tests {
     /// One slot and three values, two slots and four: every slot is used again, so a slot read
     /// after it was given back, or written before, is found.
     #[test]
-    fn slots_pass_between_the_ends_without_a_race() {
+    fn slots_pass_without_a_race() {
         for (capacity, total) in [(1, 3), (2, 4)] {
             let mut model = loom::model::Builder::new();
             // A thread that spins is preempted at every turn: three preemptions besides those
@@ -568,7 +568,7 @@ mod loom_tests {
     /// A ring of one slot that grows to two with a value in it, or none, or one in the consumer's
     /// hands: every value comes once, in order, and the head says nothing too early.
     #[test]
-    fn a_ring_that_grows_stays_one_ring_for_both_ends() {
+    fn grown_ring_stays_one_ring() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
@@ -610,7 +610,7 @@ mod loom_tests {
     /// Work: what a consumer wrote while it processed a packet is visible to a producer that sees the
     /// head pass it: this is what the drain rule rests on (RFS-6).
     #[test]
-    fn a_head_that_passed_a_packet_shows_the_work_done_on_it() {
+    fn passed_head_shows_finished_work() {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(2, Position(0));
             let work = loom::sync::Arc::new(loom::cell::UnsafeCell::new(0));

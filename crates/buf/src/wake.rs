@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_sleeps_is_woken_once_by_what_it_sleeps_on() {
+    fn sleeper_is_woken_once() {
         let state = SleepState::default();
         assert!(!state.is_asleep());
         assert_eq!(state.wake(), None);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_have_suffixes_and_are_never_zero() {
+    fn rates_have_suffixes_not_zero() {
         let rate = |text: &str| text.parse::<RateArg>().map(|rate| rate.0);
         assert_eq!(rate("max"), Ok(Rate::Max));
         assert_eq!(rate("capture"), Ok(Rate::Capture));

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_has_a_change_on_each_line_and_says_which_is_wrong() {
+    fn script_errors_name_their_line() {
         let script = changes("# flips\n\n500:pause=1 # for a while\n 900:resume=1\n").unwrap();
         let frames: Vec<_> = script.iter().map(|scripted| scripted.frame).collect();
         assert_eq!(frames, [500, 900]);

@@ -180,7 +180,7 @@ mod tests {
     use crate::args::{Cli, Command};
 
     #[test]
-    fn a_broken_law_comes_with_the_command_that_breaks_it_again() {
+    fn broken_law_prints_its_command() {
         let line = "forebay sim elephant --seeds 9 --cpus 5 --packets 700 --json";
         let Command::Sim(args) = Cli::parse_from(line.split(' ')).command else {
             panic!("{line} is a simulation");

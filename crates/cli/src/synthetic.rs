@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn made_up_traffic_is_described_part_by_part() {
+    fn synthetic_traffic_parses_by_part() {
         let spec: SyntheticSpec = "flows=7,frames=50,size=18..1400,run=3,ipv6".parse().unwrap();
         let SyntheticPlan { flows, frames, payload_bytes, run, ipv6, .. } = spec.0;
         assert_eq!((flows, frames, payload_bytes, run), (7, 50, (18, 1400), (3, 3)));

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_the_client_that_is_silent_longest_makes_room() {
+    fn promise_3_longest_silent_client_makes_room() {
         let seats = Arc::new(ClientSlots::default());
         let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats)).collect();
         clients[0].1.as_ref().unwrap().heard();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_who_watches_keeps_the_place_and_there_is_always_one_for_others() {
+    fn promise_3_watchers_leave_place_for_others() {
         let seats = Arc::new(ClientSlots::default());
         let clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats).1.unwrap()).collect();
         let watching: Vec<_> = clients.iter().filter_map(ClientSlot::watch).collect();

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_and_numbers_are_taken_as_they_stand_and_all_queues_come_before_one() {
+    fn strings_numbers_and_queue_order() {
         let text = "[knobs.rx-1]\nrps_cpus = \"2\"\n[knobs]\nmtu = 9_000\nrps_flow_cnt = 0x401\n\
                     \"proc/sys/net/core/dev_weight\" = 5\nrps_cpus = \"0-1\"\n\
                     [knobs.eth0.rx-1]\nrps_cpus = \"3\"\n[knobs.\"eth1.7\"]\nmtu = 70\n";
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_config_is_refused_with_its_line() {
+    fn non_config_error_has_line() {
         for (text, problem) in [
             ("[knobs]\nmtu = \n", "f.toml:2: "),
             ("\n[knob]\nmtu = 1\n", "f.toml:2: there is only the table [knobs], not knob"),

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_flow_is_and_will_be_is_told_in_words() {
+    fn flow_location_in_words() {
         let wanted = FlowState { wish: (CpuId(1), SteerReason::Rfs), ..settled() };
         let behind = FlowState { ahead: 37, ..wanted.clone() };
         for (state, words) in [
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_told_with_its_hashes_and_who_shares_it() {
+    fn slot_explanation_has_hashes_and_sharers() {
         let range = "186 of 4096, for the hashes 0ba00000 to 0bafffff; ";
         let watched = FlowState { watched_since_ns: Some(0), sharers: vec![FLOW], ..settled() };
         let crowd = (1..16).map(FlowHash).chain([FLOW]).collect();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_are_told_with_their_name_and_reason() {
+    fn drops_have_name_and_reason() {
         let drops = Drops {
             flow: FLOW,
             reason: DropReason::BacklogFull,

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_read_in_all_the_forms_that_people_have_it_in() {
+    fn flow_names_in_common_notations() {
         const V4: &str = "10.0.0.1:5000 > 10.0.0.2:53";
         const V6: &str = "[2001:db8::1]:5000 > [2001:db8::2]:53";
         for (text, name) in [
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_flow_is_refused_with_a_reason() {
+    fn nameless_flow_is_refused() {
         for (text, why) in [
             ("", "it has 0 addresses"),
             ("0", "0 is no flow's hash"),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_4_a_name_has_the_hash_that_its_packets_have() {
+    fn rps_4_name_hash_equals_packet_hash() {
         let hasher = Hasher::toeplitz(&STANDARD_KEY).unwrap();
         let hash = |text: &str| text.parse::<FlowName>().unwrap().hash(&hasher).0;
         // Microsoft's verification suite.
@@ -289,7 +289,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_that_is_printed_is_read_back(name in name()) {
+        fn name_round_trips(name in name()) {
             prop_assert_eq!(name.to_string().parse::<FlowName>().unwrap(), name);
         }
 

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_names_tell_devices_queues_and_cpus_apart() {
+    fn short_names_identify_devices_queues_cpus() {
         let one = Names::of(&["sys/class/net/eth0/mtu", "sys/class/net/eth0/queues/rx-0/rps_cpus"]);
         let two = Names::of(&["sys/class/net/eth0/mtu", "forebay/cpus", "sys/class/net/eth1/mtu"]);
         for (path, alone, among_others) in [
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_device_are_called_by_its_name() {
+    fn device_files_carry_its_name() {
         let is_called = |path, name| OfDevice::of(path).unwrap().is_called(name);
         let mask = "sys/class/net/eth1/queues/rx-3/rps_cpus";
         for (path, name, expected) in [

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_comes_before_a_user_and_a_user_before_the_system() {
+    fn runtime_directory_order_service_user_system() {
         let of = |service: Option<&str>, user: Option<&str>, is_root| {
             let paths = of_environment(service.map(OsStr::new), user.map(OsStr::new), is_root);
             paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_called_after_its_devices() {
+    fn run_is_named_after_devices() {
         assert_eq!(name_of(["eth1"]), "eth1");
         assert_eq!(name_of(["eth1", "/run/a b.sock"]), "eth1+a_b.sock");
         assert_eq!(name_of([]), "run");
@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_run_has_a_name_that_a_file_can_have(parts in prop::collection::vec("\\PC{0,90}", 0..5)) {
+        fn run_names_are_file_names(parts in prop::collection::vec("\\PC{0,90}", 0..5)) {
             prop_assert!(check_name(&name_of(parts.iter().map(String::as_str))).is_ok());
         }
     }

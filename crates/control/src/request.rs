@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_with_what_there_is() {
+    fn non_request_error_lists_requests() {
         for (line, why) in [
             ("", WORDS),
             ("GET rps_cpus", WORDS),
@@ -226,7 +226,7 @@ mod tests {
     proptest! {
         /// Lines are written to the file as they stand, blank for blank.
         #[test]
-        fn rps_8_a_value_is_written_as_it_was_given(value in "[ \t0-9a-fx,=+-]{0,12}|[^\r\n]{0,12}") {
+        fn rps_8_value_is_stored_verbatim(value in "[ \t0-9a-fx,=+-]{0,12}|[^\r\n]{0,12}") {
             prop_assert_eq!(Request::parse(&format!("set mtu={value}\n")), Ok(set("mtu", &value)));
         }
 

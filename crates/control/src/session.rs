@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_5_lines_are_told_from_noise_and_half_a_line_is_none() {
+    fn promise_5_partial_lines_are_noise() {
         let line = |text: &str| HeardLine::Line(text.to_owned());
         assert_eq!(heard(b""), [HeardLine::Gone]);
         assert_eq!(heard(b"get a\n\r\nset b 1"), [line("get a"), line("\r"), HeardLine::Gone]);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_a_line_is_no_longer_than_it_may_be() {
+    fn promise_3_line_length_is_bounded() {
         let of_len = |len_bytes: usize| [vec![b'x'; len_bytes - 1], vec![b'\n']].concat();
         let longest = "x".repeat(LINE_BYTES_MAX - 1);
         assert_eq!(heard(&of_len(LINE_BYTES_MAX)), [HeardLine::Line(longest), HeardLine::Gone]);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_softnet_stat_has_fifteen_columns_of_eight_digits() {
+    fn softnet_stat_line_has_fifteen_columns() {
         let stats = CpuStats {
             processed: 0x1_0000_00ff,
             dropped: 2,

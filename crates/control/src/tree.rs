@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn only_queues_of_a_virtio_device_have_a_size_of_receive_buffers() {
+    fn only_virtio_has_buffer_size() {
         let virtio = DeviceQueues {
             rx_buffers: vec![Arc::default(), Arc::default()],
             ..DeviceQueues::new("switch", 2)
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_name_stands_for_all_files_of_that_name() {
+    fn short_name_covers_all_matches() {
         let named = |name| tree().named(name).map(|paths| paths.len());
         assert_eq!(named("rps_cpus"), Ok(2));
         assert_eq!(named("rx-1/rps_cpus"), Ok(1));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn each_device_has_its_queues_counted_from_0_and_names_stand_for_all_that_end_so() {
+    fn device_queues_count_from_zero() {
         let tree = tree_of(&[("eth0", 2), ("eth1.7", 1), ("v", 3)]);
         let queue = |path: &str| match tree.file(path) {
             Ok(File::Knob(Knob::RpsCpus, queue)) => Ok(queue.0),

@@ -52,7 +52,7 @@ fn set(control: &Control, name: &str, text: &str) -> Result<String, Errno> {
 }
 
 #[test]
-fn promise_8_the_size_of_receive_buffers_is_read_as_it_is_now_and_cannot_be_written() {
+fn promise_8_buffer_size_is_live_and_readonly() {
     let buffers = [Arc::<RxBuffers>::default(), Arc::default()];
     let virtio = DeviceQueues { rx_buffers: buffers.to_vec(), ..DeviceQueues::new("switch", 2) };
     let (_engine, control) = engine(&Config { devices: vec![virtio], ..config() });
@@ -72,7 +72,7 @@ fn promise_8_the_size_of_receive_buffers_is_read_as_it_is_now_and_cannot_be_writ
 }
 
 #[test]
-fn every_file_is_read_and_takes_back_what_it_said() {
+fn files_accept_their_own_text() {
     let (_engine, control) = engine(&config());
     let mut directories = vec![String::new()];
     let mut files = 0;
@@ -104,7 +104,7 @@ fn every_file_is_read_and_takes_back_what_it_said() {
 }
 
 #[test]
-fn rps_8_and_rfs_10_knobs_read_back_what_is_in_force() {
+fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     let (_engine, control) = engine(&config());
     let set = |name, text| set(&control, name, text);
     let mask = control.read("sys/class/net/replay/queues/rx-0/rps_cpus").unwrap();
@@ -128,7 +128,7 @@ fn rps_8_and_rfs_10_knobs_read_back_what_is_in_force() {
 }
 
 #[test]
-fn writes_say_what_is_ignored_and_what_is_in_force_instead() {
+fn writes_report_ignored_and_effective() {
     let (_engine, control) = engine(&config());
     let core = |name: &str| format!("proc/sys/net/core/{name}");
     let in_effect = |name, text| control.write(&core(name), text).unwrap().in_effect;
@@ -149,7 +149,7 @@ fn writes_say_what_is_ignored_and_what_is_in_force_instead() {
 }
 
 #[test]
-fn softnet_stat_adds_up_and_tells_of_turns_that_were_too_short() {
+fn softnet_stat_counts_time_squeeze() {
     let mut config = config();
     config.limits.netdev_budget = 20;
     let (engine, control) = engine(&config);

@@ -48,7 +48,7 @@ fn masks(settings: &Settings) -> Vec<String> {
 }
 
 #[test]
-fn rps_7_each_device_has_a_directory_and_what_is_written_there_is_its_own() {
+fn rps_7_devices_have_own_directories() {
     let control = control();
     let names = |path| {
         let entries = control.entries(path).unwrap();
@@ -71,7 +71,7 @@ fn rps_7_each_device_has_a_directory_and_what_is_written_there_is_its_own() {
 }
 
 #[test]
-fn a_knob_that_devices_share_says_so() {
+fn shared_knob_says_so() {
     let control = control();
     control.set("coalesce", "gro").unwrap();
     let written = control.write("sys/class/net/v.1/mtu", "9000").unwrap();
@@ -82,7 +82,7 @@ fn a_knob_that_devices_share_says_so() {
 }
 
 #[test]
-fn a_flow_is_explained_with_the_device_of_each_queue() {
+fn explanation_names_device_of_queue() {
     let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap();
     let outcome = engine.run_stepped(1, VirtualCosts::default());
     let names: Vec<_> = outcome.explained[0].iter().map(|told| told.name.as_str()).collect();
@@ -111,7 +111,7 @@ fn the_control_socket_tells_devices_apart() {
 }
 
 #[test]
-fn what_is_saved_of_several_devices_makes_the_next_run_the_same() {
+fn saved_devices_start_next_run() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("knobs.toml");
     let saved = control();
@@ -141,7 +141,7 @@ fn what_is_saved_of_several_devices_makes_the_next_run_the_same() {
 }
 
 #[test]
-fn devices_have_as_many_queues_as_there_are_sources() {
+fn queues_equal_sources() {
     let refused = |devices, sources| engine(devices, sources).err().unwrap().to_string();
     let said = refused(&[("eth0", 2), ("v.1", 1)], 2);
     assert!(said.contains("they have 3 queues, and there are 2 sources"), "{said}");

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_is_read_as_it_is_written() {
+    fn way_round_trips() {
         for via in Via::ALL {
             assert_eq!(via.name().parse(), Ok(via));
         }

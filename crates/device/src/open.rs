@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_called_by_its_name_and_by_how_it_was_opened() {
+    fn device_label_has_name_and_driver() {
         let socket = Device::of_sources("/run/a.sock", Via::VhostUser, Vec::new());
         for (name, expected) in [
             ("/run/a.sock", true),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_no_interface_even_if_one_is_called_so() {
+    fn socket_path_is_no_interface() {
         assert!(Device::of_sources("lo", Via::AfPacket, Vec::new()).interface().is_some());
         assert!(Device::of_sources("lo", Via::VhostUser, Vec::new()).interface().is_none());
     }

@@ -64,14 +64,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_spaces_frames_evenly_from_the_first_poll_on() {
+    fn rate_spaces_frames_evenly() {
         let mut pace = Pace::new(Rate::PerSecond(4));
         let due: Vec<_> = (0..4).map(|number| pace.due_ns(1000, number, 0)).collect();
         assert_eq!(due, [1000, 250_001_000, 500_001_000, 750_001_000]);
     }
 
     #[test]
-    fn the_captures_times_are_kept_within_a_pass_and_joined_between_passes() {
+    fn capture_times_kept_joined_between_passes() {
         let mut pace = Pace::new(Rate::Capture);
         let mut due = Vec::new();
         for (number, timestamp) in [500, 510, 505, 530].into_iter().enumerate() {

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamped_frames_are_right_down_to_the_checksums() {
+    fn stamped_frames_have_right_checksums() {
         for (ipv6, network) in [(false, Checksum::Good), (true, Checksum::Unknown)] {
             for payload_bytes in [0, 16, 17, 18, 500, 1472] {
                 let frame = stamped_udp(70_001, 5, payload_bytes, ipv6);

@@ -207,7 +207,7 @@ mod tests {
         /// Whatever CPUs hand in, in whatever lots, and whenever the queue is looked at: packets
         /// leave in the order in which they were handed in, and what found no room is left.
         #[test]
-        fn promise_1_packets_leave_in_the_order_in_which_cpus_handed_them_in(
+        fn promise_1_packets_leave_in_handover_order(
             start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
             capacity in prop_oneof![Just(4u32), Just(64)],
             steps in proptest::collection::vec((0usize..3, 0u32..9, 0usize..9), 1..80),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_1_a_flow_that_moves_between_cpus_leaves_in_order() {
+    fn promise_1_moving_flow_leaves_in_order() {
         const PACKETS: u32 = 4000;
         let mut memory = pool(4096);
         let (egress, mut departures) = TxQueue::new();

@@ -33,14 +33,14 @@ fn main() {
     let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
     let trials = vec![
         trial("a_program_goes_with_its_owner", goes_when_dropped),
-        trial("a_program_goes_with_its_process_even_if_that_is_killed", goes_when_killed),
-        trial("a_driver_without_native_mode_gets_the_generic_one", generic),
+        trial("xdp_program_dies_with_process", goes_when_killed),
+        trial("xdp_falls_back_to_generic", generic),
         trial("another_program_stays_unless_told_otherwise", foreign),
-        trial("a_program_that_a_link_holds_stays", held),
-        trial("a_program_may_ask_for_the_hash_where_the_driver_has_it", hash),
-        trial("an_interface_that_goes_takes_its_program_along", interface_gone),
-        trial("sockets_go_in_and_out_for_queues_that_there_are", sockets),
-        trial("a_program_that_is_refused_is_refused_with_the_verifiers_words", refused),
+        trial("linked_program_stays", held),
+        trial("program_reads_driver_hash", hash),
+        trial("deleted_interface_takes_program_along", interface_gone),
+        trial("sockets_fit_existing_queues", sockets),
+        trial("verifier_refusal_shows_its_log", refused),
     ];
     libtest_mimic::run(&arguments, trials).exit();
 }

@@ -171,17 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_never_left_asleep_with_work() {
+    fn sleeper_is_woken_for_work() {
         never_left_asleep(SleepOn::Bell);
     }
 
     #[test]
-    fn a_sleeper_on_descriptors_is_never_left_asleep_with_work() {
+    fn descriptor_sleeper_is_woken_for_work() {
         never_left_asleep(SleepOn::Descriptors);
     }
 
     #[test]
-    fn a_descriptor_that_is_readable_ends_a_sleep() {
+    fn readable_descriptor_ends_sleep() {
         let (bell, other) = (Bell::default(), Event::new().unwrap());
         other.signal();
         bell.lie_down(SleepOn::Descriptors);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_counted_within_their_device_and_named_with_it_where_there_are_several() {
+    fn queues_counted_and_named_by_device() {
         let two = devices(&[("eth0", 2), ("eth1", 1)], 3).unwrap();
         let names: Vec<_> = (0..4).map(|queue| two.name_of(RxQueue(queue))).collect();
         assert_eq!(names, ["eth0/rx-0", "eth0/rx-1", "eth1/rx-0", "rx-3"]);
@@ -173,8 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_no_interface_has_a_name_that_an_interface_can_have_and_no_other_device_has()
-    {
+    fn non_interface_names_valid_and_unique() {
         let device = |name: &str, via| Device::of_sources(name, via, Vec::new());
         let paths = [
             "/run/a/vhost.sock",

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn short_pauses_are_spun_through_and_long_ones_are_not() {
+    fn short_pauses_spin_long_ones_sleep() {
         let mut idle = Idle::new(SPIN_MAX_NS);
         assert!(spins_at(&mut idle, SPIN_MAX_NS - 1));
         pauses(&mut idle, 10, SPIN_MAX_NS * 2);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_others_want_is_not_kept_from_them() {
+    fn contended_cpu_is_yielded() {
         let mut idle = Idle::new(SPIN_MAX_NS);
         let start_ns = 1 << 30;
         idle.look(start_ns, || 1000);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_may_be_told_not_to_spin() {
+    fn engine_may_not_spin() {
         assert!(Idle::new(0).should_sleep(5, false));
     }
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_7_napi_defer_hard_irqs_counts_empty_polls_since_there_was_work() {
+    fn rps_7_napi_defer_counts_empty_polls() {
         let mut deferral = Deferral::default();
         let coalesce = deferring(3, 20_000);
         for _ in 0..2 {

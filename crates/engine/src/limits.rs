@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_ends_with_its_packets_or_its_time() {
+    fn turn_ends_by_packets_or_time() {
         let limits = Limits { netdev_budget: 100, netdev_budget_usecs: 5, ..Limits::default() };
         let mut budget = limits.budget(1_000);
         assert_eq!(budget.grant(64, 1_000), 64);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_asked_for_something_moves_and_a_burst_has_an_end() {
+    fn advised_moves_end_bursts() {
         let least = Limits { dev_weight: 0, dev_weight_rx_bias: 0, ..Limits::default() };
         assert_eq!((least.burst(), least.packets()), (1, 1));
         let most = Limits { dev_weight: 1 << 30, dev_weight_rx_bias: 1 << 30, ..least };

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reader_sees_every_entry_in_order() {
+    fn readers_see_entries_in_order() {
         const ENTRIES: u32 = 20_000;
         let mut writer = Writer::default();
         let readers: Vec<_> = (0..3)
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_kept_for_the_last_reader_and_no_longer() {
+    fn entries_live_until_last_reader() {
         let mut writer = Writer::default();
         let (mut early, late) = (writer.cursor(), writer.cursor());
         for entry in 0..100_000 {

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_as_large_as_the_frames_and_the_small_ones_are_aligned() {
+    fn chunks_fit_frames_small_ones_aligned() {
         assert_eq!(classes(1514), [(2048, 4328)]);
         assert_eq!(classes(1792), [(2048, 4328)]);
         assert_eq!(classes(1793), [(4096, 4328)]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_of_a_class_of_their_own_and_leave_others_aligned() {
+    fn heads_have_own_aligned_class() {
         for (head_frames, largest_bytes) in [(1, 1514), (63, 9018), (256, 65_549), (1000, 3000)] {
             let needs = FrameNeeds { head_frames, largest_bytes, ..FrameNeeds::default() };
             let small_bytes = small_chunk_bytes(&[needs]);
@@ -177,7 +177,7 @@ mod tests {
     /// AF_XDP's rules (`xdp_umem_reg`): the memory begins and ends with a page, a chunk is a power of
     /// two from 2048 bytes to a page, and begins at a multiple of itself.
     #[test]
-    fn af_xdp_takes_the_layout_whatever_a_page_is() {
+    fn af_xdp_accepts_layout_any_page() {
         for (largest_bytes, head_frames) in
             [(1514, 0), (1514, 63), (3000, 64), (9018, 1), (65_549, 256)]
         {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_have_room_for_copies_where_packets_come_in_pieces_and_go_to_sockets() {
+    fn copy_room_for_nonlinear_to_sockets() {
         let of = |head_frames| FrameNeeds { head_frames, ..FrameNeeds::default() };
         assert!(copy_classes(2048, 8192, &[of(0)]).is_empty());
         assert!(copy_classes(2048, 0, &[of(1)]).is_empty());

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_table_is_freed_after_its_last_reader_gave_it_up() {
+    fn shared_table_outlives_its_readers() {
         let reclaimer = Reclaimer::default();
         reclaimer.start();
         let table = Arc::new(SockFlowTable::new(8, 2));

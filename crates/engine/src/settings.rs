@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_of_one_queue_leaves_the_others_and_a_change_of_all_does_not() {
+    fn queue_change_leaves_other_queues() {
         let cpus = CpuList::new([0, 1].map(CpuId));
         let config = Config::new(cpus, Arc::new(Hasher::keyed(&[0; 16], false)));
         let mut settings = Settings::of(&config, 2);

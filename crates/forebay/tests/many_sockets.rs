@@ -33,8 +33,8 @@ fn main() {
     // One after the other: they look at how large the process is.
     let arguments = Arguments { test_threads: Some(1), ..arguments };
     let trials = [
-        ("promise_4_sockets_that_were_closed_leave_nothing_on_idle_cpus", closed as fn()),
-        ("promise_3_as_many_sockets_as_there_may_be_are_small_and_found", all),
+        ("promise_4_closed_sockets_leave_idle_cpus", closed as fn()),
+        ("promise_3_maximum_sockets_small_and_found", all),
     ];
     let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     libtest_mimic::run(&arguments, trials.into()).exit();

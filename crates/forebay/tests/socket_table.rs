@@ -52,7 +52,7 @@ fn main() {
         set_up();
         a_datagram_comes_to_the_socket_that_the_table_names();
     };
-    let name = "promise_8_a_datagram_is_for_the_socket_that_the_kernel_gives_it_to";
+    let name = "promise_8_socket_choice_is_the_kernels";
     libtest_mimic::run(&arguments, vec![trial(name, missing.as_ref(), inside)]).exit();
 }
 

@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn promise_1_a_packet_after_a_later_one_of_its_flow_is_counted() {
+    fn promise_1_late_packet_is_counted() {
         let flows = delivered(&[(9, 0, 0), (9, 2, 0), (7, 1, 1), (9, 1, 1), (9, 3, 1)]);
         assert_eq!((flows.reordered, flows.flows, flows.largest), (1, 2, 4));
         assert_eq!(flows.per_cpu, [0, 2]);
     }
 
     #[test]
-    fn packets_without_a_hash_are_checked_as_one_flow_of_their_queue() {
+    fn unhashed_packets_form_one_flow() {
         let flows = delivered(&[(0, 0, 0), (0, 5, 0), (0, 4, 0)]);
         assert_eq!((flows.reordered, flows.flows, flows.unchecked), (1, 0, 0));
     }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_beyond_the_tables_size_are_counted_as_unchecked() {
+    fn excess_flows_counted_as_unchecked() {
         let hashes = 1..u32::try_from(CHECKED_FLOWS_MAX * 2).unwrap();
         let packets: Vec<_> = hashes.map(|hash| (hash, u64::from(hash), 0)).collect();
         let flows = delivered(&packets);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_ours_are_told_from_others() {
+    fn own_names_differ_from_others() {
         for name in ["cpu0.pcap", "d/cpu17.pcap", "cpu4095-ip.pcap"] {
             assert!(is_written(Path::new(name)), "{name}");
         }

@@ -105,7 +105,7 @@ mod any_run {
         }
 
         #[test]
-        fn promise_1_and_2_hold_when_cpus_pause_and_packets_are_dropped(
+        fn promise_1_and_2_hold_under_pauses_and_drops(
             mut plan in any_plan(true),
         ) {
             drop_when_full(&mut plan);
@@ -119,7 +119,7 @@ mod any_run {
 }
 
 #[test]
-fn promise_1_flows_move_with_every_mask_and_stay_in_order() {
+fn promise_1_flows_follow_masks_in_order() {
     let mut held = 0;
     for flows in FLOWS {
         for cpus in 2..=4 {
@@ -152,7 +152,7 @@ fn with_ease(changes: &[&str]) -> ReplayReport {
 }
 
 #[test]
-fn promise_2_and_3_a_paused_cpu_keeps_a_backlog_and_the_rest_is_dropped() {
+fn promise_2_and_3_paused_cpu_keeps_backlog_only() {
     assert_eq!(with_ease(&[]).path.dropped_in_all(), 0);
     let report = with_ease(&["1000:pause=1", "5000:resume=1"]);
     assert_eq!(report.path.dropped["backlog_full"], report.path.dropped_in_all());
@@ -165,7 +165,7 @@ fn promise_2_and_3_a_paused_cpu_keeps_a_backlog_and_the_rest_is_dropped() {
 }
 
 #[test]
-fn promise_2_a_pause_that_uses_up_the_packet_memory_drops_by_name() {
+fn promise_2_exhausted_memory_drops_by_name() {
     let large = SyntheticPlan { payload_bytes: (17_000, 17_000), ..traffic(6000, 64) };
     let mut plan = stepped(2, large, 1);
     plan.engine.script = script(&["0:pause=0", "0:pause=1", "5500:resume=0", "5500:resume=1"]);
@@ -180,7 +180,7 @@ fn promise_2_pauses_end_with_the_source() {
 }
 
 #[test]
-fn rps_9_cpus_that_the_engine_has_not_are_left_out() {
+fn rps_9_foreign_cpus_are_left_out() {
     for mask in ["0", "ff0", "80000000,00000000"] {
         let mut plan = stepped(2, traffic(1000, 64), 3);
         plan.engine.script = script(&[&format!("0:rps_cpus={mask}")]);
@@ -244,7 +244,7 @@ mod live {
     }
 
     #[test]
-    fn promise_4_a_stop_delivers_what_was_taken_in() {
+    fn promise_4_stop_delivers_what_was_received() {
         let cpus = two_cpus();
         let endless = traffic(u64::MAX, 64);
         let mut plan = plan(cpus, Input::Synthetic(endless), Mode::Live);
@@ -265,7 +265,7 @@ mod live {
     }
 
     #[test]
-    fn a_panic_in_a_handler_ends_the_run_with_its_words() {
+    fn handler_panic_ends_run_with_message() {
         let cpus = two_cpus();
         let sources = vec![made_up(traffic(100_000, 64))];
         let config = config(&cpus);
@@ -327,7 +327,7 @@ mod drops {
     }
 
     #[test]
-    fn promise_2_what_a_full_backlog_drops_has_its_name() {
+    fn promise_2_full_backlog_drops_by_name() {
         for flows in FLOWS {
             let report = overload(flows, &["0:netdev_max_backlog=100"]);
             assert_eq!(reasons(&report), ["backlog_full"], "{flows} flows");
@@ -338,7 +338,7 @@ mod drops {
     }
 
     #[test]
-    fn promise_2_what_a_flow_limit_drops_has_its_name() {
+    fn promise_2_flow_limit_drops_by_name() {
         let report = overload(1, &["0:flow_limit_cpu_bitmap=1"]);
         assert_eq!(reasons(&report), ["flow_limit"], "one flow never fills the backlog");
         let report = overload(512, &["0:flow_limit_cpu_bitmap=1"]);
@@ -346,7 +346,7 @@ mod drops {
     }
 
     #[test]
-    fn promise_2_and_3_what_a_full_hold_drops_has_its_name() {
+    fn promise_2_and_3_full_hold_drops_by_name() {
         let mut plan = stepped(2, traffic(20_000, 64), 5);
         plan.work_ns = 2000;
         plan.engine.hold_max = 8;
@@ -368,7 +368,7 @@ mod drops {
     }
 
     #[test]
-    fn promise_4_frames_that_a_handler_keeps_are_missed_and_then_lacked() {
+    fn promise_4_kept_frames_are_missed() {
         let traffic = traffic(50_000, 64);
         let clock = Clock::virtual_at_zero();
         let config = Config { when_full: WhenFull::Drop, ..config(&[CpuId(0), CpuId(1)]) };
@@ -424,7 +424,7 @@ impl Handler for Idler {
 }
 
 #[test]
-fn what_came_before_a_source_broke_is_delivered() {
+fn data_before_source_failure_delivered() {
     let broken = Box::new(Broken(SyntheticSource::new(traffic(700, 64), None)));
     let sources: Vec<Box<dyn Source>> = vec![broken, made_up(traffic(300, 7))];
     let config = config(&[CpuId(0), CpuId(1)]);
@@ -451,7 +451,7 @@ impl Source for Deaf {
 }
 
 #[test]
-fn promise_3_a_run_ends_though_a_source_goes_on() {
+fn promise_3_run_ends_despite_busy_source() {
     let rate = Rate::PerSecond(1_000);
     let endless = SyntheticPlan { frames: u64::MAX, rate, ..SyntheticPlan::default() };
     let deaf = Box::new(Deaf(SyntheticSource::new(endless, None)));
@@ -471,7 +471,7 @@ fn an_engine_needs_a_cpu() {
 }
 
 #[test]
-fn a_source_that_waits_gets_through_the_smallest_of_backlogs() {
+fn waiting_source_passes_smallest_backlog() {
     for packets in [0, 1, 10, 62, 63] {
         let mut plan = stepped(2, traffic(1000, 64), 3);
         plan.engine.netdev_max_backlog = packets;

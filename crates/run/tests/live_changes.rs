@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn promise_1_and_2_hold_when_threads_die_and_cpus_pause_as_well(
+    fn promise_1_and_2_hold_under_dying_threads(
         changes in scripted(prop_oneof![
             3 => lossless_change(),
             1 => (0..3u16).prop_map(|cpu| format!("kill={cpu}")),
@@ -110,7 +110,7 @@ fn changed(changes: &[&str]) -> ReplayReport {
 }
 
 #[test]
-fn promise_1_a_thread_that_dies_costs_what_it_had_in_hand_and_no_more() {
+fn promise_1_dying_thread_costs_its_batch() {
     let directory = replays::directory("killed");
     let mut plan = stepped(2, traffic(10_000, 64), 5);
     plan.work_ns = 300;
@@ -130,7 +130,7 @@ fn promise_1_a_thread_that_dies_costs_what_it_had_in_hand_and_no_more() {
 }
 
 #[test]
-fn rps_9_a_cpu_that_is_taken_out_drains_and_comes_back() {
+fn rps_9_removed_cpu_drains_and_returns() {
     let out = changed(&["0:cpus=0"]);
     assert_eq!((out.path.delivered, out.path.per_cpu[1].packets), (10_000, 0));
     let back = changed(&["0:online=1:0", "5000:online=1:1"]);
@@ -220,7 +220,7 @@ mod one_engine {
     }
 
     #[test]
-    fn promise_1_handlers_that_panic_lose_a_batch_and_the_run_goes_on() {
+    fn promise_1_panicking_handler_loses_one_batch() {
         let Rig { engine, ledger, .. } = rig(60_000, 64, 1, Clock::machine(), Some(100));
         let outcome = engine.run().unwrap();
         assert_kept(&outcome, &ledger, 60_000);
@@ -277,7 +277,7 @@ mod one_engine {
     }
 
     #[test]
-    fn rfs_1_a_flow_goes_where_its_application_is_said_to_run() {
+    fn rfs_1_flow_goes_to_declared_cpu() {
         let Rig { engine, ledger, cpus, .. } = rig(4000, 1, 1, Clock::virtual_at_zero(), None);
         let control = Control::of(&engine);
         let flows = engine.flows();
@@ -310,7 +310,7 @@ mod one_engine {
     }
 
     #[test]
-    fn a_flow_is_explained_at_the_end_of_a_run() {
+    fn flow_is_explained_at_end() {
         let hash = hash_of_first_packet();
         let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
         let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
@@ -332,7 +332,7 @@ mod one_engine {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_and_nothing_changes() {
+    fn impossible_change_changes_nothing() {
         let Rig { engine, cpus, .. } = rig(10, 1, 1, Clock::virtual_at_zero(), None);
         let control: Control = Control::of(&engine);
         let before = control.settings();
@@ -354,7 +354,7 @@ mod one_engine {
     }
 
     #[test]
-    fn explaining_an_engine_that_has_ended_takes_no_longer_than_it_may() {
+    fn explaining_ended_engine_is_bounded() {
         let Rig { engine, .. } = rig(10, 1, 1, Clock::virtual_at_zero(), None);
         let control = Control::of(&engine);
         drop(engine.run_stepped(1, VirtualCosts::default()));

@@ -73,7 +73,7 @@ impl Source for Failing {
 }
 
 #[test]
-fn promise_2_what_comes_by_each_queue_is_told_and_adds_up() {
+fn promise_2_queue_counts_add_up() {
     let devices =
         vec![device("a0", vec![frames(3000), frames(2000)]), device("b0", vec![frames(1000)])];
     let report = report(plan(), devices);
@@ -92,7 +92,7 @@ fn promise_2_what_comes_by_each_queue_is_told_and_adds_up() {
 
 /// The same flows come by both queues here, at their own pace.
 #[test]
-fn promise_1_order_is_checked_for_each_queue_and_only_if_asked_for() {
+fn promise_1_order_check_is_per_queue() {
     let two = || vec![device("a0", vec![frames(20_000), frames(20_000)])];
     let checked = report(plan(), two());
     assert_eq!((checked.reordered, checked.order_unchecked), (Some(0), Some(0)));
@@ -106,7 +106,7 @@ fn promise_1_order_is_checked_for_each_queue_and_only_if_asked_for() {
 }
 
 #[test]
-fn a_device_that_fails_ends_the_run_and_what_is_in_is_delivered() {
+fn failing_device_ends_run_after_delivery() {
     let failing = Failing { source: endless(), polls: 0 };
     let devices = vec![device("f0", vec![Box::new(failing)]), device("e0", vec![endless()])];
     let report = report(plan(), devices);
@@ -118,7 +118,7 @@ fn a_device_that_fails_ends_the_run_and_what_is_in_is_delivered() {
 }
 
 #[test]
-fn a_run_ends_when_its_time_is_over_or_it_is_asked_to() {
+fn run_ends_by_time_or_request() {
     let in_time = RunConfig { duration: Some(Duration::from_millis(50)), ..plan() };
     let ended = report(in_time, vec![device("e0", vec![endless()])]);
     assert_eq!(ended.stopped_by, StoppedBy::Duration);
@@ -137,7 +137,7 @@ fn a_run_ends_when_its_time_is_over_or_it_is_asked_to() {
 }
 
 #[test]
-fn promise_7_a_watch_sees_in_the_end_what_the_report_says() {
+fn promise_7_watch_ends_with_report() {
     let run = Run::with_devices(plan(), vec![device("a0", vec![frames(5000)])]).unwrap();
     let watch = run.watch();
     assert_eq!(watch.look().packets_in, 0);
@@ -151,7 +151,7 @@ fn promise_7_a_watch_sees_in_the_end_what_the_report_says() {
 }
 
 #[test]
-fn promise_2_each_device_has_its_place_and_a_full_disk_is_told() {
+fn promise_2_full_disk_of_one_device_reported() {
     let directory = tempfile::tempdir().unwrap();
     let captures = directory.path().join("of a");
     let to = vec![To::Pcap(captures.clone()), To::Count];
@@ -184,7 +184,7 @@ fn records_bytes(directory: &Path) -> u64 {
 }
 
 #[test]
-fn a_trace_is_written_and_has_its_counters() {
+fn trace_and_counters_are_written() {
     let directory = tempfile::tempdir().unwrap();
     let trace = TracePlan { directory: directory.path().to_owned(), parse: false };
     let traced = RunConfig { trace: Some(trace), check_order: false, ..plan() };
@@ -197,7 +197,7 @@ fn a_trace_is_written_and_has_its_counters() {
 }
 
 #[test]
-fn places_that_do_not_fit_the_devices_are_refused() {
+fn mismatched_places_are_refused() {
     let to = vec![To::Count, To::Count];
     let refused =
         Run::with_devices(RunConfig { to, ..plan() }, vec![device("a0", vec![frames(1)])]);

@@ -80,7 +80,7 @@ const DELIVER: &str = "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,bec
 const DROP: &str = "rxq,frame,reason,flow,seq";
 
 #[test]
-fn promise_2_every_frame_is_in_one_file_once() {
+fn promise_2_every_frame_is_in_one_file() {
     let (directory, report) = traced("accounts");
     let deliver = Table::read(&directory.join("deliver.csv"), DELIVER);
     let drops = Table::read(&directory.join("drop.csv"), DROP);
@@ -114,7 +114,7 @@ fn promise_2_every_frame_is_in_one_file_once() {
 }
 
 #[test]
-fn promise_1_the_order_of_delivery_is_total_and_that_of_each_flow_rises() {
+fn promise_1_delivery_order_is_total() {
     let (directory, _) = traced("order");
     let deliver = Table::read(&directory.join("deliver.csv"), DELIVER);
     let mut rows =
@@ -138,7 +138,7 @@ fn promise_1_the_order_of_delivery_is_total_and_that_of_each_flow_rises() {
 const SLOT_SHIFT: u32 = 20;
 
 #[test]
-fn a_packet_that_moves_its_flow_says_which_head_allowed_it() {
+fn move_names_the_head_allowing_it() {
     let (directory, report) = traced("moves");
     let deliver = Table::read(&directory.join("deliver.csv"), DELIVER);
     let mut rows: Vec<_> = deliver.texts(["frame", "rxq", "hash", "cpu", "head_old"]);
@@ -158,7 +158,7 @@ fn a_packet_that_moves_its_flow_says_which_head_allowed_it() {
 }
 
 #[test]
-fn every_change_is_written_when_it_takes_effect() {
+fn changes_are_traced_in_force() {
     let (directory, _) = traced("changes");
     let config = Table::read(&directory.join("config.csv"), "t_ns,epoch,what,value");
     let expected = [
@@ -183,7 +183,7 @@ fn every_change_is_written_when_it_takes_effect() {
 }
 
 #[test]
-fn every_frame_is_parsed_into_a_row() {
+fn every_frame_gets_a_row() {
     let (directory, _) = traced("parse");
     let header = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,proto,ttl,frag,ip_hl,ip_len,\
                   ip_csum,l4_csum,sport,dport,l4_payload_len,tcp_seq,tcp_flags,hash,verdict";

@@ -166,7 +166,7 @@ mod tests {
 
     /// The proof of "only reads" is the type: what raises a counter is visible in this crate only.
     #[test]
-    fn promise_7_a_reader_sees_a_counter_rise_and_misses_nothing_in_the_end() {
+    fn promise_7_reader_sees_monotonic_counter() {
         const COUNTS: u64 = if cfg!(miri) { 100 } else { 100_000 };
         let counter = Arc::new(Counter::default());
         let written = Arc::clone(&counter);

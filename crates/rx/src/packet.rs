@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrivals_compare_and_unwrap_across_the_wrap() {
+    fn arrivals_compare_across_wrap() {
         for frame in [0, 5, (1 << 32) - 1, 1 << 32, (7 << 32) + 3] {
             for ahead in [0, 1, 1 << 20] {
                 let later = frame + ahead;

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promise_2_what_was_handed_in_was_sent_or_dropped_by_name() {
+    fn promise_2_sink_counters_add_up() {
         let counters = SinkCounters::default();
         counters.add_sent(Sent { packets: 2, frames: 5, bytes: 7000 });
         counters.add_dropped(SendDrop::Full, 3);

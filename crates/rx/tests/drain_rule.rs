@@ -279,7 +279,7 @@ fn from_a_ring_that_grew(poller: &mut Poller) {
 }
 
 #[test]
-fn rfs_6_a_flow_that_moves_to_and_fro_is_handled_in_order_in_every_interleaving() {
+fn rfs_6_flow_moving_both_ways_in_order() {
     for seen in [Seen::in_memory, Seen::in_counter] {
         let tally = check(Release::WhenHandled, seen, [2, 2], there_and_back);
         let Tally { moved_at_once, moved_twice, held, .. } = &*tally;
@@ -288,7 +288,7 @@ fn rfs_6_a_flow_that_moves_to_and_fro_is_handled_in_order_in_every_interleaving(
 }
 
 #[test]
-fn rfs_6_a_flow_that_leaves_a_queue_is_handled_in_order_in_every_interleaving() {
+fn rfs_6_flow_leaving_a_queue_in_order() {
     for seen in [Seen::in_memory, Seen::in_counter] {
         let tally = check(Release::WhenHandled, seen, [3, 2], from_a_queue);
         let Tally { moved_at_once, held, stayed, .. } = &*tally;
@@ -297,7 +297,7 @@ fn rfs_6_a_flow_that_leaves_a_queue_is_handled_in_order_in_every_interleaving() 
 }
 
 #[test]
-fn rfs_6_a_flow_that_hashes_anew_is_handled_in_order_in_every_interleaving() {
+fn rfs_6_rehashed_flow_in_order() {
     for seen in [Seen::in_memory, Seen::in_counter] {
         let tally = check(Release::WhenHandled, seen, [2, 2], through_a_fence);
         came_about(&tally, &[&tally.held]);
@@ -305,7 +305,7 @@ fn rfs_6_a_flow_that_hashes_anew_is_handled_in_order_in_every_interleaving() {
 }
 
 #[test]
-fn rfs_6_a_flow_that_leaves_a_ring_that_grew_is_handled_in_order_in_every_interleaving() {
+fn rfs_6_flow_leaving_grown_ring_in_order() {
     for seen in [Seen::in_memory, Seen::in_counter] {
         let tally = check(Release::WhenHandled, seen, [1, 1], from_a_ring_that_grew);
         let Tally { moved_at_once, held, .. } = &*tally;
@@ -321,12 +321,12 @@ fn came_about(tally: &Tally, needed: &[&AtomicU64]) {
 
 #[test]
 #[should_panic(expected = "Causality violation: Concurrent write accesses")]
-fn h13_a_head_that_passes_what_is_only_taken_puts_no_handler_behind_another() {
+fn h13_early_head_swaps_no_handlers() {
     check(Release::WhenTaken, Seen::in_memory, [1, 1], there_and_back);
 }
 
 #[test]
 #[should_panic(expected = "promise 1: packet")]
-fn h13_a_head_that_passes_what_is_only_taken_breaks_order() {
+fn h13_early_head_breaks_order() {
     check(Release::WhenTaken, Seen::in_counter, [1, 1], there_and_back);
 }

@@ -35,7 +35,7 @@ fn received(case: &Value, pool: &mut Pool) -> Packet {
 }
 
 #[test]
-fn promise_6_a_whole_packet_is_cut_as_the_kernel_cuts_it() {
+fn promise_6_gso_cut_equals_kernel() {
     let vectors: Value = serde_json::from_str(include_str!("vectors/gso.json")).unwrap();
     let cases = vectors["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 26);

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_1_a_packet_behind_a_later_one_of_its_flow_is_seen_and_no_other() {
+    fn promise_1_late_packet_is_seen_exactly() {
         let mut laws = laws();
         laws.delivered(packet(2, 7, 1));
         laws.delivered(packet(1, 3, 0));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_2_a_frame_has_one_end_and_holds_what_it_came_with() {
+    fn promise_2_frame_ends_once() {
         for end in [
             |laws: &mut Laws| laws.delivered(packet(0, 7, 0)),
             |laws: &mut Laws| laws.dropped(0),
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_2_every_frame_is_somewhere_at_any_time_and_home_at_the_end() {
+    fn promise_2_frames_are_always_accounted() {
         let mut laws = laws();
         laws.check(&census());
         assert_eq!(broken(&laws), [0; 5]);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_what_is_beyond_a_limit_is_seen_but_for_limits_that_were_lowered() {
+    fn promise_3_exceeded_limits_seen_unless_lowered() {
         let mut laws = laws();
         laws.check(&census());
         laws.check(&Census { backlog_max: 2, ..census() });

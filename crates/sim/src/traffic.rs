@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_numbered_and_right_down_to_the_checksum() {
+    fn frames_numbered_with_right_checksums() {
         let plan = crate::scenario::Situation::RpsStable
             .draw(crate::Overrides::default(), &mut Random::new(1))
             .traffic;

@@ -27,7 +27,7 @@ fn promises_1_2_3_hold_in_every_scenario() {
 /// Shows the gaps in the kernel's guarantee (REQUIREMENTS section 2). A law that the kernel's rules
 /// did not break would prove nothing about ours.
 #[test]
-fn rps_c3_the_kernels_rules_break_order_in_every_situation_but_a_stable_mask() {
+fn rps_c3_kernel_rules_break_order() {
     let summaries = summaries(Rules::Kernel);
     for summary in &summaries {
         let is_stable = summary.scenario == Situation::RpsStable.name();
@@ -40,7 +40,7 @@ fn rps_c3_the_kernels_rules_break_order_in_every_situation_but_a_stable_mask() {
 }
 
 #[test]
-fn promise_3_the_elephant_leaves_within_its_bound_and_under_the_kernels_rules_never() {
+fn promise_3_elephant_leaves_within_bound() {
     for seed in 1..=SEEDS {
         let run = |rules| run(rules, Situation::Elephant, seed, Overrides::default());
         let (ours, kernel) = (run(Rules::Forebay), run(Rules::Kernel));
@@ -66,7 +66,7 @@ fn promise_9_a_seed_determines_a_simulated_run() {
 /// Both rules get the same traffic: the same packets of every flow, except those that a device
 /// missed.
 #[test]
-fn rules_are_compared_under_the_same_traffic() {
+fn rules_see_the_same_traffic() {
     let overrides = Overrides { cpus: Some(3), packets: Some(500) };
     for situation in Situation::ALL {
         let run = |rules| run(rules, situation, 3, overrides);

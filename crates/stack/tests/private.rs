@@ -168,7 +168,7 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn promise_5_payloads_are_private_when_they_are_looked_at_and_all_is_as_from_one_frame() {
+fn promise_5_payloads_are_private_when_read() {
     let mut twin = Host::new(16);
     twin.receive(&frames(), Lies::InOneFrame);
     let expected = twin.seen();
@@ -184,7 +184,7 @@ fn promise_5_payloads_are_private_when_they_are_looked_at_and_all_is_as_from_one
 }
 
 #[test]
-fn promise_2_what_there_is_no_private_memory_for_is_dropped_frame_by_frame() {
+fn promise_2_without_private_memory_drops_by_frame() {
     // Room for the first two of the three that are merged.
     let mut host = Host::new(2);
     host.receive(&frames()[..3], Lies::InPieces { head_len: 116 });

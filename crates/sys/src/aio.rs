@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_event_that_waits_holds_up_no_signal() {
+    fn blocking_event_delays_no_signal() {
         let signaller = Signaller::new().unwrap();
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();

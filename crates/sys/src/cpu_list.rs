@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_8_masks_are_read_as_the_kernel_reads_them() {
+    fn rps_8_masks_parse_as_in_kernel() {
         for (text, cpus) in [
             ("3", "0-1"),
             ("f\n", "0-3"),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_8_a_mask_names_no_cpu_that_cannot_be_and_has_no_group_too_many() {
+    fn rps_8_masks_name_only_possible_cpus() {
         let read = |text: &str, cpus| {
             let mask = Mask::read_or_list(text.as_bytes(), cpus);
             mask.map(|mask| (mask.cpus.to_string(), mask.has_junk))
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_12_masks_are_printed_as_the_kernel_prints_them() {
+    fn rps_12_masks_print_as_in_kernel() {
         let cpus = CpuList::parse_list("1-17").unwrap();
         assert_eq!(cpus.to_mask(128), "00000000,00000000,00000000,0003fffe");
         assert_eq!(CpuList::parse_list("0-1").unwrap().to_mask(2), "3");

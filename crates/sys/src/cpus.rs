@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_thread_can_be_pinned_to_an_allowed_cpu_and_to_no_other() {
+    fn thread_pins_only_to_allowed() {
         std::thread::spawn(|| {
             let cpus = allowed_cpus();
             pin_to(cpus[0]).unwrap();

@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_cannot_be_written_refuses_and_a_wrong_path_is_usage() {
+    fn unwritable_device_refused_bad_path_usage() {
         use io::ErrorKind::{
             IsADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem,
             StorageFull, WriteZero,

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packet_memory_is_rounded_up_to_huge_pages() {
+    fn memory_rounds_to_huge_pages() {
         assert_eq!(map_packet_memory(5).unwrap().len_bytes(), HUGE_PAGE_BYTES);
     }
 

@@ -86,7 +86,7 @@ mod tests {
     const INVALID: Errno = Errno::Inval;
 
     #[test]
-    fn rfs_10_attributes_take_one_number_and_one_newline() {
+    fn rfs_10_attributes_take_one_number() {
         for (text, number) in [
             ("5", 5),
             ("5\n", 5),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_8_sysctls_take_the_first_number_and_leave_the_rest() {
+    fn rps_8_sysctls_take_first_number() {
         for (text, number, taken) in [
             ("5", 5, 1),
             ("-5\n", -5, 3),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_8_sysctls_look_at_less_than_a_page() {
+    fn rps_8_sysctls_read_under_a_page() {
         let spaces = " ".repeat(5000);
         let (behind, ahead) = (format!("5{spaces}"), format!("{spaces}5"));
         assert_eq!(dointvec(behind.as_bytes()), Ok((Some(5), 5001)));

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_side_signals_the_other_sees_once() {
+    fn signal_is_seen_once() {
         let (event, signaller) = (PeerEvent::new().unwrap(), Signaller::new().unwrap());
         let other = event.handle().unwrap();
         assert!(!event.clear());
@@ -91,7 +91,7 @@ mod tests {
 
     /// The flags and the count belong to the open file, which the peer has as well.
     #[test]
-    fn a_peer_that_makes_the_event_wait_holds_nobody() {
+    fn blocking_peer_event_holds_nobody() {
         let (event, signaller) = (PeerEvent::new().unwrap(), Signaller::new().unwrap());
         let peers = event.handle().unwrap();
         fcntl_setfl(event.descriptor(), OFlags::empty()).unwrap();

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_first_numbers_of_a_seed() {
+    fn first_numbers_of_published_seed() {
         let mut random = Random::new(1_234_567);
         let first: Vec<_> = (0..3).map(|_| random.bits()).collect();
         assert_eq!(

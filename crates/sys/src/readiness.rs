@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn readable_and_writable_are_told_by_themselves() {
+    fn readable_and_writable_are_separate() {
         let (mut teller, told) = readiness().unwrap();
         assert_eq!(seen(&told), (false, true));
         for _ in 0..1000 {

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c1_the_cpus_of_one_cache_are_taken_the_polling_cpu_last_and_its_core_before() {
+    fn rps_c1_cache_cpus_polling_core_last() {
         let tree = Tree::two_packages();
         for (polling, order, left_out) in [
             (0, [1, 9, 8, 0], "2-7,10-15"),
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c1_a_cpu_that_has_its_cache_for_itself_shares_with_its_node_or_with_all() {
+    fn rps_c1_private_cache_cpu_shares_with_node() {
         let tree = Tree::two_packages();
         for (running, scope, mask) in [
             ("0,2,4", Scope::Node(0), "0,2"),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c1_on_a_hybrid_machine_the_last_level_is_each_cores_own() {
+    fn rps_c1_hybrid_core_owns_its_cache() {
         let tree = Tree::new();
         for (cpu, threads) in [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")] {
             tree.cpu(cpu, threads, 0, &[threads, threads, "0-7"]);
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c1_where_sysfs_says_nothing_all_are_taken() {
+    fn rps_c1_silent_sysfs_takes_all() {
         let everything = |cpus: &str| (Scope::Everything, cpus.to_owned());
         assert_eq!(Tree::new().mask(0, "0-3"), everything("0-3"));
         let tree = Tree::two_packages();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_or_cannot_be_is_taken_as_not_said() {
+    fn contradictions_count_as_unsaid() {
         let everything = (Scope::Everything, "0-1,4".to_owned());
         let huge = "0,".repeat(1 << 20);
         let in_vain: [&[u8]; 9] = [
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_12_masks_are_as_wide_as_the_kernels() {
+    fn rps_12_masks_have_kernel_width() {
         let tree = Tree::two_packages();
         let width = |cpus| Topology::read(tree.0.path(), &list(cpus)).mask_width(&list(cpus));
         assert_eq!([width("0-1"), width("")], [2, 1]);

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_of_sixteen_bytes_is_none() {
+    fn sixteen_byte_name_is_refused() {
         assert!(InterfaceRequest::new("tn34567890123456", 0).is_none());
         let request = InterfaceRequest::new("tn3456789012345", 0x8000).unwrap();
         assert_eq!((&request.name[..], request.flags), (&b"tn3456789012345\0"[..], 0x8000));

@@ -12,10 +12,10 @@ fn main() {
     let missing = missing(&["ip"]);
     let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
     let trials = vec![
-        trial("an_interface_is_as_ip_made_it", as_made),
-        trial("an_interface_keeps_its_number_under_another_name_and_is_gone_when_deleted", gone),
-        trial("a_name_that_is_not_there_is_refused_with_those_that_are", not_there),
-        trial("default_routes_of_both_families_in_any_table_are_found", default_routes),
+        trial("interface_matches_ip_output", as_made),
+        trial("interface_index_survives_renaming", gone),
+        trial("unknown_name_error_lists_known", not_there),
+        trial("default_routes_found_in_any_table", default_routes),
         trial("counters_count_what_was_dropped", counters),
     ];
     libtest_mimic::run(&arguments, trials).exit();

@@ -19,13 +19,13 @@ const PART: &str = "FOREBAY_TEST_PART";
 
 const PARTS: [(&str, fn()); 8] = [
     ("who_may_do_all_misses_nothing", may_do_all),
-    ("what_is_missing_is_named_with_how_to_have_it", missing_is_named),
-    ("what_a_file_has_granted_is_granted_again", granted_again),
-    ("a_tap_is_open_to_the_user_whom_it_belongs_to", own_tap),
-    ("after_dropping_every_thread_is_the_user_and_nothing_more", drop_all),
-    ("capabilities_that_another_thread_keeps_are_not_passed_over", kept_elsewhere),
-    ("a_user_with_a_number_only_needs_a_group", drop_to_numbers),
-    ("who_may_not_become_another_is_told_so", drop_refused),
+    ("missing_parts_named_with_remedy", missing_is_named),
+    ("file_capabilities_are_regranted", granted_again),
+    ("tap_opens_for_its_owner", own_tap),
+    ("dropped_privileges_hold_for_all_threads", drop_all),
+    ("other_threads_capabilities_are_seen", kept_elsewhere),
+    ("numeric_user_needs_group", drop_to_numbers),
+    ("denied_user_change_is_reported", drop_refused),
 ];
 
 fn main() {

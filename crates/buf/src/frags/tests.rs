@@ -47,7 +47,7 @@ fn bytes(frame: &Frame) -> Vec<u8> {
 }
 
 #[test]
-fn promise_4_pieces_go_home_with_their_frame_however_it_ends() {
+fn promise_4_pieces_return_with_their_frame() {
     let ([mut pool, mut other], mut cache) = (pools(), cache(4));
     for way in 0..4 {
         let mut frame = head(&mut pool, b"head");
@@ -78,7 +78,7 @@ fn promise_4_pieces_go_home_with_their_frame_however_it_ends() {
 }
 
 #[test]
-fn pieces_of_one_block_wait_for_each_other_until_another_block_or_the_end_of_the_turn() {
+fn pieces_batch_by_block_and_turn() {
     let ([mut pool, _], mut cache) = (pools(), cache(2));
     let mut packets: Vec<_> = (0..3)
         .map(|_| {
@@ -103,7 +103,7 @@ fn pieces_of_one_block_wait_for_each_other_until_another_block_or_the_end_of_the
 }
 
 #[test]
-fn pieces_of_two_homes_do_not_go_home_together() {
+fn pieces_of_two_homes_return_separately() {
     let ([mut pool, _], mut here, mut there) = (pools(), cache(1), cache(1));
     for cache in [&mut here, &mut there] {
         let mut frame = head(&mut pool, b"head");
@@ -115,7 +115,7 @@ fn pieces_of_two_homes_do_not_go_home_together() {
 }
 
 #[test]
-fn a_frame_with_pieces_is_not_lent() {
+fn nonlinear_frame_is_not_posted() {
     let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1 }]];
     let region = Region::allocate(region_bytes(&shares));
     let mut pool = carve(region, &shares).unwrap().remove(0);
@@ -133,7 +133,7 @@ fn a_frame_with_pieces_is_not_lent() {
 }
 
 #[test]
-fn a_frame_takes_pieces_of_one_home_as_far_as_its_table_goes() {
+fn frame_takes_pieces_until_table_full() {
     let ([mut pool, _], mut here, mut there) = (pools(), cache(4), cache(1));
     let mut full = head(&mut pool, &[7; 257]);
     let refused = full.attach(piece(&mut here, 64, b"here")).unwrap_err();
@@ -335,7 +335,7 @@ proptest! {
     /// A frame with pieces is the packet that a plain list of bytes says, whatever is added, pulled,
     /// pushed back and cut off; every piece goes home as soon as nothing of it is packet.
     #[test]
-    fn vio_7_a_frame_with_pieces_is_its_bytes_in_one_piece(
+    fn vio_7_frame_with_pieces_equals_linear(
         own in 0usize..=280,
         operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 12 } else { 60 }),
         way in 0..3,

@@ -42,7 +42,7 @@ fn wait_for_block(cache: &mut PageFragCache) -> PageFrag {
 
 /// Two holders give the halves of a block back: the owner cuts it again only after both.
 #[test]
-fn a_block_is_cut_again_when_all_of_it_is_back() {
+fn block_is_recut_once_returned() {
     loom::model(|| {
         let mut cache = cache(1);
         let holders = [cache.cut(2048).unwrap(), cache.cut(2048).unwrap()].map(|frag| {
@@ -67,7 +67,7 @@ fn a_block_is_cut_again_when_all_of_it_is_back() {
 /// A block that was not cut to its end, given back while the owner looks whether it can begin it
 /// anew, or leaves the rest.
 #[test]
-fn the_rest_of_a_block_is_the_owners_until_it_leaves_it() {
+fn block_rest_belongs_to_owner() {
     loom::model(|| {
         let mut cache = cache(2);
         let frag = cache.cut(1024).unwrap();
@@ -93,7 +93,7 @@ fn the_rest_of_a_block_is_the_owners_until_it_leaves_it() {
 
 /// Two blocks come home at once while the owner takes them in.
 #[test]
-fn blocks_come_home_while_the_owner_collects() {
+fn blocks_return_while_owner_collects() {
     loom::model(|| {
         let mut cache = cache(2);
         let holders = [cache.cut(MIN_BLOCK_BYTES).unwrap(), cache.cut(MIN_BLOCK_BYTES).unwrap()]
@@ -111,7 +111,7 @@ fn blocks_come_home_while_the_owner_collects() {
 /// The owner ends while pieces are given back: whoever is last frees the home and the claim on the
 /// region, once (loom reports an `Arc` that leaks or is dropped twice).
 #[test]
-fn the_last_piece_frees_the_home_of_a_cache_that_is_gone() {
+fn last_piece_frees_dead_cache() {
     loom::model(|| {
         let region = Arc::new(Region::allocate_shared(2 * MIN_BLOCK_BYTES as usize));
         let mut cache = PageFragCache::new(&region, 0, MIN_BLOCK_BYTES, 2);

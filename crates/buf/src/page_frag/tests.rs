@@ -25,7 +25,7 @@ fn is_filled(frag: &PageFrag, mark: u8) -> bool {
 }
 
 #[test]
-fn vio_6_the_hole_at_a_blocks_end_is_the_last_pieces_and_counted() {
+fn vio_6_block_end_hole_is_counted() {
     let mut cache = cache(PAGE, 2);
     let frags: Vec<_> = (0..4).map(|mark| filled(&mut cache, 1536, mark).unwrap()).collect();
     let sizes: Vec<_> = frags.iter().map(|frag| (frag.room_bytes(), frag.truesize())).collect();
@@ -40,7 +40,7 @@ fn vio_6_the_hole_at_a_blocks_end_is_the_last_pieces_and_counted() {
 /// The slow rule, for every length: as many pieces as fit, each as long as was asked for, and what is
 /// left is the last one's.
 #[test]
-fn vio_6_a_hole_is_smaller_than_a_piece() {
+fn vio_6_hole_is_smaller_than_piece() {
     for len_bytes in (FRAG_ALIGN_BYTES..=PAGE).step_by(FRAG_ALIGN_BYTES as usize) {
         let mut cache = cache(PAGE, 1);
         let pieces: Vec<_> = std::iter::from_fn(|| cache.cut(len_bytes)).collect();
@@ -52,7 +52,7 @@ fn vio_6_a_hole_is_smaller_than_a_piece() {
 }
 
 #[test]
-fn a_larger_piece_leaves_the_rest_of_a_block_which_comes_home_with_the_others() {
+fn oversized_piece_retires_the_block() {
     let mut cache = cache(PAGE, 2);
     let first = cache.cut(64).unwrap();
     let second = cache.cut(PAGE).unwrap();
@@ -65,7 +65,7 @@ fn a_larger_piece_leaves_the_rest_of_a_block_which_comes_home_with_the_others() 
 }
 
 #[test]
-fn a_cut_that_finds_no_block_leaves_the_rest_for_smaller_ones() {
+fn failed_cut_leaves_room_for_smaller() {
     let mut cache = cache(PAGE, 1);
     let first = cache.cut(64).unwrap();
     assert!(cache.cut(PAGE).is_none());
@@ -73,7 +73,7 @@ fn a_cut_that_finds_no_block_leaves_the_rest_for_smaller_ones() {
 }
 
 #[test]
-fn vio_r3_a_cut_that_is_rolled_back_is_cut_again() {
+fn vio_r3_rolled_back_cut_is_recut() {
     let mut cache = cache(PAGE, 1);
     let first = cache.cut(1024).unwrap();
     let second = cache.cut(1600).unwrap();
@@ -92,7 +92,7 @@ fn vio_r3_a_cut_that_is_rolled_back_is_cut_again() {
 }
 
 #[test]
-fn the_last_piece_of_the_block_before_is_not_rolled_back_into_the_current_one() {
+fn previous_block_is_not_rolled_back() {
     let mut cache = cache(PAGE, 2);
     let before = cache.cut(PAGE).unwrap();
     let first = cache.cut(64).unwrap();
@@ -105,7 +105,7 @@ fn the_last_piece_of_the_block_before_is_not_rolled_back_into_the_current_one() 
 }
 
 #[test]
-fn a_piece_of_another_cache_is_not_rolled_back_into_this_one() {
+fn foreign_piece_is_not_rolled_back() {
     let (mut here, mut there) = (cache(PAGE, 1), cache(PAGE, 1));
     let (kept, stranger) = (here.cut(64).unwrap(), there.cut(64).unwrap());
     here.roll_back(stranger);
@@ -114,7 +114,7 @@ fn a_piece_of_another_cache_is_not_rolled_back_into_this_one() {
 }
 
 #[test]
-fn a_block_that_nothing_is_away_of_is_cut_from_the_beginning_again() {
+fn idle_block_is_cut_from_start() {
     let mut cache = cache(PAGE, 1);
     for _ in 0..3 {
         drop(cache.cut(2048 - 64).unwrap());
@@ -125,7 +125,7 @@ fn a_block_that_nothing_is_away_of_is_cut_from_the_beginning_again() {
 }
 
 #[test]
-fn the_block_used_last_is_used_next() {
+fn last_used_block_is_next() {
     let mut cache = cache(PAGE, 4);
     let mut frags: Vec<_> = (0..4).map(|_| cache.cut(PAGE).unwrap()).collect();
     let warm = frags.remove(2).address();
@@ -138,7 +138,7 @@ fn the_block_used_last_is_used_next() {
 }
 
 #[test]
-fn pieces_outlive_their_cache_and_hold_its_claim() {
+fn pieces_outlive_their_cache() {
     let region = Arc::new(Region::allocate_shared(4 * PAGE as usize));
     let mut cache = PageFragCache::new(&region, PAGE as usize, PAGE, 2);
     let kept: Vec<_> = (0..3).map(|mark| filled(&mut cache, 1024, mark).unwrap()).collect();
@@ -155,7 +155,7 @@ fn pieces_outlive_their_cache_and_hold_its_claim() {
 
 /// Blocks in the hands of the owner, in its inbox, and away.
 #[test]
-fn a_cache_that_ends_counts_the_blocks_in_its_inbox() {
+fn ended_cache_counts_its_inbox() {
     for away in 0..=3 {
         let region = Arc::new(Region::allocate_shared(4 * PAGE as usize));
         let mut cache = PageFragCache::new(&region, 0, PAGE, 4);
@@ -177,7 +177,7 @@ type Attempt<'a> = (&'a str, Box<dyn Fn() + 'a>);
 
 #[test]
 #[cfg(not(miri))] // a panic takes seconds there, and no memory is touched
-fn a_cache_takes_shared_memory_only_and_no_frame_is_cut_from_it() {
+fn frag_cache_needs_shared_memory() {
     use crate::RecycleRing;
     use crate::pool::{ChunkClass, carve};
     let shared = || Region::allocate_shared(PAGE as usize);
@@ -240,7 +240,7 @@ fn promise_5_lengths_are_held_to_the_room() {
 }
 
 #[test]
-fn vio_7_pieces_join_where_data_and_room_end_in_one_block() {
+fn vio_7_adjacent_pieces_join() {
     let mut cache = cache(PAGE, 2);
     let frags = |cache: &mut PageFragCache| -> [PageFrag; 3] {
         [1, 2, 3].map(|mark| filled(cache, 1024, mark).unwrap())
@@ -313,7 +313,7 @@ proptest! {
     /// Whatever is cut, kept and given back: no byte has two holders, what is held keeps its bytes,
     /// a block that nobody holds anything of can be cut, and all are home in the end.
     #[test]
-    fn promise_4_pieces_never_overlap_and_every_block_comes_home(
+    fn promise_4_pieces_never_overlap_blocks_return(
         (blocks, double) in (1u32..5, any::<bool>()),
         operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 24 } else { 300 }),
     ) {
@@ -379,7 +379,7 @@ proptest! {
 /// Readers give pieces back on their threads, in any order, while the owner cuts; bytes never change
 /// under them.
 #[test]
-fn promise_4_pieces_given_back_on_other_threads_are_cut_again_once() {
+fn promise_4_remotely_returned_pieces_reused_once() {
     let rounds: u32 = if cfg!(miri) { 20 } else { 50_000 };
     let mut cache = cache(PAGE, 3);
     let (senders, readers): (Vec<_>, Vec<_>) = (0..2)
@@ -415,7 +415,7 @@ fn promise_4_pieces_given_back_on_other_threads_are_cut_again_once() {
 }
 
 #[test]
-fn the_last_reader_frees_the_home_of_a_cache_that_is_gone() {
+fn last_reader_frees_dead_cache() {
     let mut cache = cache(PAGE, 3);
     let readers: Vec<_> = (0..5)
         .map(|mark| {

@@ -59,19 +59,19 @@ fn one_sleeper(fences: Fences) {
 }
 
 #[test]
-fn a_sleeper_is_never_left_asleep_with_work() {
+fn sleeper_is_woken_for_work() {
     one_sleeper(Fences::All);
 }
 
 #[test]
 #[should_panic(expected = "left asleep with work")]
-fn a_sleeper_without_its_fence_is_left_asleep() {
+fn sleeper_without_fence_stays_asleep() {
     one_sleeper(Fences::NotInLieDown);
 }
 
 #[test]
 #[should_panic(expected = "left asleep with work")]
-fn a_sleeper_is_left_asleep_where_the_waker_has_no_fence() {
+fn waker_without_fence_leaves_sleeper() {
     one_sleeper(Fences::NotInWake);
 }
 
@@ -98,18 +98,18 @@ fn change_of_hands(fences: Fences) {
 }
 
 #[test]
-fn a_queue_that_changes_hands_is_never_left_with_work() {
+fn handed_over_queue_keeps_no_work() {
     change_of_hands(Fences::All);
 }
 
 #[test]
 #[should_panic(expected = "left asleep with work")]
-fn a_queue_that_changes_hands_is_left_where_the_waker_looks_too_early() {
+fn early_waker_leaves_handed_queue() {
     change_of_hands(Fences::NotInNextToWake);
 }
 
 #[test]
 #[should_panic(expected = "left asleep with work")]
-fn a_queue_that_changes_hands_is_left_by_a_sleeper_without_its_fence() {
+fn fenceless_sleeper_leaves_handed_queue() {
     change_of_hands(Fences::NotInLieDown);
 }

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_are_told_apart_as_the_peers_tell_them() {
+    fn round_trips_named_as_peers() {
         let classes = [53.0, 125.0, 500.0].map(CacheClass::of);
         assert_eq!(classes, [CacheClass::SmtSibling, CacheClass::SameL3, CacheClass::FarL3]);
     }

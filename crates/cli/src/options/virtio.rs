@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_the_library_has_it() {
+    fn defaults_are_the_librarys() {
         assert_eq!(options(""), Ok(VirtioOptions::default()));
         let said = options("--rx-buffers 2048 --queue-size 1024 --packed --listen").unwrap();
         assert_eq!(said.rx_buffers.to_string(), "2048");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_cannot_be_opened_with_is_refused() {
+    fn impossible_device_options_are_refused() {
         for (line, part) in [
             ("--queue-size 100", "queue-size cannot be \"100\": it is a power of two"),
             ("--rx-buffers huge", "\"huge\" is no size of receive buffers"),

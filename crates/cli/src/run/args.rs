@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_may_say_how_it_is_opened() {
+    fn device_argument_may_name_driver() {
         let read = |text: &str| text.parse::<DeviceArg>().map(|device| (device.name, device.via));
         assert_eq!(read("veth0"), Ok(("veth0".to_owned(), None)));
         assert_eq!(read("tun:ft0"), Ok(("ft0".to_owned(), Some(Via::Tun))));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_a_number_of_seconds() {
+    fn durations_are_seconds() {
         assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
         for text in ["0", "-1", "NaN", "1e300", "3s", ""] {
             assert!(seconds(text).is_err(), "{text}");

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_tells_of_what_happened_since_the_last_one() {
+    fn line_reports_since_last_one() {
         let cpu =
             |cpu, packets, queued| CpuSnapshot { cpu: CpuId(cpu), packets, queued, busy_ns: 0 };
         let before = Snapshot {

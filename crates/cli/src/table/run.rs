@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_2_what_a_driver_counts_does_not_look_like_drops_of_the_kernel() {
+    fn promise_2_driver_counts_are_no_kernel_drops() {
         let kernel = device(Via::AfPacket, 5, &[("tp_drops", 2)]);
         let driven = device(Via::VhostUser, 9, &[("rx_bad_ids", 1200), ("rx_length_errors", 0)]);
         let lines = |devices: &[DeviceReport]| {

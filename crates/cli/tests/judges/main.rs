@@ -41,7 +41,7 @@ fn main() {
     trials.extend([
         judge("lro_8_agrees_with_the_kernel", kernel.clone(), gro::judge_kernel),
         judge("lro_2_agrees_with_the_kernel_behind_tags", tagged, gro::judge_kernel_tagged),
-        judge("lro_11_bulk_merges_as_well_as_in_the_kernel", kernel, gro::judge_bulk),
+        judge("lro_11_bulk_merges_as_in_kernel", kernel, gro::judge_bulk),
     ]);
     let name = "rps_8_knobs_answer_as_the_kernel_answers";
     trials.push(judge(name, knobs::missing(), knobs::judge));

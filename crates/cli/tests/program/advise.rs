@@ -27,7 +27,7 @@ fn machine() -> Desk {
 }
 
 #[test]
-fn rps_c1_the_masks_for_a_machine_are_advised_with_their_reasons() {
+fn rps_c1_advised_masks_have_reasons() {
     let desk = machine();
     let run = desk.run("advise --sysfs sys --polling 0,6 --json");
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""));

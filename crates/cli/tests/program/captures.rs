@@ -31,7 +31,7 @@ fn write_pcapng(desk: &Desk, name: &str, blocks: &[Vec<u8>]) {
 }
 
 #[test]
-fn promise_2_records_not_read_are_told_by_link_type() {
+fn promise_2_unread_records_by_link_type() {
     let desk = Desk::new();
     let beacon = packet(1, b"a beacon");
     let interfaces = [interface(1), interface(105)].concat();
@@ -44,7 +44,7 @@ fn promise_2_records_not_read_are_told_by_link_type() {
 }
 
 #[test]
-fn a_capture_of_which_nothing_is_read_is_refused() {
+fn capture_with_nothing_readable_is_refused() {
     let desk = Desk::new();
     desk.write_one_flow("good.pcap", 3);
     let beacons = [interface(105), packet(0, b"a beacon"), packet(0, b"another")];
@@ -63,7 +63,7 @@ fn a_capture_of_which_nothing_is_read_is_refused() {
 }
 
 #[test]
-fn all_captures_are_judged_before_the_first_is_replayed() {
+fn captures_are_checked_before_replay() {
     let desk = Desk::new();
     desk.write_one_flow("good.pcap", 3);
     fs::write(desk.path("text.pcap"), "this is no capture, as anybody sees").unwrap();
@@ -97,7 +97,7 @@ fn gzip(desk: &Desk, name: &str) {
 }
 
 #[test]
-fn captures_come_by_standard_input_and_packed() {
+fn captures_from_stdin_and_packed() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 7);
     let plain = fs::read(desk.path("f.pcap")).unwrap();
@@ -122,7 +122,7 @@ fn captures_come_by_standard_input_and_packed() {
 }
 
 #[test]
-fn standard_input_is_judged_when_it_is_reached() {
+fn stdin_capture_checked_when_reached() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 7);
     for (args, delivered) in [("-", None), ("f.pcap -", Some(7))] {
@@ -145,7 +145,7 @@ fn standard_input_is_judged_when_it_is_reached() {
 }
 
 #[test]
-fn promise_3_a_run_ends_though_its_input_is_silent() {
+fn promise_3_run_ends_despite_silent_input() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 3);
     let mut run = start(&desk, "replay --json --cpus 1 --write-pcap out -");
@@ -168,7 +168,7 @@ fn promise_3_a_run_ends_though_its_input_is_silent() {
 }
 
 #[test]
-fn errors_are_documents_where_json_is_asked_for() {
+fn errors_are_json_on_request() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 1);
     fs::write(desk.path("none.pcap"), "not one").unwrap();
@@ -205,7 +205,7 @@ fn one_is_not_many() {
 }
 
 #[test]
-fn what_lro_cannot_give_back_is_said() {
+fn lro_losses_are_reported() {
     let desk = Desk::new();
     desk.write_one_flow("one.pcap", 1);
     for (mode, is_said) in [("lro", true), ("gro", false)] {
@@ -222,7 +222,7 @@ fn what_lro_cannot_give_back_is_said() {
 /// Polls an hour apart are as good as none: the run ends all the same when it is asked to, and looks
 /// at its input again once that is no longer forbidden.
 #[test]
-fn promise_3_deferred_polls_hold_up_no_end_and_no_change() {
+fn promise_3_deferred_polls_delay_no_change() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 4);
     let capture = fs::read(desk.path("f.pcap")).unwrap();

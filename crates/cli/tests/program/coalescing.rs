@@ -6,7 +6,7 @@ use super::*;
 const ROWS: &str = "--synthetic flows=4,frames=2000,size=100,run=10 --cpus 2 --deterministic";
 
 #[test]
-fn nothing_is_merged_unless_something_is_said_about_it() {
+fn nothing_merges_without_configuration() {
     let desk = Desk::new();
     for (args, is_merged) in [
         ("--seed 1", false),
@@ -31,7 +31,7 @@ fn nothing_is_merged_unless_something_is_said_about_it() {
 }
 
 #[test]
-fn what_was_merged_and_why_not_is_reported_by_name() {
+fn merges_and_refusals_are_reported() {
     let desk = Desk::new();
     let report = desk.report(&format!("{ROWS} --coalesce gro"));
     let lro = &report["lro"];
@@ -50,7 +50,7 @@ fn what_was_merged_and_why_not_is_reported_by_name() {
 }
 
 #[test]
-fn lro_8_the_mode_decides_what_may_be_merged() {
+fn lro_8_mode_decides_what_merges() {
     let desk = Desk::new();
     let mut frames = Vec::new();
     for nth in 0..20u32 {
@@ -78,7 +78,7 @@ fn lro_8_the_mode_decides_what_may_be_merged() {
 }
 
 #[test]
-fn values_that_cannot_be_are_refused_by_name() {
+fn impossible_values_refused_by_name() {
     let desk = Desk::new();
     for (args, part) in [
         ("--coalesce on", "[possible values: gro, lro, off]"),
@@ -107,7 +107,7 @@ fn values_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
-fn changes_take_effect_at_their_frames_and_are_written() {
+fn changes_apply_at_their_frames() {
     let desk = Desk::new();
     let changes = [
         "500:coalesce=off",
@@ -133,7 +133,7 @@ fn changes_take_effect_at_their_frames_and_are_written() {
 }
 
 #[test]
-fn promise_6_written_captures_hold_packets_or_the_frames_they_were_merged_of() {
+fn promise_6_captures_hold_packets_or_frames() {
     let desk = Desk::new();
     desk.write_one_flow("in.pcap", 200);
     let fixed = "in.pcap --cpus 1 --deterministic --coalesce gro --write-pcap";

@@ -140,7 +140,7 @@ fn knobs_are_read_set_and_listed() {
 }
 
 #[test]
-fn rps_8_what_a_run_refuses_has_the_kernels_errno_and_an_exit_code() {
+fn rps_8_refusals_have_errno_and_exit_code() {
     let desk = Desk::new();
     let live = Live::start(&desk, "--cpus 1");
     for (args, errno) in [
@@ -194,7 +194,7 @@ fn rps_8_what_a_run_refuses_has_the_kernels_errno_and_an_exit_code() {
 }
 
 #[test]
-fn the_socket_speaks_lines_with_an_end() {
+fn socket_lines_have_an_end() {
     let desk = Desk::new();
     let live = Live::start(&desk, "--cpus 1");
     let mtu = "now mtu 9000\nin effect: once coalesce is gro or lro\nok\n9000\nok\n";
@@ -223,7 +223,7 @@ fn the_socket_speaks_lines_with_an_end() {
 }
 
 #[test]
-fn a_watch_tells_every_change_until_the_run_ends() {
+fn watch_reports_changes_until_end() {
     let desk = Desk::new();
     let live = Live::start(&desk, "--cpus 1");
     let mut watch = Command::new(env!("CARGO_BIN_EXE_forebay"));
@@ -248,7 +248,7 @@ fn a_watch_tells_every_change_until_the_run_ends() {
 }
 
 #[test]
-fn rfs_6_a_flow_goes_where_its_application_runs_and_explain_says_why() {
+fn rfs_6_explained_flow_follows_application() {
     let desk = Desk::new();
     let live = Live::start(&desk, &format!("--cpus 2 --rps 1 --spread always --explain {FLOW}"));
     let state = || live.document(&format!("explain {FLOW}"))["queues"][0].clone();
@@ -278,7 +278,7 @@ fn rfs_6_a_flow_goes_where_its_application_runs_and_explain_says_why() {
 }
 
 #[test]
-fn what_is_saved_is_what_the_next_run_begins_with() {
+fn saved_state_starts_next_run() {
     let desk = Desk::new();
     fs::write(desk.path("c.toml"), "[knobs]\nmtu = 9000\nrps_cpus = \"1\"\n").unwrap();
     let live = Live::start(&desk, "--cpus 1 --queues 2 --config c.toml");
@@ -310,7 +310,7 @@ fn what_is_saved_is_what_the_next_run_begins_with() {
 }
 
 #[test]
-fn a_config_file_is_refused_by_its_line() {
+fn config_error_names_its_line() {
     let desk = Desk::new();
     for (text, problem) in [
         ("[knobs]\nmtu = 1\n", "c.toml:2: mtu cannot be \"1\""),
@@ -330,7 +330,7 @@ fn a_config_file_is_refused_by_its_line() {
 }
 
 #[test]
-fn promise_5_hostile_clients_neither_stop_a_run_nor_keep_others_from_it() {
+fn promise_5_hostile_clients_stop_nobody() {
     let desk = Desk::new();
     let live = Live::start(&desk, "--cpus 2 --rps 3");
     let mut clients = Vec::new();
@@ -360,7 +360,7 @@ fn promise_5_hostile_clients_neither_stop_a_run_nor_keep_others_from_it() {
 }
 
 #[test]
-fn the_socket_is_its_owners_alone_and_a_dead_runs_is_replaced() {
+fn socket_private_dead_one_replaced() {
     let desk = Desk::new();
     let mut live = Live::start(&desk, "--cpus 1");
     let mode = |name| fs::metadata(desk.path(name)).unwrap().permissions().mode() & 0o777;
@@ -396,7 +396,7 @@ fn the_socket_is_its_owners_alone_and_a_dead_runs_is_replaced() {
 }
 
 #[test]
-fn a_replay_says_at_the_end_where_flows_were_and_why() {
+fn replay_reports_flow_cpus_with_reasons() {
     let desk = Desk::new();
     let fixed = "--deterministic --cpus 2 --spread always --rps 1 --at 100:rps_cpus=2";
     let args = format!("{fixed} --explain {FLOW} --explain 0badcafe");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn rps_5_hashes_are_those_of_network_cards_and_symmetric_ones_are() {
+fn rps_5_hashes_are_network_cards() {
     let desk = Desk::new();
     desk.write_udp("pair.pcap", [&MS_V4_0, &MS_V4_0_BACK]);
     let hashes = |args: &str| {
@@ -58,7 +58,7 @@ fn rps_5_published_vectors_are_hashed() {
 }
 
 #[test]
-fn vectors_that_cannot_be_hashed_are_refused_by_id() {
+fn unhashable_vectors_refused_by_id() {
     let desk = Desk::new();
     for (from, to, part) in [
         ("\"keys\"", "keys", "v.json: key must be a string at line 2"),
@@ -86,7 +86,7 @@ fn vectors_that_cannot_be_hashed_are_refused_by_id() {
 }
 
 #[test]
-fn a_benchmark_prints_one_line_of_figures() {
+fn benchmark_prints_one_line() {
     let run = Desk::new().run("bench checksum --reps 3 --secs 1");
     assert_eq!(run.code, Some(0), "{}", run.told);
     assert_eq!(run.stdout.lines().count(), 1);
@@ -98,7 +98,7 @@ fn a_benchmark_prints_one_line_of_figures() {
 }
 
 #[test]
-fn a_benchmark_of_steering_takes_packets_that_can_be_steered_whatever_their_size() {
+fn steering_benchmark_packets_can_be_steered() {
     let desk = Desk::new();
     let arp = [[0xff; 12].as_slice(), &[8, 6], &[0; 46]].concat();
     let mut jumbo = Vec::new();
@@ -128,7 +128,7 @@ fn a_benchmark_of_steering_takes_packets_that_can_be_steered_whatever_their_size
 }
 
 #[test]
-fn a_benchmark_of_sockets_gives_each_policy_its_turn_and_all_frames_come_home() {
+fn socket_benchmark_rotates_policies_without_leaks() {
     let run = Desk::new().run("bench udp --reps 1 --secs 1 --producers 2 --work-ns 20");
     if run.told.contains("needs two CPUs") {
         return;

@@ -147,7 +147,7 @@ fn frames_of(capture: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_bundled_capture_is_replayed_and_reported_field_by_field() {
+fn bundled_capture_report_is_exact() {
     let report = Desk::new().report("--cpus 2 --rps 1,00000003");
     for field in ["packets_in", "delivered"] {
         assert_eq!(report[field], BUNDLED_FRAMES, "{field}");
@@ -175,7 +175,7 @@ fn the_bundled_capture_is_replayed_and_reported_field_by_field() {
 }
 
 #[test]
-fn json_is_alone_on_standard_output_and_notices_are_on_standard_error() {
+fn json_alone_on_stdout() {
     let desk = Desk::new();
     let run = desk.run("replay --json --cpus 1 --rps 3");
     assert_eq!(run.code, Some(0));
@@ -186,7 +186,7 @@ fn json_is_alone_on_standard_output_and_notices_are_on_standard_error() {
 }
 
 #[test]
-fn people_get_a_table_and_a_verdict() {
+fn people_get_table_and_verdict() {
     let run = Desk::new().run("replay --cpus 1");
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
     for part in ["32,000 packets in", "CPU", "backlog max", "64 flows"] {
@@ -196,7 +196,7 @@ fn people_get_a_table_and_a_verdict() {
 }
 
 #[test]
-fn unusable_input_is_refused_with_its_name_place_and_remedy() {
+fn unusable_input_names_place_and_remedy() {
     let desk = Desk::new();
     desk.write_one_flow("huge.pcap", 1);
     let mut huge = fs::read(desk.path("huge.pcap")).unwrap();
@@ -226,7 +226,7 @@ fn unusable_input_is_refused_with_its_name_place_and_remedy() {
 }
 
 #[test]
-fn promise_2_what_comes_before_the_damage_is_delivered_and_counted() {
+fn promise_2_data_before_damage_is_delivered() {
     let desk = Desk::new();
     desk.write_one_flow("broken.pcap", 3);
     let mut bytes = fs::read(desk.path("broken.pcap")).unwrap();
@@ -321,7 +321,7 @@ fn promise_2_written_captures_hold_every_frame_once() {
 }
 
 #[test]
-fn rps_11_a_scripted_mask_takes_effect_at_its_frame() {
+fn rps_11_scripted_mask_applies_at_frame() {
     let desk = Desk::new();
     // Slowly, so that no packet is queued when the mask changes.
     let fixed = "--deterministic --cpus 2 --spread always --rps 1 --rate 1000 --trace t";
@@ -340,7 +340,7 @@ fn rps_11_a_scripted_mask_takes_effect_at_its_frame() {
 }
 
 #[test]
-fn a_change_of_the_script_that_cannot_be_is_told_and_the_run_goes_on() {
+fn impossible_script_change_is_reported() {
     let run = Desk::new()
         .run("replay --json --deterministic --cpus 2 --at 100:online=0:0 --at 200:online=1:0");
     assert_eq!(run.code, Some(2), "{}", run.told);
@@ -350,7 +350,7 @@ fn a_change_of_the_script_that_cannot_be_is_told_and_the_run_goes_on() {
 }
 
 #[test]
-fn options_change_what_they_name_and_nothing_is_lost() {
+fn options_change_only_what_named() {
     let desk = Desk::new();
     desk.write_one_flow("f.pcap", 100);
     // IPv6, UDP and Ethernet headers around 100 bytes.
@@ -376,7 +376,7 @@ fn options_change_what_they_name_and_nothing_is_lost() {
 }
 
 #[test]
-fn rps_9_a_mask_of_nothing_turns_rps_off() {
+fn rps_9_empty_mask_disables_rps() {
     let desk = Desk::new();
     for (mask, share) in [("0", [BUNDLED_FRAMES, 0]), ("2", [0, BUNDLED_FRAMES])] {
         let report = desk.report(&format!("--deterministic --cpus 2 --spread always --rps {mask}"));
@@ -386,7 +386,7 @@ fn rps_9_a_mask_of_nothing_turns_rps_off() {
 }
 
 #[test]
-fn queues_and_start_counters_show_in_the_trace() {
+fn trace_shows_queues_and_start_counters() {
     let desk = Desk::new();
     desk.report(
         "--deterministic --cpus 2 --spread always --queues 3 --start-counters 4294966296 --trace t",
@@ -417,7 +417,7 @@ fn output_never_goes_over_input() {
 }
 
 #[test]
-fn what_lies_in_an_output_directory_is_of_one_run() {
+fn output_directory_is_of_one_run() {
     let desk = Desk::new();
     fs::create_dir(desk.path("out")).unwrap();
     for name in ["cpu9.pcap", "cpu0-ip.pcap", "cpu9.txt", "parse.csv", "counters.json"] {
@@ -434,7 +434,7 @@ fn what_lies_in_an_output_directory_is_of_one_run() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_told_and_the_report_comes_all_the_same() {
+fn unwritable_output_still_reports() {
     let desk = Desk::new();
     fs::write(desk.path("v.json"), hash_and_bench::VECTORS).unwrap();
     for args in [
@@ -459,7 +459,7 @@ fn output_that_cannot_be_written_is_told_and_the_report_comes_all_the_same() {
 }
 
 #[test]
-fn rps_9_the_trace_shows_the_mask_that_is_in_force() {
+fn rps_9_trace_shows_effective_mask() {
     let desk = Desk::new();
     desk.report("--deterministic --cpus 0,2 --rps 7 --at 100:rps_cpus=6 --trace t");
     assert_eq!(desk.column("t/config.csv", "value"), ["5", "4"]);
@@ -477,7 +477,7 @@ fn every_run_tells_its_seed() {
 }
 
 #[test]
-fn a_signal_ends_a_run_in_order() {
+fn signal_ends_run_in_order() {
     let desk = Desk::new();
     let args = "replay --json --cpus 1 --rate 1000 --loops 1000 --write-pcap out";
     let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));

@@ -43,7 +43,7 @@ fn ask(desk: &Desk, args: &str) -> Run {
 }
 
 #[test]
-fn runs_are_found_where_they_listen_and_told_apart_by_name() {
+fn runs_found_by_name() {
     let desk = Desk::new();
     let own = desk.path("forebay").display().to_string();
     let first = Lasting::start(&desk, "first");
@@ -77,7 +77,7 @@ fn runs_are_found_where_they_listen_and_told_apart_by_name() {
 }
 
 #[test]
-fn where_no_run_listens_it_is_said_where_was_looked() {
+fn absent_run_error_lists_places() {
     let desk = Desk::new();
     let mut command = forebay(&desk);
     let command = command.env("RUNTIME_DIRECTORY", desk.path("mine")).args(["list"]);

@@ -20,7 +20,7 @@ fn without_a_device_it_explains_itself() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_with_those_that_are() {
+fn missing_device_error_lists_others() {
     let desk = Desk::new();
     for args in ["run no-such0", "run lo af_packet:no-such0 --yes"] {
         let run = desk.run(args);
@@ -32,7 +32,7 @@ fn a_device_that_is_not_there_is_refused_with_those_that_are() {
 }
 
 #[test]
-fn options_of_a_run_that_cannot_be_are_bad_usage() {
+fn impossible_run_options_are_usage() {
     let desk = Desk::new();
     for (args, part) in [
         ("run tun:t0 --take udp:53", "--take with tun: what is sent there is all taken"),
@@ -75,7 +75,7 @@ fn options_of_a_run_that_cannot_be_are_bad_usage() {
 }
 
 #[test]
-fn what_a_process_may_not_do_is_told_by_name_and_how_to_grant_it() {
+fn missing_permission_named_with_remedy() {
     let desk = Desk::new();
     for (args, problem, remedy) in [
         (

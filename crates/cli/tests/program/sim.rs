@@ -30,7 +30,7 @@ fn json(args: &str) -> Value {
 }
 
 #[test]
-fn without_a_scenario_all_are_listed_and_an_unknown_one_is_bad_usage() {
+fn scenarios_listed_unknown_is_usage() {
     let desk = Desk::new();
     let listed = desk.run("sim");
     let names = listed.stdout.lines().filter_map(|line| line.split(' ').next());
@@ -46,7 +46,7 @@ fn without_a_scenario_all_are_listed_and_an_unknown_one_is_bad_usage() {
 }
 
 #[test]
-fn what_the_kernel_s_rules_break_is_shown_beside_ours_and_is_no_failure() {
+fn kernel_rule_violations_are_comparison() {
     let both = json("sim mask-change --seeds 2 --packets 3000 --json");
     let kernel = &both["kernel"];
     assert_eq!((&both["scenario"], &both["rules"]), (&"mask-change".into(), &"forebay".into()));
@@ -69,7 +69,7 @@ fn what_the_kernel_s_rules_break_is_shown_beside_ours_and_is_no_failure() {
 }
 
 #[test]
-fn promise_1_a_simulated_run_leaves_a_trace_that_others_can_judge() {
+fn promise_1_simulated_trace_can_be_judged() {
     let desk = Desk::new();
     let run = desk.run("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json --trace dir");
     let summary: Value = serde_json::from_str(&run.stdout).unwrap();

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_control_tree_of_the_same_user_is_ours() {
+    fn only_own_control_tree_is_unmounted() {
         let of = |kind, source, user| {
             let options = format!("rw,user_id={user},group_id=0,default_permissions,allow_other");
             format!("91 29 0:53 / /mnt/fb rw,nosuid shared:7 - {kind} {source} {options}")

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_keeps_its_number_and_a_number_its_path() {
+    fn paths_and_inodes_are_stable() {
         let mut inodes = Inodes::new();
         let numbers = ["", "sys", "proc", "sys"].map(|path| inodes.number(path));
         assert_eq!(numbers, [1, 2, 3, 2].map(INodeNo));

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_belong_to_the_file_system_that_they_begin_with() {
+    fn paths_choose_their_file_system() {
         for (path, like) in [
             ("", Like::Sysfs),
             ("sys", Like::Sysfs),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn only_numbers_of_procfs_ignore_what_is_written_behind_their_start() {
+    fn only_procfs_ignores_trailing_text() {
         let ignores = |path: &str, offset| Like::of(path).ignores(path, offset);
         assert!(ignores("proc/sys/net/core/dev_weight", 1));
         assert!(!ignores("proc/sys/net/core/dev_weight", 0));

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_mounted_on_is_refused_with_what_to_do() {
+    fn unmountable_directory_error_says_remedy() {
         let here = env::current_dir().unwrap();
         let (problem, help) = told(&here);
         assert!(problem.contains("is not empty") && help.contains("empty directory"), "{problem}");

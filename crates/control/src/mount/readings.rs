@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_read_in_pieces_is_of_one_moment_and_its_start_is_of_now() {
+    fn file_read_is_one_snapshot() {
         let mut readings = Readings::new();
         assert_eq!(read(&mut readings, 1, 0, "abc\n"), "ab");
         assert_eq!(read(&mut readings, 2, 0, "ABC\n"), "AB");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_texts_are_kept_of_a_bounded_number_of_files() {
+    fn promise_3_kept_texts_are_bounded() {
         let mut readings = Readings::new();
         let most = READINGS_MAX as u64;
         for file in 0..=most {

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_read_as_the_kernel_laid_them_out() {
+    fn frames_read_as_kernel_wrote() {
         let frames = [&[1; 60][..], &[], &[3; 1000]];
         let block = block(&frames);
         let read = read(&block).unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_was_taken_off_is_told_with_its_type_if_that_is_known() {
+    fn stripped_tag_keeps_known_type() {
         let mut block = block(&[&[0; 60]]);
         put(&mut block, 48 + 32, 0x6064);
         put(&mut block, 48 + 36, 0x88a8);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_5_a_block_that_lies_is_found_out() {
+    fn promise_5_invalid_block_is_detected() {
         let frames = [&[1; 60][..], &[2; 60]];
         for (at, word, lie) in [
             (OFFSET_TO_FIRST_PKT_AT, 47, InvalidBlock::Offset), // inside the descriptor
@@ -259,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn promise_5_no_block_makes_reading_panic_or_go_on_for_ever(
+        fn promise_5_any_block_ends_reading(
             words in proptest::collection::vec((0usize..1023, any::<u32>(), 0u32..5000), 0..40),
             frames in 0usize..20,
         ) {

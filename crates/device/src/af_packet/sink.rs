@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_1_what_a_kernel_does_not_cut_goes_in_its_segments_and_in_its_place() {
+    fn promise_1_uncut_packet_leaves_as_segments() {
         let mut pool = pool();
         let mut packets = datagrams(1, &[1], &mut pool);
         packets.append(&mut merged(datagrams(2, &[2, 3, 4], &mut pool)));
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_2_a_packet_of_which_a_segment_is_lost_counts_as_dropped_once() {
+    fn promise_2_partly_sent_packet_counts_dropped_once() {
         let mut pool = pool();
         let mut packets = merged(datagrams(2, &[1, 2, 3, 4], &mut pool));
         packets.append(&mut datagrams(1, &[5], &mut pool));

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_numbered_as_the_kernel_numbers_types() {
+    fn functions_numbered_by_kernel_btf() {
         assert_eq!(function(&small(), "one"), Ok(3));
         assert_eq!(function(&small(), "two"), Ok(4));
         assert_eq!(function(&small(), "tw"), Err("no such function"));

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_is_read_as_it_is_written() {
+    fn policy_round_trips() {
         for text in ["auto", "mtu", "page", "9216"] {
             assert_eq!(
                 text.parse::<RxBufferSizing>().map(|policy| policy.to_string()),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_have_a_power_of_two_of_entries() {
+    fn ring_sizes_are_powers_of_two() {
         let of = |queue_size| VirtioOptions { queue_size, ..VirtioOptions::default() }.check();
         assert!([16, 256, 1 << 15].into_iter().all(|size| of(size).is_ok()));
         assert!([0, 8, 100, 1025].into_iter().all(|size| of(size).is_err()));

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_families_of_all_systems_are_read_in_both_orders() {
+    fn address_families_in_both_byte_orders() {
         for family in [2u32, 10, 23, 24, 28, 30] {
             for bytes in [family.to_le_bytes(), family.to_be_bytes()] {
                 for link_type in [LinkType::NULL, LinkType::LOOP] {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn cooked_headers_of_ip_are_left_out_and_others_made_anew() {
+    fn cooked_headers_stripped_or_rebuilt() {
         for protocol in [IPV4, IPV6] {
             let at = [16, 20].map(|bytes| Begin::At(bytes, Link::Ip));
             assert_eq!(begins(1, 0, protocol, 40), at);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn cooked_headers_that_are_cut_off_are_not_read() {
+    fn truncated_cooked_headers_are_skipped() {
         let whole = cooked(1, 0, IPV4);
         for (link_type, whole) in [LinkType::SLL, LinkType::SLL2].into_iter().zip(&whole) {
             let cut = &whole[..whole.len() - 1];

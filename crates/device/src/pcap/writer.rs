@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_in_pieces_is_written_as_what_lies_in_one_frame() {
+    fn nonlinear_capture_equals_linear() {
         let directory = tempfile::tempdir().unwrap();
         let written = datagrams(&[3; 1001], 116).map(|packet| {
             let mut writer = CaptureWriter::new(&directory.path().join("written"));
@@ -257,7 +257,7 @@ mod tests {
     proptest! {
         /// Whatever room there is, what counts as written is what can be read again.
         #[test]
-        fn promise_2_only_what_is_in_a_capture_is_counted(
+        fn promise_2_only_recorded_frames_are_counted(
             room_bytes in 0usize..12_000,
             at_once in 1usize..500,
             flushes in prop::collection::vec(prop::collection::vec((300usize..400, 1usize..4), 0..6), 1..6),

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_the_same_in_fewest_words() {
+    fn list_prints_shortest_form() {
         for (list, same) in [
             ("all", "all"),
             ("udp", "udp"),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_cannot_be_is_refused_with_what_is_wrong_and_where() {
+    fn bad_list_error_names_place() {
         for (list, why) in [
             ("", "an entry is empty"),
             ("udp:53,", "an entry is empty"),
@@ -306,7 +306,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_takes_the_ports_that_are_in_it(
+        fn port_list_matches_its_ports(
             entries in prop::collection::vec((any::<bool>(), 0..40_u16, 0..4_u16), 1..20),
             port in 0..45_u16,
         ) {

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn vio_2_the_first_packet_sets_it_and_none_is_no_packet() {
+    fn vio_2_first_packet_sets_average() {
         assert_eq!(fed([]).bytes(), 0);
         assert_eq!(fed([0, 0, 1514]).bytes(), 1514);
         assert_eq!(fed([65_549]).bytes(), 65_549);
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn vio_2_there_is_no_dead_zone_on_either_side() {
+    fn vio_2_no_dead_zone_either_side() {
         for (before, after) in
             [(1500, 1560), (1500, 1501), (1514, 1570), (1500, 4096), (3000, 2999)]
         {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn vio_2_nineteen_twentieths_of_a_step_take_at_most_210_packets_and_at_least_64() {
+    fn vio_2_step_settles_in_64_to_210() {
         for (before, after) in
             [(1500, 4096), (1514, 9000), (65_549, 60), (60, 65_549), (1500, 1540)]
         {
@@ -89,7 +89,7 @@ mod tests {
     proptest! {
         /// The average lies between the shortest and the longest, and within a byte of what real numbers give.
         #[test]
-        fn vio_2_it_is_the_average_that_real_numbers_have(
+        fn vio_2_average_equals_real_arithmetic(
             lens in proptest::collection::vec(1u32..70_000, 1..400),
         ) {
             let average = f64::from(fed(lens.iter().copied()).bytes());

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn vio_3_a_buffer_holds_the_average_packet_between_an_ethernet_frame_and_the_clamp() {
+    fn vio_3_buffer_between_ethernet_and_clamp() {
         let auto = |len| sizing(RxBufferSizing::Auto, [len]);
         assert_eq!(sizing(RxBufferSizing::Auto, []), 1536);
         assert_eq!([60, 1514, 1518, 1524].map(auto), [1536; 4]);
@@ -273,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_an_odd_number_of_pairs_of_cache_lines_apart() {
+    fn buffers_are_odd_cache_lines_apart() {
         let cut = [1536, 1600, 4096, 9024, 16 << 10].map(pitch_bytes);
         assert_eq!(cut, [2176, 2176, 4224, 9088, (16 << 10) + 128]);
     }
 
     #[test]
-    fn vio_1_the_other_policies_look_at_no_packet() {
+    fn vio_1_other_policies_ignore_lengths() {
         for packets in [[60; 100], [65_549; 100]] {
             assert_eq!(sizing(RxBufferSizing::Mtu, packets), 1536);
             assert_eq!(sizing(RxBufferSizing::Page, packets), 4096);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn net_2_where_a_packet_must_fit_into_one_buffer_it_does() {
+    fn net_2_single_buffer_holds_whole_packet() {
         let sized = |policy, packet_bytes| {
             let mut sizing = Sizing::new(policy, 16 << 10);
             sizing.begin(20, packet_bytes);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn net_3_commands_go_into_the_ring_behind_all_queue_pairs_that_the_device_has() {
+    fn net_3_control_queue_index_follows_device_pairs() {
         let mq = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ];
         for (offered, configured, has, most, ring) in [
             (&mq[..], Some(4), 4, 4, Some(8)),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_5_hashes_are_asked_for_only_where_the_device_can_be_told() {
+    fn rps_5_hashes_requested_where_possible() {
         let key = HashKey::drawn();
         let of = |known| Commands::new(known, 1, Some(key));
         let hashes = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT];
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_reads_a_key_in_what_is_told() {
+    fn keys_are_not_revealed() {
         let key = HashKey::drawn();
         assert_eq!(format!("{key:?}"), "HashKey(secret)");
         assert!(key.0 != HashKey::drawn().0 && key.0[32..] != [0; 8], "all of it is drawn");

@@ -49,7 +49,7 @@ mod tests {
         [2, 0, 0, 0, 0, 1, 1, 0, 4, 0, 0x28, 0x23, 0, 0, 0, 0, 1, 40, 128, 0, 0x3f, 1, 0, 0];
 
     #[test]
-    fn fields_stand_where_the_specification_has_them() {
+    fn fields_at_specified_offsets() {
         let all = VirtioNetConfig {
             queue_pairs_max: Some(4),
             mtu: Some(9000),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_counts_as_not_said() {
+    fn impossible_counts_as_unsaid() {
         for (pairs, said) in [(0, None), (1, Some(1)), (0x8000, Some(0x8000)), (0x8001, None)] {
             let mut bytes = BYTES;
             bytes[8..10].copy_from_slice(&u16::to_le_bytes(pairs));

@@ -240,7 +240,7 @@ mod tests {
     proptest! {
         /// Ids and lengths are anything; many of them are near what is right.
         #[test]
-        fn promise_5_whatever_is_said_of_commands_each_is_answered_once_at_most(
+        fn promise_5_commands_answered_at_most_once(
             is_packed: bool,
             said in vec((prop_oneof![0..4_u16, any::<u16>()], 0..3_u32, 1..4_usize), 1..8),
         ) {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_tried_twice_then_done_without_once() {
+    fn failing_ring_retried_twice_then_skipped() {
         let mut place = place();
         assert_eq!(place.given_up(), None);
         place.failed("one".to_owned());

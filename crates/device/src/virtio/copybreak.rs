@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_line_is_left_alone_while_all_headers_end_in_the_first() {
+    fn second_header_line_left_alone() {
         let short = || repeat_n(udp(), 64).chain(repeat_n(udp_6(), 200));
         assert_eq!(of([]), 128);
         assert_eq!(of(short().take(63)), 128);

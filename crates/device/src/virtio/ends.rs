@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_is_not_forgotten_with_the_next_end() {
+    fn end_reason_outlives_next_end() {
         let facts = Facts::default();
         let mut ends = SessionEnds::new(facts.clone());
         let lie = EndKind::UsedIndex.because("it jumped");

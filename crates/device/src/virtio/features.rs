@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn feat_1_2_3_what_is_accepted_was_offered_and_has_all_that_it_takes(
+        fn feat_1_2_3_accepted_features_offered_with_dependencies(
             offered: u64,
             wishes in wishes(),
         ) {
@@ -228,14 +228,14 @@ mod tests {
         }
 
         #[test]
-        fn feat_4_a_device_without_version_1_is_refused(offered: u64, wishes in wishes()) {
+        fn feat_4_device_without_version_1_is_refused(offered: u64, wishes in wishes()) {
             let refused = Features::negotiate(offered & !VERSION_1, wishes);
             prop_assert!(refused.unwrap_err().contains("VIRTIO_F_VERSION_1"));
         }
     }
 
     #[test]
-    fn feat_2_a_dependent_bit_alone_is_left() {
+    fn feat_2_dependent_bit_alone_is_dropped() {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
             let wishes =
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_usable_is_used_where_all_is_offered() {
+    fn all_usable_features_are_accepted() {
         let all = Features::negotiate(
             u64::MAX,
             OfferedFeatures { packed: true, device_hash: true, without_offloads: false },
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn net_11_a_gso_type_goes_with_its_feature() {
+    fn net_11_gso_type_needs_its_feature() {
         let without = |bits: &[u32], merged| {
             let offered = bits.iter().fold(VERSION_1 | merged, |offered, bit| offered | 1 << bit);
             Features::negotiate(offered, OfferedFeatures::default()).unwrap()

@@ -77,7 +77,7 @@ mod tests {
         [1, 4, 54, 0, 0xa8, 5, 34, 0, 16, 0, 3, 0, 0xef, 0xbe, 0xad, 0xde, 2, 0, 9, 9];
 
     #[test]
-    fn fields_are_little_endian_and_stand_where_the_specification_has_them() {
+    fn fields_little_endian_at_specified_offsets() {
         let header = NetHeader::from_bytes(&BYTES, true);
         let offloads = VirtioNetHdr {
             flags: 1,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_5_a_hash_is_one_only_where_it_was_agreed_on_and_taken() {
+    fn rps_5_hash_needs_agreement() {
         assert_eq!(NetHeader::from_bytes(&BYTES, false).hash, FlowHash::NONE);
         let mut unhashed = BYTES;
         unhashed[16] = 0;

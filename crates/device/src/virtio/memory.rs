@@ -170,7 +170,7 @@ mod tests {
     use crate::config::virtio::RxBufferSizing;
 
     #[test]
-    fn the_parts_of_all_pairs_lie_one_behind_the_other_in_the_memory() {
+    fn pair_memory_is_contiguous() {
         for (queue_size, max_bytes) in [(16, 1536), (256, 16 << 10), (1024, 65_600), (32_768, 4096)]
         {
             let options =
@@ -191,7 +191,7 @@ mod tests {
 
     /// Nobody gets what is another's: see [`Region::claim`].
     #[test]
-    fn all_parts_of_two_pairs_and_the_control_queue_are_there_at_once() {
+    fn all_parts_coexist_in_memory() {
         let plan = MemoryPlan::of(&VirtioOptions::default());
         let memory = SharedMemory::new(plan.len_bytes(2)).unwrap();
         let of_pair = |pair| {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_memory_for_a_full_ring_of_the_largest_buffers_and_for_packets_under_way() {
+    fn memory_covers_full_ring_in_flight() {
         for max_bytes in [1536, 4096, 9216, 16 << 10, 65_600, 1 << 20] {
             let options = VirtioOptions {
                 rx_buffers: RxBufferSizing::Auto,

@@ -25,13 +25,13 @@ use crate::taker::Taker;
 
 /// The tests.
 pub(crate) const TRIALS: &[(&str, fn())] = &[
-    ("promise_6_streams_that_come_whole_go_on_whole_and_arrive_intact", whole_streams),
-    ("promise_6_streams_that_are_merged_here_go_on_whole_and_arrive_intact", merged_streams),
+    ("promise_6_gso_streams_forward_intact", whole_streams),
+    ("promise_6_merged_streams_forward_intact", merged_streams),
     ("streams_of_single_frames_arrive_intact", single_streams),
-    ("datagrams_that_come_whole_are_cut_again_where_they_arrive", whole_datagrams),
-    ("what_does_not_fit_is_counted_as_too_long_by_the_mtu_of_now", too_long),
-    ("a_link_that_is_down_and_a_packet_without_link_header_are_counted", not_sent),
-    ("an_interface_that_is_deleted_ends_its_sink", deleted),
+    ("gso_datagrams_are_cut_on_arrival", whole_datagrams),
+    ("too_long_by_current_mtu", too_long),
+    ("link_down_and_headerless_are_counted", not_sent),
+    ("deleted_interface_ends_sink", deleted),
 ];
 
 /// Bytes of a stream.

@@ -18,16 +18,16 @@ use crate::taker::{Taker, options};
 
 /// The tests.
 pub(crate) const TRIALS: &[(&str, fn())] = &[
-    ("promise_2_at_a_low_rate_everything_that_was_sent_is_taken", low_rate),
-    ("promise_2_what_was_sent_far_too_fast_was_taken_or_counted_by_the_kernel", high_rate),
-    ("a_tag_that_the_kernel_took_off_is_back_in_its_place", tags),
-    ("what_is_asked_for_is_taken_behind_two_tags_and_no_more", tags_of_what_is_taken),
-    ("what_is_not_asked_for_stays_with_the_kernel", taken),
-    ("frames_come_once_with_several_queues_and_a_flow_stays_on_one", queues),
-    ("what_the_machine_itself_sends_does_not_come", outgoing),
-    ("a_link_may_go_down_and_up", down_and_up),
-    ("an_interface_that_is_deleted_ends_its_source_after_the_last_frame", deleted),
-    ("nothing_is_left_after_twenty_openings_under_load", openings),
+    ("promise_2_low_rate_loses_nothing", low_rate),
+    ("promise_2_overload_is_counted_by_kernel", high_rate),
+    ("stripped_tag_is_reinserted", tags),
+    ("filter_reads_behind_two_tags", tags_of_what_is_taken),
+    ("unrequested_stays_with_kernel", taken),
+    ("several_queues_no_duplicates_flows_stable", queues),
+    ("outgoing_packets_do_not_come", outgoing),
+    ("link_goes_down_and_up", down_and_up),
+    ("deleted_interface_ends_after_last_frame", deleted),
+    ("twenty_openings_leave_nothing", openings),
 ];
 
 /// Two namespaces, and a cable from `pka`, where frames are taken, to `pkb`, whose kernel sends.

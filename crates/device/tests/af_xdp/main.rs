@@ -20,27 +20,27 @@ fn main() {
     let missing = missing();
     let no_hash = missing.clone().or_else(hash_missing);
     let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
-    let hashed = "the_devices_hash_comes_with_each_packet_where_it_has_one";
+    let hashed = "device_hash_comes_with_packet";
     let trials = vec![
-        trial("datagrams_arrive_as_they_were_sent_in_order", receive::as_sent),
+        trial("datagrams_arrive_in_order", receive::as_sent),
         trial("datagrams_arrive_in_generic_mode_too", receive::generic),
-        trial("datagrams_arrive_when_calls_poll_the_driver", receive::busy_polled),
+        trial("busy_polled_datagrams_arrive", receive::busy_polled),
         trial_inside(hashed, no_hash.as_ref(), receive::hashed),
-        trial("promise_2_what_finds_no_room_is_counted_exactly", receive::overrun),
-        trial("promise_2_what_finds_no_frame_is_counted_exactly", receive::starved),
-        trial("promise_2_nothing_is_lost_at_the_end_uncounted", receive::ended),
+        trial("promise_2_missing_room_is_counted_exactly", receive::overrun),
+        trial("promise_2_missing_frames_are_counted_exactly", receive::starved),
+        trial("promise_2_end_loses_nothing_uncounted", receive::ended),
         trial("two_queues_share_the_packet_memory", receive::two_queues),
-        trial("frames_larger_than_a_chunk_come_whole", receive::jumbo),
+        trial("frames_above_chunk_come_whole", receive::jumbo),
         trial("promise_4_twenty_opens_and_closes_leak_nothing", receive::reopened),
-        trial("a_link_that_goes_down_comes_back", receive::link_down),
-        trial("an_interface_that_is_deleted_ends_its_source", receive::deleted),
-        trial("what_cannot_be_opened_is_refused_with_a_reason", receive::refused),
-        trial("what_is_sent_back_arrives_in_order", send::echoed),
-        trial("what_came_whole_leaves_as_its_segments", send::cut),
-        trial("promise_1_a_flow_leaves_in_order_whichever_cpu_sends", send::two_queues),
-        trial("a_device_may_be_opened_only_to_send", send::only),
-        trial("promise_2_what_is_not_sent_is_dropped_by_name", send::dropped),
-        trial("frames_of_other_memory_are_sent_as_copies", send::copied),
+        trial("link_comes_back", receive::link_down),
+        trial("deleted_interface_ends_source", receive::deleted),
+        trial("unopenable_is_refused_with_reason", receive::refused),
+        trial("echoed_traffic_arrives_in_order", send::echoed),
+        trial("gso_packet_leaves_as_segments", send::cut),
+        trial("promise_1_flow_leaves_in_order_any_cpu", send::two_queues),
+        trial("device_opens_send_only", send::only),
+        trial("promise_2_unsent_packets_drop_by_name", send::dropped),
+        trial("foreign_frames_are_sent_as_copies", send::copied),
         trial("jumbo_frames_are_sent_in_pieces", send::jumbo),
     ];
     libtest_mimic::run(&arguments, trials).exit();

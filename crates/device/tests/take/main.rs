@@ -20,14 +20,14 @@ use rustix::net::{AddressFamily, SocketType, socket};
 fn main() {
     let arguments = Arguments::from_args();
     let missing = missing();
-    let name = "the_xdp_program_takes_what_the_rules_say";
+    let name = "xdp_program_matches_rules";
     if let Some(missing) = &missing {
         eprintln!("{name} is ignored: {missing}");
     }
     let trials = vec![
         Trial::test(name, xdp).with_ignored_flag(missing.is_some()),
-        Trial::test("the_socket_filter_takes_what_the_rules_say", socket_filter),
-        Trial::test("what_is_taken_parses_as_sent_to_those_ports", parsed),
+        Trial::test("socket_filter_matches_rules", socket_filter),
+        Trial::test("taken_packets_have_those_ports", parsed),
         Trial::test("every_list_can_be_jumped_over", longest),
     ];
     libtest_mimic::run(&arguments, trials).exit();

@@ -9,9 +9,9 @@ use crate::Test;
 use crate::rig::Rig;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_device_that_was_made_goes_with_us_and_leaves_nothing_open", made),
-    ("a_device_that_was_there_stays_as_it_was", attached),
-    ("what_is_no_such_device_is_refused_by_what_it_is", refused),
+    ("created_device_disappears_with_us", made),
+    ("existing_device_is_kept", attached),
+    ("wrong_device_kind_is_named", refused),
 ];
 
 fn made() {

@@ -14,9 +14,9 @@ use crate::Test;
 use crate::rig::{Rig, address, neighbour, payload};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("datagrams_come_whole_and_with_right_checksums", datagrams),
-    ("promise_2_what_the_kernel_had_was_received_or_dropped_by_it", sums),
-    ("a_link_that_goes_down_and_up_goes_on_and_a_deleted_one_ends", down_up_deleted),
+    ("datagrams_whole_with_right_checksums", datagrams),
+    ("promise_2_kernel_frames_received_or_counted", sums),
+    ("link_flap_continues_deletion_ends", down_up_deleted),
 ];
 
 /// A device with an address, and a socket that sends through it.

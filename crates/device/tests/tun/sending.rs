@@ -25,11 +25,11 @@ use crate::Test;
 use crate::rig::{Rig, payload, silence};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("tcp_passes_from_stack_to_stack_whole_cut_and_merged", tcp),
-    ("datagrams_are_merged_and_arrive_as_they_were", datagrams),
-    ("tags_are_taken_off_where_a_tun_gets_ethernet_frames", tags),
-    ("promise_2_what_cannot_be_sent_is_dropped_by_name", dropped),
-    ("flows_of_a_device_with_several_queues_stay_in_theirs", queues),
+    ("tcp_passes_cut_and_merged", tcp),
+    ("merged_datagrams_arrive_as_sent", datagrams),
+    ("tags_removed_for_tun", tags),
+    ("promise_2_tun_unsendable_packets_drop_by_name", dropped),
+    ("device_flows_stay_in_their_queues", queues),
 ];
 
 const BOTH: [(&str, TunKind); 2] = [("tun", TunKind::Tun), ("tap", TunKind::Tap)];

@@ -18,28 +18,28 @@ use crate::frames::{datagram, number_of, of_flow, segment};
 use crate::rig::{Rig, Setup};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("net_8_frames_of_every_length_arrive_as_they_were", || lengths(Offer::usual(), false)),
+    ("net_8_frames_of_every_length_arrive", || lengths(Offer::usual(), false)),
     ("net_8_and_by_packed_rings", || lengths(Offer::usual().packed(), true)),
     ("net_8_and_with_event_indices", || {
         lengths(Offer::usual().with(VIRTIO_RING_F_EVENT_IDX), false);
         lengths(Offer::usual().with(VIRTIO_RING_F_EVENT_IDX).packed(), true);
     }),
-    ("net_8_and_without_buffers_that_are_merged", unmerged),
-    ("net_10_buffers_of_a_packet_may_be_published_one_by_one", published_late),
-    ("init_1_features_come_before_rings_and_rings_before_their_use", message_order),
+    ("net_8_frames_arrive_without_merged_buffers", unmerged),
+    ("net_10_packet_buffers_published_one_by_one", published_late),
+    ("init_1_features_then_rings_then_use", message_order),
     ("net_3_every_queue_pair_receives", queue_pairs),
-    ("a_back_end_may_connect_where_we_listen", listening),
-    ("what_the_device_says_of_checksums_is_carried", checksums),
-    ("a_packet_that_is_yet_to_be_cut_comes_whole", whole),
-    ("cfg_2_buffers_hold_a_packet_of_the_mtu", mtu),
-    ("net_2_unmerged_buffers_are_as_long_as_what_was_agreed_on", unmerged_sizes),
-    ("vio_3_buffers_grow_and_shrink_with_the_packets", || follow(Offer::usual(), false)),
+    ("back_end_connects_where_we_listen", listening),
+    ("device_checksum_state_is_carried", checksums),
+    ("gso_packet_comes_whole", whole),
+    ("cfg_2_buffers_hold_mtu_packets", mtu),
+    ("net_2_unmerged_buffers_cover_agreed_packet", unmerged_sizes),
+    ("vio_3_buffers_follow_packet_lengths", || follow(Offer::usual(), false)),
     ("vio_3_and_those_of_packed_rings", || follow(Offer::usual().packed(), true)),
-    ("a_burst_of_the_largest_packets_finds_room", burst_room),
-    ("net_9_without_merged_buffers_their_number_says_nothing", unmerged_number),
-    ("vq_7_nobody_sleeps_while_there_is_something", wake_ups),
-    ("what_is_sent_back_reaches_the_device", || echoes(Offer::usual(), false)),
-    ("what_is_sent_back_reaches_the_device_by_packed_rings", || {
+    ("burst_of_largest_packets_fits", burst_room),
+    ("net_9_unmerged_buffer_count_is_ignored", unmerged_number),
+    ("vq_7_nobody_sleeps_with_work", wake_ups),
+    ("echoes_reach_the_device", || echoes(Offer::usual(), false)),
+    ("echoes_reach_device_packed", || {
         echoes(Offer::usual().packed(), true);
     }),
 ];

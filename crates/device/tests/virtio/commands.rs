@@ -13,16 +13,16 @@ use crate::hostile::In;
 use crate::rig::{Rig, Setup};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("net_3_a_device_is_told_how_many_queue_pairs_are_used_and_what_is_hashed", told),
-    ("net_3_commands_come_behind_queue_pairs_that_are_not_used", many),
-    ("rps_5_one_queue_pair_is_told_what_is_hashed", one),
-    ("rps_5_a_hash_that_was_asked_for_is_the_packets", hashed),
-    ("rps_5_only_hashes_that_the_device_has_are_asked_for", hash_types),
-    ("net_3_a_device_that_refuses_commands_has_one_queue_pair", || {
+    ("net_3_queue_pairs_and_hashes_are_commanded", told),
+    ("net_3_control_queue_follows_unused_pairs", many),
+    ("rps_5_one_pair_is_told_hashes", one),
+    ("rps_5_requested_hash_is_the_packets", hashed),
+    ("rps_5_only_offered_hashes_are_requested", hash_types),
+    ("net_3_refused_commands_leave_one_pair", || {
         judge(Control::Refuses, &REFUSED);
     }),
-    ("promise_5_an_answer_that_was_not_written_is_none", || judge(Control::Unwritten, &REFUSED)),
-    ("net_3_a_device_that_takes_no_commands_goes_by_what_is_enabled", || {
+    ("promise_5_unwritten_answer_is_none", || judge(Control::Unwritten, &REFUSED)),
+    ("net_3_no_commands_follow_enabled_rings", || {
         let queues = "2: no answer to VQ_PAIRS_SET in 500 ms";
         let device_hash = "no: no answer to HASH_CONFIG in 500 ms";
         judge(Control::Silent, &Told { queues, device_hash, pairs: 2 });
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("promise_5_command_answered_by_another_id", || {
         lie(Control::Id(7), In::Both, "it answered 7, which is no command");
     }),
-    ("promise_5_command_answered_by_an_id_beyond_the_ring", || {
+    ("promise_5_command_answered_with_excessive_id", || {
         lie(Control::Id(0xffff), In::Both, "it answered 65535, which is no command");
     }),
     ("promise_5_command_answered_by_no_byte", || {
@@ -53,7 +53,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("promise_5_closed_at_a_command", || {
         lie(Control::Closes, In::Both, "the back end closed the connection");
     }),
-    ("net_3_a_back_end_that_has_no_ring_of_commands_is_used_without", || {
+    ("net_3_back_end_without_commands_works", || {
         lie(Control::Missing, In::Both, "");
     }),
 ];

@@ -24,18 +24,18 @@ pub(crate) const TESTS: &[Test] = &[
     ("promise_5_too_much_in_the_handshake", || fails(Failure::Nonsense(4000))),
     ("promise_5_closed_at_any_message", closed),
     ("promise_5_answers_that_are_none", odd_answers),
-    ("promise_5_no_queues_or_more_than_there_can_be", queue_numbers),
+    ("promise_5_impossible_queue_counts", queue_numbers),
     ("promise_5_an_mtu_that_cannot_be", mtus),
     ("promise_5_silence_at_the_end", || at_the_end(Failure::Silence)),
     ("promise_5_closed_at_the_end", || at_the_end(Failure::Close)),
     ("promise_5_nonsense_at_the_end", || at_the_end(Failure::Nonsense(3000))),
-    ("promise_5_answers_that_are_none_at_the_end", || {
+    ("promise_5_invalid_answers_at_the_end", || {
         ODDITIES.into_iter().for_each(|oddity| at_the_end(Failure::But(oddity)));
     }),
-    ("feat_4_no_features_or_those_of_a_legacy_device_are_refused", legacy),
-    ("feat_3_all_64_features_are_no_reason_to_fail", all_features),
-    ("feat_2_what_a_feature_depends_on_is_accepted_with_it_or_neither", dependent),
-    ("feat_1_every_subset_is_answered_with_a_subset", subsets),
+    ("feat_4_empty_or_legacy_features_are_refused", legacy),
+    ("feat_3_all_64_features_are_accepted", all_features),
+    ("feat_2_dependencies_accepted_together_or_not", dependent),
+    ("feat_1_subset_is_answered_with_subset", subsets),
 ];
 
 /// After whatever was, a device is met and used.

@@ -15,11 +15,11 @@ use crate::rig::{Rig, Setup};
 use crate::testpmd::Testpmd;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("dpdks_device_sends_frames_of_every_length", lengths),
+    ("dpdk_device_sends_every_length", lengths),
     ("dpdks_device_sends_by_packed_rings", packed),
-    ("dpdks_device_has_queue_pairs_and_takes_no_commands", queue_pairs),
-    ("dpdks_device_is_killed_and_comes_again", killed),
-    ("dpdks_device_sends_back_what_it_is_sent", echoes),
+    ("dpdk_device_queue_pairs_without_commands", queue_pairs),
+    ("dpdk_device_killed_comes_again", killed),
+    ("dpdk_device_echoes", echoes),
 ];
 
 /// Between two looks at something.

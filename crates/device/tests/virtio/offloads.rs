@@ -15,10 +15,8 @@ pub(crate) const LIES: &[Lie] = &[
     ("gso_of_a_fragment", In::Both, REFUSED, |scene| damaged(scene, 20, 0x20)),
     ("gso_of_less_than_there_is", In::Both, REFUSED, |scene| damaged(scene, 16, 1)),
     ("gso_of_more_than_there_is", In::Both, REFUSED, |scene| damaged(scene, 16, 0xff)),
-    ("gso_behind_a_network_header_of_no_length", In::Both, REFUSED, |scene| {
-        damaged(scene, 14, 0x40)
-    }),
-    ("gso_behind_a_header_of_no_length", In::Both, REFUSED, |scene| damaged(scene, 46, 0)),
+    ("gso_behind_empty_network_header", In::Both, REFUSED, |scene| damaged(scene, 14, 0x40)),
+    ("gso_behind_empty_header", In::Both, REFUSED, |scene| damaged(scene, 46, 0)),
     ("gso_behind_options_that_are_payload", In::Both, Comes::Anything, |scene| {
         damaged(scene, 46, 0xf0)
     }),

@@ -9,8 +9,8 @@ use crate::frames::{datagram, number_of};
 use crate::testpmd::Testpmd;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("dpdks_driver_understands_the_device_of_these_tests", || echoes(Offer::usual(), "")),
-    ("dpdks_driver_understands_it_with_packed_rings", || {
+    ("dpdk_driver_understands_test_device", || echoes(Offer::usual(), "")),
+    ("dpdk_driver_understands_packed_rings", || {
         echoes(Offer::usual().packed(), ",packed_vq=1");
     }),
 ];

@@ -16,10 +16,8 @@ use crate::hostile::RING;
 use crate::rig::Setup;
 use crate::ring::Used;
 
-pub(crate) const TESTS: &[Test] = &[(
-    "promise_2_what_a_driver_counts_is_in_the_report_and_no_further_drop",
-    counts_are_no_further_drops,
-)];
+pub(crate) const TESTS: &[Test] =
+    &[("promise_2_driver_counts_are_no_further_drops", counts_are_no_further_drops)];
 
 /// Three packets that are good, one too short, one with a header that cannot be, and a buffer that
 /// was never given.

@@ -17,12 +17,12 @@ use crate::ring::{Layout, Used};
 
 pub(crate) const TESTS: &[Test] = &[
     ("promise_5_full_events_hold_no_packet_up", full_events),
-    ("promise_3_a_run_ends_though_the_device_does_not_stop_giving", floods),
-    ("promise_5_a_queue_that_lies_leaves_the_other_alone", one_of_two),
-    ("promise_5_a_device_that_lies_of_what_it_sent_begins_anew", of_the_sent),
-    ("promise_5_what_a_device_says_unasked_is_not_heard", unasked),
-    ("promise_5_whoever_comes_where_we_listen_and_goes_is_followed_by_others", many_come),
-    ("sessions_may_agree_on_something_else_each_time", other_features),
+    ("promise_3_run_ends_despite_generous_device", floods),
+    ("promise_5_violating_queue_leaves_the_other", one_of_two),
+    ("promise_5_invalid_completion_restarts_session", of_the_sent),
+    ("promise_5_unsolicited_messages_are_ignored", unasked),
+    ("promise_5_connecting_and_leaving_lets_others_follow", many_come),
+    ("sessions_may_agree_differently", other_features),
 ];
 
 /// A device that is told to stop, says nothing, and gives whatever it has as fast as it can.

@@ -31,13 +31,13 @@ pub(crate) const BUFFERS: &[Lie] = &[
     ("nb_ring_size", In::Both, DROPPED, |scene| number(scene, RING)),
     ("nb_more_than_posted", In::Both, DROPPED, |scene| number(scene, RING + 1)),
     ("nb_max", In::Both, DROPPED, |scene| number(scene, u16::MAX)),
-    ("nb_missing_behind_a_full_one", In::Both, DROPPED, missing_behind_full),
-    ("nb_missing_and_the_last_too_long", In::Both, DROPPED, last_too_long),
-    ("nb_continued_by_empty_buffers", In::Both, Comes::Nothing, continued_by_nothing),
+    ("nb_missing_behind_full", In::Both, DROPPED, missing_behind_full),
+    ("nb_missing_and_last_overlong", In::Both, DROPPED, last_too_long),
+    ("nb_empty_continuations", In::Both, Comes::Nothing, continued_by_nothing),
     ("nb_beyond_64k", In::Both, DROPPED, beyond_64k),
-    ("nb_more_pieces_than_a_packet_has", In::Both, DROPPED, many_pieces),
-    ("nb_a_byte_in_each_buffer", In::Both, Comes::Nothing, a_byte_each),
-    ("nb_closed_within_a_packet", In::Both, Comes::Anything, closed_within),
+    ("nb_too_many_pieces", In::Both, DROPPED, many_pieces),
+    ("nb_byte_per_buffer", In::Both, Comes::Nothing, a_byte_each),
+    ("nb_closed_midway", In::Both, Comes::Anything, closed_within),
 ];
 
 /// Of which buffers were used.
@@ -47,10 +47,8 @@ pub(crate) const IDS: &[Lie] = &[
     ("id_max", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, u32::MAX)),
     ("id_not_posted", In::Both, Comes::Anything, given_before),
     ("id_twice_in_a_batch", In::Both, Comes::Counts("rx_bad_ids", 2), |scene| twice(scene, 100)),
-    ("id_twice_of_a_large_packet", In::Both, Comes::Counts("rx_bad_ids", 2), |scene| {
-        twice(scene, 1200)
-    }),
-    ("id_of_all_at_once_and_again", In::Split, Comes::Anything, all_again),
+    ("id_twice_large", In::Both, Comes::Counts("rx_bad_ids", 2), |scene| twice(scene, 1200)),
+    ("id_all_again", In::Split, Comes::Anything, all_again),
     ("reverse_order", In::Split, Comes::Nothing, reverse),
 ];
 
@@ -60,7 +58,7 @@ pub(crate) const RINGS: &[Lie] = &[
     ("used_jump_32768", In::Split, Comes::Renews, |scene| jump(scene, 1 << 15)),
     ("used_backwards", In::Split, Comes::Renews, |scene| jump(scene, u16::MAX)),
     ("used_stale_entries", In::Split, Comes::Anything, |scene| stale(scene, RING / 4)),
-    ("used_stale_entries_of_a_whole_round", In::Split, Comes::Anything, |scene| stale(scene, RING)),
+    ("used_stale_round", In::Split, Comes::Anything, |scene| stale(scene, RING)),
     ("used_to_and_fro", In::Split, Comes::Anything, to_and_fro),
     ("used_in_another_round", In::Packed, Comes::Nothing, another_round),
     ("used_flags_garbage", In::Split, Comes::Nothing, |scene| flags(scene, 0xfffe)),

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn rfs_9_table_sizes_are_rounded_up_and_bounded() {
+    fn rfs_9_table_sizes_rounded_and_bounded() {
         let both = [
             ("0", Ok("0")),
             ("1", Ok("1")),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_8_nonsense_that_the_kernel_takes_is_refused() {
+    fn rps_8_kernel_accepted_nonsense_is_refused() {
         let given: [(Knob, &str); REFUSED_INVALID_INPUT.len()] = [
             (Knob::NetdevMaxBacklog, "-1"),
             (Knob::NetdevBudget, "-5"),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_8_empty_and_long_writes_are_taken_as_far_as_the_kernel_takes_them() {
+    fn rps_8_empty_and_long_writes_as_kernel() {
         let taken = |knob: Knob, text: &[u8]| {
             knob.answer(text, &MACHINE).map(|taken| (taken.value, taken.len_bytes))
         };
@@ -332,7 +332,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rps_12_what_is_printed_is_read_back_and_nothing_panics(text in texts()) {
+        fn rps_12_printed_values_parse_back(text in texts()) {
             for knob in Knob::ALL {
                 let Ok(TakenValue { value: Some(value), .. }) = knob.answer(&text, &MACHINE) else {
                     continue;

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn every_knob_is_read_and_written_back() {
+    fn knobs_read_and_write_back() {
         for text in [
             "rps_cpus=3",
             "rx-1/rps_cpus=2",
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_refused_with_a_reason() {
+    fn impossible_setting_has_reason() {
         for text in [
             "rps_cpus",
             "rps_cpus=0x3",

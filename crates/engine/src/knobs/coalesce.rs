@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn every_knob_is_read_back_as_it_was_written() {
+    fn knobs_round_trip() {
         let values: [(&str, &[&str]); 6] = [
             ("coalesce", &["off", "gro", "lro"]),
             ("coalesce_at", &["arrive", "deliver"]),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_and_other_knobs_are_left_to_others() {
+    fn impossible_knob_leaves_others() {
         for (knob, value, why) in [
             ("coalesce", "on", "it is gro, lro or off"),
             ("coalesce", "", "it is gro, lro or off"),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_while_it_is_off_counts_when_it_is_on() {
+    fn deferred_settings_apply_when_enabled() {
         let words = [
             ("coalesce", "lro"),
             ("coalesce", "off"),

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_knob_is_found_by_its_name() {
+    fn knobs_are_found_by_name() {
         for knob in Knob::ALL {
             assert_eq!(Knob::named(knob.name()), Some(knob));
         }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_7_knobs_stand_where_the_kernel_has_them() {
+    fn rps_7_knobs_stand_where_kernels_do() {
         let path = |knob: Knob| format!("{}/{knob}", knob.place().directory("eth0", RxQueue(3)));
         assert_eq!(path(Knob::RpsCpus), "sys/class/net/eth0/queues/rx-3/rps_cpus");
         assert_eq!(path(Knob::GroFlushTimeout), "sys/class/net/eth0/gro_flush_timeout");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_12_values_are_printed_as_the_kernel_prints_them() {
+    fn rps_12_values_print_as_in_kernel() {
         let machine = Machine { cpus: 34, jiffy_us: 4000 };
         let cpus = CpuList::parse_list("1-2,33").unwrap();
         assert_eq!(Value::Cpus(cpus).print(&machine), "2,00000006\n");

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_the_cpus_that_this_process_may_use_and_a_kernel_tick() {
+    fn machine_has_allowed_cpus_and_tick() {
         let here = Machine::here();
         assert!(sys::allowed_cpus().iter().all(|cpu| cpu.0 < here.cpus), "{here:?}");
         // HZ can be 100, 250, 300 or 1000.

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_read_and_put_in_order() {
+    fn changes_are_parsed_in_order() {
         let texts = ["10000:rps_cpus=3", "500:pause=1", "10000:netdev_max_backlog=50"];
         let script = Script::new(texts.map(|text| scripted(text).unwrap()).into());
         let changes = script.changes().iter();
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_refused_with_a_reason() {
+    fn impossible_script_value_has_reason() {
         for text in ["rps_cpus=3", "x:rps_cpus=3", "1:rps_cpus", "1:rps_cpu=3", "1:pause=x"] {
             assert!(scripted(text).unwrap_err().contains("cannot be"), "{text}");
         }

@@ -138,14 +138,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_older_than_the_first_one_have_offsets_below_its_own() {
+    fn earlier_segments_have_lower_offsets() {
         let first = TracedConnection::begun(CONNECTIONS, 5).offset;
         let older = [4, 0, u32::MAX, 1 << 31 | 6].map(|sequence| unwrap_near(sequence, first));
         assert!(older[0] < first && older.is_sorted_by(|newer, older| newer > older), "{older:?}");
     }
 
     #[test]
-    fn stream_offsets_go_on_where_sequence_numbers_wrap() {
+    fn stream_offsets_cross_sequence_wrap() {
         assert_eq!(unwrap_near(5, (1 << 32) - 10), (1 << 32) + 5);
         assert_eq!(unwrap_near(u32::MAX, 1 << 32), (1 << 32) - 1);
         assert_eq!(unwrap_near(7, 7), 7);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_tcp_is_told_with_its_flags_lowest_first() {
+    fn tcp_flags_print_lowest_first() {
         for (flags, letters) in
             [(0, ""), (0x10, "A"), (0x18, "PA"), (0x11, "FA"), (0xff, "FSRPAUEC")]
         {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_carries_neither_tcp_nor_udp_is_told_all_the_same() {
+    fn other_transports_are_still_described() {
         let mut icmp = tcp(0, 3);
         icmp[9] = 1;
         assert_eq!(told(&icmp, Link::Ip), line_of(23, "", &icmp), "what IP carries");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_were_dropped_are_told_together() {
+    fn dropped_frames_are_reported_together() {
         let line: Value = serde_json::from_str(&lost(&[3, 4, 9], "backlog_full")).unwrap();
         assert_eq!(line, json!({"in": [3, 4, 9], "drop": "backlog_full"}));
     }

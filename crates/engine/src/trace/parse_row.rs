@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_that_came_whole_is_not_found_to_have_a_wrong_checksum() {
+    fn whole_packet_checksum_is_not_wrong() {
         let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: 1 }]];
         let region = Region::allocate(region_bytes(&shares));
         let mut pool = carve(region, &shares).unwrap().remove(0);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_pieces_has_the_rows_of_what_lies_in_one_frame() {
+    fn nonlinear_rows_equal_linear() {
         let stamp = [b"STMP", &7u32.to_be_bytes()[..], &9u64.to_be_bytes(), &[1; 500]].concat();
         let mut packets = forebay_testkit::packets::datagrams(&stamp, 42);
         let [a, b] = packets.each_mut().map(|packet| {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_frame_has_a_row_of_as_many_fields_as_any_other() {
+    fn refused_frame_row_is_complete() {
         let (arrival, reason) = (Arrival::of_frame(7), DropReason::LinkType);
         let row = super::refused(&RefusedFrame { arrival, wire_len: 60, reason }, 7);
         let fields: Vec<_> = row.trim_end().split(',').collect();

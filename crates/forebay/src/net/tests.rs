@@ -485,7 +485,7 @@ proptest! {
 
 /// `XRLIM_BURST_FACTOR` errors at once are told to a host, by whichever CPU, however many there are.
 #[test]
-fn promise_13_each_cpu_may_tell_one_host_of_a_burst() {
+fn promise_13_each_cpu_may_send_icmp_burst() {
     const BURST: u32 = 6;
     let whole = NetworkConfig::default();
     for cpus in [1, 2, 8, 9, 64, 1024] {

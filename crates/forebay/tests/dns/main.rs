@@ -40,13 +40,13 @@ fn main() {
     let trials = vec![
         trial_inside("dns_answers_are_those_of_knot", missing, knot::all_that_is_in_the_zone),
         trial_inside("dns_errors_are_those_of_knot", missing, knot::all_that_is_wrong),
-        trial_inside("dns_answers_of_a_large_zone_are_those_of_knot", missing, knot::large_zone),
-        trial_inside("dns_is_served_whole_and_in_order", no_tap.as_ref(), served::over_a_tap),
+        trial_inside("dns_large_zone_answers_equal_knot", missing, knot::large_zone),
+        trial_inside("dns_served_whole_in_order", no_tap.as_ref(), served::over_a_tap),
         trial("promise_5_no_octets_break_the_name_server", None, laws::any_octets),
         trial("promise_5_damaged_queries_are_answered_or_not", None, laws::damaged_queries),
-        trial("dns_answers_fit_and_say_what_they_left_out", None, laws::sizes),
+        trial("dns_answers_fit_with_truncation", None, laws::sizes),
         trial("dns_aliases_end", None, laws::aliases),
-        trial("dns_zones_that_cannot_be_served_are_told_why", None, laws::zones_refused),
+        trial("dns_bad_zone_error_says_why", None, laws::zones_refused),
     ];
     libtest_mimic::run(&arguments, trials).exit();
 }

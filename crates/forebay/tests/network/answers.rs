@@ -13,8 +13,7 @@ use crate::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PEER_MAC};
 use crate::kernel::{Kernel, NAME};
 use crate::local_addresses::Us;
 
-pub(crate) const TESTS: &[Test] =
-    &[("echo_and_port_unreachable_are_answered_as_the_kernel_answers", answers)];
+pub(crate) const TESTS: &[Test] = &[("echo_and_unreachable_match_kernel", answers)];
 
 const PEER_V4: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const PEER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 2);

@@ -22,8 +22,8 @@ use crate::frames::MAC;
 use crate::{Test, local_addresses};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("fragments_become_what_the_kernel_makes_of_them", of_one_datagram_at_a_time),
-    ("fragments_of_many_datagrams_become_what_the_kernel_makes_of_them", of_many_datagrams),
+    ("fragments_reassemble_as_in_kernel", of_one_datagram_at_a_time),
+    ("many_fragmented_datagrams_match_kernel", of_many_datagrams),
 ];
 
 /// The interface, in the namespace of the test's thread.

@@ -17,18 +17,18 @@ use crate::Trial;
 use crate::rig::{OURS, OURS_V6, Running, client, over_tap};
 
 pub(crate) const TRIALS: &[Trial] = &[
-    ("calls_wait_as_they_are_told_to", waits),
-    ("a_descriptor_is_readable_when_there_is_something_to_read", readable),
-    ("a_descriptor_tells_each_edge_of_what_comes", edges),
-    ("several_readers_of_one_socket_are_all_woken", several),
-    ("what_is_sent_waits_for_memory_as_it_is_told_to", sends_wait),
-    ("a_connected_socket_hears_that_nobody_listens", refused),
-    ("what_is_peeked_at_is_read_again_and_what_does_not_fit_is_cut_off", peeked),
+    ("calls_wait_as_configured", waits),
+    ("descriptor_readable_iff_data", readable),
+    ("descriptor_edges_follow_arrivals", edges),
+    ("all_readers_of_socket_are_woken", several),
+    ("sends_wait_for_memory_as_configured", sends_wait),
+    ("connected_socket_hears_port_unreachable", refused),
+    ("peek_rereads_excess_truncated", peeked),
     ("a_connected_socket_hears_nobody_else", connected),
-    ("segments_go_out_as_datagrams_and_merged_ones_come_in_as_one", segments),
-    ("promise_13_segments_of_one_send_are_read_singly", read_singly),
-    ("readers_are_told_when_the_engine_has_ended", ended),
-    ("a_group_that_was_joined_is_heard_by_all_who_joined", groups),
+    ("segments_leave_as_datagrams_merged_arrive", segments),
+    ("promise_13_gso_segments_are_read_singly", read_singly),
+    ("readers_learn_of_engine_end", ended),
+    ("joined_group_reaches_all_members", groups),
 ];
 
 /// A socket on port 7, the engine at work, and the kernel's socket that talks to it.

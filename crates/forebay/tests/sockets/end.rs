@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket}
 use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap};
 
-pub(crate) const TRIALS: &[Trial] = &[("promise_2_what_waits_goes_home_at_the_end", waiting)];
+pub(crate) const TRIALS: &[Trial] = &[("promise_2_waiting_frames_return_at_end", waiting)];
 
 fn waiting() {
     const FRAGMENTS: u64 = 40;

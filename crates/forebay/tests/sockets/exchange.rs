@@ -10,8 +10,8 @@ use crate::rig::{OURS, OURS_V6, Running, client, over_strange_tap};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("datagrams_are_answered_where_they_lie", answered),
-    ("promise_2_answers_that_cannot_be_sent_are_counted", too_long),
-    ("datagrams_are_answered_by_the_thread_that_turns_its_cpu", answered_inline),
+    ("promise_2_unsendable_answers_are_counted", too_long),
+    ("datagrams_answered_on_turning_thread", answered_inline),
 ];
 
 /// Sends datagrams of many lengths to an echo, one after the other, and sees them come back.

@@ -19,9 +19,9 @@ use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap, over_tap_by};
 
 pub(crate) const TRIALS: &[Trial] = &[
-    ("rfs_1_flows_follow_a_reader_that_moves_and_promise_1_in_order", follow),
+    ("rfs_1_flows_follow_moving_reader_in_order", follow),
     ("promise_2_fragments_wait_where_their_flow_goes", fragments),
-    ("flows_to_sockets_of_which_each_cpu_has_one_are_spread", spread),
+    ("per_cpu_sockets_spread_flows", spread),
 ];
 
 const FLOWS: u32 = 16;

@@ -10,11 +10,11 @@ use crate::Trial;
 use crate::rig::{OURS, Running, client, over_tap};
 
 pub(crate) const TRIALS: &[Trial] = &[
-    ("promise_4_a_socket_that_is_not_read_holds_its_rcvbuf_and_harms_nobody", not_read),
-    ("udp_1_policies_may_change_at_any_time_under_load", policies),
-    ("udp_5_without_memory_for_a_copy_cache_all_else_works", memory_low),
+    ("promise_4_unread_socket_holds_only_rcvbuf", not_read),
+    ("udp_1_policies_change_under_load", policies),
+    ("udp_5_works_without_copy_cache", memory_low),
     ("udp_5_a_missing_udp_mem_is_named", without_udp_mem),
-    ("promise_2_a_socket_that_is_closed_under_load_leaves_nothing_behind", closed),
+    ("promise_2_socket_closed_under_load_leaves_nothing", closed),
 ];
 
 fn not_read() {

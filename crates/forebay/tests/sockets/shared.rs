@@ -15,12 +15,12 @@ use crate::Trial;
 use crate::rig::Running;
 
 pub(crate) const TRIALS: &[Trial] = &[
-    ("an_af_xdp_queue_has_sockets_beside_the_kernels", over_af_xdp),
-    ("an_af_packet_socket_has_sockets_and_the_kernel_keeps_silent", over_af_packet),
-    ("a_first_datagram_waits_for_its_neighbour_with_the_kernel", first_goes_by_kernel),
-    ("promise_8_where_all_is_taken_we_seek_and_answer_neighbours", all_taken),
+    ("af_xdp_sockets_beside_the_kernel", over_af_xdp),
+    ("af_packet_sockets_silence_the_kernel", over_af_packet),
+    ("first_datagram_waits_for_kernel_neighbour", first_goes_by_kernel),
+    ("promise_8_taken_device_resolves_neighbours_itself", all_taken),
     ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
-    ("a_port_that_is_ours_is_not_the_kernels_and_the_other_way_round", ports),
+    ("port_is_ours_or_the_kernels", ports),
 ];
 
 /// Two hosts at a cable: ours is at the near end.

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_place_is_for_all_devices_and_a_place_that_is_named_twice_is_one() {
+    fn one_place_serves_all_devices() {
         let [dev, count] = [To::Dev("v0".to_owned()), To::Count];
         assert_eq!(places(&[], 2).unwrap(), (vec![count.clone()], vec![0, 0]));
         assert_eq!(places(std::slice::from_ref(&dev), 3).unwrap(), (vec![dev.clone()], vec![0; 3]));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_read_as_it_is_written() {
+    fn place_round_trips() {
         for text in
             ["count", "pcap:out/of here", "tun:ft0", "dev:veth0", "dev:vhost-user:/run/a.sock"]
         {

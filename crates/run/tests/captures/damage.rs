@@ -34,7 +34,7 @@ fn good_block() -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_capture_is_refused_with_what_to_do() {
+fn non_capture_error_says_remedy() {
     let header = pcap(LITTLE, 1, &[]);
     for (file, problem) in [
         (&[][..], "the file is empty"),
@@ -51,7 +51,7 @@ fn what_is_no_capture_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn what_cannot_be_followed_any_further_ends_the_reading_where_it_stands() {
+fn unfollowable_header_ends_the_walk() {
     let claim = |bytes| with_u32(good_block(), 4, bytes);
     for (name, file, good, problem, offset) in [
         (
@@ -87,7 +87,7 @@ fn what_cannot_be_followed_any_further_ends_the_reading_where_it_stands() {
 }
 
 #[test]
-fn a_gzip_file_that_is_cut_off_is_read_as_far_as_it_goes() {
+fn truncated_gzip_is_read_until_cut() {
     let packed = gzip(&pcapng(&[]));
     for end in packed.len() - 12..packed.len() {
         let reading = read(&packed[..end]);
@@ -102,7 +102,7 @@ fn a_gzip_file_that_is_cut_off_is_read_as_far_as_it_goes() {
 }
 
 #[test]
-fn a_gzip_file_that_is_damaged_is_told_with_what_it_had_before() {
+fn damaged_gzip_reports_after_data() {
     let mut packed = gzip(&pcapng(&[]));
     let checksum = packed.len() - 8;
     packed[checksum] ^= 1;
@@ -142,7 +142,7 @@ fn what_is_cut_off_is_counted() {
 }
 
 #[test]
-fn what_is_damaged_is_counted_and_the_rest_is_read() {
+fn damage_counted_rest_read() {
     assert_counted([
         (
             "lengths that differ",

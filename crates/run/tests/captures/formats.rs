@@ -18,7 +18,7 @@ use crate::bytes::{
 const ORDERS: [Endianness; 2] = [Endianness::Little, Endianness::Big];
 
 #[test]
-fn classic_captures_of_another_writer_are_read_in_any_order_and_precision() {
+fn classic_captures_any_order_and_precision() {
     for endianness in ORDERS {
         for (ts_resolution, tick_ns) in
             [(TsResolution::MicroSecond, 1000), (TsResolution::NanoSecond, 1)]
@@ -41,7 +41,7 @@ fn classic_captures_of_another_writer_are_read_in_any_order_and_precision() {
 }
 
 #[test]
-fn pcapng_captures_of_another_writer_are_read_in_any_order() {
+fn pcapng_read_in_any_byte_order() {
     for endianness in ORDERS {
         let mut writer = PcapNgWriter::with_endianness(Vec::new(), endianness).unwrap();
         let mut interface = InterfaceDescriptionBlock::new(DataLink::RAW, 0);
@@ -62,7 +62,7 @@ fn pcapng_captures_of_another_writer_are_read_in_any_order() {
 }
 
 #[test]
-fn link_types_are_read_or_refused_by_name() {
+fn link_types_known_by_name() {
     for (link_type, link) in [
         (1, Some(Link::Ethernet)),
         (12, Some(Link::Ip)),
@@ -99,7 +99,7 @@ fn before_ip() -> Vec<(u16, Vec<u8>)> {
 }
 
 #[test]
-fn what_stands_before_an_ip_packet_is_left_out() {
+fn bytes_before_ip_are_skipped() {
     for (link_type, header) in before_ip() {
         let bytes = [&header, &b"E, the rest."[..]].concat();
         let wire_len = u32::try_from(header.len()).unwrap() + 90;
@@ -119,7 +119,7 @@ fn what_stands_before_an_ip_packet_is_left_out() {
 }
 
 #[test]
-fn what_is_not_ip_behind_a_cooked_header_gets_an_ethernet_header() {
+fn non_ip_cooked_gets_ethernet_header() {
     let order = Order::Little;
     let ethernet = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9, 0x08, 0x06]].concat();
     for (link_type, header) in [(113, &with(&SLL, 14, 0x0806)), (276, &with(&SLL2, 0, 0x0806))] {
@@ -140,7 +140,7 @@ fn with(header: &[u8], at: usize, protocol: u16) -> Vec<u8> {
 }
 
 #[test]
-fn what_of_a_capture_is_not_read_is_counted_by_its_link_type() {
+fn unread_records_counted_by_link() {
     let order = Order::Big;
     let interfaces = [105, 113, 0].map(|link| interface(order, link, 0, &[]));
     let packet = |interface, bytes: &[u8]| enhanced(order, interface, 0, 60, bytes);
@@ -169,7 +169,7 @@ fn what_of_a_capture_is_not_read_is_counted_by_its_link_type() {
 }
 
 #[test]
-fn each_interface_of_each_section_has_its_own_link_and_clock() {
+fn interfaces_have_own_link_and_clock() {
     let (first, second) = (Order::Big, Order::Little);
     let offset = |order: Order| order.option(14, &order.u64(100));
     let file = [
@@ -213,7 +213,7 @@ fn captures_without_packets_are_whole() {
 }
 
 #[test]
-fn a_packet_is_at_least_as_long_as_what_was_captured_of_it() {
+fn wire_length_covers_captured_length() {
     let order = Order::Little;
     let file = pcap(order, 1, &record(order, 0, 2, b"abcd"));
     assert_eq!(read_whole(&file), [kept(b"abcd", 4, 0, Link::Ethernet)]);

@@ -123,7 +123,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn promise_5_reading_ends_whatever_happened_to_a_capture(file in damaged()) {
+    fn promise_5_damaged_capture_ends(file in damaged()) {
         let reading = read(&file);
         let captured: usize = reading.records.iter().map(|record| record.bytes.len()).sum();
         prop_assert!(reading.records.len() * 16 + captured <= file.len());
@@ -135,7 +135,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn a_packed_capture_reads_as_it_would_unpacked(file in damaged(), at in any::<prop::sample::Index>()) {
+    fn packed_capture_reads_as_plain(file in damaged(), at in any::<prop::sample::Index>()) {
         let plain = read(&file);
         let (first, second) = file.split_at(at.index(file.len() + 1));
         for packed in [gzip(&file), [gzip(first), gzip(second)].concat()] {
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn promise_5_reading_ends_whatever_happened_to_a_packed_capture(
+    fn promise_5_damaged_packed_capture_ends(
         file in damaged(),
         mishaps in prop::collection::vec(mishap(), 1..4),
     ) {
@@ -165,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn promise_2_and_5_hold_in_a_replay_whatever_happened_to_the_capture(file in damaged()) {
+    fn promise_2_and_5_hold_in_replay_of_damaged_capture(file in damaged()) {
         let reading = read(&file);
         let read = reading.records.len() as u64;
         let is_read = reading.records.iter().any(|record| record.link.is_some());
@@ -189,7 +189,7 @@ proptest! {
 }
 
 #[test]
-fn packed_captures_are_in_memory_as_far_as_they_fit_unpacked() {
+fn packed_captures_fit_memory_limit() {
     let path = directory("packed").join("packed.gz");
     let order = Order::Little;
     let frames: Vec<u8> = (1..2000).flat_map(|second| record(order, second, 60, &udp(1))).collect();
@@ -211,7 +211,7 @@ fn packed_captures_are_in_memory_as_far_as_they_fit_unpacked() {
 }
 
 #[test]
-fn promise_5_times_of_any_size_can_be_replayed_at() {
+fn promise_5_any_timestamps_replay() {
     let path = directory("times").join("times.pcapng");
     let order = Order::Little;
     let interface = interface(order, 1, 0, &[tsresol(order, 9)]);
@@ -226,7 +226,7 @@ fn promise_5_times_of_any_size_can_be_replayed_at() {
 }
 
 #[test]
-fn promise_2_frames_that_the_path_cannot_take_are_dropped_by_name() {
+fn promise_2_impossible_frames_drop_by_name() {
     let path = directory("refused").join("refused.pcapng");
     let order = Order::Little;
     let fits = vec![0xaa; MAX_RECORD_BYTES as usize];
@@ -256,7 +256,7 @@ fn promise_2_frames_that_the_path_cannot_take_are_dropped_by_name() {
 }
 
 #[test]
-fn what_is_written_reads_back_byte_for_byte() {
+fn capture_round_trips() {
     let directory = directory("written");
     let path = directory.join("mixed.pcapng");
     let order = Order::Little;
@@ -285,7 +285,7 @@ fn what_is_written_reads_back_byte_for_byte() {
 }
 
 #[test]
-fn a_time_beyond_what_a_capture_can_say_is_written_as_the_last_it_can() {
+fn late_time_is_clamped() {
     let directory = directory("beyond");
     let path = directory.join("beyond.pcapng");
     let order = Order::Big;

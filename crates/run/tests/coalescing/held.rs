@@ -92,7 +92,7 @@ fn assert_let_go<H>(outcome: &Outcome<H>, by: FlushReason) {
 }
 
 #[test]
-fn promise_3_nothing_is_held_while_a_source_pauses() {
+fn promise_3_pausing_source_leaves_nothing_held() {
     for (timeout_ns, reason) in [(0, FlushReason::PollEnd), (TIMEOUT_NS, FlushReason::Timeout)] {
         let stepped = paused(Clock::virtual_at_zero(), timeout_ns);
         let outcome = stepped.run_stepped(3, VirtualCosts::default());
@@ -103,7 +103,7 @@ fn promise_3_nothing_is_held_while_a_source_pauses() {
 }
 
 #[test]
-fn gro_flush_timeout_is_kept_to_the_nanosecond_in_virtual_time() {
+fn gro_flush_timeout_exact_in_simulation() {
     const PERIOD_NS: u64 = 1_000_000;
     let rate = Rate::PerSecond(1000);
     let traffic = SyntheticPlan { rate, run: (1, 1), ..in_rows(100, 7) };
@@ -118,7 +118,7 @@ fn gro_flush_timeout_is_kept_to_the_nanosecond_in_virtual_time() {
 }
 
 #[test]
-fn segments_that_come_slowly_are_merged_by_a_timeout_that_outlasts_their_gaps() {
+fn slow_segments_merge_with_timeout() {
     let packets_out = |timeout_ns| {
         let rate = Rate::PerSecond(100_000);
         let mut plan = stepped(1, SyntheticPlan { rate, ..in_rows(400, 1) }, 1);
@@ -132,7 +132,7 @@ fn segments_that_come_slowly_are_merged_by_a_timeout_that_outlasts_their_gaps() 
 }
 
 #[test]
-fn promise_3_what_is_held_gives_way_when_it_is_what_is_missing() {
+fn promise_3_held_packets_yield_under_shortage() {
     // A backlog of one packet, then packet memory for a part of what all flows could hold.
     for (netdev_max_backlog, frames, flows) in [(0, 100, 7), (1000, 20_000, 200)] {
         let mut plan = stepped(1, SyntheticPlan { run: (1, 1), ..in_rows(frames, flows) }, 1);

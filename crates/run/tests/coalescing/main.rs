@@ -45,7 +45,7 @@ fn assert_merged(report: &ReplayReport, frames: u64) {
 }
 
 #[test]
-fn promise_1_rows_are_merged_at_either_end_while_masks_change() {
+fn promise_1_rows_merge_while_masks_change() {
     for at in ENDS {
         for cpus in 1..=4 {
             let mut plan = coalescing(at, stepped(cpus, in_rows(20_000, 64), 7));
@@ -91,7 +91,7 @@ fn promise_1_and_2_hold_on_threads_that_coalesce() {
 }
 
 #[test]
-fn promise_2_and_3_a_merged_packet_that_is_dropped_counts_as_all_its_frames() {
+fn promise_2_and_3_merged_drop_counts_all_frames() {
     let rate = Rate::PerSecond(5_000_000);
     let traffic = SyntheticPlan { rate, ..in_rows(20_000, 64) };
     let mut plan = coalescing(CoalesceAt::Arrive, stepped(2, traffic, 5));
@@ -194,14 +194,14 @@ mod any_run {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
-        fn promise_1_2_and_4_hold_whatever_changes_while_packets_are_merged(plan in any_plan()) {
+        fn promise_1_2_and_4_hold_while_merging_changes(plan in any_plan()) {
             prop_assert_eq!(run(plan).path.packets_in, STREAM_FRAMES as u64);
         }
     }
 }
 
 #[test]
-fn lro_9_a_mode_that_nobody_asked_for_merges_nothing() {
+fn lro_9_unrequested_mode_merges_nothing() {
     let mut plan = stepped(2, in_rows(3000, 7), 1);
     assert_eq!(run(plan.clone()).path.lro.packets_out, 3000);
     plan.engine.script = script(&["1000:coalesce=gro", "2000:coalesce=off"]);

@@ -109,7 +109,7 @@ fn eventful(at: CoalesceAt) -> ReplayConfig {
 }
 
 #[test]
-fn promise_2_every_frame_has_one_line_and_is_in_one_packet() {
+fn promise_2_every_frame_is_in_one_packet() {
     for at in ENDS {
         let files = traced("accounts", eventful(at));
         assert_accounts(&files, 6000);
@@ -129,7 +129,7 @@ fn promise_2_every_frame_has_one_line_and_is_in_one_packet() {
 }
 
 #[test]
-fn changes_of_coalescing_are_written_when_they_take_effect() {
+fn coalescing_changes_are_traced_in_force() {
     let changes = ["coalesce=lro", "lro_descriptors=16", "gro_flush_timeout=900", "mtu=9000"];
     let at = ["coalesce_at=deliver", "coalesce=off"];
     let all: Vec<_> = (1..).zip(changes.into_iter().chain(at)).collect();
@@ -151,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn promise_2_traces_account_for_every_frame_whatever_changes(
+    fn promise_2_traces_account_for_every_frame(
         mut plan in any_run::any_plan(),
     ) {
         plan.engine.coalesce.is_on = true;

@@ -48,7 +48,7 @@ fn capture(name: &str, frames: &[Vec<u8>]) -> std::path::PathBuf {
 }
 
 #[test]
-fn promise_6_resegmented_captures_hold_every_flow_byte_for_byte() {
+fn promise_6_resegmented_captures_keep_flows() {
     let file = capture("resegment-in", &streams::mixed(STREAM_FRAMES, 9));
     let sent = by_flow(streams::read(&file));
     for at in ENDS {
@@ -66,7 +66,7 @@ fn promise_6_resegmented_captures_hold_every_flow_byte_for_byte() {
 }
 
 #[test]
-fn promise_6_a_merged_packet_is_written_whole_with_right_checksums() {
+fn promise_6_merged_packet_written_with_right_checksums() {
     let file = capture("whole-in", &streams::mixed(STREAM_FRAMES, 10));
     let payloads = |frames: Vec<Recorded>| -> BTreeMap<_, Vec<u8>> {
         let payload = |(_, frame): &Recorded| View::new(frame, &headers(frame)).payload().to_vec();
@@ -90,7 +90,7 @@ fn promise_6_a_merged_packet_is_written_whole_with_right_checksums() {
 /// Segments of a byte are padded to sixty bytes; two of them with a VLAN tag are a packet of just as
 /// many, which looks as if it had come like that.
 #[test]
-fn promise_6_what_was_merged_on_arrival_is_not_merged_again_on_delivery() {
+fn promise_6_written_packets_are_not_remerged() {
     let mut stream = Stream::new(0);
     let frames: Vec<_> = [2, 1, 1, 1, 2].map(|len| stream.next(len, false)).into();
     assert!(frames.iter().all(|frame| frame.len() == 60));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flow_is_limited_from_the_65th_of_128_recent_packets_on() {
+    fn flow_limit_starts_at_packet_65() {
         let mut limit = FlowLimit::new(4096).unwrap();
         let hog = FlowHash(77);
         let verdicts: Vec<_> = (0..70).map(|_| limit.exceeds(hog)).collect();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_with_half_of_the_packets_is_not_limited() {
+    fn half_share_flow_is_not_limited() {
         let mut limit = FlowLimit::new(4096).unwrap();
         for packet in 0..1000 {
             assert!(!limit.exceeds(FlowHash(77)));
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_length_that_is_no_power_of_two_is_refused() {
+    fn table_length_is_power_of_two() {
         assert!(FlowLimit::new(0).is_none() && FlowLimit::new(3000).is_none());
     }
 }

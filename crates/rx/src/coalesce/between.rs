@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_scan_of_all_finds_the_same_in_the_same_order(
+        fn full_scan_agrees(
             seed: u64,
             steps in proptest::collection::vec((0..PLACES, 0u8..32), 0..300),
         ) {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_a_fragment_passes_one_stranger_on_average() {
+    fn promise_3_fragment_search_averages_one_stranger() {
         const MANY: u32 = 4096;
         let pair = |from: u32, to: u32| [from.to_be_bytes(), to.to_be_bytes()].concat();
         // One pair holds all there is; each flow is of another source; sources one bit apart.

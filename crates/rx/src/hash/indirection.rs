@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rss_entries_are_the_low_bits_of_the_hash() {
+    fn rss_entry_is_low_hash_bits() {
         let rows = [
             (0x51cc_c178, [56, 120, 376]),
             (0xc626_b0ea, [42, 106, 234]),

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symmetric_hash_is_the_same_both_ways_and_a_plain_one_is_not() {
+    fn symmetric_hash_ignores_direction() {
         for (source_port, destination_port) in [([0, 53], [200, 1]), ([200, 1], [0, 53])] {
             let [there, back] = both_ways(&Keyed::new(&KEY, true), source_port, destination_port);
             assert_eq!(there, back);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_count_and_so_does_their_absence() {
+    fn ports_and_absence_both_count() {
         let keyed = Keyed::new(&KEY, false);
         let hashes =
             [None, Some(&[0; 4]), Some(&[0, 0, 0, 1])].map(|ports| keyed.hash(&[1; 8], ports));

@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn the_symmetric_key_hashes_both_directions_alike() {
+    fn symmetric_key_hashes_both_ways() {
         let (one, other) = (([66, 9, 149, 187], 2794), ([161, 142, 100, 80], 1766));
         assert_eq!(hash_v4(&SYMMETRIC_KEY, one, other), hash_v4(&SYMMETRIC_KEY, other, one));
         assert_ne!(hash_v4(&STANDARD_KEY, one, other), hash_v4(&STANDARD_KEY, other, one));
     }
 
     #[test]
-    fn a_key_shorter_than_input_and_window_is_refused() {
+    fn short_key_is_refused() {
         let refused = Toeplitz::new(&STANDARD_KEY[..39], TUPLE_BYTES).unwrap_err();
         assert_eq!(refused, KeyTooShort { need_bytes: 40, have_bytes: 39 });
         let toeplitz = Toeplitz::new(&STANDARD_KEY, 12).unwrap();
@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tables_give_what_shifting_the_key_gives(
+        fn lookup_tables_equal_shifted_key(
             key in proptest::collection::vec(any::<u8>(), 5..60),
             input in proptest::collection::vec(any::<u8>(), 0..56),
         ) {

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_all_ones_is_good_and_only_that() {
+    fn only_all_ones_is_good() {
         assert_eq!(judge(Sum::of(&[0xff; 65_535 / 2 * 2])), Checksum::Good);
         assert_eq!(judge(Sum::of(&[0; 40])), Checksum::Bad);
         assert_eq!(judge(Sum::default().plus_word(0xfffe)), Checksum::Bad);
@@ -120,7 +120,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_of_any_lengths_sum_up_to_the_whole(
+        fn pieces_sum_to_whole(
             pieces in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..9), 0..9),
         ) {
             let sum = Sum::of_pieces(pieces.iter().map(Vec::as_slice));

@@ -311,7 +311,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn promise_1_a_table_of_another_size_knows_where_the_packets_of_every_flow_are(
+        fn promise_1_resized_table_knows_all_flows(
             (slots, log) in (1u32..6).prop_flat_map(|log| (vec(slot(), (1 << log) + 1), Just(log))),
             new_log in 1u32..6,
             standing: [bool; 2],
@@ -343,20 +343,20 @@ mod tests {
     }
 
     #[test]
-    fn rfs_9_sizes_are_rounded_up_to_a_power_of_two() {
+    fn rfs_9_sizes_round_to_power_of_two() {
         let len = |rps_flow_cnt| FlowTable::new(rps_flow_cnt).len();
         assert_eq!([0, 1, 2, 3, 4096, 4097].map(len), [2, 2, 2, 4, 4096, 8192]);
     }
 
     #[test]
-    fn packets_without_a_hash_share_no_slot_with_a_flow() {
+    fn unhashed_packets_share_no_slot() {
         let table = FlowTable::new(8);
         assert_eq!(table.slot_of(FlowHash::NONE), SlotId(8));
         assert_eq!([1, u32::MAX].map(|hash| table.slot_of(FlowHash(hash)).0), [0, 7]);
     }
 
     #[test]
-    fn slots_cover_all_hash_values_in_ranges_that_do_not_overlap() {
+    fn slots_partition_hash_values() {
         let table = FlowTable::new(8);
         let ranges: Vec<_> = (0..8).map(|slot| table.range(SlotId(slot))).collect();
         assert_eq!(ranges[0][0], FlowHash(0));

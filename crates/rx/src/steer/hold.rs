@@ -432,7 +432,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn promise_3_holds_are_plain_queues_with_one_bound(
+        fn promise_3_holds_are_bounded_queues(
             hold_max in 0u32..12,
             operations in proptest::collection::vec(operation(), 0..150),
         ) {
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_there_are_as_many_holds_as_the_flow_table_can_name() {
+    fn promise_3_holds_match_flow_table_names() {
         let mut holds = Holds::new(0);
         let ids: Vec<_> = (0..).map_while(|slot| begin(&mut holds, slot)).collect();
         assert_eq!(ids.len(), HOLDS_MAX);

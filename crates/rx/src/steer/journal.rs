@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_add_up_by_flow_and_reason_and_are_bounded() {
+    fn drops_by_flow_bounded_and_additive() {
         let mut journal = Journal::default();
         journal.dropped(drops(5, 2));
         journal.dropped(drops(5, 3));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_names_each_flow_once_and_not_all_of_a_crowd() {
+    fn watch_names_flows_once_and_few() {
         let mut watch = FlowWatch::new(FlowHash(1), SlotId(0), 0);
         [1, 2, 1, 2].map(FlowHash).into_iter().for_each(|flow| watch.see(flow));
         assert_eq!(watch.flows(), [1, 2].map(FlowHash));

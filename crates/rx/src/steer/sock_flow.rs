@@ -191,13 +191,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rfs_9_entries_are_rounded_up_to_a_power_of_two() {
+    fn rfs_9_entries_round_to_power_of_two() {
         let entries = |entries| SockFlowTable::new(entries, 2).entries();
         assert_eq!([0, 4, 5, 32_768, 40_000].map(entries), [1, 4, 8, 32_768, 65_536]);
     }
 
     #[test]
-    fn rfs_1_an_entry_is_its_flow_s_until_another_takes_it() {
+    fn rfs_1_entry_belongs_until_taken() {
         let table = SockFlowTable::new(16, 4);
         let [first, second] = [FlowHash(0xaaaa_0001), FlowHash(0xbbbb_0001)];
         assert_eq!(table.desired(first), None);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_entry_is_nobody_s_whatever_the_hash() {
+    fn empty_entry_matches_no_hash() {
         for cpus in [1, 2, 3, 7, 8, 200] {
             let table = SockFlowTable::new(8, cpus);
             for flow in [FlowHash::NONE, FlowHash(u32::MAX)] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn rfs_1_an_application_that_moves_is_followed_at_once() {
+    fn rfs_1_moving_application_is_followed() {
         let table = SockFlowTable::new(16, 4);
         let (connected, other) = (FlowHash(0xaaaa_0001), FlowHash(0xaaaa_0002));
         for cpu in [3, 0, 0, 1, 2, 1].map(CpuId) {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_3_an_entry_gives_way_to_who_comes_again() {
+    fn promise_3_entry_yields_to_returning_flow() {
         // How often its flow was seen, and how often the next one is until it has the entry.
         let cases = [(1, 2), (2, 4), (3, 8), (4, 16), (100, 16)];
         let [dead, alive] = [FlowHash(0xaaaa_0001), FlowHash(0xbbbb_0001)];
@@ -311,7 +311,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rfs_9_a_table_of_another_size_knows_what_the_old_one_knew(
+        fn rfs_9_resized_table_keeps_knowledge(
             flows in prop::collection::vec((1u32.., 0u16..6), 1..40),
             sizes in (0u32..10, 0u32..10),
         ) {

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c2_light_load_gathers_and_heavy_load_spreads_with_a_gap_between() {
+    fn rps_c2_gather_and_spread_have_gap() {
         let states = after_windows(&[100, 30, 20, 30, 49, 60, 30, 24]);
         assert_eq!(states, [true, true, false, false, false, true, true, true]);
         let quiet = usize::try_from(GATHER_AFTER_NS / SPREAD_WINDOW_NS).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c2_bursts_spread_when_they_do_not_end() {
+    fn rps_c2_endless_bursts_spread() {
         let mut spread = Spread::new(SpreadPolicy::WhenBusy);
         let mut tick = Tick { now_ns: SPREAD_WINDOW_NS, busy_ns: 0 };
         assert!(spread.update(tick, false) && !spread.is_spreading());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn rps_c2_a_pause_forgets_half_of_the_bursts() {
+    fn rps_c2_pause_halves_the_bursts() {
         let mut spread = Spread::new(SpreadPolicy::WhenBusy);
         let mut tick = Tick { now_ns: SPREAD_WINDOW_NS, busy_ns: 0 };
         spread.update(tick, false);
@@ -178,7 +178,7 @@ mod tests {
         /// Strangers who send in bursts, of whatever length and period, move everybody else's flows
         /// at most twice a second.
         #[test]
-        fn rps_c2_flows_move_by_load_twice_a_second_at_most(runs in runs()) {
+        fn rps_c2_load_moves_twice_a_second(runs in runs()) {
             let mut spread = Spread::new(SpreadPolicy::WhenBusy);
             let (mut tick, mut changes) = (Tick { now_ns: 1, busy_ns: 0 }, Vec::new());
             for (full, quiet, load) in runs {
@@ -197,7 +197,7 @@ mod tests {
         }
 
         #[test]
-        fn rps_c2_a_burst_now_and_then_spreads_nothing(
+        fn rps_c2_rare_bursts_spread_nothing(
             full in 1..FULL_BURSTS_TO_SPREAD / 2,
             pause in 10u32..1000,
         ) {

@@ -40,7 +40,7 @@ fn judged(packet: &mut Packet) -> Checksum {
 }
 
 #[test]
-fn a_partial_checksum_is_completed_and_is_verified_without_a_look_at_the_payload() {
+fn partial_checksum_verifies_without_payload() {
     for shape in all_shapes() {
         for len in [0, 1, 98, 99] {
             let good = shape.clone().sized(len).wire();
@@ -58,7 +58,7 @@ fn a_partial_checksum_is_completed_and_is_verified_without_a_look_at_the_payload
 }
 
 #[test]
-fn what_is_completed_from_a_wrong_sum_is_found_bad() {
+fn wrong_base_sum_is_found() {
     let partial = tcp().wire().partial(0).edit(FIELD, &[1, 2]);
     for verify in [Verify::Nothing, Verify::Checksums] {
         let mut packet = filled(&partial, verify);
@@ -68,7 +68,7 @@ fn what_is_completed_from_a_wrong_sum_is_found_bad() {
 }
 
 #[test]
-fn a_udp_checksum_of_0_becomes_all_ones_and_no_other_does() {
+fn udp_zero_sum_becomes_ones() {
     for (shape, at, expected) in [(udp(), AFTER_IPV4 + 6, 0xff), (tcp(), FIELD, 0)] {
         // Chosen so that the sum comes out as all ones.
         let zeroed = shape.wire();
@@ -88,7 +88,7 @@ fn a_udp_checksum_of_0_becomes_all_ones_and_no_other_does() {
 }
 
 #[test]
-fn who_has_summed_a_frame_up_need_not_believe_that_it_is_valid() {
+fn summing_needs_no_device_trust() {
     let vnet = VirtioNetHdr { flags: DATA_VALID, ..VirtioNetHdr::default() };
     let good = tcp().wire();
     let bad = good.clone().edit(FIELD, &[1, 2]);
@@ -106,7 +106,7 @@ fn who_has_summed_a_frame_up_need_not_believe_that_it_is_valid() {
 }
 
 #[test]
-fn what_was_cut_short_or_is_summed_otherwise_is_left_as_it_is() {
+fn truncated_or_other_sums_left_alone() {
     let partial = tcp().wire().partial(0);
     let snapped = partial.clone().snapped(90);
     let mut sctp = partial.clone();
@@ -133,7 +133,7 @@ fn tunnel(inner: &Wire) -> Wire {
 }
 
 #[test]
-fn what_is_to_be_cut_inside_a_tunnel_is_one_large_packet_that_is_right() {
+fn tunnelled_gso_packet_is_valid() {
     let field = AFTER_IPV4 + 6;
     let good = tcp().sized(3000).wire();
     let inner = good.clone().partial(1000);
@@ -180,7 +180,7 @@ const LIES: [(InvalidVnetHeader, Change); 14] = [
 ];
 
 #[test]
-fn promise_5_a_header_that_lies_is_told_by_its_frame() {
+fn promise_5_invalid_header_reported_by_frame() {
     let wire = right(&tcp());
     for (index, (lie, change)) in LIES.iter().enumerate() {
         let mut vnet = wire.vnet.unwrap();
@@ -201,7 +201,7 @@ fn check_lie(wire: &Wire, lie: InvalidVnetHeader, name: &str) {
 }
 
 #[test]
-fn promise_5_a_frame_that_is_not_what_is_to_be_cut_is_told() {
+fn promise_5_impossible_gso_frame_is_refused() {
     let without = |wire: Wire| {
         let flags = wire.vnet.unwrap().flags & !NEEDS_CSUM;
         Wire { vnet: wire.vnet.map(|vnet| VirtioNetHdr { flags, ..vnet }), ..wire }
@@ -229,7 +229,7 @@ fn promise_5_a_frame_that_is_not_what_is_to_be_cut_is_told() {
 }
 
 #[test]
-fn what_a_sender_left_in_the_field_of_a_packet_that_is_to_be_cut_is_set_anew() {
+fn gso_checksum_field_is_reset() {
     let wire = right(&tcp());
     let mut packet = filled(&wire.clone().edit(FIELD, &[1, 2]), Verify::Checksums);
     wire.vnet.unwrap().carry_into(&mut packet).unwrap();
@@ -237,7 +237,7 @@ fn what_a_sender_left_in_the_field_of_a_packet_that_is_to_be_cut_is_set_anew() {
 }
 
 #[test]
-fn a_header_lies_little_endian_and_is_read_as_it_is_written() {
+fn header_is_little_endian() {
     let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
     let vnet = VirtioNetHdr::from_bytes(bytes);
     assert_eq!((vnet.flags, vnet.gso_type, vnet.hdr_len, vnet.csum_offset), (1, 2, 0x403, 0xa09));
@@ -250,7 +250,7 @@ proptest! {
     /// Whatever is said before whatever frame: it is refused and the frame untouched, or nothing
     /// but the two bytes of a checksum has changed and the device's sum is still the frame's.
     #[test]
-    fn promise_5_whatever_is_said_of_a_frame_changes_a_checksum_at_most(
+    fn promise_5_any_vnet_header_only_changes_checksum(
         shape in select(all_shapes()),
         len in 0usize..400,
         gso_size in 0u16..200,

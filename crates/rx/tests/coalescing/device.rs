@@ -33,7 +33,7 @@ fn judged(wire: &Wire) -> Checksum {
 }
 
 #[test]
-fn lro_2_the_device_s_sum_tells_good_from_bad_behind_tags_and_padding() {
+fn lro_2_device_sum_judges_tagged_padded_frames() {
     for shape in shapes_and_more() {
         for len in [1, 98, 99] {
             for padding in [&[][..], &[0; 5], &[7; 6], &[9; 5]] {
@@ -58,7 +58,7 @@ const STATES: [State; 3] = [
 ];
 
 #[test]
-fn lro_1_each_state_of_the_device_s_checksum_is_merged_or_kept() {
+fn lro_1_device_checksum_states_merge_or_not() {
     for shape in shapes_and_more() {
         for (verify, name, by_device) in STATES {
             let mut rig = Rig::gro();
@@ -74,7 +74,7 @@ fn lro_1_each_state_of_the_device_s_checksum_is_merged_or_kept() {
 }
 
 #[test]
-fn lro_1_a_frame_that_its_device_finds_bad_is_passed_with_its_sum() {
+fn lro_1_device_bad_frame_keeps_its_sum() {
     let bad = tcp().nth(1).wire();
     let last = bad.bytes.len() - 1;
     let bad = bad.clone().edit(last, &[!bad.bytes[last]]).summed();
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 2000 }))]
 
     #[test]
-    fn lro_2_a_device_s_sum_says_what_summing_up_says(
+    fn lro_2_device_sum_equals_own_sum(
         shape in select(shapes_and_more()),
         len in 0usize..200,
         padding in proptest::collection::vec(any::<u8>(), 0..9),

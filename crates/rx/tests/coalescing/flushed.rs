@@ -82,7 +82,7 @@ fn every_flush_has_its_reason() {
 }
 
 #[test]
-fn what_is_behind_a_poll_says_how_long_a_packet_is_held() {
+fn poll_status_decides_hold_time() {
     use FlushReason::{PollEnd, Timeout};
     let cases = [
         (PollStatus::Last, 0, PollEnd, 0),
@@ -114,7 +114,7 @@ fn what_is_behind_a_poll_says_how_long_a_packet_is_held() {
 }
 
 #[test]
-fn only_what_was_held_for_long_enough_is_let_go() {
+fn only_long_held_is_released() {
     let config = CoalesceConfig { gro_flush_timeout_ns: TIMEOUT_NS, ..CoalesceConfig::default() };
     let mut rig = Rig::new(config);
     for (flow, at_ns) in [(1, 300), (2, 100), (3, 200)] {
@@ -130,7 +130,7 @@ fn only_what_was_held_for_long_enough_is_let_go() {
 }
 
 #[test]
-fn segments_recorded_in_one_poll_are_merged_whichever_clock_says_so() {
+fn recorded_polls_merge_by_any_clock() {
     for (first_ns, second_ns) in [(5, 50_000_005), (50_000_005, 5), (0, u64::MAX), (u64::MAX, 0)] {
         let [first, second] = [0, 1].map(|number| tcp().nth(number).wire());
         let mut rig = Rig::gro();

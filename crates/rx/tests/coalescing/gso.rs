@@ -58,7 +58,7 @@ pub(crate) fn cut(bytes: &[u8], hdr: VirtioNetHdr, link: Link, headers: &Headers
 }
 
 #[test]
-fn a_merged_packet_is_described_so_that_others_cut_it_into_the_same_frames() {
+fn merged_packet_descriptor_yields_same_frames() {
     for shape in shapes() {
         for len in [99, 100] {
             let shape = shape.clone().sized(len);
@@ -101,7 +101,7 @@ fn a_merged_packet_is_described_so_that_others_cut_it_into_the_same_frames() {
 }
 
 #[test]
-fn a_packet_that_was_not_merged_is_sent_as_it_is() {
+fn unmerged_packet_is_sent_unchanged() {
     let mut rig = Rig::gro();
     let mut packet = rig.poll(&tcp().run(1)).remove(0);
     assert_eq!(describe(&mut packet).to_bytes(), [0; 10]);

@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 1500 }))]
 
     #[test]
-    fn promise_6_what_was_merged_is_taken_apart_into_what_came(
+    fn promise_6_merged_packet_separates_into_input(
         first in config(false),
         is_summed: bool,
         steps in steps(false),
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn promises_1_and_2_no_segment_is_lost_or_overtaken_while_modes_change(
+    fn promises_1_and_2_hold_while_modes_change(
         first in config(true),
         is_summed: bool,
         steps in steps(true),
@@ -261,7 +261,7 @@ proptest! {
 
 /// Laws over traffic of which nothing is merged, or nothing refused, would say little.
 #[test]
-fn the_traffic_of_these_laws_is_merged_and_refused_in_most_ways() {
+fn generated_traffic_merges_and_refuses() {
     let mut runner = TestRunner::deterministic();
     let (mut frames, mut packets, mut refused) = (0, 0, [0; MergeRefusal::ALL.len()]);
     for _ in 0..200 {

@@ -62,7 +62,7 @@ fn filled(mtu: u32, sender: usize) -> Vec<u32> {
 }
 
 #[test]
-fn lro_6_a_small_sender_before_a_large_receiver_fills_packets_too() {
+fn lro_6_small_segments_fill_large_packets() {
     let (same, mixed) = (filled(1500, 1500), filled(9000, 1500));
     assert!(same[0] >= 43, "{same:?}");
     assert!(100 * mixed[0] >= 99 * same[0], "{mixed:?} against {same:?}");
@@ -70,7 +70,7 @@ fn lro_6_a_small_sender_before_a_large_receiver_fills_packets_too() {
 }
 
 #[test]
-fn lro_7_room_is_left_for_the_next_frame_and_follows_the_mtu() {
+fn lro_7_room_left_follows_mtu() {
     let jumbo = tcp().sized(9000 - 40).run(7);
     // Segments of 9000 bytes cannot come where 1500 are received: that such a packet is held shows
     // whose room was left.
@@ -103,7 +103,7 @@ fn advancing() -> Vec<Segment> {
 }
 
 #[test]
-fn lro_8_the_packet_carries_the_newest_acknowledgement_window_and_timestamps() {
+fn lro_8_newest_ack_window_timestamps_are_kept() {
     let segments = advancing();
     let wires: Vec<_> = segments.iter().map(Segment::wire).collect();
     let mut rig = Rig::lro(1500);
@@ -125,14 +125,14 @@ fn lro_8_the_packet_carries_the_newest_acknowledgement_window_and_timestamps() {
 }
 
 #[test]
-fn lro_8_only_tcp_is_merged_in_lro_mode() {
+fn lro_8_lro_mode_merges_only_tcp() {
     let mut rig = Rig::lro(1500);
     rig.poll(&[udp().wire(), udp().wire()]);
     assert_eq!(rig.verdicts(), (vec![(MergeRefusal::Protocol, 2)], vec![]));
 }
 
 #[test]
-fn lro_8_a_congestion_mark_is_kept_by_keeping_its_segment_alone() {
+fn lro_8_congestion_mark_keeps_segment_alone() {
     let marked = tcp().nth(1).with(|segment| segment.tos = 3);
     let wires = [tcp().wire(), marked.wire(), tcp().nth(2).wire(), tcp().nth(3).wire()];
     assert_eq!(counts_of(Rig::lro(1500), &wires), [1, 1, 2]);

@@ -135,7 +135,7 @@ fn check_five(packet: Packet, shape: &Segment, flags: u8, fed: &[Frame]) {
 }
 
 #[test]
-fn promise_6_a_merged_packet_is_right_and_can_be_taken_apart() {
+fn promise_6_merged_packet_valid_and_separable() {
     for shape in shapes() {
         for len in [1, 2, 99, 100] {
             for flags in [0, PSH, FIN | PSH] {
@@ -163,7 +163,7 @@ fn ending_with(shape: &Segment, word: u16, mut rig: Rig) -> Packet {
 }
 
 #[test]
-fn promise_6_a_merged_checksum_of_0_is_as_udp_writes_it() {
+fn promise_6_merged_zero_checksum_is_udps() {
     let field = |packet: &Packet, at: u16| {
         let at = usize::from(packet.headers.transport_offset + at);
         u16::from_be_bytes(packet.frame.data()[at..at + 2].try_into().unwrap())
@@ -186,7 +186,7 @@ fn promise_6_a_merged_checksum_of_0_is_as_udp_writes_it() {
 }
 
 #[test]
-fn promise_6_ipv4_ids_may_stay_or_rise_across_the_wrap() {
+fn promise_6_ipv4_ids_across_wrap() {
     for (ids, expected) in [
         ([0xfffe, 0xffff, 0, 1], vec![4]),
         ([7; 4], vec![4]),
@@ -207,7 +207,7 @@ fn promise_6_ipv4_ids_may_stay_or_rise_across_the_wrap() {
 }
 
 #[test]
-fn a_packet_of_one_segment_is_its_own_segment() {
+fn single_packet_is_own_segment() {
     let mut rig = Rig::gro();
     let out = rig.poll(&[tcp().wire().padded(&[1; 9]).recorded(5)]);
     let segments: Vec<_> = out[0].segments().collect();

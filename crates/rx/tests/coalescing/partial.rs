@@ -67,7 +67,7 @@ fn unannounced(wire: Wire) -> Wire {
 }
 
 #[test]
-fn a_partial_checksum_is_found_and_completed() {
+fn partial_checksum_is_completed() {
     let mut pool = pool(8);
     for shape in all_shapes() {
         for (len, padding) in [(0, &[][..]), (1, &[]), (98, &[0; 4]), (99, &[1, 2, 3])] {
@@ -94,7 +94,7 @@ fn a_partial_checksum_is_found_and_completed() {
 }
 
 #[test]
-fn a_datagram_whose_sum_is_0_gets_all_ones() {
+fn zero_sum_is_sent_as_ones() {
     let field = AFTER_IPV4 + 6;
     let zeroed = udp().wire();
     let end = zeroed.bytes.len() - 2;
@@ -106,7 +106,7 @@ fn a_datagram_whose_sum_is_0_gets_all_ones() {
 }
 
 #[test]
-fn what_is_not_partial_or_cannot_be_told_stays_as_it_is() {
+fn complete_or_unknown_checksum_stays() {
     let wire = tcp().wire();
     let field = AFTER_IPV4 + 16;
     let partial = unannounced(wire.clone());

@@ -168,7 +168,7 @@ proptest! {
     /// Parsing, hashing, the verdict on the checksum, and coalescing. Only where a packet came out in
     /// one frame after all, as its pieces fitted, may one in pieces be refused behind it.
     #[test]
-    fn promise_6_a_packet_in_pieces_is_merged_and_taken_apart_as_in_one_frame(
+    fn promise_6_nonlinear_merge_equals_linear(
         first in config(true),
         is_summed: bool,
         runs in runs(),
@@ -206,7 +206,7 @@ proptest! {
 
 /// Laws over packets of which none is merged in pieces would say little.
 #[test]
-fn the_traffic_of_these_laws_is_merged_in_pieces() {
+fn generated_traffic_merges_in_pieces() {
     let mut runner = TestRunner::deterministic();
     let (mut merged, mut in_pieces, mut refused) = (0, 0, 0);
     for _ in 0..100 {
@@ -226,7 +226,7 @@ fn the_traffic_of_these_laws_is_merged_in_pieces() {
 }
 
 #[test]
-fn what_is_in_pieces_is_not_added_to_what_is_not() {
+fn linear_and_nonlinear_do_not_merge() {
     let mut queue = Queue::new();
     let mut rig = Rig::gro();
     let split = Split { head_len: 60, piece_lens: vec![200] };
@@ -247,7 +247,7 @@ fn what_is_in_pieces_is_not_added_to_what_is_not() {
 }
 
 #[test]
-fn payload_that_lies_in_one_buffer_is_one_stretch_of_a_merged_packet() {
+fn single_buffer_payload_is_one_stretch() {
     let mut queue = Queue::new();
     let mut rig = Rig::gro();
     let split = Split { head_len: 116, piece_lens: vec![2000] };
@@ -299,7 +299,7 @@ proptest! {
     /// Promise 5: what a device says of a packet is believed, or found to be a lie, as of one in one frame; but
     /// for a checksum field, or headers, that are beyond what a frame itself holds.
     #[test]
-    fn promise_5_what_is_said_of_a_packet_in_pieces_is_carried_as_in_one_frame(
+    fn promise_5_nonlinear_vnet_header_as_linear(
         shape in select(all_shapes()),
         len in 0usize..1200,
         gso_size in 0u16..400,
@@ -342,7 +342,7 @@ proptest! {
 }
 
 #[test]
-fn a_whole_packet_in_pieces_of_odd_lengths_is_cut_as_in_one_frame() {
+fn nonlinear_gso_cut_equals_linear() {
     for shape in [tcp(), udp()] {
         let mut wire = shape.sized(3001).wire().partial(333);
         let vnet = wire.vnet.take().unwrap();
@@ -384,7 +384,7 @@ fn taken_in(packet: Packet, pool: &mut Pool) -> (Option<Seen>, Vec<DropReason>) 
 }
 
 #[test]
-fn promise_2_headers_too_long_for_a_frame_are_copied_together_or_the_packet_is_dropped() {
+fn promise_2_long_headers_linearize_or_drop() {
     let wire = long_headers().wire();
     let twin = taken_in(received(&wire, Arrival(1), &mut pool(4)), &mut pool(4));
     let mut queue = Queue::new();
@@ -410,7 +410,7 @@ proptest! {
 
     /// A checksum that nothing says is partial is completed, wherever the payload lies.
     #[test]
-    fn a_partial_checksum_in_pieces_is_completed_as_in_one_frame(
+    fn partial_checksum_completed_across_pieces(
         shape in select(all_shapes()),
         len in 0usize..600,
         padding in vec(any::<u8>(), 0..9),

@@ -283,7 +283,7 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn lro_1_every_refusal_is_counted_and_leaves_the_frame_as_it_came() {
+fn lro_1_refusals_counted_frames_unchanged() {
     for case in cases() {
         case.check(false);
         case.check(true);
@@ -301,7 +301,7 @@ const ELSEWHERE: [MergeRefusal; 6] = [
 ];
 
 #[test]
-fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {
+fn lro_1_unverified_passes_unless_device_summed() {
     let wires = changed(&tcp(), |_| {});
     let [first, second] = wires.clone();
     let mut rig = Rig::gro();
@@ -313,7 +313,7 @@ fn lro_1_what_nobody_verified_passes_unless_the_device_has_summed_it_up() {
 }
 
 #[test]
-fn what_was_merged_before_or_has_no_hash_passes_as_it_is() {
+fn merged_or_unhashed_passes_through() {
     let mut rig = Rig::gro();
     let mut merged = rig.poll(&changed(&tcp(), |_| {}));
     assert_eq!(merged[0].segment_count(), 2);
@@ -329,7 +329,7 @@ fn what_was_merged_before_or_has_no_hash_passes_as_it_is() {
 }
 
 #[test]
-fn nothing_may_follow_a_first_segment_that_pushes() {
+fn pushing_first_segment_ends_packet() {
     for flag in [PSH, FIN] {
         let first = tcp().with(|segment| segment.flags |= flag).wire();
         let mut rig = Rig::gro();
@@ -341,7 +341,7 @@ fn nothing_may_follow_a_first_segment_that_pushes() {
 }
 
 #[test]
-fn promise_2_what_does_not_fit_and_pushes_is_refused_once() {
+fn promise_2_pushing_overflow_is_refused_once() {
     for flag in [PSH, FIN] {
         let gap = tcp().nth(2).with(|segment| segment.flags |= flag).wire();
         let mut rig = Rig::gro();
@@ -353,7 +353,7 @@ fn promise_2_what_does_not_fit_and_pushes_is_refused_once() {
 }
 
 #[test]
-fn what_has_a_length_before_its_ethertype_passes_alone() {
+fn length_field_frames_pass_alone() {
     let snap = |Wire { bytes, link, .. }: Wire| {
         let (addresses, rest) = bytes.split_at(IP - 2);
         let length = u16::try_from(rest.len() + 6).unwrap().to_be_bytes();
@@ -375,7 +375,7 @@ fn no_refusal_is_left_out_here() {
 }
 
 #[test]
-fn promise_1_a_fragment_lets_go_of_every_flow_between_its_addresses() {
+fn promise_1_fragment_releases_flows_between_addresses() {
     let flows = [tcp(), tcp().with(|segment| segment.port = 7), udp()];
     let elsewhere = tcp6();
     let fragment = udp().wire().edit(IP + 6, &[0, 9]).resummed();

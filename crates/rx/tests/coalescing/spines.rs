@@ -204,7 +204,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 700 }))]
 
     #[test]
-    fn promises_1_2_and_6_hold_while_masks_keys_and_coalescing_change(
+    fn promises_1_2_and_6_hold_while_masks_keys_coalescing_change(
         first in option::of(config(false)),
         (move_after_packets, backlog) in (0u32..8, prop_oneof![2 => Just(2000u32), 1 => 1u32..60]),
         steps in vec(step(), 0..if cfg!(miri) { 8 } else { 60 }),
@@ -246,7 +246,7 @@ fn held_moves(world: &World) -> u64 {
 }
 
 #[test]
-fn while_a_flow_waits_to_move_nothing_is_held_for_more_segments() {
+fn waiting_flow_holds_no_segments() {
     let mut world = on_cpu(0b0010);
     world.arrive(&flow(1).run(2), PollStatus::Drained);
     world.arrive(&flow(2).run(1), PollStatus::MorePending);
@@ -263,7 +263,7 @@ fn while_a_flow_waits_to_move_nothing_is_held_for_more_segments() {
 }
 
 #[test]
-fn one_packet_is_handed_over_and_all_its_segments_are_counted() {
+fn merged_packet_handed_once_segments_counted() {
     for on_arrival in [true, false] {
         let config = Some(CoalesceConfig::default());
         let mut world = World::new(config.filter(|_| on_arrival), 0, 1000);
@@ -281,7 +281,7 @@ fn one_packet_is_handed_over_and_all_its_segments_are_counted() {
 }
 
 #[test]
-fn promise_2_a_merged_packet_that_is_dropped_counts_as_its_frames() {
+fn promise_2_dropped_merged_packet_counts_frames() {
     let mut world = World::new(Some(CoalesceConfig::default()), 0, 1);
     world.set_mask(0b0010);
     for port in 1..6 {
@@ -294,7 +294,7 @@ fn promise_2_a_merged_packet_that_is_dropped_counts_as_its_frames() {
 }
 
 #[test]
-fn promise_1_what_a_live_switch_lets_go_stays_ahead_of_its_flow() {
+fn promise_1_switched_off_merge_releases_in_order() {
     for next in [None, Some(CoalesceConfig { descriptors: 1, ..CoalesceConfig::default() })] {
         let mut world = on_cpu(0b0010);
         world.arrive(&flow(1).run(2), PollStatus::MorePending);
@@ -309,7 +309,7 @@ fn promise_1_what_a_live_switch_lets_go_stays_ahead_of_its_flow() {
 }
 
 #[test]
-fn promise_1_what_another_key_lets_go_is_shown_and_stays_ahead_of_its_flow() {
+fn promise_1_rekeying_releases_in_order() {
     let mut world = on_cpu(0b0010);
     world.arrive(&flow(1).run(2), PollStatus::MorePending);
     world.rekey(8);
@@ -321,7 +321,7 @@ fn promise_1_what_another_key_lets_go_is_shown_and_stays_ahead_of_its_flow() {
 }
 
 #[test]
-fn promise_1_hashes_of_two_keys_are_not_coalesced_side_by_side() {
+fn promise_1_keys_do_not_coalesce_together() {
     for last in [FIN, 0] {
         let mut world = World::new(None, 0, 1000);
         world.coalesce_on_delivery(Some(CoalesceConfig::default()));
@@ -344,7 +344,7 @@ fn promise_1_hashes_of_two_keys_are_not_coalesced_side_by_side() {
 }
 
 #[test]
-fn promise_6_what_was_merged_on_arrival_is_not_merged_again_on_delivery() {
+fn promise_6_merged_packets_are_not_remerged() {
     let mut world = on_cpu(0b0010);
     let first = flow(1);
     // Three of these are as long together as the first one with its padding, and go on where a

@@ -31,7 +31,7 @@ fn rig(descriptors: u32) -> Rig {
 }
 
 #[test]
-fn lro_9_descriptors_are_rounded_up_to_a_power_of_two() {
+fn lro_9_descriptors_rounded_to_power_of_two() {
     let cases = [(0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (LRO_DESCRIPTORS, 8), (9, 16), (100, 128)];
     for (descriptors, expected) in
         cases.into_iter().chain([(LRO_DESCRIPTORS_MAX, 4096), (u32::MAX, 4096)])
@@ -50,7 +50,7 @@ fn lro_9_descriptors_are_rounded_up_to_a_power_of_two() {
 }
 
 #[test]
-fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_16_packets() {
+fn full_table_evicts_after_16_idle() {
     for (between, is_evicted) in [(0, false), (15, false), (16, true)] {
         let mut rig = rig(1);
         rig.feed(&[segment(1, 0), segment(1, 1)]);
@@ -68,7 +68,7 @@ fn a_full_table_lets_newcomers_pass_until_something_was_idle_for_16_packets() {
 }
 
 #[test]
-fn the_descriptor_that_was_idle_for_longest_makes_room() {
+fn longest_idle_descriptor_makes_room() {
     let mut rig = rig(8);
     (1..=8).for_each(|number| rig.feed(&[segment(number, 0)]));
     rig.feed(&[segment(1, 1)]);
@@ -83,7 +83,7 @@ fn the_descriptor_that_was_idle_for_longest_makes_room() {
 }
 
 #[test]
-fn when_sixteen_flows_take_turns_as_many_are_merged_as_there_are_descriptors() {
+fn sixteen_flows_need_sixteen_descriptors() {
     const ROUNDS: u32 = 20;
     let mut rig = rig(LRO_DESCRIPTORS);
     for nth in 0..ROUNDS {
@@ -99,7 +99,7 @@ fn when_sixteen_flows_take_turns_as_many_are_merged_as_there_are_descriptors() {
 }
 
 #[test]
-fn a_flush_empties_everything_oldest_first_whatever_collides() {
+fn flush_is_oldest_first_despite_collisions() {
     let mut rig = rig(16);
     // All even numbers are of one set, which they fill; then two of the other one.
     let numbers = [14, 2, 1, 16, 4, 6, 3, 8, 12, 10];
@@ -118,7 +118,7 @@ fn a_flush_empties_everything_oldest_first_whatever_collides() {
 }
 
 #[test]
-fn promise_1_flows_of_one_hash_keep_their_order_among_each_other() {
+fn promise_1_same_hash_flows_stay_ordered() {
     let order = [(1, 0), (2, 0), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (1, 3)];
     let mut rig = rig(LRO_DESCRIPTORS);
     for (number, nth) in order {
@@ -148,7 +148,7 @@ fn fragment_from(host: u8) -> Wire {
 proptest! {
     /// Against a list that is looked through whole.
     #[test]
-    fn promise_1_a_fragment_lets_go_of_what_a_scan_finds(
+    fn promise_1_fragment_release_matches_scan(
         seed: u64,
         steps in vec((0u8..6, 0u32..8, proptest::bool::weighted(0.2)), 0..120),
     ) {

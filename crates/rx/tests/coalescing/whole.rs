@@ -27,7 +27,7 @@ fn passed(rig: &mut Rig, wire: Wire) -> Packet {
 }
 
 #[test]
-fn promise_2_a_packet_that_comes_whole_is_one_frame_and_shows_all_of_itself() {
+fn promise_2_gso_packet_counts_one_frame() {
     for shape in all_shapes() {
         let wire = whole(&shape, 5000, 1200);
         let mut rig = Rig::gro();
@@ -51,7 +51,7 @@ fn promise_2_a_packet_that_comes_whole_is_one_frame_and_shows_all_of_itself() {
 }
 
 #[test]
-fn the_largest_packet_of_ip_comes_whole() {
+fn largest_ip_packet_comes_whole() {
     for (shape, headers) in [(tcp(), 40), (udp(), 28)] {
         let len = 65_535 - headers;
         let mut rig = Rig::gro();
@@ -67,7 +67,7 @@ fn the_largest_packet_of_ip_comes_whole() {
 }
 
 #[test]
-fn what_leaves_one_segment_is_not_cut_and_its_checksum_is_completed() {
+fn single_segment_uncut_checksum_completed() {
     for shape in [tcp(), udp()] {
         for (len, gso_size) in [(0, 1), (100, 100), (99, 100)] {
             let packet = passed(&mut Rig::gro(), whole(&shape, len, gso_size));
@@ -78,7 +78,7 @@ fn what_leaves_one_segment_is_not_cut_and_its_checksum_is_completed() {
 }
 
 #[test]
-fn tcp_that_was_merged_before_with_its_checksums_verified_gets_the_pseudo_header_s_sum() {
+fn verified_merged_tcp_has_pseudo_sum() {
     let wire = whole(&tcp(), 3000, 1000);
     let vnet = VirtioNetHdr { flags: 0, csum_start: 0, csum_offset: 0, ..wire.vnet.unwrap() };
     let by_device = Wire { vnet: Some(vnet), ..tcp().sized(3000).wire() };
@@ -88,7 +88,7 @@ fn tcp_that_was_merged_before_with_its_checksums_verified_gets_the_pseudo_header
 }
 
 #[test]
-fn promise_1_what_comes_whole_goes_behind_what_is_held_of_its_flow_and_is_not_added_to() {
+fn promise_1_gso_packet_follows_held_segments() {
     for shape in [tcp(), udp()] {
         let large = whole(&shape.nth(2), 1000, 100);
         let behind = shape.nth(12);
@@ -107,7 +107,7 @@ fn promise_1_what_comes_whole_goes_behind_what_is_held_of_its_flow_and_is_not_ad
 }
 
 #[test]
-fn promise_4_without_a_frame_for_each_segment_the_packet_comes_back() {
+fn promise_4_segments_without_frames_return_packet() {
     let mut rig = Rig::gro();
     let packet = passed(&mut rig, whole(&tcp(), 5000, 1000));
     let before = packet.frame.data().to_vec();
@@ -128,7 +128,7 @@ fn promise_4_without_a_frame_for_each_segment_the_packet_comes_back() {
 }
 
 #[test]
-fn cutting_takes_apart_what_was_merged_and_leaves_a_single_frame_alone() {
+fn cut_splits_merged_leaves_single() {
     let mut rig = Rig::gro();
     let wires = [tcp().run(3), vec![udp().wire()]].concat();
     let mut frames = Vec::new();
@@ -143,7 +143,7 @@ proptest! {
 
     /// Cutting is what whoever reads the description does, and merging is its inverse.
     #[test]
-    fn promise_6_what_is_cut_is_what_others_cut_and_merges_again(
+    fn promise_6_cut_equals_others_and_merges_again(
         shape in select(all_shapes()),
         payload_len in 1usize..6000,
         gso_size in 1u16..1500,

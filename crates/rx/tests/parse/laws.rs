@@ -152,7 +152,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 1000 }))]
 
     #[test]
-    fn promise_5_any_bytes_are_parsed_within_their_bounds(
+    fn promise_5_any_bytes_parse_within_bounds(
         bytes in vec(any::<u8>(), 0..200),
         spec in spec(),
         edits in vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn a_snapped_frame_shows_what_the_whole_one_does_or_nothing(spec in spec()) {
+    fn truncated_frame_reveals_same_or_nothing(spec in spec()) {
         let bytes = spec.build();
         let wire_len = u32::try_from(bytes.len()).unwrap();
         let whole = parse_whole(&bytes);
@@ -259,7 +259,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 100 }))]
 
     #[test]
-    fn one_wrong_bit_is_never_summed_up_as_good(
+    fn single_bit_error_is_detected(
         mut spec in spec(),
         transport in prop_oneof![Just(Transport::Udp), Just(Transport::Tcp { option_words: 3 })],
     ) {

@@ -82,7 +82,7 @@ fn link_headers() {
 }
 
 #[test]
-fn vlan_ids_are_outermost_first_without_priority() {
+fn vlan_ids_outermost_without_priority() {
     let tags = [0x88, 0xa8, 0xef, 0xff, 0x81, 0, 0x20, 7];
     let frame = udp4().insert(12, &tags);
     let vlans = |len| link_layer(&frame.bytes[..len], Link::Ethernet).vlans().to_vec();
@@ -240,7 +240,7 @@ fn ipv6_headers() {
 
 /// RFC 8200, section 8.1: the checksum is of the address that the packet ends at.
 #[test]
-fn ipv6_routing_headers_say_whose_address_was_summed_up() {
+fn routing_header_names_summed_address() {
     let via = [9; 16];
     let [_, to] = ADDRESSES_V6;
     let routed = |kind, left, addresses: [[u8; 16]; 2]| {
@@ -262,7 +262,7 @@ fn ipv6_routing_headers_say_whose_address_was_summed_up() {
 }
 
 #[test]
-fn a_view_of_a_header_cut_short_shows_the_fields_that_are_there() {
+fn truncated_header_shows_present_fields() {
     for (captured, ports, sequence) in
         [(37, None, None), (38, Some((1000, 80)), None), (50, Some((1000, 80)), Some(7))]
     {
@@ -276,7 +276,7 @@ fn a_view_of_a_header_cut_short_shows_the_fields_that_are_there() {
 }
 
 #[test]
-fn the_network_headers_kind_is_known_from_its_first_byte() {
+fn network_kind_from_first_byte() {
     for (frame, network) in [(udp4(), Network::Ipv4), (udp6(), Network::Ipv6)] {
         let [before, at] = [IP, IP + 1].map(|captured| frame.clone().snapped(captured).parse());
         assert_eq!([before, at].map(|headers| headers.network), [Network::Other, network]);

@@ -19,7 +19,7 @@ const FLOWS: [Flow; 4] = [
 ];
 
 #[test]
-fn rps_c2_bursts_are_full_from_dev_weight_on() {
+fn rps_c2_full_burst_is_dev_weight() {
     for (len, spreads) in [(DEV_WEIGHT - 1, false), (DEV_WEIGHT, true)] {
         let mut world =
             World::new(Settings { spread: SpreadPolicy::WhenBusy, ..Settings::default() });
@@ -79,7 +79,7 @@ proptest! {
     /// Packets that there is said to be room for are not dropped for want of room, whichever flows
     /// they are of.
     #[test]
-    fn promise_2_what_there_is_room_for_is_taken(
+    fn promise_2_room_is_used(
         steps in vec(step(), 0..60),
         netdev_max_backlog in 1u32..80,
         hold_max in 1u32..300,

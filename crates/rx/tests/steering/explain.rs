@@ -11,7 +11,7 @@ use crate::{FLOW, NEIGHBOUR, ON_CPU_2, OTHER, all_on_cpu_1};
 const HASH: FlowHash = FlowHash(FLOW.hash);
 
 #[test]
-fn a_flow_is_told_with_what_it_waits_for_and_how_it_moved() {
+fn explanation_has_wait_and_move() {
     let mut world = all_on_cpu_1(Settings::default());
     assert_eq!(world.intake.state_of(HASH).cpu, None);
     world.arrive(&[FLOW; 5]);
@@ -41,7 +41,7 @@ fn a_flow_is_told_with_what_it_waits_for_and_how_it_moved() {
 }
 
 #[test]
-fn a_watched_flow_is_told_with_those_that_share_its_slot_also_after_the_slots_changed() {
+fn watched_flow_lists_slot_sharers() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[NEIGHBOUR]);
     assert_eq!(world.intake.state_of(HASH).watched_since_ns, None);
@@ -69,7 +69,7 @@ fn a_watched_flow_is_told_with_those_that_share_its_slot_also_after_the_slots_ch
 }
 
 #[test]
-fn a_flow_is_told_what_was_dropped_of_it_and_where_it_was_to_go() {
+fn explanation_has_drops_and_target() {
     let settings = Settings { netdev_max_backlog: 2, ..Settings::default() };
     let mut world = all_on_cpu_1(settings);
     world.arrive(&[FLOW; 5]);

@@ -52,7 +52,7 @@ fn promise_3_one_slot_holds_its_share() {
 }
 
 #[test]
-fn promise_3_a_hold_without_room_is_given_up_in_order() {
+fn promise_3_roomless_hold_ends_in_order() {
     let mut world = world();
     let [other, _] = OTHERS;
     world.arrive(&ELEPHANTS);
@@ -94,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// A flow whose CPUs have room loses nothing, whatever others do.
     #[test]
-    fn promise_3_elephants_cost_no_flow_whose_cpus_have_room(
+    fn promise_3_elephants_spare_flows_with_room(
         steps in vec(step(), 0..200),
         hold_max in 1..=HOLD_MAX,
     ) {

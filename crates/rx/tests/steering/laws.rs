@@ -315,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 1000 }))]
 
     #[test]
-    fn promises_1_2_3_hold_whatever_the_schedule(
+    fn promises_1_2_3_hold_under_any_schedule(
         settings in settings(),
         steps in vec(step(), 0..if cfg!(miri) { 20 } else { 150 }),
     ) {
@@ -334,7 +334,7 @@ proptest! {
 }
 
 #[test]
-fn promise_1_the_checker_of_order_sees_one_swap_in_one_flow() {
+fn promise_1_order_check_sees_one_swap() {
     let mut order = Order::default();
     // The arrivals of flow 1 wrap; those of flow 2 come between them.
     for (flow, arrival) in [(1, u32::MAX), (2, 3), (1, 0), (1, 2), (2, 4), (1, 1), (1, 5)] {
@@ -346,7 +346,7 @@ fn promise_1_the_checker_of_order_sees_one_swap_in_one_flow() {
 /// RPS as the kernel does it: the map alone, without a flow table. What RPS-C3 warns of is what
 /// the law above would find.
 #[test]
-fn promise_1_the_kernels_rule_breaks_order_when_the_mask_changes() {
+fn promise_1_kernel_rule_breaks_order() {
     let mut world = World::new(Settings::default());
     let mut backlogs = Backlogs::new(RxQueue(0), CPUS.into(), 100);
     let start = Position(u32::MAX);

@@ -51,7 +51,7 @@ fn spend_flow_limit(world: &mut World) {
 }
 
 #[test]
-fn rps_4_a_flow_keeps_the_maps_cpu_and_each_cpu_is_woken_once_a_burst() {
+fn rps_4_flow_keeps_cpu_one_wakeup_burst() {
     let rps_cpus = 0b1110;
     let mut world = World::new(Settings { rps_cpus, rps_flow_cnt: 4096, ..Settings::default() });
     let flows = (0..48).map(|id| Flow { id, hash: 1 + u32::from(id) * 0x0555_5555 });
@@ -72,7 +72,7 @@ fn rps_4_a_flow_keeps_the_maps_cpu_and_each_cpu_is_woken_once_a_burst() {
 }
 
 #[test]
-fn rps_5_a_devices_hash_is_used_as_it_is_and_no_hash_is_no_steering() {
+fn rps_5_device_hash_used_or_no_steering() {
     let mut world = World::new(Settings::default());
     let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
     let mut bytes = Vec::new();
@@ -98,7 +98,7 @@ fn rps_5_a_devices_hash_is_used_as_it_is_and_no_hash_is_no_steering() {
 }
 
 #[test]
-fn rps_9_cpus_that_are_not_there_are_left_out_and_none_left_is_rps_off() {
+fn rps_9_offline_cpus_are_left_out() {
     for (cpus, way) in [([2, 9], (2, Rps)), ([8, 9], (POLLING.0, Inline))] {
         let mut world = World::new(Settings::default());
         world.intake.set_rps_cpus(cpus.map(CpuId), 0);
@@ -112,7 +112,7 @@ fn rps_9_cpus_that_are_not_there_are_left_out_and_none_left_is_rps_off() {
 type Meanwhile = fn(&mut World);
 
 #[test]
-fn rfs_5_rfs_6_where_a_packet_goes_when_its_wish_changed_and_its_predecessors_are() {
+fn rfs_5_rfs_6_desired_cpu_change_decision_table() {
     let nowhere = |_: &mut World| {};
     let processed = |world: &mut World| assert!(world.deliver(1, 100) > 0);
     let in_hand = |world: &mut World| world.take(1, 100);
@@ -142,7 +142,7 @@ fn rfs_5_rfs_6_where_a_packet_goes_when_its_wish_changed_and_its_predecessors_ar
 }
 
 #[test]
-fn rfs_6_every_turn_looks_afresh_how_far_the_old_cpu_is() {
+fn rfs_6_each_turn_rereads_old_head() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW; 5]);
     world.set_mask(ON_CPU_2);
@@ -155,7 +155,7 @@ fn rfs_6_every_turn_looks_afresh_how_far_the_old_cpu_is() {
 }
 
 #[test]
-fn promise_1_to_a_cpu_out_of_the_map_a_packet_follows_its_own_flow_only() {
+fn promise_1_removed_cpu_keeps_only_own_flow() {
     for (mask, held) in [(ON_BOTH, 0), (ON_CPU_2, 1)] {
         let mut world = all_on_cpu_1(Settings::default());
         world.arrive(&[OTHER; 10]);
@@ -168,7 +168,7 @@ fn promise_1_to_a_cpu_out_of_the_map_a_packet_follows_its_own_flow_only() {
 }
 
 #[test]
-fn rfs_6_a_move_waits_for_the_handler_and_for_nothing_behind_the_flow() {
+fn rfs_6_move_waits_only_for_predecessors() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[OTHER; 2]);
     world.take(1, 2);
@@ -191,7 +191,7 @@ fn rfs_6_a_move_waits_for_the_handler_and_for_nothing_behind_the_flow() {
 }
 
 #[test]
-fn rfs_6_a_move_shows_its_proof_also_when_its_first_packet_is_dropped() {
+fn rfs_6_dropped_first_packet_shows_proof() {
     let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 1, ..Settings::default() });
     spend_flow_limit(&mut world);
     world.arrive(&[NEIGHBOUR]);
@@ -206,7 +206,7 @@ fn rfs_6_a_move_shows_its_proof_also_when_its_first_packet_is_dropped() {
 }
 
 #[test]
-fn promise_3_a_flow_leaves_a_saturated_cpu_after_move_after_and_the_drain() {
+fn promise_3_saturated_cpu_left_after_move_after() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[OTHER; 20]);
     world.set_mask(ON_BOTH);
@@ -231,7 +231,7 @@ fn promise_3_a_flow_leaves_a_saturated_cpu_after_move_after_and_the_drain() {
 }
 
 #[test]
-fn promise_3_a_flow_leaves_a_saturated_cpu_after_a_time() {
+fn promise_3_saturated_cpu_is_left_in_time() {
     let time_ns = 1000;
     let mut world = all_on_cpu_1(Settings {
         move_after: MoveAfter { packets: u32::MAX, time_ns },
@@ -251,7 +251,7 @@ fn promise_3_a_flow_leaves_a_saturated_cpu_after_a_time() {
 }
 
 #[test]
-fn promise_3_flows_of_one_slot_that_wish_for_different_cpus_leave_in_time_too() {
+fn promise_3_slot_with_several_targets_leaves_timely() {
     // Of two slots the first holds the boundary between CPU 1 and CPU 2, and is on CPU 3.
     let neighbours = [0x5555_5555, 0x5555_5556].map(|hash| Flow { id: 0, hash });
     let mut world =
@@ -267,7 +267,7 @@ fn promise_3_flows_of_one_slot_that_wish_for_different_cpus_leave_in_time_too() 
 }
 
 #[test]
-fn promise_2_flows_of_a_slot_that_holds_many_cpus_are_not_dropped_while_there_is_room() {
+fn promise_2_slot_of_many_cpus_keeps_flows() {
     // Of two slots each holds four CPUs' ranges, so two CPUs lie between the ends of the first.
     let eight = Settings { rps_cpus: 0xff, rps_flow_cnt: 2, ..Settings::default() };
     let mut world = World::new(eight);
@@ -281,7 +281,7 @@ fn promise_2_flows_of_a_slot_that_holds_many_cpus_are_not_dropped_while_there_is
 }
 
 #[test]
-fn a_flow_limit_counts_packets_behind_half_a_backlog_that_is_really_there() {
+fn flow_limit_counts_beyond_half_backlog() {
     let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 50, ..Settings::default() });
     world.intake.set_flow_limit(FlowLimit::new(4096), 0);
     for _ in 0..1000 {
@@ -293,7 +293,7 @@ fn a_flow_limit_counts_packets_behind_half_a_backlog_that_is_really_there() {
 }
 
 #[test]
-fn notes_stay_with_their_packets_however_packets_are_published_meanwhile() {
+fn notes_stay_with_their_packets() {
     let mut world = all_on_cpu_1(Settings { batch_max: 40, ..Settings::default() });
     for (burst, more) in [(10, 10), (30, 5), (1, 40)] {
         world.arrive(&vec![FLOW; burst]);
@@ -311,7 +311,7 @@ fn notes_stay_with_their_packets_however_packets_are_published_meanwhile() {
 }
 
 #[test]
-fn promise_3_a_turn_looks_at_64_held_moves_and_at_those_whose_packets_come() {
+fn promise_3_turn_checks_64_held_moves() {
     let flows: Vec<_> = (0..100).map(|id| Flow { id, hash: u32::from(id) << 25 | 1 }).collect();
     let all_held = || {
         let mut world = all_on_cpu_1(Settings {
@@ -340,7 +340,7 @@ fn promise_3_a_turn_looks_at_64_held_moves_and_at_those_whose_packets_come() {
 }
 
 #[test]
-fn promise_3_held_moves_take_turns_behind_a_cpu_that_stands() {
+fn promise_3_held_moves_rotate_behind_stalled_cpu() {
     // Those that wait in vain are listed first, and are more than a turn looks at.
     let flow = |id: u16| Flow { id, hash: (u32::from(id) << 24) + 1 };
     let (stuck, free): (Vec<_>, Vec<_>) =
@@ -368,7 +368,7 @@ fn promise_3_held_moves_take_turns_behind_a_cpu_that_stands() {
 }
 
 #[test]
-fn promise_1_what_waits_for_a_cpu_that_stands_still_comes_in_order_when_it_resumes() {
+fn promise_1_stalled_cpu_resumes_in_order() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW; 10]);
     world.set_mask(ON_CPU_2);
@@ -388,7 +388,7 @@ fn promise_1_what_waits_for_a_cpu_that_stands_still_comes_in_order_when_it_resum
 }
 
 #[test]
-fn promise_1_a_flow_that_is_wanted_back_before_it_left_follows_its_predecessors() {
+fn promise_1_returning_flow_follows_predecessors() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW; 2]);
     world.set_mask(ON_CPU_2);
@@ -406,7 +406,7 @@ fn promise_1_a_flow_that_is_wanted_back_before_it_left_follows_its_predecessors(
 type Scene = fn() -> World;
 
 #[test]
-fn promise_2_every_drop_is_counted_once_and_named() {
+fn promise_2_drops_are_counted_once_by_name() {
     let hold_full = || {
         let settings = Settings { hold_max: 2, netdev_max_backlog: 0, ..Settings::default() };
         let mut world = all_on_cpu_1(settings);
@@ -455,7 +455,7 @@ fn promise_2_every_drop_is_counted_once_and_named() {
 }
 
 #[test]
-fn promise_2_what_a_source_refused_is_counted_once_and_named() {
+fn promise_2_refused_frames_count_once_by_name() {
     for reason in [DropReason::LinkType, DropReason::Oversize, DropReason::NoBuffer] {
         let mut world = World::new(Settings::default());
         let packets = vec![world.packet(&[0, 1])];
@@ -468,7 +468,7 @@ fn promise_2_what_a_source_refused_is_counted_once_and_named() {
 }
 
 #[test]
-fn rps_c2_a_quiet_queue_gathers_and_full_bursts_spread_it() {
+fn rps_c2_quiet_queue_gathers_bursts_spread() {
     let quiet = |spread, rps_cpus| {
         let mut world = World::new(Settings { spread, rps_cpus, ..Settings::default() });
         world.now_ns += SPREAD_WINDOW_NS;
@@ -499,7 +499,7 @@ fn rps_c2_a_quiet_queue_gathers_and_full_bursts_spread_it() {
 }
 
 #[test]
-fn rps_4_a_slot_across_the_maps_border_stays_where_it_is() {
+fn rps_4_border_slot_stays() {
     // Two slots, three CPUs: each slot has a border inside.
     let flow = |id, hash| Flow { id, hash };
     let borders = [
@@ -525,7 +525,7 @@ fn rps_4_a_slot_across_the_maps_border_stays_where_it_is() {
 }
 
 #[test]
-fn promise_3_batches_and_turns_are_bounded_and_rx_queues_have_their_turns() {
+fn promise_3_batches_turns_and_queues_are_bounded() {
     let mut world = World::new(Settings::default());
     let start = Position(u32::MAX);
     let mut queues = [0, 1].map(|_| Backlogs::new(RxQueue(0), 4, 100));

@@ -10,7 +10,7 @@ use crate::world::{Flow, Settings, World};
 use crate::{FLOW, NEIGHBOUR, ON_CPU_1, ON_CPU_2, OTHER, all_on_cpu_1, spend_flow_limit};
 
 #[test]
-fn a_move_tells_what_it_waited_for_and_how_long() {
+fn move_reports_wait_and_duration() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[NEIGHBOUR; 2]);
     world.arrive(&[FLOW; 4]);
@@ -57,7 +57,7 @@ fn a_move_tells_what_it_waited_for_and_how_long() {
 }
 
 #[test]
-fn what_is_ahead_is_told_as_of_now_also_when_nothing_moves() {
+fn ahead_is_current_when_idle() {
     let mut world = all_on_cpu_1(Settings::default());
     for _ in 0..100 {
         world.arrive(&[FLOW; 2]);
@@ -70,7 +70,7 @@ fn what_is_ahead_is_told_as_of_now_also_when_nothing_moves() {
 }
 
 #[test]
-fn a_move_that_waited_for_nothing_says_so() {
+fn unwaited_move_says_so() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW]);
     world.deliver(1, 1);
@@ -86,7 +86,7 @@ fn a_move_that_waited_for_nothing_says_so() {
 
 /// Time: what is seen in the middle of a turn may have happened after its time was read.
 #[test]
-fn a_move_that_waited_for_the_next_turn_only_says_so() {
+fn one_turn_move_says_so() {
     let mut world = World::new(Settings { rps_cpus: 0, ..Settings::default() });
     (0..100).for_each(|_| world.idle_turn()); // nobody looks at the CPUs any more
     world.application(FLOW, 1);
@@ -107,7 +107,7 @@ fn a_move_that_waited_for_the_next_turn_only_says_so() {
 }
 
 #[test]
-fn moves_under_an_old_key_are_nobodys_under_the_new_one() {
+fn old_key_moves_match_no_flow() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW]);
     world.deliver(1, 1);
@@ -121,7 +121,7 @@ fn moves_under_an_old_key_are_nobodys_under_the_new_one() {
 }
 
 #[test]
-fn the_flows_of_a_watched_slot_are_named() {
+fn watched_slot_flows_are_named() {
     let mut world = World::new(Settings::default());
     world.arrive(&[FLOW, NEIGHBOUR]);
     assert_eq!(world.intake.state_of(FlowHash(FLOW.hash)).sharers, [], "nobody watched");
@@ -134,7 +134,7 @@ fn the_flows_of_a_watched_slot_are_named() {
 }
 
 #[test]
-fn drops_of_a_flow_are_named_with_their_cpu() {
+fn flow_drops_name_their_cpu() {
     let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 1, ..Settings::default() });
     spend_flow_limit(&mut world);
     world.arrive(&[NEIGHBOUR, FLOW]);
@@ -157,7 +157,7 @@ fn drops_of_a_flow_are_named_with_their_cpu() {
 }
 
 #[test]
-fn promise_2_a_lost_batch_is_counted_once_and_its_flow_goes_on_in_order() {
+fn promise_2_lost_batch_is_counted_once() {
     let mut world = all_on_cpu_1(Settings::default());
     assert_eq!(world.lose(1), 0, "nothing was in hand");
     world.arrive(&[FLOW; 6]);
@@ -182,7 +182,7 @@ fn promise_2_a_lost_batch_is_counted_once_and_its_flow_goes_on_in_order() {
 }
 
 #[test]
-fn promise_1_a_flow_leaves_a_cpu_whose_thread_was_lost_with_its_last_packet() {
+fn promise_1_lost_thread_frees_its_flows() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW]);
     world.take(1, 1);

@@ -15,7 +15,7 @@ const NO_HASH: Flow = Flow { id: 9, hash: 0 };
 const BETWEEN: Flow = Flow { id: 5, hash: 0x5000_0007 };
 
 #[test]
-fn rfs_1_packets_go_where_their_application_runs_and_others_where_the_map_says() {
+fn rfs_1_packets_follow_application_or_map() {
     let mut world = World::new(Settings::default());
     world.application(FLOW, 2);
     for _ in 0..3 {
@@ -29,7 +29,7 @@ fn rfs_1_packets_go_where_their_application_runs_and_others_where_the_map_says()
 }
 
 #[test]
-fn rfs_2_an_application_that_moves_is_followed_by_the_drain_rule() {
+fn rfs_2_moving_application_follows_drain_rule() {
     let processed = |world: &mut World| assert!(world.deliver(1, 100) > 0);
     let in_hand = |world: &mut World| world.take(1, 100);
     // With batch_max = 4.
@@ -62,7 +62,7 @@ fn rfs_6_an_unset_slot_follows_at_once() {
 
 /// The kernel moves at once then, and what is still queued is delivered later by another CPU.
 #[test]
-fn rfs_6_a_cpu_that_stops_is_left_when_it_has_drained_and_gets_nothing_new() {
+fn rfs_6_stopped_cpu_drains_then_idles() {
     let mut world = World::new(Settings::default());
     world.application(FLOW, 1);
     world.arrive(&[FLOW; 2]);
@@ -88,7 +88,7 @@ fn rfs_6_a_cpu_that_stops_is_left_when_it_has_drained_and_gets_nothing_new() {
 }
 
 #[test]
-fn rps_9_the_mask_that_was_asked_for_counts_again_when_its_cpus_run() {
+fn rps_9_requested_mask_returns_with_cpus() {
     let mut world = World::new(Settings { rps_cpus: 0b0110, ..Settings::default() });
     let mut on = |running| {
         world.set_running(running);
@@ -102,7 +102,7 @@ fn rps_9_the_mask_that_was_asked_for_counts_again_when_its_cpus_run() {
 }
 
 #[test]
-fn the_mask_wins_over_the_application_unless_there_is_none() {
+fn mask_overrides_application() {
     let mut world = World::new(Settings { rps_cpus: 0b1100, ..Settings::default() });
     world.application(FLOW, 1);
     let mut under = |mask| {
@@ -119,7 +119,7 @@ fn the_mask_wins_over_the_application_unless_there_is_none() {
 }
 
 #[test]
-fn rfs_10_a_flow_count_of_0_turns_rfs_off_and_keeps_order() {
+fn rfs_10_flow_count_zero_disables_rfs() {
     let mut world = World::new(Settings::default());
     world.application(FLOW, 1);
     world.arrive(&[FLOW; 2]);
@@ -136,7 +136,7 @@ fn rfs_10_a_flow_count_of_0_turns_rfs_off_and_keeps_order() {
 }
 
 #[test]
-fn rfs_9_a_live_flow_count_is_rounded_up_to_a_power_of_two() {
+fn rfs_9_live_flow_count_rounds_up() {
     let mut world = World::new(Settings::default());
     let mut slots = |rps_flow_cnt| {
         world.set_rps_flow_cnt(rps_flow_cnt);
@@ -146,7 +146,7 @@ fn rfs_9_a_live_flow_count_is_rounded_up_to_a_power_of_two() {
 }
 
 #[test]
-fn rfs_9_another_socket_flow_table_knows_where_applications_run_and_none_is_no_rfs() {
+fn rfs_9_replaced_table_knows_applications() {
     let mut world = World::new(Settings::default());
     world.application(FLOW, 2);
     for entries in [Some(16), Some(1 << 12), None, Some(64)] {
@@ -159,7 +159,7 @@ fn rfs_9_another_socket_flow_table_knows_where_applications_run_and_none_is_no_r
 }
 
 #[test]
-fn promise_3_two_applications_in_one_slot_take_turns_and_neither_starves() {
+fn promise_3_two_applications_in_slot_alternate() {
     let mut world = World::new(Settings::default());
     world.application(FLOW, 1);
     world.application(NEIGHBOUR, 2);
@@ -182,7 +182,7 @@ fn promise_3_two_applications_in_one_slot_take_turns_and_neither_starves() {
 }
 
 #[test]
-fn promise_1_an_application_that_thrashes_is_followed_in_order() {
+fn promise_1_thrashing_application_is_followed_in_order() {
     let mut world = World::new(Settings::default());
     for round in 0..1000 {
         world.application(FLOW, round % 4);
@@ -198,7 +198,7 @@ fn promise_1_an_application_that_thrashes_is_followed_in_order() {
 
 /// Hazard H10.
 #[test]
-fn h10_a_dropped_packet_moves_no_tail_and_no_flow_is_stuck_on_a_full_cpu() {
+fn h10_dropped_packet_moves_no_tail() {
     let mut world =
         World::new(Settings { netdev_max_backlog: 7, batch_max: 2, ..Settings::default() });
     world.application(FLOW, 1);
@@ -220,7 +220,7 @@ fn h10_a_dropped_packet_moves_no_tail_and_no_flow_is_stuck_on_a_full_cpu() {
 
 /// Hazard H12.
 #[test]
-fn h12_packets_without_a_hash_have_their_own_slot_and_move_in_order_with_the_polling_cpu() {
+fn h12_unhashed_packets_move_with_polling_cpu() {
     let mut world = World::new(Settings::default());
     world.arrive(&[NO_HASH, FLOW]);
     world.set_polling_cpu(forebay_rx::CpuId(3));

@@ -19,7 +19,7 @@ fn is_fenced(world: &mut World, flow: Flow) -> bool {
 }
 
 #[test]
-fn rfs_9_a_table_of_any_other_size_knows_where_every_flow_is() {
+fn rfs_9_any_size_keeps_flows() {
     for rps_flow_cnt in [1, 2, 4, 8, 4096, 0] {
         let mut world = all_on_cpu_1(Settings::default());
         world.arrive(&[FLOW; 5]);
@@ -40,7 +40,7 @@ fn rfs_9_a_table_of_any_other_size_knows_where_every_flow_is() {
 }
 
 #[test]
-fn rfs_9_a_new_table_has_flows_move_as_the_old_one_would_have() {
+fn rfs_9_new_table_moves_as_old() {
     for rps_flow_cnt in [2, 4, 64] {
         let mut world = all_on_cpu_1(Settings::default());
         world.arrive(&[FLOW, OTHER]);
@@ -57,7 +57,7 @@ fn rfs_9_a_new_table_has_flows_move_as_the_old_one_would_have() {
 
 /// A slot that has so many of the old ones asks none of them.
 #[test]
-fn promise_3_a_table_that_is_far_smaller_waits_for_the_fence() {
+fn promise_3_shrunken_table_waits_for_fence() {
     for (rps_flow_cnt, waits) in [(4096, false), (8192, true)] {
         let mut world = all_on_cpu_1(Settings { rps_flow_cnt, ..Settings::default() });
         world.arrive(&[FLOW, OTHER]);
@@ -74,7 +74,7 @@ fn promise_3_a_table_that_is_far_smaller_waits_for_the_fence() {
 }
 
 #[test]
-fn rfs_9_only_the_slots_that_were_moving_wait_for_the_fence() {
+fn rfs_9_only_moving_slots_wait() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW, OTHER]);
     world.set_mask(ON_BOTH);
@@ -95,7 +95,7 @@ fn rfs_9_only_the_slots_that_were_moving_wait_for_the_fence() {
 }
 
 #[test]
-fn rfs_9_slots_that_become_one_wait_for_both_cpus_where_both_have_packets() {
+fn rfs_9_joined_slots_wait_for_both() {
     for (processed_before, waits) in [([0, 0], true), ([1, 0], false), ([0, 1], false)] {
         let mut world = World::new(Settings::default());
         world.application(FLOW, 1);
@@ -133,7 +133,7 @@ fn rfs_9_slots_that_become_one_wait_for_both_cpus_where_both_have_packets() {
 }
 
 #[test]
-fn promise_1_under_another_key_a_flow_waits_for_everything_there_was() {
+fn promise_1_rekeyed_flow_waits_for_everything() {
     let mut world = World::new(Settings { rps_cpus: ON_BOTH, ..Settings::default() });
     world.arrive(&[FLOW, OTHER]);
     world.take(1, 1);
@@ -173,7 +173,7 @@ fn with_a_line() -> World {
 }
 
 #[test]
-fn promise_1_the_line_goes_in_order_to_one_cpu_and_what_came_later_behind_it() {
+fn promise_1_line_goes_in_order_to_cpu() {
     let mut world = with_a_line();
     world.arrive(&[FLOW, OTHER]);
     assert_eq!((world.queued_on(2), world.intake.held()), (4, 4), "as many as there is room for");
@@ -193,7 +193,7 @@ fn promise_1_the_line_goes_in_order_to_one_cpu_and_what_came_later_behind_it() {
 }
 
 #[test]
-fn promise_1_the_line_leaves_a_cpu_that_stops_when_that_has_drained() {
+fn promise_1_line_leaves_drained_stopped_cpu() {
     let mut world = with_a_line();
     world.idle_turn();
     assert_eq!((world.queued_on(2), world.intake.held()), (4, 2));
@@ -211,7 +211,7 @@ fn promise_1_the_line_leaves_a_cpu_that_stops_when_that_has_drained() {
 }
 
 #[test]
-fn promise_1_a_fence_is_raised_behind_another_that_stands_whatever_its_line_has_done() {
+fn promise_1_fence_behind_standing_fence() {
     let rekey: fn(&mut World) = World::rekey;
     let resize: fn(&mut World) = |world| world.set_rps_flow_cnt(8);
     for second in [rekey, resize] {
@@ -242,7 +242,7 @@ fn promise_1_a_fence_is_raised_behind_another_that_stands_whatever_its_line_has_
 }
 
 #[test]
-fn promise_3_who_waits_for_the_front_fence_does_not_wait_for_the_one_behind_it() {
+fn promise_3_front_fence_ignores_later_fence() {
     let mut world = World::new(Settings::default());
     world.application(FLOW, 1);
     world.application(NEXT, 2);
@@ -262,7 +262,7 @@ fn promise_3_who_waits_for_the_front_fence_does_not_wait_for_the_one_behind_it()
 }
 
 #[test]
-fn promise_3_packets_get_on_however_often_tables_and_keys_are_replaced() {
+fn promise_3_rekeying_does_not_starve_packets() {
     let rekey: fn(&mut World, u32) = |world, _| world.rekey();
     let resize: fn(&mut World, u32) = |world, round| world.set_rps_flow_cnt(4 << (round % 2));
     for (replace, every) in [(rekey, 1), (resize, 1), (resize, 2), (resize, 3), (resize, 9)] {
@@ -292,7 +292,7 @@ fn promise_3_packets_get_on_however_often_tables_and_keys_are_replaced() {
 }
 
 #[test]
-fn a_fence_is_lifted_in_two_turns_when_nothing_is_in_front_of_it() {
+fn lone_fence_lifts_in_two_turns() {
     let mut world = World::new(Settings::default());
     world.arrive(&[FLOW]);
     world.deliver(0, 1);
@@ -304,7 +304,7 @@ fn a_fence_is_lifted_in_two_turns_when_nothing_is_in_front_of_it() {
 }
 
 #[test]
-fn promise_3_beyond_as_many_holds_as_there_may_be_a_packet_stays_or_is_refused() {
+fn promise_3_excess_holds_stay_or_refuse() {
     const HOLDS_MAX: u32 = 65_534;
     let mut world = World::new(Settings::default());
     let mut backlogs = Backlogs::new(RxQueue(0), 2, 100);

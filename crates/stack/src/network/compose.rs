@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_composed_is_what_others_and_we_read(
+        fn emitted_headers_parse_everywhere(
             payload in prop::collection::vec(any::<u8>(), 0..1500),
             is_v6: bool, has_link: bool, ttl: u8, tos: u8, ports: (u16, u16),
         ) {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_no_length_field_holds_is_refused() {
+    fn oversized_payload_is_refused() {
         let mut pool = pool();
         let to = headers("192.0.2.1:1", "192.0.2.2:2");
         let mut frame = pool.allocate(66_000).unwrap();

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subnet_has_a_broadcast_address_if_it_has_room_for_one() {
+    fn subnet_broadcast_needs_room() {
         let broadcasts = [
             ("10.9.0.1", 24, "10.9.0.255", true),
             ("10.9.0.1", 24, "10.9.0.0", false),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_in_the_groups_that_its_addresses_are_asked_for_in() {
+    fn node_joins_solicited_node_groups() {
         let us = identity(&[("fd00::12:3456", 64)]);
         for (group, expected) in
             [("ff02::1", true), ("ff02::1:ff12:3456", true), ("ff02::1:ff12:3457", false)]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subnet_contains_what_shares_its_bits() {
+    fn subnet_contains_its_addresses() {
         let subnet = |address: &str, bits| Prefix { address: address.parse().unwrap(), bits };
         for (subnet, address, expected) in [
             (subnet("10.9.0.1", 24), "10.9.0.255", true),

@@ -105,7 +105,7 @@ mod tests {
 
     /// Changes one field at a time of an option that is accepted.
     #[test]
-    fn an_option_is_refused_where_the_kernel_refuses_it() {
+    fn option_errors_are_the_kernels() {
         let taken: [&[u8]; 14] = [
             &[],
             &[NOOP, NOOP, NOOP, END, 99, 99],

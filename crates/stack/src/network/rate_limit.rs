@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_told_six_times_and_then_once_in_a_second() {
+    fn icmp_burst_six_then_one_second() {
         let mut limit = RateLimit::new(NetworkConfig::default());
         assert_eq!(taken(&mut limit, "10.0.0.1", 0, 20), 6);
         assert_eq!(taken(&mut limit, "10.0.0.2", 0, 20), 6);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn all_hosts_together_are_told_no_more_than_the_burst_and_the_rate() {
+    fn host_wide_icmp_rate_is_bounded() {
         let mut limit = RateLimit::new(NetworkConfig::default());
         let host = |number: u32| IpAddr::from(number.to_be_bytes());
         let mut told = |now_ns| {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_none_lets_none_through() {
+    fn zero_limit_passes_none() {
         let config = NetworkConfig { icmp_msgs_per_sec: 0, ..NetworkConfig::default() };
         let mut limit = RateLimit::new(config);
         limit.all.saved_ns = 0;

@@ -189,7 +189,7 @@ mod tests {
     proptest! {
         /// Compared with a queue; few hashes, so that buckets are shared.
         #[test]
-        fn what_is_stored_is_found_and_lists_keep_their_order(
+        fn stored_found_lists_keep_order(
             steps in proptest::collection::vec((0u8..4, any::<u8>()), 0..200),
         ) {
             let mut slots = SourceSlots::<u8, 1>::new(4);

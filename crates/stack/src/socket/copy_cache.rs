@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_3_boundary_v4_483_is_cached_484_is_not() {
+    fn udp_3_boundary_v4_483_cached_484_not() {
         assert_eq!(copied(Layout::V4, 483), Copied::Done);
         assert_eq!(copied(Layout::V4, 484), Copied::NotEligible);
         assert_eq!(copied(Layout::V4Tagged, 483), Copied::Done, "what is before it counts not");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_3_boundary_v6_463_is_cached_464_is_not() {
+    fn udp_3_boundary_v6_463_cached_464_not() {
         assert_eq!(copied(Layout::V6, 463), Copied::Done);
         assert_eq!(copied(Layout::V6, 464), Copied::NotEligible);
         assert_eq!(copied(Layout::V6Extension, 463 - 8), Copied::Done);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_3_zero_len_is_cached_and_stays_empty() {
+    fn udp_3_zero_len_is_cached_empty() {
         assert_eq!(copied(Layout::V4, 0), Copied::Done);
         assert_eq!(copied(Layout::V6, 0), Copied::Done);
     }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_several_pieces_and_what_is_no_datagram_are_left_alone() {
+    fn nonlinear_and_non_datagrams_left_alone() {
         let (mut pool, mut cache) = (pool(), cache(1));
         let mut merged = datagram(&mut pool, Layout::V4, b"first");
         let follower = datagram(&mut pool, Layout::V4, b"second").frame;
@@ -238,7 +238,7 @@ mod tests {
     /// The original patch stopped at a head that was held. Here the other buffers are reused round
     /// robin; a held buffer keeps its bytes.
     #[test]
-    fn udp_4_ring_busy_head_is_passed_over_and_never_handed_out() {
+    fn udp_4_ring_busy_head_is_skipped() {
         const BUFFERS: u32 = 100;
         let (mut pool, mut cache) = (pools_of(200).0, cache(BUFFERS));
         let mut copy = |mark: u32| {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_5_budget_is_a_hundredth_of_the_low_mark_and_at_most_768_buffers() {
+    fn udp_5_budget_hundredth_at_most_768() {
         // udp_mem[0] as the kernel sets it with 16 GiB.
         let budget = budget_bytes(393_216);
         assert_eq!(budget, 16_106_127);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_5_memory_low_is_refused_with_the_numbers() {
+    fn udp_5_memory_low_refusal_has_numbers() {
         let refused = buffers_per_cpu(1 << 20, 8).unwrap_err();
         assert_eq!(refused, LowMemory { budget_bytes: 1 << 20, cpus: 8, buffers: 120 });
         assert_eq!(
@@ -296,7 +296,7 @@ mod tests {
     /// The other defect of the original patch: its size was the number requested, not the number
     /// allocated.
     #[test]
-    fn udp_5_a_cache_is_as_large_as_its_memory() {
+    fn udp_5_cache_size_follows_memory() {
         let mut cache = CopyCache::new(Region::allocate(3 * 1024 + 700), 0);
         assert_eq!(cache.buffers(), 3);
         let mut pool = pool();

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_1_within_a_run_packets_are_copied_from_where_pressure_begins_to_where_room_ends() {
+    fn udp_1_copying_starts_at_pressure() {
         let mut cpu = Cpu::new(64, 64);
         let (mut inlet, _outlet) = socket(0, 16 * 2048);
         let mut run: Vec<_> =
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_4_peek_clone_a_buffer_is_not_used_again_while_its_packet_is_looked_at() {
+    fn udp_4_peek_clone_keeps_buffer() {
         let mut cpu = Cpu::new(64, 3);
         let (mut inlet, mut outlet) = socket(0, 8192);
         for mark in 0..5 {
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_6_two_sockets_one_cpu_share_a_cache_and_get_what_is_theirs() {
+    fn udp_6_two_sockets_one_cpu_share_cache() {
         const BUFFERS: u32 = 8;
         let mut cpu = Cpu::new(64, BUFFERS);
         let mut sockets = [socket(0, 24 * 1024), socket(1, 24 * 1024)];
@@ -523,7 +523,7 @@ mod tests {
     /// Frames that a reader returned are back when it has nothing more to read, however few they
     /// are.
     #[test]
-    fn udp_r6_remote_batch_a_reader_that_idles_holds_nothing_back() {
+    fn udp_r6_remote_batch_idle_reader_holds_nothing() {
         // With the larger one, a lot is full before a quarter of it is read.
         let sizes = [64 * 2048, 1 << 20];
         for (policy, rcvbuf) in ReclaimPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_1_small_sockets_get_their_room_back_before_a_lot_is_full() {
+    fn udp_1_small_sockets_regain_room_early() {
         let mut cpu = Cpu::new(64, 64);
         let (mut inlet, mut outlet) = socket(0, 8 * 2048);
         let mut way_back = FrameReturn::new(cpu.pool.return_handle());
@@ -577,7 +577,7 @@ mod tests {
 
     /// A flood leaves no state behind: once it is read, packets take the same path as before.
     #[test]
-    fn udp_r3_flood_recovery_leaves_no_other_state() {
+    fn udp_r3_flood_recovery_leaves_no_state() {
         for policy in ReclaimPolicy::ALL {
             let mut cpu = Cpu::new(512, 768);
             let (mut inlet, mut outlet) = socket(0, 212_992);
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn condensed_packets_are_charged_less_and_only_what_fits_is_condensed() {
+    fn condensing_cuts_charge_where_fitting() {
         let mut cpu = Cpu::new(64, 1);
         let condense = |cpu: &mut Cpu, payload: usize| {
             let mut packet = datagram(&mut cpu.pool, Layout::V4, &vec![9; payload]);

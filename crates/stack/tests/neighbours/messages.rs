@@ -20,7 +20,7 @@ fn sighting(address: &str) -> NeighbourObservation {
 }
 
 #[test]
-fn who_asks_for_us_by_arp_is_told_and_remembered() {
+fn arp_asker_answered_and_remembered() {
     let mut pool = pool(4);
     for to in [ALL, OURS] {
         let request = arp_message(to, REQUEST, "10.9.0.2", "10.9.0.1");
@@ -43,7 +43,7 @@ fn who_asks_for_us_by_arp_is_told_and_remembered() {
 /// RFC 5227: a host about to take our address is told that it is ours, and is not added to the
 /// table.
 #[test]
-fn an_arp_probe_for_our_address_is_answered() {
+fn arp_probe_is_answered() {
     let mut pool = pool(4);
     let (heard, answer) =
         arp_received(&mut pool, &arp_message(ALL, REQUEST, "0.0.0.0", "10.9.0.1"), false);
@@ -54,7 +54,7 @@ fn an_arp_probe_for_our_address_is_answered() {
 }
 
 #[test]
-fn what_arp_says_of_others_is_heard_and_not_answered() {
+fn foreign_arp_heard_not_answered() {
     let of = sighting("10.9.0.2");
     let announced = NeighbourObservation { replaces: Replaces::Now, ..of };
     let cases = [
@@ -79,7 +79,7 @@ fn what_arp_says_of_others_is_heard_and_not_answered() {
 }
 
 #[test]
-fn arp_from_or_for_an_address_that_cannot_be_is_refused() {
+fn impossible_arp_addresses_are_refused() {
     let mut pool = pool(30);
     let cases = [
         ("10.9.0.1", "10.9.0.1", NetworkDrop::IpInvalidSource),
@@ -116,7 +116,7 @@ fn arp_from_or_for_an_address_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn where_the_kernel_is_the_host_too_it_answers() {
+fn kernel_answers_where_it_hosts() {
     let shared = Identity { is_whole_host: false, ..identity() };
     let mut pool = pool(4);
     let request = arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.1");
@@ -129,7 +129,7 @@ fn where_the_kernel_is_the_host_too_it_answers() {
 }
 
 #[test]
-fn who_solicits_us_gets_an_advertisement_and_is_remembered() {
+fn solicitor_advertised_and_remembered() {
     let mut pool = pool(8);
     let ours = [&[2, 1], OURS.as_slice()].concat();
     for (destination, options, is_known) in [
@@ -157,7 +157,7 @@ fn who_solicits_us_gets_an_advertisement_and_is_remembered() {
 
 /// RFC 4862, section 5.4: a host about to take our address is told, by multicast, that it is ours.
 #[test]
-fn duplicate_address_detection_is_answered_to_all() {
+fn address_probe_answered_to_all() {
     let mut pool = pool(8);
     let probe = Ndisc { source: "::", options: Vec::new(), ..solicitation() };
     let (heard, answer) = probe.received(&mut pool);
@@ -202,7 +202,7 @@ fn advertisements_are_heard() {
 }
 
 #[test]
-fn neighbour_discovery_from_afar_or_cut_short_is_refused() {
+fn foreign_or_short_ndisc_is_refused() {
     let mut pool = pool(20);
     for message in [solicitation(), advertisement(true, true)] {
         let from_afar = Ndisc { hop_limit: 254, ..message.clone() };
@@ -222,7 +222,7 @@ fn neighbour_discovery_from_afar_or_cut_short_is_refused() {
 }
 
 #[test]
-fn we_ask_for_others_from_our_address_in_their_network() {
+fn solicitations_use_address_of_network() {
     let mut pool = pool(8);
     let asked = arp::request(v4("10.9.0.7"), None, &identity(), &mut pool).unwrap();
     let (stations, message) = read_arp(&asked);

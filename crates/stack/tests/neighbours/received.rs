@@ -14,7 +14,7 @@ use crate::rig::{
 };
 
 #[test]
-fn a_request_is_answered_and_its_sender_found_by_whoever_sends() {
+fn answered_request_teaches_its_sender() {
     let mut pool = pool(8);
     let mut network =
         NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));
@@ -41,7 +41,7 @@ fn a_request_is_answered_and_its_sender_found_by_whoever_sends() {
 }
 
 #[test]
-fn an_answer_to_us_is_heard_and_one_from_afar_is_dropped() {
+fn arp_answers_heard_unless_foreign() {
     let mut pool = pool(8);
     let mut network =
         NetworkLayer::new(NetworkConfig::default(), Arc::new(NetworkCounters::default()));

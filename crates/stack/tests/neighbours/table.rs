@@ -125,7 +125,7 @@ fn answer(mac: [u8; 6]) -> NeighbourObservation {
 }
 
 #[test]
-fn a_neighbour_is_asked_for_once_a_second_until_it_answers() {
+fn neighbour_is_solicited_each_second() {
     for address in [NEIGHBOUR, "fd00::2"] {
         let mut rig = Rig::new();
         assert_eq!(rig.resolve(address, 5), Found::Asking);
@@ -139,7 +139,7 @@ fn a_neighbour_is_asked_for_once_a_second_until_it_answers() {
 }
 
 #[test]
-fn one_that_is_used_is_asked_again_and_forgotten_when_it_does_not_answer() {
+fn used_neighbour_reprobed_then_forgotten() {
     let mut rig = Rig::new();
     let at = |second: u64| second * SECOND_NS;
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
@@ -191,7 +191,7 @@ fn who_takes_the_place_of_whom() {
 }
 
 #[test]
-fn strangers_are_remembered_only_if_they_speak_to_us() {
+fn strangers_remembered_only_if_addressing_us() {
     let mut rig = Rig::new();
     rig.hear(answer(THEIRS), 0);
     assert_eq!(rig.neighbours.count(), 0);
@@ -202,7 +202,7 @@ fn strangers_are_remembered_only_if_they_speak_to_us() {
 }
 
 #[test]
-fn a_flood_of_strangers_costs_no_neighbour_that_is_used() {
+fn stranger_flood_keeps_used_neighbours() {
     let mut rig = Rig::new();
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
     rig.hear(answer(THEIRS), 0);
@@ -292,7 +292,7 @@ proptest! {
     }
 
     #[test]
-    fn promise_3_a_first_packet_always_finds_a_place_to_wait(
+    fn promise_3_first_packet_always_finds_room(
         floods in vec(flood(), 1..8),
         held in vec((0u16..300, 1u8..4), 0..400),
         within in 0u16..255,
@@ -320,7 +320,7 @@ proptest! {
 }
 
 #[test]
-fn promise_3_addresses_that_do_not_answer_cost_no_proven_neighbour() {
+fn promise_3_silent_addresses_evict_no_neighbour() {
     let mut rig = Rig::with(1024);
     rig.prove(ip(NEIGHBOUR), 0);
     // 1024 of them within ten milliseconds.
@@ -331,7 +331,7 @@ fn promise_3_addresses_that_do_not_answer_cost_no_proven_neighbour() {
 }
 
 #[test]
-fn more_neighbours_than_there_are_places_for_make_room_for_each_other() {
+fn excess_neighbours_evict_each_other() {
     let mut rig = Rig::with(1024);
     let all = u16::try_from(NEIGHBOURS_MAX).unwrap() + 10;
     (0..all).for_each(|number| rig.prove(numbered(11, number), 1));
@@ -366,7 +366,7 @@ fn most_waiting_packets_give_way_first() {
 }
 
 #[test]
-fn three_packets_wait_for_a_neighbour_and_the_oldest_makes_room() {
+fn three_packets_wait_oldest_goes() {
     let mut rig = Rig::new();
     assert_eq!(rig.hold(NEIGHBOUR, 9, 0), [9], "nobody has asked for it");
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
@@ -381,7 +381,7 @@ fn three_packets_wait_for_a_neighbour_and_the_oldest_makes_room() {
 }
 
 #[test]
-fn a_packet_waits_while_its_neighbour_is_asked_for_three_times() {
+fn packet_waits_for_three_solicitations() {
     let mut rig = Rig::new();
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
     assert!(rig.hold(NEIGHBOUR, 7, 0).is_empty());
@@ -398,7 +398,7 @@ fn a_packet_waits_while_its_neighbour_is_asked_for_three_times() {
 }
 
 #[test]
-fn without_a_frame_to_ask_with_it_is_asked_for_next_time() {
+fn frameless_solicitation_is_retried() {
     let mut rig = Rig::new();
     let taken: Vec<_> = std::iter::from_fn(|| rig.pool.allocate(0)).collect();
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Waiting);
@@ -407,7 +407,7 @@ fn without_a_frame_to_ask_with_it_is_asked_for_next_time() {
 }
 
 #[test]
-fn promise_2_packets_that_waited_in_vain_are_counted_by_name() {
+fn promise_2_waiting_packets_expire_by_name() {
     let mut rig = Rig::new();
     let [full, silent, forgotten] = [1, 2, 3].map(|number| numbered(12, number));
     for address in [full, silent, forgotten] {

@@ -70,7 +70,7 @@ fn good_under(cpus: usize, flooder: Flooder, version: Version, at_once: u32) -> 
 }
 
 #[test]
-fn a_flood_from_any_number_of_sources_does_not_stop_good_datagrams() {
+fn fragment_flood_spares_good_datagrams() {
     for version in [Version::V4, Version::V6] {
         for flooder in [Flooder::One, Flooder::Some(3), Flooder::Some(200), Flooder::Everybody] {
             for cpus in [1, 8, 64] {
@@ -84,7 +84,7 @@ fn a_flood_from_any_number_of_sources_does_not_stop_good_datagrams() {
 /// Each fragment of a good datagram waits while 600 of the flood arrive, more than there is room
 /// for.
 #[test]
-fn sources_that_completed_datagrams_before_are_not_in_the_floods_way() {
+fn known_sources_pass_fragment_flood() {
     for flooder in [Flooder::One, Flooder::Some(200), Flooder::Everybody] {
         for cpus in [1, 8, 64] {
             let through = good_under(cpus, flooder, Version::V4, 6);

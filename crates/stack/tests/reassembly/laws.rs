@@ -102,7 +102,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2048))]
 
     #[test]
-    fn fragments_are_judged_as_the_slow_twin_does(version in versions(), pieces in pieces()) {
+    fn fragments_agree_with_reference(version in versions(), pieces in pieces()) {
         let mut rig = Rig::of_defaults();
         let mut twin = Twin::default();
         let datagram = Datagram::new(version, 1, 3, 0);
@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn any_order_of_the_pieces_gives_the_datagram_back_byte_for_byte(
+    fn pieces_reassemble_in_any_order(
         version in versions(),
         payload_len in 0usize..9000,
         cuts in proptest::collection::btree_set(1usize..1125, 0..40),
@@ -158,7 +158,7 @@ proptest! {
 
     /// Holds for any fragments, from any sources.
     #[test]
-    fn memory_stays_in_its_bound_and_every_frame_is_accounted_for(
+    fn memory_bounded_frames_accounted(
         high_thresh in 0u32..200,
         cpus in 1usize..100,
         steps in proptest::collection::vec((versions(), 0u16..6, 0u32..30, 0usize..5, 0u64..4), 0..400),

@@ -103,7 +103,7 @@ fn versions() -> [Version; 2] {
 }
 
 #[test]
-fn a_datagram_in_fragments_comes_out_as_it_was() {
+fn fragmented_datagram_is_restored() {
     for version in versions() {
         let mut rig = Rig::of_defaults();
         let datagram = Datagram::new(version, 1, 77, 5000);
@@ -127,7 +127,7 @@ fn a_datagram_in_fragments_comes_out_as_it_was() {
 }
 
 #[test]
-fn where_no_chunk_is_large_enough_a_datagram_keeps_its_frames_and_its_checksum_is_verified() {
+fn chunkless_datagram_keeps_verified_frames() {
     for version in versions() {
         for damage in [false, true] {
             let mut rig = Rig::new(FragmentsConfig::default(), pool(60, 0));
@@ -154,7 +154,7 @@ fn where_no_chunk_is_large_enough_a_datagram_keeps_its_frames_and_its_checksum_i
 }
 
 #[test]
-fn a_duplicate_is_left_out_and_an_overlap_ends_the_datagram() {
+fn duplicate_dropped_overlap_ends_datagram() {
     for version in versions() {
         let datagram = Datagram::new(version, 1, 3, 92);
         let cut = |start, end| datagram.cut(start, end);
@@ -214,7 +214,7 @@ fn a_duplicate_is_left_out_and_an_overlap_ends_the_datagram() {
 /// IPv4 lengths are rounded down to a multiple of 8, IPv6 ones are refused, and no datagram is
 /// longer than 64 KiB.
 #[test]
-fn lengths_that_cannot_be_are_judged_as_the_kernel_does() {
+fn impossible_lengths_judged_as_kernel() {
     let datagram = Datagram::new(Version::V4, 1, 3, 92);
     let odd = datagram.piece(0, &datagram.data()[..45], false);
     let mut rig = Rig::of_defaults();
@@ -242,7 +242,7 @@ fn lengths_that_cannot_be_are_judged_as_the_kernel_does() {
 }
 
 #[test]
-fn a_first_fragment_of_ipv6_holds_the_transport_header() {
+fn ipv6_first_fragment_needs_transport_header() {
     let datagram = Datagram::new(Version::V6, 1, 3, 92);
     let options = [&[17, 0, 1, 4, 0, 0, 0, 0], datagram.data()].concat();
     for (next, data, is_kept) in [
@@ -263,7 +263,7 @@ fn a_first_fragment_of_ipv6_holds_the_transport_header() {
 }
 
 #[test]
-fn rfc_3168_congestion_is_kept_and_not_made_up() {
+fn rfc_3168_congestion_marks_are_kept_not_invented() {
     const CASES: [([u8; 3], Option<u8>); 7] = [
         ([0, 0, 0], Some(0)),
         ([2, 2, 2], Some(2)),
@@ -299,7 +299,7 @@ fn rfc_3168_congestion_is_kept_and_not_made_up() {
 }
 
 #[test]
-fn options_and_extension_headers_are_the_first_fragments() {
+fn options_belong_to_first_fragment() {
     let datagram = Datagram::new(Version::V4, 1, 3, 92);
     let mut pieces = datagram.pieces(40);
     pieces[0].splice(IPV4_DATA..IPV4_DATA, [1, 1, 1, 0]);
@@ -334,7 +334,7 @@ fn options_and_extension_headers_are_the_first_fragments() {
 }
 
 #[test]
-fn fragments_of_different_datagrams_do_not_mix() {
+fn fragments_of_datagrams_do_not_mix() {
     let mut rig = Rig::of_defaults();
     let ours = Datagram::new(Version::V4, 1, 3, 92);
     let [first, last] = [ours.cut(0, 40), ours.cut(40, 100)];
@@ -359,7 +359,7 @@ fn fragments_of_different_datagrams_do_not_mix() {
 }
 
 #[test]
-fn a_datagram_has_its_time_from_the_first_fragment_on() {
+fn first_fragment_dates_the_datagram() {
     for (version, timeout_s) in [(Version::V4, 30), (Version::V6, 60)] {
         for late in [false, true] {
             let mut rig = Rig::of_defaults();
@@ -385,7 +385,7 @@ fn a_datagram_has_its_time_from_the_first_fragment_on() {
 /// An identification that wraps must not complete an older datagram (the kernel's
 /// `ipfrag_max_dist`).
 #[test]
-fn fragments_too_far_apart_are_not_of_one_datagram() {
+fn distant_fragments_do_not_join() {
     for (between, completes) in [(63, true), (64, false)] {
         let mut rig = Rig::of_defaults();
         let datagram = Datagram::new(Version::V4, 1, 0, 92);
@@ -402,7 +402,7 @@ fn fragments_too_far_apart_are_not_of_one_datagram() {
 }
 
 #[test]
-fn promise_3_a_turn_gives_up_some_that_is_late() {
+fn promise_3_late_turn_gives_up_some() {
     let mut rig = Rig::new(FragmentsConfig::default(), pool(1200, 1));
     let datagrams: Vec<_> =
         (0..1000).map(|id| Datagram::new(Version::V6, id, id.into(), 1600).pieces(808)).collect();

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_has_the_descriptor_can_write_and_cannot_cut_the_memory_short() {
+    fn shared_memory_is_sealed_against_truncation() {
         let memory = SharedMemory::new(5).unwrap();
         assert_eq!(memory.len_bytes(), HUGE_PAGE_BYTES);
         let device = File::from(memory.descriptor().try_clone_to_owned().unwrap());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_without_pages_set_aside_is_made_of_others() {
+    fn memory_falls_back_to_small_pages() {
         let memory = SharedMemory::of_kind(HUGE_PAGE_BYTES, false).unwrap();
         assert!(!memory.is_huge());
         assert!(SharedMemory::new(usize::MAX - 1).is_err());

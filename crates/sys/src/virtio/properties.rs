@@ -229,7 +229,7 @@ proptest! {
     /// was published; what it gives comes back, whatever its order; descriptors are free when they are
     /// back; who sleeps is woken, and who does not want to be is not. From any point of the round.
     #[test]
-    fn an_honest_device_and_the_driver_agree(
+    fn honest_device_agrees_with_driver(
         config in config(),
         before in prop_oneof![0u32..40, 65_500u32..65_536],
         steps in prop::collection::vec(honest_step(), 1..120),
@@ -334,7 +334,7 @@ proptest! {
     /// Promise 5: whatever a device writes, wherever and whenever, only what it was shown before is taken,
     /// each buffer once, and nothing panics.
     #[test]
-    fn promise_5_a_device_that_writes_anything_takes_nothing_from_us(
+    fn promise_5_scribbling_device_takes_nothing(
         config in config(),
         steps in prop::collection::vec(hostile_step(), 1..200),
     ) {

@@ -55,7 +55,7 @@ fn a_buffer_goes_there_and_back() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_nothing_is_posted() {
+fn oversized_is_refused_unposted() {
     for layout in LAYOUTS {
         let (mut queue, mut device) = pair(config(layout, 4));
         queue.post(&[piece(1), piece(2), piece(3)], Direction::ToDevice).unwrap();
@@ -71,7 +71,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_posted() {
 }
 
 #[test]
-fn vq_1_the_parts_of_a_ring_are_aligned_and_within() {
+fn vq_1_ring_parts_aligned_and_within() {
     for layout in LAYOUTS {
         for bits in 0..=15 {
             let config = config(layout, 1 << bits);
@@ -89,7 +89,7 @@ fn vq_1_the_parts_of_a_ring_are_aligned_and_within() {
 }
 
 #[test]
-fn promise_5_a_used_index_beyond_what_is_posted_ends_the_use_of_the_ring() {
+fn promise_5_excessive_used_index_ends_ring() {
     let (mut queue, device) = pair(config(VirtqueueLayout::Split, 256));
     let ReferenceDevice::Split(device) = device else { unreachable!("made as a split ring") };
     (0..256).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
@@ -112,7 +112,7 @@ fn promise_5_a_used_index_beyond_what_is_posted_ends_the_use_of_the_ring() {
 }
 
 #[test]
-fn promise_5_a_used_index_that_goes_back_ends_the_use_of_the_ring() {
+fn promise_5_backward_used_index_ends_ring() {
     let (mut queue, device) = pair(config(VirtqueueLayout::Split, 8));
     let ReferenceDevice::Split(mut device) = device else { unreachable!("made as a split ring") };
     (0..8).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
@@ -124,7 +124,7 @@ fn promise_5_a_used_index_that_goes_back_ends_the_use_of_the_ring() {
 }
 
 #[test]
-fn a_buffer_that_is_not_shown_is_none_that_can_be_used() {
+fn hidden_buffer_cannot_be_used() {
     for layout in LAYOUTS {
         let (mut queue, mut device) = pair(config(layout, 8));
         queue.post(&[piece(1)], Direction::ToDriver).unwrap();
@@ -141,7 +141,7 @@ fn a_buffer_that_is_not_shown_is_none_that_can_be_used() {
 }
 
 #[test]
-fn promise_5_bad_ids_are_no_buffers_and_the_ring_goes_on() {
+fn promise_5_bad_ids_are_no_buffers() {
     for layout in LAYOUTS {
         let (mut queue, mut device) = pair(config(layout, 8));
         (0..6).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
@@ -167,7 +167,7 @@ fn promise_5_bad_ids_are_no_buffers_and_the_ring_goes_on() {
 }
 
 #[test]
-fn promise_5_a_buffer_that_was_posted_again_is_not_used_before_the_device_can_see_it() {
+fn promise_5_reposted_buffer_hidden_until_published() {
     for layout in LAYOUTS {
         let (mut queue, mut device) = pair(config(layout, 8));
         (0..6).for_each(|n| _ = queue.post(&[piece(n)], Direction::ToDriver).unwrap());
@@ -200,7 +200,7 @@ fn promise_5_a_buffer_that_was_posted_again_is_not_used_before_the_device_can_se
 
 #[test]
 #[should_panic(expected = "posted again")]
-fn a_buffer_that_the_device_has_is_not_posted_again() {
+fn posted_buffer_is_not_reposted() {
     let (mut queue, _) = pair(config(VirtqueueLayout::Split, 8));
     let id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
     queue.post_again(id);
@@ -208,7 +208,7 @@ fn a_buffer_that_the_device_has_is_not_posted_again() {
 
 #[test]
 #[should_panic(expected = "posted again")]
-fn a_part_of_a_chain_is_not_posted_again() {
+fn chain_part_is_not_reposted() {
     let (mut queue, mut device) = pair(config(VirtqueueLayout::Split, 8));
     queue.post(&[piece(1)], Direction::ToDriver).unwrap();
     let _ = queue.publish();
@@ -226,7 +226,7 @@ fn a_part_of_a_chain_is_not_posted_again() {
 }
 
 #[test]
-fn vq_10_a_ring_is_zero_when_it_is_new_and_when_it_is_reset() {
+fn vq_10_ring_is_zero_after_reset() {
     for layout in LAYOUTS {
         let config = config(layout, 8);
         let memory = memory(config);
@@ -248,7 +248,7 @@ fn vq_10_a_ring_is_zero_when_it_is_new_and_when_it_is_reset() {
 
 /// The event is reached exactly if it is one of the places gone over.
 #[test]
-fn an_event_of_a_packed_ring_is_reached_on_any_way_over_it() {
+fn packed_event_reached_on_any_path() {
     use super::packed::PackedPosition;
     for size in [1u16, 2, 4, 8] {
         let all = |wrap| (0..size).map(move |index| PackedPosition { index, wrap });
@@ -346,7 +346,7 @@ fn lost_wake_ups(config: RingConfig, does_driver_sleep: bool) -> u32 {
 const TURNS: u32 = 10_000;
 
 #[test]
-fn vq_7_no_wake_up_is_lost() {
+fn vq_7_no_wakeup_is_lost() {
     for layout in LAYOUTS {
         for event_idx in [false, true] {
             for does_driver_sleep in [false, true] {

@@ -358,7 +358,7 @@ mod tests {
         /// Order: what is pushed at one end comes out at the other, in order, from any start; nothing is
         /// seen before it is submitted, and room comes back when it is released.
         #[test]
-        fn a_ring_gives_what_it_was_given(
+        fn ring_round_trips(
             start in prop_oneof![Just(0), u32::MAX - 40..=u32::MAX, any::<u32>()],
             bits in 0u32..5,
             steps in proptest::collection::vec((0u32..20, 0u32..20), 1..60),
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn promise_5_indices_that_cannot_be_break_the_ring_and_not_the_program() {
+    fn promise_5_impossible_indices_break_only_ring() {
         let (fill, kernel) = memory(8, 1, 5);
         let mut producing = Producing::<1>::new(fill);
         (0..3).for_each(|word| producing.push([word]));
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_that_is_not_within_the_mapping_is_refused() {
+    fn layout_outside_mapping_is_refused() {
         let (whole, _) = memory(8, 1, 0);
         let Memory { _mapping: mapping, .. } = whole;
         let offsets = XdpRingOffset { producer: 0, consumer: 64, flags: Some(128), desc: 200 };

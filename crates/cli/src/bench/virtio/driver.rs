@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_a_source_gives_is_counted_and_given_back() {
+    fn source_is_counted_and_released() {
         let plan = SyntheticPlan { frames: 10_000, ..SyntheticPlan::default() };
         let source = Box::new(SyntheticSource::new(plan, None));
         let mut driver = Driver::new(source, None, 32, true).unwrap();

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sender_is_heard_and_asked_to_end_where_its_own_words_stand() {
+    fn sender_is_heard_and_ended() {
         let directory = tempfile::tempdir().unwrap();
         let sock = directory.path().join("s");
         assert!(BenchPeer::beside(&sock).is_none(), "there is no file");

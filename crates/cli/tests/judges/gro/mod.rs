@@ -34,14 +34,14 @@ pub(crate) type Group = fn(&Segment) -> Vec<Case>;
 pub(crate) type NamedTrial = (&'static str, fn() -> Judgement);
 
 pub(crate) const TRIALS: [NamedTrial; 15] = [
-    ("lro_8_data_merges_as_in_the_linux_selftest", || judge(selftest::data)),
-    ("lro_8_ack_passes_as_in_the_linux_selftest", || judge(selftest::ack)),
-    ("lro_8_flags_end_packets_as_in_the_linux_selftest", || judge(selftest::flags)),
-    ("lro_8_tcp_must_match_as_in_the_linux_selftest", || judge(selftest::tcp)),
-    ("lro_8_ip_must_match_as_in_the_linux_selftest", || judge(selftest::ip)),
-    ("lro_7_large_is_bounded_as_in_the_linux_selftest", || judge(selftest::large)),
-    ("lro_8_single_passes_as_in_the_linux_selftest", || judge(selftest::single)),
-    ("lro_9_capacity_is_as_in_the_linux_selftest", || judge(selftest::capacity)),
+    ("lro_8_data_matches_linux_selftest", || judge(selftest::data)),
+    ("lro_8_ack_matches_linux_selftest", || judge(selftest::ack)),
+    ("lro_8_flags_match_linux_selftest", || judge(selftest::flags)),
+    ("lro_8_tcp_matches_linux_selftest", || judge(selftest::tcp)),
+    ("lro_8_ip_matches_linux_selftest", || judge(selftest::ip)),
+    ("lro_7_large_matches_linux_selftest", || judge(selftest::large)),
+    ("lro_8_single_matches_linux_selftest", || judge(selftest::single)),
+    ("lro_9_capacity_matches_linux_selftest", || judge(selftest::capacity)),
     ("lro_3_padding_is_trimmed", || judge(further::padding)),
     ("lro_8_sequences_wrap_and_must_be_contiguous", || judge(further::sequence)),
     ("promise_1_nothing_overtakes_an_ack", || judge(further::overtaking)),

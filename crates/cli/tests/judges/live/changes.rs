@@ -14,11 +14,11 @@ use crate::order::{self, Findings, Stamped};
 use crate::{Judgement, stress};
 
 pub(crate) const TRIALS: [Judge; 5] = [
-    ("promise_1_order_holds_in_a_storm_over_native_xdp", || judge(Way::AfXdpNative)),
-    ("promise_1_order_holds_in_a_storm_over_generic_xdp", || judge(Way::AfXdpGeneric)),
-    ("promise_1_order_holds_in_a_storm_over_a_packet_socket", || judge(Way::AfPacket)),
-    ("promise_1_order_holds_in_a_storm_over_a_tap", || judge(Way::Tap)),
-    ("promise_1_order_holds_in_a_storm_over_a_tun", || judge(Way::Tun)),
+    ("promise_1_storm_keeps_order_by_native_xdp", || judge(Way::AfXdpNative)),
+    ("promise_1_storm_keeps_order_by_generic_xdp", || judge(Way::AfXdpGeneric)),
+    ("promise_1_storm_keeps_order_by_packet_socket", || judge(Way::AfPacket)),
+    ("promise_1_storm_keeps_order_by_tap", || judge(Way::Tap)),
+    ("promise_1_storm_keeps_order_by_tun", || judge(Way::Tun)),
 ];
 
 const FLOWS: u32 = 64;

@@ -16,10 +16,10 @@ use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 use crate::{Judgement, namespace};
 
 pub(crate) const TRIALS: [Judge; 6] = [
-    ("a_run_drops_privileges_and_works_on", || Way::ALL.into_iter().try_for_each(judge_user)),
+    ("run_continues_without_privileges", || Way::ALL.into_iter().try_for_each(judge_user)),
     ("promise_8_a_hangup_reloads_the_config", judge_reload),
-    ("promise_2_what_a_signal_finds_queued_is_delivered", judge_drain),
-    ("a_run_ends_when_its_time_is_up", judge_duration),
+    ("promise_2_queued_packets_survive_signal", judge_drain),
+    ("run_ends_on_time", judge_duration),
     ("a_run_listens_where_get_looks", judge_default_socket),
     ("promise_12_an_interface_is_promiscuous_while_asked", || {
         [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket]

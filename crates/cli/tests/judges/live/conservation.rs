@@ -8,16 +8,16 @@ use crate::live::program::Run;
 use crate::live::sender::{Capture, Pace, generate, judge_sum, play, settle};
 
 pub(crate) const TRIALS: [Judge; 5] = [
-    ("promise_2_what_comes_by_native_xdp_is_accounted_for", || judge(Way::AfXdpNative)),
-    ("promise_2_what_comes_by_generic_xdp_is_accounted_for", || judge(Way::AfXdpGeneric)),
-    ("promise_2_what_comes_by_a_packet_socket_is_accounted_for", || judge(Way::AfPacket)),
-    ("promise_2_what_comes_by_a_tap_is_accounted_for", || judge(Way::Tap)),
-    ("promise_2_what_comes_by_a_tun_is_accounted_for", || judge(Way::Tun)),
+    ("promise_2_native_xdp_is_accounted_for", || judge(Way::AfXdpNative)),
+    ("promise_2_generic_xdp_is_accounted_for", || judge(Way::AfXdpGeneric)),
+    ("promise_2_packet_socket_is_accounted_for", || judge(Way::AfPacket)),
+    ("promise_2_tap_is_accounted_for", || judge(Way::Tap)),
+    ("promise_2_tun_is_accounted_for", || judge(Way::Tun)),
 ];
 
 /// More, of those who have several queues.
 pub(crate) const OF_QUEUES: [Judge; 1] =
-    [("promise_2_what_comes_by_several_queues_is_accounted_for", judge_queues)];
+    [("promise_2_several_queues_are_accounted_for", judge_queues)];
 
 const QUEUES: u16 = 2;
 const FRAMES_OF_QUEUES: u64 = 100_000;

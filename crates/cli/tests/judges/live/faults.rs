@@ -17,20 +17,18 @@ use crate::program::told;
 use crate::{Judgement, namespace};
 
 pub(crate) const TRIALS: [Judge; 7] = [
-    ("promise_2_a_run_goes_on_when_its_link_was_down", || {
-        Way::ALL.into_iter().try_for_each(judge_down)
-    }),
+    ("promise_2_run_survives_link_down", || Way::ALL.into_iter().try_for_each(judge_down)),
     ("promise_2_a_run_outlives_a_changed_mtu", || Way::ALL.into_iter().try_for_each(judge_mtu)),
     ("a_run_ends_with_its_interface", || Way::ALL.into_iter().try_for_each(judge_deletion)),
-    ("a_run_says_which_privilege_is_missing", || Way::ALL.into_iter().try_for_each(judge_nobody)),
-    ("a_run_says_what_a_device_cannot_do", judge_features),
-    ("a_run_does_not_take_a_default_route_unasked", judge_default_route),
-    ("promise_2_a_full_disk_is_told_and_counted", judge_full_disk),
+    ("missing_privilege_is_named", || Way::ALL.into_iter().try_for_each(judge_nobody)),
+    ("run_reports_device_limits", judge_features),
+    ("default_route_needs_consent", judge_default_route),
+    ("promise_2_full_disk_is_reported_and_counted", judge_full_disk),
 ];
 
 /// One more, if there is [a program of others](FOREIGN_PROGRAM).
 pub(crate) const FOREIGN: [Judge; 1] =
-    [("a_run_replaces_a_foreign_program_only_when_told_to", judge_foreign)];
+    [("foreign_program_replaced_only_on_request", judge_foreign)];
 
 /// A program that passes everything, and comes with a library that knotd takes.
 pub(crate) const FOREIGN_PROGRAM: &str = "/usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o";

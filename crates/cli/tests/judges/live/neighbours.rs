@@ -18,8 +18,8 @@ use crate::live::program::{Run, wait_until};
 use crate::namespace::Namespace;
 
 pub(crate) const TRIALS: [Judge; 2] = [
-    ("knotd_answers_while_native_xdp_takes_a_port", || judge(Way::AfXdpNative)),
-    ("knotd_answers_while_generic_xdp_takes_a_port", || judge(Way::AfXdpGeneric)),
+    ("knotd_answers_beside_native_xdp", || judge(Way::AfXdpNative)),
+    ("knotd_answers_beside_generic_xdp", || judge(Way::AfXdpGeneric)),
 ];
 
 const NEAR: &str = "10.7.0.1";

@@ -14,11 +14,11 @@ use crate::live::program::{Run, wait_until};
 use crate::live::sender::{Capture, flood};
 
 pub(crate) const TRIALS: [Judge; 5] = [
-    ("promise_4_nothing_is_left_of_runs_by_native_xdp", || judge(Way::AfXdpNative)),
-    ("promise_4_nothing_is_left_of_runs_by_generic_xdp", || judge(Way::AfXdpGeneric)),
-    ("promise_4_nothing_is_left_of_runs_by_packet_sockets", || judge(Way::AfPacket)),
-    ("promise_4_nothing_is_left_of_runs_by_taps", || judge(Way::Tap)),
-    ("promise_4_nothing_is_left_of_runs_by_tuns", || judge(Way::Tun)),
+    ("promise_4_native_xdp_runs_leave_nothing", || judge(Way::AfXdpNative)),
+    ("promise_4_generic_xdp_runs_leave_nothing", || judge(Way::AfXdpGeneric)),
+    ("promise_4_packet_socket_runs_leave_nothing", || judge(Way::AfPacket)),
+    ("promise_4_tap_runs_leave_nothing", || judge(Way::Tap)),
+    ("promise_4_tun_runs_leave_nothing", || judge(Way::Tun)),
 ];
 
 /// Starts of each way, and how to have more.

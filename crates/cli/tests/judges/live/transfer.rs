@@ -16,18 +16,12 @@ use crate::live::program::{Report, Run, wait_until};
 use crate::namespace::Namespace;
 
 pub(crate) const TRIALS: [Judge; 6] = [
-    ("promise_6_content_is_intact_between_interfaces_by_native_xdp", || {
-        judge_forwarding(Way::AfXdpNative)
-    }),
-    ("promise_6_content_is_intact_between_interfaces_by_generic_xdp", || {
-        judge_forwarding(Way::AfXdpGeneric)
-    }),
-    ("promise_6_content_is_intact_between_interfaces_by_packet_sockets", || {
-        judge_forwarding(Way::AfPacket)
-    }),
-    ("promise_6_content_is_intact_into_a_tun_by_native_xdp", || judge_tun(Way::AfXdpNative)),
-    ("promise_6_content_is_intact_into_a_tun_by_generic_xdp", || judge_tun(Way::AfXdpGeneric)),
-    ("promise_6_content_is_intact_into_a_tun_by_a_packet_socket", || judge_tun(Way::AfPacket)),
+    ("promise_6_native_xdp_keeps_content", || judge_forwarding(Way::AfXdpNative)),
+    ("promise_6_generic_xdp_keeps_content", || judge_forwarding(Way::AfXdpGeneric)),
+    ("promise_6_packet_sockets_keep_content", || judge_forwarding(Way::AfPacket)),
+    ("promise_6_native_xdp_to_tun_keeps_content", || judge_tun(Way::AfXdpNative)),
+    ("promise_6_generic_xdp_to_tun_keeps_content", || judge_tun(Way::AfXdpGeneric)),
+    ("promise_6_packet_socket_to_tun_keeps_content", || judge_tun(Way::AfPacket)),
 ];
 
 /// The second interface that a run forwards between, and the one behind it.

@@ -26,12 +26,12 @@ type Judge = (&'static str, fn() -> Judgement);
 
 /// All that is judged here.
 pub(crate) const TRIALS: [Judge; 7] = [
-    ("promise_8_scripts_for_sysfs_and_procfs_run_unchanged_on_the_mount", judge_scripts),
-    ("promise_8_a_second_user_cannot_change_anything_on_the_mount", judge_strangers),
-    ("promise_8_programs_without_a_prefix_work_on_the_mount", judge_unprefixed),
-    ("promise_1_order_holds_while_shells_write_to_the_mount", judge_order),
+    ("promise_8_mount_runs_sysfs_and_procfs_scripts", judge_scripts),
+    ("promise_8_mount_refuses_second_user", judge_strangers),
+    ("promise_8_mount_serves_plain_programs", judge_unprefixed),
+    ("promise_1_mount_writes_keep_order", judge_order),
     ("promise_2_a_mount_goes_with_its_run", judge_ends),
-    ("promise_12_the_mount_of_a_killed_run_is_mounted_anew", judge_killed),
+    ("promise_12_dead_mount_is_replaced", judge_killed),
     ("promise_12_a_foreign_dead_mount_stays", judge_foreign),
 ];
 

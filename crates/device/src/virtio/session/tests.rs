@@ -105,7 +105,7 @@ fn wait_for_end(port: &mut Port) {
 }
 
 #[test]
-fn init_1_a_device_is_set_up_in_order_before_any_ring_is_used() {
+fn init_1_setup_precedes_ring_use() {
     use FrontendReq as Of;
     let place = Place::new();
     let listener = place.listen();
@@ -145,7 +145,7 @@ fn init_1_a_device_is_set_up_in_order_before_any_ring_is_used() {
 }
 
 #[test]
-fn a_back_end_that_dies_is_followed_by_the_next_once_the_rings_are_released() {
+fn dead_back_end_is_replaced() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut port, back_end) = place.up(&listener);
@@ -164,7 +164,7 @@ fn a_back_end_that_dies_is_followed_by_the_next_once_the_rings_are_released() {
 }
 
 #[test]
-fn a_back_end_that_is_started_again_at_the_same_path_is_found() {
+fn restarted_back_end_is_found() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut port, back_end) = place.up(&listener);
@@ -181,7 +181,7 @@ fn a_back_end_that_is_started_again_at_the_same_path_is_found() {
 }
 
 #[test]
-fn what_an_old_back_end_writes_does_not_reach_the_next_session() {
+fn old_back_end_cannot_reach_session() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut port, mut old) = place.up(&listener);
@@ -207,7 +207,7 @@ fn event_of(back_end: &mut BackEnd, of: FrontendReq) -> OwnedFd {
 }
 
 #[test]
-fn promise_5_full_events_that_wait_hold_nobody_up() {
+fn promise_5_full_events_hold_nobody() {
     let place = Place::new();
     let listener = place.listen();
     let (mut link, mut port, mut back_end) = place.up(&listener);
@@ -222,7 +222,7 @@ fn promise_5_full_events_that_wait_hold_nobody_up() {
 
 /// Nothing that is known holds it; a kernel that does is as good as this.
 #[test]
-fn a_link_ends_though_its_thread_does_not() {
+fn link_ends_though_thread_lives() {
     let place = Place::new();
     let (shared, _ports) = Switchboard::new(1, Signaller::new().unwrap()).unwrap();
     let (holds, is_held) = std::sync::mpsc::channel::<()>();
@@ -235,7 +235,7 @@ fn a_link_ends_though_its_thread_does_not() {
 }
 
 #[test]
-fn feat_4_a_back_end_that_cannot_be_used_is_refused_and_tried_again() {
+fn feat_4_unusable_back_end_is_retried() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 1).unwrap();
@@ -257,7 +257,7 @@ fn feat_4_a_back_end_that_cannot_be_used_is_refused_and_tried_again() {
 }
 
 #[test]
-fn a_back_end_that_says_too_little_or_closes_is_tried_again() {
+fn incomplete_handshake_is_retried() {
     use FrontendReq as Of;
     let place = Place::new();
     let listener = place.listen();
@@ -279,7 +279,7 @@ fn a_back_end_that_says_too_little_or_closes_is_tried_again() {
 }
 
 #[test]
-fn a_silent_back_end_is_cut_off() {
+fn silent_back_end_is_cut_off() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 1).unwrap();
@@ -292,7 +292,7 @@ fn a_silent_back_end_is_cut_off() {
 }
 
 #[test]
-fn a_link_ends_while_a_back_end_is_silent() {
+fn link_ends_with_silent_back_end() {
     let place = Place::new();
     let listener = place.listen();
     let (mut link, _ports) = place.start(Role::Connect, 1).unwrap();
@@ -303,7 +303,7 @@ fn a_link_ends_while_a_back_end_is_silent() {
 }
 
 #[test]
-fn queues_that_the_back_end_has_not_stay_without_a_session() {
+fn missing_queues_have_no_session() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 4).unwrap();
@@ -317,7 +317,7 @@ fn queues_that_the_back_end_has_not_stay_without_a_session() {
 
 /// Neither needs more than one message of each kind, or an answer to it.
 #[test]
-fn a_back_end_without_protocol_features_is_set_up_too() {
+fn back_end_without_protocol_features_works() {
     let without_30 = Offer { features: !(1 << 30), ..Offer::default() };
     let with_none = Offer { protocol: 0, ..Offer::default() };
     for offer in [without_30, with_none] {
@@ -334,7 +334,7 @@ fn a_back_end_without_protocol_features_is_set_up_too() {
 }
 
 #[test]
-fn cfg_2_an_mtu_counts_only_if_the_back_end_says_one() {
+fn cfg_2_mtu_counts_only_if_offered() {
     let short = |config: &[u8]| Offer { config: config.to_vec(), ..Offer::default() };
     let silent = Offer { protocol: MQ | REPLY_ACK, ..Offer::default() };
     let said = Offer { protocol: MQ | REPLY_ACK | CONFIG, ..Offer::default() };
@@ -354,7 +354,7 @@ fn cfg_2_an_mtu_counts_only_if_the_back_end_says_one() {
 }
 
 #[test]
-fn stat_1_when_all_queues_are_shut_the_device_is_stopped_and_set_up_anew() {
+fn stat_1_shut_queues_restart_the_device() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 2).unwrap();
@@ -388,7 +388,7 @@ fn stat_1_when_all_queues_are_shut_the_device_is_stopped_and_set_up_anew() {
 }
 
 #[test]
-fn vq_11_the_device_is_stopped_before_the_rings_are_let_go() {
+fn vq_11_device_stops_before_rings_end() {
     let place = Place::new();
     let listener = place.listen();
     let (mut link, mut port, mut back_end) = place.up(&listener);
@@ -403,7 +403,7 @@ fn vq_11_the_device_is_stopped_before_the_rings_are_let_go() {
 }
 
 #[test]
-fn a_queue_receives_no_more_once_the_device_has_taken_that_in() {
+fn queue_stops_after_device_acknowledges() {
     use FrontendReq as Of;
     let place = Place::new();
     let listener = place.listen();
@@ -424,7 +424,7 @@ fn a_queue_receives_no_more_once_the_device_has_taken_that_in() {
 }
 
 #[test]
-fn a_link_that_nobody_uses_any_more_ends() {
+fn unused_link_ends() {
     let place = Place::new();
     let listener = place.listen();
     let (link, port, mut back_end) = place.up(&listener);
@@ -435,7 +435,7 @@ fn a_link_that_nobody_uses_any_more_ends() {
 }
 
 #[test]
-fn a_change_of_session_wakes_the_queue_s_cpu() {
+fn session_change_wakes_the_cpu() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 1).unwrap();
@@ -453,7 +453,7 @@ fn a_change_of_session_wakes_the_queue_s_cpu() {
 }
 
 #[test]
-fn who_listens_meets_one_back_end_after_the_other_and_leaves_no_socket() {
+fn listener_takes_back_ends_in_turn() {
     let place = Place::new();
     // What a dead process of ours has left.
     drop(place.listen());
@@ -472,7 +472,7 @@ fn who_listens_meets_one_back_end_after_the_other_and_leaves_no_socket() {
 }
 
 #[test]
-fn a_path_at_which_there_can_be_no_back_end_is_an_error_at_once() {
+fn impossible_socket_path_fails_at_once() {
     let error = |place: &Place, role| place.start(role, 1).unwrap_err();
     let place = Place::new();
     File::create(place.path()).unwrap();

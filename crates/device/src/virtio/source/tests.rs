@@ -140,7 +140,7 @@ proptest! {
     /// Whatever is said of how many buffers: a turn looks at no more entries than its budget, and a
     /// device that goes on when it is over is not listened to beyond the buffers that it had.
     #[test]
-    fn promise_3_a_turn_looks_at_so_many_entries(
+    fn promise_3_turn_checks_bounded_entries(
         is_packed: bool,
         turns in vec((vec(said(), 0..48), 1..40_usize), 1..24),
         is_cut: bool,
@@ -187,7 +187,7 @@ proptest! {
 
 /// Ids that nobody has, as fast as they are looked at.
 #[test]
-fn promise_3_bad_ids_end_no_later_than_others() {
+fn promise_3_bad_ids_end_in_time() {
     let mut rig = Rig::new(false);
     for _ in 0..100 {
         (0..QUEUE_SIZE).for_each(|_| rig.rx.give_bad(u16::MAX));
@@ -198,7 +198,7 @@ fn promise_3_bad_ids_end_no_later_than_others() {
 }
 
 #[test]
-fn promise_10_calls_of_a_shut_queue_wake_nobody() {
+fn promise_10_shut_queue_wakes_nobody() {
     for is_packed in [false, true] {
         let mut rig = Rig::new(is_packed);
         assert!(rig.sleeps());

@@ -31,7 +31,7 @@ const ALL: [u32; 5] = [
 ];
 
 #[test]
-fn a_packet_of_any_length_leaves_as_it_is_behind_a_header_that_says_nothing() {
+fn plain_packet_gets_empty_vnet_header() {
     let slot = SLOT_BYTES as usize;
     let lens = [14, 60, 1514, slot - 21, slot - 20, slot - 12, slot - 11, 9018, 65_535 + 14];
     for layout in [&[][..], &[VIRTIO_F_RING_PACKED]] {
@@ -61,7 +61,7 @@ fn a_packet_of_any_length_leaves_as_it_is_behind_a_header_that_says_nothing() {
 }
 
 #[test]
-fn a_merged_packet_leaves_as_one_and_the_device_cuts_it_into_what_it_was_merged_of() {
+fn device_cuts_merged_packet_as_merged() {
     for flow in FLOWS {
         for (count, size) in [(3, 100), (2, 1448), (7, 1399), (44, 1448)] {
             let frames = segments(flow, count, size);
@@ -88,7 +88,7 @@ fn a_merged_packet_leaves_as_one_and_the_device_cuts_it_into_what_it_was_merged_
 }
 
 #[test]
-fn what_the_device_does_not_cut_is_cut_before() {
+fn uncut_by_device_is_cut_before() {
     let without = |left_out: u32| ALL.into_iter().filter(move |&bit| bit != left_out);
     for flow in FLOWS {
         let needed = match flow {
@@ -123,7 +123,7 @@ fn what_the_device_does_not_cut_is_cut_before() {
 }
 
 #[test]
-fn promise_2_what_cannot_be_sent_is_dropped_by_name() {
+fn promise_2_unsendable_packets_drop_by_name() {
     let mut rig = Rig::new(16);
     rig.begin(&ALL, Some(1500));
     let mut no_link = rig.packet(&frame(100));
@@ -154,7 +154,7 @@ fn promise_2_what_cannot_be_sent_is_dropped_by_name() {
 }
 
 #[test]
-fn promise_3_a_device_that_takes_nothing_holds_up_its_ring_and_the_senders_hear_of_it() {
+fn promise_3_stalled_device_backs_up_to_senders() {
     let mut rig = Rig::new(16);
     rig.begin(&[virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX], None);
     let mut left = 0;
@@ -184,7 +184,7 @@ fn promise_3_a_device_that_takes_nothing_holds_up_its_ring_and_the_senders_hear_
 
 /// A device gives back all of a large ring at once.
 #[test]
-fn promise_3_a_turn_looks_at_so_much_of_what_was_sent() {
+fn promise_3_turn_checks_bounded_sent() {
     for layout in [&[][..], &[VIRTIO_F_RING_PACKED]] {
         let mut rig = Rig::new(4096);
         rig.begin(layout, None);
@@ -215,7 +215,7 @@ fn promise_3_a_turn_looks_at_so_much_of_what_was_sent() {
 }
 
 #[test]
-fn promise_5_a_lie_shuts_the_queue_until_the_next_session() {
+fn promise_5_violation_shuts_queue_until_session() {
     for layout in [&[][..], &[VIRTIO_F_RING_PACKED]] {
         let lies: [fn(&mut Rig, u16); 3] = [
             |rig, _| rig.device.as_mut().unwrap().give_bad(63),
@@ -295,7 +295,7 @@ proptest! {
     /// as dropped by name; what the device reads is what was handed in, in that order; and no
     /// frame and no slot is lost.
     #[test]
-    fn promise_2_what_was_handed_in_was_sent_or_dropped_by_name(
+    fn promise_2_handed_in_is_sent_or_dropped(
         size in select(vec![16u16, 64]),
         events in proptest::collection::vec(event(), 1..60),
     ) {

@@ -52,7 +52,7 @@ fn model_within(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
 /// A reader that sleeps whenever it may, and two CPUs: if a wake-up were lost, it would sleep
 /// forever, which loom reports.
 #[test]
-fn a_reader_that_sleeps_is_woken_for_every_packet() {
+fn sleeping_reader_woken_for_every_packet() {
     model(|| {
         let (inlets, mut outlet, pools) = rig(u32::MAX, 2);
         let reader = thread::current();
@@ -86,7 +86,7 @@ fn a_reader_that_sleeps_is_woken_for_every_packet() {
 /// The same with lanes that join when their CPUs have something to put in. Two CPUs, one packet
 /// each.
 #[test]
-fn a_lane_that_joins_late_is_met_and_its_reader_woken() {
+fn late_lane_is_met_reader_woken() {
     model_within(2, || {
         let (mut outlet, pools) = without_inlets(u32::MAX, 2);
         let reader = thread::current();
@@ -121,7 +121,7 @@ fn a_lane_that_joins_late_is_met_and_its_reader_woken() {
 /// A socket is closed while a CPU joins: the CPU is told so, or its lane is released with the
 /// socket; no packet is left.
 #[test]
-fn a_lane_that_joins_as_the_socket_is_closed_leaves_nothing() {
+fn lane_joining_closed_socket_leaves_nothing() {
     model(|| {
         let (outlet, mut pools) = without_inlets(u32::MAX, 1);
         let (hub, mut pool) = (Arc::clone(outlet.hub()), pools.pop().unwrap());
@@ -140,7 +140,7 @@ fn a_lane_that_joins_as_the_socket_is_closed_leaves_nothing() {
 
 /// A sleeping reader is woken by a refusal, whenever it goes to sleep.
 #[test]
-fn a_reader_that_sleeps_is_woken_for_a_refusal() {
+fn sleeping_reader_woken_for_refusal() {
     model(|| {
         let (mut outlet, _) = without_inlets(u32::MAX, 1);
         let reader = thread::current();
@@ -162,7 +162,7 @@ fn a_reader_that_sleeps_is_woken_for_a_refusal() {
 /// A flow moves from one CPU to another, with only the ordering that the drain rule gives: the
 /// second has seen that the first is done.
 #[test]
-fn a_flow_that_moves_is_read_in_order() {
+fn moved_flow_is_read_in_order() {
     model(|| {
         let (mut inlets, mut outlet, mut pools) = rig(u32::MAX, 2);
         let (mut second, mut first) = (inlets.pop().unwrap(), inlets.pop().unwrap());
@@ -192,7 +192,7 @@ fn a_flow_that_moves_is_read_in_order() {
 
 /// Two CPUs and a reader share an account that has room for one packet: it never holds two.
 #[test]
-fn promise_3_an_account_never_holds_more_than_it_may() {
+fn promise_3_account_never_exceeds_limit() {
     model(|| {
         let (inlets, mut outlet, pools) = rig(CHUNK_BYTES, 2);
         let producers: Vec<_> = inlets

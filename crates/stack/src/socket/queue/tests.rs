@@ -208,7 +208,7 @@ proptest! {
     /// the order in which they were put in, exactly those are dropped that the kernel would drop,
     /// and a sleeping reader is woken once.
     #[test]
-    fn promise_1_and_2_a_queue_does_what_a_plain_one_does(
+    fn promise_1_and_2_queue_agrees_with_reference(
         start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
         slots in 1u32..9,
         steps in proptest::collection::vec(step(), 1..60),
@@ -245,7 +245,7 @@ proptest! {
 /// the bytes held stay within `rcvbuf`, and no wake-up is lost (the reader would sleep forever).
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs and of a reader")]
-fn promise_2_and_3_several_cpus_and_a_reader_that_sleeps_lose_nothing() {
+fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
     const RUNS: u32 = 3000;
     let (inlets, mut outlet) =
         queue(SocketQueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2, cpus: CPUS });
@@ -329,7 +329,7 @@ fn produce(
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs")]
-fn promise_1_a_flow_that_moves_between_cpus_is_read_in_order() {
+fn promise_1_moving_flow_is_read_in_order() {
     const PACKETS: u64 = 4000;
     let (inlets, mut outlet) =
         queue(SocketQueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16, cpus: CPUS });

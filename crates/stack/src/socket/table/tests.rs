@@ -236,7 +236,7 @@ proptest! {
     /// After any sockets are bound, connected and closed, including combinations that the kernel
     /// would refuse, a datagram goes to the socket that the kernel's walk over all sockets finds.
     #[test]
-    fn a_datagram_is_for_the_socket_that_the_kernel_s_scores_name(
+    fn socket_scores_are_the_kernels(
         changes in changes(),
         tuples in proptest::collection::vec(tuple(), 1..20),
         seed: u64,
@@ -256,7 +256,7 @@ proptest! {
     /// A socket may be bound if the first one that it has an address in common with shares its port
     /// as well.
     #[test]
-    fn a_socket_is_refused_its_address_as_the_kernel_refuses_it(
+    fn bind_errors_are_the_kernels(
         changes in changes(),
         new in binding(),
     ) {
@@ -274,7 +274,7 @@ proptest! {
     /// Every flow of a group has one member, all members have some flows, and for flows without a
     /// hash the table computes one.
     #[test]
-    fn flows_are_spread_over_a_group_and_stay(count in 1u16..9, seed: u64, has_hash: bool) {
+    fn group_spreads_flows_stably(count in 1u16..9, seed: u64, has_hash: bool) {
         let local = "10.0.0.1:53".parse().unwrap();
         let bindings = (0..count).map(|number| Binding {
             reuse: Reuse::Hash,
@@ -301,7 +301,7 @@ proptest! {
     /// A multicast or broadcast datagram goes to every socket that the kernel's rule selects, once
     /// to each.
     #[test]
-    fn what_is_for_many_is_for_all_that_want_it(changes in changes(), of in tuple()) {
+    fn multicast_reaches_all_members(changes in changes(), of in tuple()) {
         let to = of.destination.ip();
         let (bindings, expected) = changed(changes, 0);
         let expected: Vec<_> = expected
@@ -322,7 +322,7 @@ proptest! {
 
 /// The promises of the interface, one by one.
 #[test]
-fn the_better_bound_socket_has_the_datagram() {
+fn better_bound_socket_wins() {
     let local = |text: &str| text.parse::<SocketAddr>().unwrap();
     let bound = |number, text| Binding::new(SocketId(number), local(text));
     let of = |source, destination| Flow4Tuple {

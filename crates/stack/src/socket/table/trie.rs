@@ -203,7 +203,7 @@ mod tests {
     proptest! {
         /// After any changes, the trie equals a map; and a copy kept from before is unchanged.
         #[test]
-        fn a_trie_is_a_map_whose_past_stays(
+        fn trie_is_a_persistent_map(
             changes in proptest::collection::vec((key(), any::<Option<u16>>()), 0..300),
             at in any::<proptest::sample::Index>(),
             others in proptest::collection::vec(key(), 10),
