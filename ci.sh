@@ -13,7 +13,7 @@ usage() {
     cat >&2 <<'END'
 usage: ./ci.sh VERB...
        ./ci.sh quick [CRATE...]
-  quick  what was changed, or these crates: formatting, clippy, unit tests; seconds
+  quick  what was changed, or these crates: formatting, clippy, unit and offline tests
   pr     what needs neither root nor peers: lint, loom, 5 s of each fuzz target, tests
   fmt    is everything formatted?
   lint   clippy and rustdoc, without a warning; SPECIFICATION.md names tests that exist; no crate
@@ -215,7 +215,7 @@ test() {
 loom() {
     local -x RUSTFLAGS="--cfg loom"
     cargo test -p forebay-buf --release --lib --locked --target-dir target/loom
-    cargo test -p forebay-rx --release --test drain_rule --locked --target-dir target/loom
+    cargo test -p forebay-rx --release --test offline --locked --target-dir target/loom
     cargo test -p forebay-stack --release --lib socket::queue::models --locked --target-dir target/loom
 }
 
@@ -294,7 +294,7 @@ mutants() {
 # For the hand that writes: the crates that were changed since main, or those named; nothing that needs
 # root, a peer or time.
 quick() {
-    local crates=("$@") crate flags=()
+    local crates=("$@") crate flags=() tests=()
     ((${#crates[@]} > 0)) || mapfile -t crates < <(
         { git diff --name-only HEAD; git diff --name-only '@{upstream}' 2>/dev/null || true; } |
             sed -nE 's#^crates/([^/]+)/.*#\1#p' | sort -u)
@@ -302,9 +302,10 @@ quick() {
     ((${#crates[@]} > 0)) || { echo "no crate was changed" >&2; return; }
     for crate in "${crates[@]}"; do
         flags+=(--package "$(sed -n 's/^name = "\(.*\)"/\1/p;T;q' "crates/$crate/Cargo.toml")")
+        [[ ! -e crates/$crate/tests/offline/main.rs ]] || tests=(--test offline)
     done
     cargo clippy "${flags[@]}" --lib --bins --locked -- -D warnings
-    cargo test "${flags[@]}" --lib --bins --locked
+    cargo test "${flags[@]}" --lib --bins "${tests[@]}" --locked
 }
 
 # Before a pull request: all that runs without root and without peers, and a little of fuzzing.
@@ -314,9 +315,7 @@ pr() {
     loom
     FUZZ_SECS=5 fuzz
     cargo test --workspace --locked --doc
-    cargo test --workspace --locked --lib --bins
-    cargo test --locked --package forebay-rx --package forebay-stack --package forebay-run \
-        --package forebay-control --package forebay-sim --tests
+    cargo test --workspace --locked --lib --bins --test offline
 }
 
 all() {

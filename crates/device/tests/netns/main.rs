@@ -1,0 +1,27 @@
+//! Tests of devices that take root, network namespaces and the kernel's own tools. What is missing
+//! is said, and what needs it ignored.
+
+mod rx_filter; //   the kernel's two machines against the rules
+mod af_packet; //   rings of packet sockets
+mod af_xdp; //      frames in our memory
+mod xdp_program; // the program on its interface
+mod tun; //         TUN and TAP
+
+use libtest_mimic::Arguments;
+
+fn main() {
+    if let Ok(name) = std::env::var(xdp_program::KILLED) {
+        return xdp_program::be_killed(&name);
+    }
+    let mut arguments = Arguments::from_args();
+    // A tool that one test starts has the descriptors of all others for a moment, and so their links.
+    arguments.test_threads = Some(1);
+    let trials = [
+        rx_filter::trials(),
+        af_packet::trials(),
+        af_xdp::trials(),
+        xdp_program::trials(),
+        tun::trials(),
+    ];
+    libtest_mimic::run(&arguments, trials.into_iter().flatten().collect()).exit();
+}

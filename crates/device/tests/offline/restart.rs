@@ -1,0 +1,83 @@
+//! Back ends that are killed and started again, under load.
+
+use std::time::{Duration, Instant};
+
+use crate::Test;
+use crate::back_end::frames::datagram;
+use crate::back_end::queues::Header;
+use crate::back_end::rig::{Pauses, Rig, Setup};
+use crate::back_end::session::{Backend, DEADLINE, Offer, Site};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("stat_1_traffic_resumes_after_every_restart", || restarts(false)),
+    ("stat_1_and_with_packed_rings", || restarts(true)),
+    ("stat_1_brief_sessions_are_followed_by_others", brief),
+];
+
+/// Number of restarts; `RESTARTS` says otherwise.
+const RESTARTS: u32 = 10;
+
+/// Each is killed in the middle of something: buffers given back or not, packets half there.
+fn restarts(packed: bool) {
+    let restarts = std::env::var("RESTARTS").map_or(RESTARTS, |count| count.parse().unwrap());
+    let mut site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual().packed(packed).echoing());
+    let offer = if packed { Offer::usual().packed() } else { Offer::usual() };
+    let (mut number, mut listening) = (0, Instant::now());
+    let mut pauses = Pauses::default();
+    for round in 0..restarts {
+        let mut device = site.meet(offer.clone());
+        let before = rig.delivered();
+        device.deliver(0, Header::default(), &datagram(0, 60)).unwrap();
+        await_first(&rig, &mut device, before);
+        pauses.add(listening);
+        while rig.delivered() < before + 300 {
+            number += 1;
+            let len = [60, 1514, 9000, 300][number as usize % 4];
+            device.deliver(0, Header::default(), &datagram(number, len)).unwrap();
+            device.sent(0);
+        }
+        let header = Header { num_buffers: Some(3), ..Header::default() };
+        let half = device.place(0, header, &datagram(0, 1400)).unwrap();
+        match round % 4 {
+            0 => {}
+            1 => device.give(0, &half),
+            2 => site.leave(),
+            _ => site.desert(),
+        }
+        drop(device);
+        if round % 4 >= 2 {
+            site.listen();
+        }
+        listening = Instant::now();
+    }
+    pauses.tell("restarts");
+    let mut device = site.meet(offer);
+    device.wait("as many sessions", |_| rig.sessions() == u64::from(restarts) + 1).unwrap();
+    let ended = rig.stop(Some(&mut device));
+    assert!(ended.frames >= u64::from(restarts) * 300, "{ended:?}");
+    assert!(ended.drops.keys().all(|&reason| reason == "length_error"), "{:?}", ended.drops);
+}
+
+/// Waits for the first packet of a device, and looks as often as it can.
+fn await_first(rig: &Rig, device: &mut Backend, before: usize) {
+    let began = Instant::now();
+    while rig.delivered() == before {
+        assert!(began.elapsed() < DEADLINE, "nothing came after a restart");
+        device.serve(Duration::ZERO).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+/// The driver may see the end before it sleeps, while it does or on the way there.
+fn brief() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual());
+    for _ in 0..200 {
+        drop(site.meet(Offer::usual()));
+    }
+    let mut device = site.meet(Offer::usual());
+    device.deliver(0, Header::default(), &datagram(1, 500)).unwrap();
+    rig.await_delivered(&mut device, 1).unwrap();
+    rig.stop(Some(&mut device));
+}

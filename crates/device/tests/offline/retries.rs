@@ -1,0 +1,251 @@
+//! Devices that do not do as they are told, or lie where the other tests do not look: when a run ends, in
+//! one of two queues, of what is sent.
+
+use std::time::Duration;
+
+use vhost::vhost_user::message::FrontendReq;
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MRG_RXBUF};
+
+use crate::Test;
+use crate::back_end::frames::datagram;
+use crate::back_end::queues::Header;
+use crate::back_end::rig::{Rig, Setup};
+use crate::back_end::ring::{Layout, Used};
+use crate::back_end::session::{Backend, Failure, Offer, Site, bit, connect};
+use crate::hostile::RING;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("promise_5_full_events_hold_no_packet_up", full_events),
+    ("promise_3_run_ends_despite_generous_device", floods),
+    ("promise_5_violating_queue_leaves_the_other", one_of_two),
+    ("promise_5_invalid_completion_restarts_session", of_the_sent),
+    ("promise_5_unsolicited_messages_are_ignored", unasked),
+    ("promise_5_connecting_and_leaving_lets_others_follow", many_come),
+    ("sessions_may_agree_differently", other_features),
+];
+
+/// A device that is told to stop, says nothing, and gives whatever it has as fast as it can.
+fn floods() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual());
+    let mut device = site.meet(Offer::usual());
+    // Each buffer is posted again as it was, with this packet in it.
+    device.stocked(0, RING.into()).unwrap();
+    for number in 0..RING.into() {
+        device.place(0, Header::default(), &datagram(number, 188)).unwrap();
+    }
+    let flood = |device: &mut Backend| {
+        let Layout::Split(split) = &mut device.ring(0).layout else { panic!("a packed ring") };
+        let used = split.not_given().into_iter();
+        let used = used.map(|id| Used { id: id.into(), len_bytes: 200, descriptors: 1 });
+        let used: Vec<_> = used.collect();
+        if split.give(&used) {
+            device.ring(0).call();
+        }
+        used.len()
+    };
+    while rig.delivered() < 1000 {
+        flood(&mut device);
+    }
+    device.offer.fails = Some((FrontendReq::SET_VRING_ENABLE, Failure::Silence));
+    let said = device.log.len();
+    let mut given_since = 0;
+    let ended = rig.stop_while(|| {
+        if device.log.len() == said {
+            let _ = device.serve(Duration::ZERO);
+            flood(&mut device);
+        } else {
+            given_since += flood(&mut device);
+        }
+    });
+    assert!(given_since <= RING.into(), "{given_since} of {}", ended.frames);
+    assert!(ended.drops.keys().all(|&reason| reason == "backlog_full"), "{:?}", ended.drops);
+}
+
+/// Both of two lie, one after the other: the first is left alone until the session is over.
+fn one_of_two() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup { queues: 2, ..Setup::usual() });
+    let mut device = site.meet(Offer::usual().with(VIRTIO_NET_F_CTRL_VQ).pairs(2));
+    for pair in [0, 1] {
+        device.deliver(pair, Header::default(), &datagram(1, 300)).unwrap();
+    }
+    rig.await_delivered(&mut device, 2).unwrap();
+    goes_back(&mut device, 0);
+    // It is told to leave that queue alone.
+    let disabled = |device: &mut Backend| {
+        let enables = device.log.iter().filter(|it| **it == FrontendReq::SET_VRING_ENABLE);
+        enables.count() == 4 + 2
+    };
+    device.wait("the end of a queue", disabled).unwrap();
+    for number in 2..100 {
+        device.deliver(1, Header::default(), &datagram(number, 300)).unwrap();
+    }
+    rig.await_delivered(&mut device, 100).unwrap();
+    assert_eq!(rig.sessions(), 1);
+    goes_back(&mut device, 2);
+    device.serve_to_end();
+    let mut device = site.meet(device.offer.clone());
+    for pair in [0, 1] {
+        device.deliver(pair, Header::default(), &datagram(1, 300)).unwrap();
+    }
+    rig.await_delivered(&mut device, 102).unwrap();
+    rig.stop(Some(&mut device));
+}
+
+/// The used index of a ring goes back by one.
+fn goes_back(device: &mut Backend, ring: usize) {
+    let ring = device.ring(ring);
+    let Layout::Split(split) = &ring.layout else { panic!("a packed ring") };
+    split.store_index(split.given.wrapping_sub(1));
+    ring.call();
+}
+
+/// Lies by the transmit ring.
+type Lie = (&'static str, fn(&mut Backend));
+
+fn of_the_sent() {
+    let lies: [Lie; 5] = [
+        ("back", |device| goes_back(device, 1)),
+        ("far ahead", |device| {
+            let Layout::Split(split) = &device.ring(1).layout else { panic!("a packed ring") };
+            split.store_index(split.given.wrapping_add(1000));
+        }),
+        ("what it was not given", |device| {
+            let has = to_be_sent(device);
+            give_sent(device, (0..).find(|id| !has.contains(id)).unwrap().into());
+        }),
+        ("what there is not", |device| give_sent(device, u32::MAX)),
+        ("twice", |device| {
+            let chain = device.ring(1).take().unwrap();
+            device.ring(1).give(&[chain.used(0), chain.used(0)]);
+        }),
+    ];
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual().echoing());
+    let mut sessions = 0;
+    let mut met = || {
+        let mut device = site.meet(Offer::usual());
+        for number in 1..=10 {
+            device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+        }
+        device.await_sent(0, 10).unwrap();
+        sessions += 1;
+        assert_eq!(rig.sessions(), sessions);
+        device
+    };
+    for (name, lie) in lies {
+        eprintln!("{name}");
+        let mut device = met();
+        // It has some that it has not sent.
+        for number in [1, 2] {
+            device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+        }
+        device.wait("what is to be sent", |device| to_be_sent(device).len() == 2).unwrap();
+        lie(&mut device);
+        // Whoever sends looks at what was sent.
+        device.deliver(0, Header::default(), &datagram(3, 300)).unwrap();
+        device.serve_to_end();
+    }
+    let mut device = met();
+    rig.stop(Some(&mut device));
+}
+
+/// The ids of what the device has and has not sent.
+fn to_be_sent(device: &mut Backend) -> Vec<u16> {
+    let Layout::Split(split) = &device.ring(1).layout else { panic!("a packed ring") };
+    split.not_given()
+}
+
+fn give_sent(device: &mut Backend, id: u32) {
+    device.ring(1).give(&[Used { id, len_bytes: 0, descriptors: 1 }]);
+}
+
+/// Answers without questions, before and in the middle.
+fn unasked() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual());
+    for before in [0, 5, 12, 20, 100] {
+        let mut early = site.accept(Offer::usual());
+        early.say_unasked(before);
+        let _ = early.come_up();
+    }
+    for bytes in [1, 12, 20, 300, 100_000_000] {
+        let mut device = site.meet(Offer::usual());
+        let count = rig.delivered() + 20;
+        device.say_unasked(bytes);
+        for number in 0..20 {
+            device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+        }
+        rig.await_delivered(&mut device, count).unwrap();
+    }
+    let mut device = site.meet(Offer::usual());
+    device.say_unasked(100);
+    rig.stop(Some(&mut device));
+}
+
+/// Some say something first, and one waits until there is nobody before it.
+fn many_come() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ours.sock");
+    let rig = Rig::start(&path, &Setup::usual().listening());
+    for round in 1..=3 {
+        for bytes in [0, 11, 12, 40] {
+            connect(&path, Offer::usual()).say_unasked(bytes);
+        }
+        let mut device = connect(&path, Offer::usual());
+        let mut waiting = connect(&path, Offer::usual());
+        device.come_up().unwrap();
+        device.deliver(0, Header::default(), &datagram(1, 500)).unwrap();
+        rig.await_delivered(&mut device, 2 * round - 1).unwrap();
+        assert!(!waiting.is_up(0));
+        device.close();
+        waiting.come_up().unwrap();
+        waiting.deliver(0, Header::default(), &datagram(2, 500)).unwrap();
+        rig.await_delivered(&mut waiting, 2 * round).unwrap();
+    }
+    rig.stop(None);
+}
+
+/// Rings and headers are others, and what was there before is not.
+fn other_features() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup::usual().packed(true));
+    let usual = Offer::usual();
+    let bare = Offer { features: bit(VIRTIO_F_VERSION_1), ..Offer::usual() };
+    let unmerged = usual.clone().without(VIRTIO_NET_F_MRG_RXBUF);
+    let offers = [usual.clone(), usual.clone().packed(), bare, unmerged.packed(), usual.packed()];
+    let mut count = 0;
+    for offer in offers.iter().cycle().take(20) {
+        let mut device = site.meet(offer.clone());
+        for number in 0..100 {
+            let len = [60, 300, 1500][number as usize % 3];
+            device.deliver(0, Header::default(), &datagram(number, len)).unwrap();
+        }
+        count += 100;
+        rig.await_delivered(&mut device, count).unwrap();
+    }
+    assert_eq!(rig.numbers().len(), count, "byte for byte");
+    rig.stop(None);
+}
+
+/// Events are one open file to both sides. The device has them full, and whoever signals them wait; and
+/// does not answer when it is to stop.
+fn full_events() {
+    for packed in [false, true] {
+        let site = Site::new();
+        let rig = Rig::start(&site.path(), &Setup::usual().packed(packed).echoing());
+        let offer = if packed { Offer::usual().packed() } else { Offer::usual() };
+        let silent = Some((FrontendReq::GET_VRING_BASE, Failure::Silence));
+        let mut device = site.meet(Offer { fails: silent, ..offer });
+        for number in 1..=20 {
+            [0, 1].into_iter().for_each(|ring| device.ring(ring).has_kicks_wait());
+            device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+            device.await_sent(0, 1).unwrap();
+        }
+        [0, 1].into_iter().for_each(|ring| device.ring(ring).has_kicks_wait());
+        assert_eq!((rig.delivered(), rig.sessions()), (20, 1));
+        rig.stop(Some(&mut device));
+    }
+}

@@ -1,0 +1,31 @@
+//! UDP sockets against the kernel's, through a TAP or a veth in a network namespace of each test's.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod calls; //    what the calls of `std` do
+mod end; //      what waits when a run ends
+mod exchange; // datagrams to and fro
+mod moving; //   readers that move
+mod shared; //   on an interface that the kernel has too
+mod pressure; // readers that are slow
+pub(crate) mod rig; //      a network, sockets over it, and the kernel at the other end
+
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::trial_inside;
+
+pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
+    let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
+    let trials = [
+        exchange::TRIALS,
+        calls::TRIALS,
+        moving::TRIALS,
+        pressure::TRIALS,
+        shared::TRIALS,
+        end::TRIALS,
+    ]
+    .concat();
+    let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
+    trials.collect()
+}
+
+/// A test and its name.
+type Trial = (&'static str, fn());

@@ -1,0 +1,178 @@
+//! Readers that move: their flows follow them, in order.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use forebay::net::{Datagrams, NetConfig};
+use forebay_engine::Config;
+use forebay_engine::knobs::Queues;
+use forebay_rx::CpuId;
+use forebay_rx::steer::SpreadPolicy;
+use forebay_sys as sys;
+use forebay_sys::cpu_list::CpuList;
+
+use crate::sockets::Trial;
+use crate::sockets::rig::{OURS, Running, client, over_tap, over_tap_by};
+
+pub(crate) const TRIALS: &[Trial] = &[
+    ("rfs_1_flows_follow_moving_reader_in_order", follow),
+    ("promise_2_fragments_wait_where_their_flow_goes", fragments),
+    ("per_cpu_sockets_spread_flows", spread),
+];
+
+const FLOWS: u32 = 16;
+
+/// Sends numbered datagrams of several flows until it is told to end.
+fn send(to: SocketAddr, until: Arc<AtomicBool>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let flows: Vec<_> = (0..FLOWS).map(|_| client(to)).collect();
+        let mut number = 0u64;
+        while !until.load(Ordering::Relaxed) {
+            for flow in &flows {
+                flow.send(&number.to_be_bytes()).unwrap();
+                number += 1;
+            }
+            thread::yield_now();
+        }
+    })
+}
+
+fn follow() {
+    let cpus = sys::allowed_cpus();
+    if cpus.len() < 2 {
+        eprintln!("there is one CPU only: nobody can move");
+        return;
+    }
+    let (net, engine) = over_tap(&NetConfig::default());
+    let socket = net.bind(format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let sender = send(socket.local_addr(), Arc::clone(&is_over));
+    let mut last: BTreeMap<SocketAddr, u64> = BTreeMap::new();
+    let mut batch = Datagrams::new();
+    let mut read = |count: usize| {
+        let mut seen = 0;
+        while seen < count {
+            seen += socket.recv_batch(&mut batch, 64).unwrap();
+            for datagram in &batch {
+                let number = u64::from_be_bytes(datagram.payload().try_into().unwrap());
+                let before = last.insert(datagram.source(), number);
+                assert!(before.is_none_or(|before| before < number), "in order");
+            }
+        }
+    };
+    for round in 0..10 {
+        let cpu: CpuId = cpus[round % 2];
+        sys::pin_to(cpu).unwrap();
+        // What was sent before it moved, and a while for the moves.
+        read(20_000);
+        let before = socket.counts().by_cpu;
+        read(20_000);
+        let counts = socket.counts().by_cpu;
+        let came: Vec<u64> = counts.iter().zip(&before).map(|(now, then)| now - then).collect();
+        let here = came[net.cpus().iter().position(|&of| of == cpu).unwrap()];
+        let all: u64 = came.iter().sum();
+        assert!(here * 100 >= all * 95, "{here} of {all} on {cpu:?}");
+    }
+    drop(batch);
+    is_over.store(true, Ordering::Relaxed);
+    sender.join().unwrap();
+    drop(socket);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// A flow is sent from CPU to CPU while its fragments come.
+fn fragments() {
+    const DATAGRAMS: u32 = 5000;
+    let cpus = sys::allowed_cpus();
+    if cpus.len() < 2 {
+        eprintln!("there is one CPU only: nothing can move");
+        return;
+    }
+    let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
+    let (net, engine) = over_tap_by(&config, &NetConfig::default());
+    let socket = net.bind(format!("{OURS}:7")).unwrap();
+    socket.set_followed(false);
+    socket.set_recv_buffer_size(u32::MAX);
+    let control = engine.control();
+    let running = Running::begin(engine);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let flips = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || {
+            for cpu in cpus.iter().cycle() {
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                control.set_rps_cpus(Queues::All, CpuList::new([*cpu])).unwrap();
+                thread::sleep(Duration::from_micros(300));
+            }
+        })
+    };
+    let kernels = client(socket.local_addr());
+    let (mut buffer, mut next) = ([0; 4000], 0u32);
+    // As many are on the way as the device's queue takes.
+    for number in 0..DATAGRAMS {
+        let mut payload = [7; 3500];
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        kernels.send(&payload).unwrap();
+        while number + 1 - next >= 32 || number + 1 == DATAGRAMS && next < DATAGRAMS {
+            assert_eq!(socket.recv(&mut buffer).unwrap(), payload.len());
+            assert_eq!(buffer[..4], next.to_be_bytes());
+            next += 1;
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    flips.join().unwrap();
+    assert!(socket.counts().by_cpu.iter().filter(|&&count| count > 0).count() > 1);
+    drop(socket);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+fn spread() {
+    let cpus = sys::allowed_cpus();
+    if cpus.len() < 2 {
+        eprintln!("there is one CPU only: nothing can be spread");
+        return;
+    }
+    let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
+    let (net, engine) = over_tap_by(&config, &NetConfig::default());
+    let bind = |&cpu: &CpuId| net.socket().reuse_port_on(cpu).bind(format!("{OURS}:7")).unwrap();
+    let sockets: Vec<_> = net.cpus().iter().map(bind).collect();
+    let (read, places) = (sockets.clone(), net.cpus().to_vec());
+    let running = Running::begin_with(engine, move |cpu| {
+        let place = places.iter().position(|&of| of == cpu.cpu()).unwrap();
+        let mut batch = Datagrams::new();
+        while read[place].recv_batch_on(cpu, &mut batch, 64) > 0 {
+            for datagram in &mut batch {
+                let payload = datagram.payload().to_vec();
+                datagram.reply(&payload).unwrap();
+            }
+            read[place].send_replies(&mut batch).unwrap();
+        }
+    });
+    let flows: Vec<_> = (0..64).map(|_| client(sockets[0].local_addr())).collect();
+    let mut buffer = [0; 8];
+    for number in 0..100u64 {
+        for flow in &flows {
+            flow.send(&number.to_be_bytes()).unwrap();
+            assert_eq!(flow.recv(&mut buffer).unwrap(), 8);
+            assert_eq!(buffer, number.to_be_bytes());
+        }
+    }
+    // Each socket has what was delivered on its CPU, and nothing else.
+    for (place, socket) in sockets.iter().enumerate() {
+        let counts = socket.counts();
+        assert!(counts.queued >= 6400 / 8, "{counts:?}");
+        assert_eq!(counts.by_cpu[place], counts.queued);
+    }
+    drop(sockets);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}

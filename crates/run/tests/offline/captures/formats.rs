@@ -1,0 +1,220 @@
+//! Captures as they should be, of every format that is read.
+
+use std::time::Duration;
+
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, Endianness, TsResolution};
+
+use super::*;
+use crate::captures::bytes::{
+    Order, SLL, SLL2, block, enhanced, interface, pcap, record, section, simple, tsresol,
+};
+
+const ORDERS: [Endianness; 2] = [Endianness::Little, Endianness::Big];
+
+#[test]
+fn classic_captures_any_order_and_precision() {
+    for endianness in ORDERS {
+        for (ts_resolution, tick_ns) in
+            [(TsResolution::MicroSecond, 1000), (TsResolution::NanoSecond, 1)]
+        {
+            let header = PcapHeader { endianness, ts_resolution, ..PcapHeader::default() };
+            let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
+            let time = Duration::new(1_700_000_000, 123_456_789);
+            for (bytes, wire_len) in [(&[7; 60][..], 60), (&[8; 5], 9000), (&[], 0)] {
+                writer.write_packet(&PcapPacket::new(time, wire_len, bytes)).unwrap();
+            }
+            let time_ns = 1_700_000_000 * SECOND_NS + 123_456_789 / tick_ns * tick_ns;
+            let expected = [
+                kept(&[7; 60], 60, time_ns, Link::Ethernet),
+                kept(&[8; 5], 9000, time_ns, Link::Ethernet),
+                kept(&[], 0, time_ns, Link::Ethernet),
+            ];
+            assert_eq!(read_whole(&writer.into_writer()), expected);
+        }
+    }
+}
+
+#[test]
+fn pcapng_read_in_any_byte_order() {
+    for endianness in ORDERS {
+        let mut writer = PcapNgWriter::with_endianness(Vec::new(), endianness).unwrap();
+        let mut interface = InterfaceDescriptionBlock::new(DataLink::RAW, 0);
+        interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
+        writer.write_pcapng_block(interface).unwrap();
+        writer
+            .write_pcapng_block(EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::from_nanos(5 * SECOND_NS + 7),
+                original_len: 90,
+                data: (&[0x45; 41][..]).into(),
+                options: Vec::new(),
+            })
+            .unwrap();
+        let expected = [kept(&[0x45; 41], 90, 5 * SECOND_NS + 7, Link::Ip)];
+        assert_eq!(read_whole(&writer.into_inner()), expected);
+    }
+}
+
+#[test]
+fn link_types_known_by_name() {
+    for (link_type, link) in [
+        (1, Some(Link::Ethernet)),
+        (12, Some(Link::Ip)),
+        (14, Some(Link::Ip)),
+        (101, Some(Link::Ip)),
+        (228, Some(Link::Ip)),
+        (229, Some(Link::Ip)),
+        (0x2400_0001, Some(Link::Ethernet)), // with four bytes of frame check sequence
+        (105, None),
+        (147, None), // a user's own, without a name
+    ] {
+        let file = pcap(Order::Little, link_type, &record(Order::Little, 0, 3, b"abc"));
+        let reading = read(&file);
+        match link {
+            Some(link) => assert_eq!(reading.records, [kept(b"abc", 3, 0, link)]),
+            None => {
+                assert_refused(&reading, &format!("link type {link_type}"), 0);
+                let help = reading.error.unwrap().help();
+                assert!(help.contains("LINUX_SLL (113)") && help.contains("NULL (0)"), "{help}");
+            }
+        }
+    }
+}
+
+/// Headers before an IPv4 packet, link type by link type.
+fn before_ip() -> Vec<(u16, Vec<u8>)> {
+    let mut all = vec![(113, SLL.to_vec()), (276, SLL2.to_vec())];
+    for family in [2u32, 10, 24, 28, 30] {
+        all.push((0, family.to_le_bytes().to_vec()));
+        all.push((0, family.to_be_bytes().to_vec()));
+        all.push((108, family.to_be_bytes().to_vec()));
+    }
+    all
+}
+
+#[test]
+fn bytes_before_ip_are_skipped() {
+    for (link_type, header) in before_ip() {
+        let bytes = [&header, &b"E, the rest."[..]].concat();
+        let wire_len = u32::try_from(header.len()).unwrap() + 90;
+        for order in [Order::Little, Order::Big] {
+            let classic = pcap(order, link_type.into(), &record(order, 1, wire_len, &bytes));
+            let expected = kept(b"E, the rest.", 90, SECOND_NS, Link::Ip);
+            assert_eq!(read_whole(&classic), [expected], "{link_type}");
+            let pcapng = [
+                section(order),
+                interface(order, link_type, 0, &[]),
+                simple(order, wire_len, &bytes),
+            ];
+            let expected = kept(b"E, the rest.", 90, 0, Link::Ip);
+            assert_eq!(read_whole(&pcapng.concat()), [expected], "{link_type}");
+        }
+    }
+}
+
+#[test]
+fn non_ip_cooked_gets_ethernet_header() {
+    let order = Order::Little;
+    let ethernet = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9, 0x08, 0x06]].concat();
+    for (link_type, header) in [(113, &with(&SLL, 14, 0x0806)), (276, &with(&SLL2, 0, 0x0806))] {
+        let mut header = header.clone();
+        header[if link_type == 113 { 1 } else { 10 }] = 1; // broadcast
+        let bytes = [&header, &b"who has"[..]].concat();
+        let wire_len = u32::try_from(header.len()).unwrap() + 28;
+        let file = pcap(order, link_type, &record(order, 0, wire_len, &bytes));
+        let expected = [&ethernet[..], b"who has"].concat();
+        assert_eq!(read_whole(&file), [kept(&expected, 14 + 28, 0, Link::Ethernet)]);
+    }
+}
+
+fn with(header: &[u8], at: usize, protocol: u16) -> Vec<u8> {
+    let mut header = header.to_vec();
+    header[at..at + 2].copy_from_slice(&protocol.to_be_bytes());
+    header
+}
+
+#[test]
+fn unread_records_counted_by_link() {
+    let order = Order::Big;
+    let interfaces = [105, 113, 0].map(|link| interface(order, link, 0, &[]));
+    let packet = |interface, bytes: &[u8]| enhanced(order, interface, 0, 60, bytes);
+    let unread = [
+        section(order),
+        interfaces.concat(),
+        packet(0, b"a beacon"),
+        packet(1, &SLL[..15]),
+        packet(2, &[7, 0, 0, 0]),
+        packet(0, b"a beacon"),
+    ];
+    let reading = read(&unread.concat());
+    assert_eq!(reading.records.iter().filter(|record| record.link.is_some()).count(), 0);
+    assert_refused(
+        &reading,
+        "none of its records can be read (1 of link type 0 (NULL), of a protocol that is not read, \
+         2 of link type 105 (IEEE802_11), 1 of link type 113 (LINUX_SLL), of a protocol that is not \
+         read), the first",
+        28 + 3 * 20,
+    );
+    let mixed = [&unread.concat(), &packet(1, &SLL)[..]].concat();
+    let reading = read(&mixed);
+    assert!(reading.error.is_none(), "{:?}", reading.error);
+    assert_eq!(reading.records.iter().filter(|record| record.link.is_some()).count(), 1);
+    assert_eq!(reading.unread.iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+#[test]
+fn interfaces_have_own_link_and_clock() {
+    let (first, second) = (Order::Big, Order::Little);
+    let offset = |order: Order| order.option(14, &order.u64(100));
+    let file = [
+        section(first),
+        interface(first, 1, 0, &[]),
+        interface(first, 101, 0, &[tsresol(first, 9)]),
+        interface(first, 229, 0, &[tsresol(first, 0x80 | 10)]),
+        interface(first, 228, 0, &[tsresol(first, 3), offset(first)]),
+        interface(first, 105, 0, &[]),
+        enhanced(first, 0, 1_500_000, 3, b"abc"),
+        block(first, 0x0bad_cafe, &[0; 8]),
+        enhanced(first, 1, 7, 4, b"abcd"),
+        enhanced(first, 2, 1536, 5, b"abcde"),
+        enhanced(first, 3, 2500, 6, b"abcdef"),
+        enhanced(first, 4, 0, 1, b"x"),
+        section(second),
+        interface(second, 12, 7, &[tsresol(second, 0), offset(second)]),
+        simple(second, 5, b"abcde"),
+        simple(second, 20, b"abcdefg"),
+        enhanced(second, 0, 3, 1500, b"abc"),
+    ];
+    let ms = SECOND_NS / 1000;
+    let unread = Kept { link: None, ..kept(b"x", 1, 0, Link::Ip) };
+    let expected = [
+        kept(b"abc", 3, 1500 * ms, Link::Ethernet),
+        kept(b"abcd", 4, 7, Link::Ip),
+        kept(b"abcde", 5, 1500 * ms, Link::Ip),
+        kept(b"abcdef", 6, 102_500 * ms, Link::Ip),
+        unread,
+        kept(b"abcde", 5, 0, Link::Ip),
+        kept(b"abcdefg", 20, 0, Link::Ip),
+        kept(b"abc", 1500, 103 * SECOND_NS, Link::Ip),
+    ];
+    assert_eq!(read_whole(&file.concat()), expected);
+}
+
+#[test]
+fn captures_without_packets_are_whole() {
+    assert_eq!(read_whole(&pcap(Order::Little, 1, &[])), []);
+    assert_eq!(read_whole(&section(Order::Big)), []);
+}
+
+#[test]
+fn wire_length_covers_captured_length() {
+    let order = Order::Little;
+    let file = pcap(order, 1, &record(order, 0, 2, b"abcd"));
+    assert_eq!(read_whole(&file), [kept(b"abcd", 4, 0, Link::Ethernet)]);
+}

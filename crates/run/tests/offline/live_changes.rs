@@ -1,0 +1,362 @@
+//! Whatever is changed while traffic flows, and whichever thread dies, flows stay in order and
+//! frames are accounted for.
+
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fs, thread};
+
+use forebay_control::Control;
+use forebay_device::QueueShare;
+use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_engine::knobs::{Change, Queues};
+use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
+use forebay_run::order_check::OrderCheck;
+use forebay_run::replay::{ReplayConfig, ReplayReport, TracePlan};
+use forebay_rx::counters::Counter;
+use forebay_rx::delivery::Batch;
+use forebay_rx::hash::{FlowHash, Hasher, Indirection};
+use forebay_rx::steer::SpreadPolicy;
+use forebay_rx::{CpuId, Handler, RxQueue, Source, SteerReason};
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
+use proptest::prelude::*;
+
+use crate::replays::{drop_when_full, run, script, stepped};
+
+fn traffic(frames: u64, flows: u32) -> SyntheticPlan {
+    SyntheticPlan { frames, flows, ..SyntheticPlan::default() }
+}
+
+/// Every change there is, of three CPUs and two queues. None of them loses a packet.
+fn lossless_change() -> impl Strategy<Value = String> {
+    let hash = any::<u32>().prop_map(|hash| hash | 1);
+    prop_oneof![
+        (1..8u32).prop_map(|mask| format!("rps_cpus={mask:x}")),
+        (0..2u16, 0..8u32).prop_map(|(queue, mask)| format!("rx-{queue}/rps_cpus={mask:x}")),
+        (0..5u32).prop_map(|log| format!("rps_flow_cnt={}", (1 << (4 * log)) >> 4)),
+        (0..5u32).prop_map(|log| format!("rps_sock_flow_entries={}", (1 << (4 * log)) >> 4)),
+        (hash, 0..3u16).prop_map(|(hash, cpu)| format!("rfs_desired={hash:x}:{cpu}")),
+        any::<u8>().prop_map(|key| format!("hash_key={}", hex::encode([key; 16]))),
+        prop::sample::select(&["cpus=0", "cpus=2", "cpus=0-1", "cpus=1-2", "cpus=0-2"][..])
+            .prop_map(str::to_owned),
+        (0..3u16, 0..2u8).prop_map(|(cpu, runs)| format!("online={cpu}:{runs}")),
+        (1..200u32).prop_map(|frames| format!("dev_weight={frames}")),
+        (1..3u32).prop_map(|times| format!("dev_weight_rx_bias={times}")),
+        (1..300u32).prop_map(|packets| format!("netdev_budget={packets}")),
+        (1..50u32).prop_map(|us| format!("netdev_budget_usecs={us}")),
+        (0..50u32).prop_map(|frames| format!("skb_defer_max={frames}")),
+        prop::sample::select(&["coalesce=gro", "coalesce=off", "coalesce_at=deliver"][..])
+            .prop_map(str::to_owned),
+    ]
+}
+
+fn scripted(change: impl Strategy<Value = String>) -> impl Strategy<Value = Vec<String>> {
+    let change = (0..4000u64, change).prop_map(|(frame, change)| format!("{frame}:{change}"));
+    prop::collection::vec(change, 0..40)
+}
+
+fn plan(changes: &[String], flows: u32, seed: u64) -> ReplayConfig {
+    let mut plan = stepped(3, SyntheticPlan { seed, ..traffic(4000, flows) }, seed);
+    plan.queues = NonZeroU16::new(2).unwrap();
+    plan.work_ns = 300;
+    plan.engine.netdev_max_backlog = 200;
+    plan.engine.script = script(&changes.iter().map(String::as_str).collect::<Vec<_>>());
+    plan
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn promise_1_and_2_hold_under_any_live_change(
+        changes in scripted(lossless_change()),
+        flows in prop::sample::select(&[1u32, 7, 64, 512][..]),
+        seed in any::<u64>(),
+    ) {
+        let report = run(plan(&changes, flows, seed));
+        prop_assert_eq!(report.path.delivered, 4000, "{:?}", report.path.dropped);
+    }
+
+    #[test]
+    fn promise_1_and_2_hold_under_dying_threads(
+        changes in scripted(prop_oneof![
+            3 => lossless_change(),
+            1 => (0..3u16).prop_map(|cpu| format!("kill={cpu}")),
+            1 => (0..2000u32).prop_map(|packets| format!("netdev_max_backlog={packets}")),
+            1 => (0..3u16).prop_map(|cpu| format!("pause={cpu}")),
+            1 => (0..3u16).prop_map(|cpu| format!("resume={cpu}")),
+        ]),
+        flows in prop::sample::select(&[1u32, 7, 64, 512][..]),
+        seed in any::<u64>(),
+    ) {
+        let mut plan = plan(&changes, flows, seed);
+        drop_when_full(&mut plan);
+        prop_assert_eq!(run(plan).path.packets_in, 4000);
+    }
+}
+
+/// A run of two CPUs with these changes.
+fn changed(changes: &[&str]) -> ReplayReport {
+    let mut plan = stepped(2, traffic(10_000, 64), 5);
+    plan.work_ns = 300;
+    plan.engine.script = script(changes);
+    run(plan)
+}
+
+#[test]
+fn promise_1_dying_thread_costs_its_batch() {
+    let directory = crate::replays::directory("killed");
+    let mut plan = stepped(2, traffic(10_000, 64), 5);
+    plan.work_ns = 300;
+    plan.engine.script = script(&["3000:kill=1", "6000:kill=0"]);
+    plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
+    let report = run(plan);
+    let lost = report.path.dropped["cpu_lost"];
+    assert_eq!(lost, 2, "when traced, one packet is in hand at a time");
+    assert_eq!(report.path.delivered + lost, 10_000);
+    let drops = fs::read_to_string(directory.join("drop.csv")).unwrap();
+    assert_eq!(drops.lines().filter(|row| row.contains(",cpu_lost,")).count(), 2);
+
+    let report = changed(&["3000:kill=1", "6000:kill=0"]);
+    let lost = report.path.dropped["cpu_lost"];
+    assert!((1..=128).contains(&lost), "two batches at most: {lost}");
+    assert_eq!(report.path.delivered + lost, 10_000);
+}
+
+#[test]
+fn rps_9_removed_cpu_drains_and_returns() {
+    let out = changed(&["0:cpus=0"]);
+    assert_eq!((out.path.delivered, out.path.per_cpu[1].packets), (10_000, 0));
+    let back = changed(&["0:online=1:0", "5000:online=1:1"]);
+    assert!((1..5000).contains(&back.path.per_cpu[1].packets), "{back:?}");
+    let polls = changed(&["100:cpus=1"]);
+    let busy_ns = [0, 1].map(|cpu: usize| polls.path.per_cpu[cpu].busy_ns);
+    assert!(busy_ns[0] * 10 < busy_ns[1], "its queue is polled by the other: {polls:?}");
+    assert_eq!(polls.path.delivered, 10_000);
+}
+
+mod one_engine {
+    use super::*;
+
+    /// Counts, and checks the order.
+    struct Counts {
+        ledger: Arc<OrderCheck>,
+        /// Panics with every batch whose number is a multiple of this.
+        panics_every: Option<u64>,
+        batches: u64,
+        seen: Arc<AtomicU64>,
+    }
+
+    impl Handler for Counts {
+        fn handle(&mut self, batch: &mut Batch<'_>) {
+            self.batches += 1;
+            if let Some(every) = self.panics_every {
+                assert!(!self.batches.is_multiple_of(every), "batch {} is bad", self.batches);
+            }
+            for packet in &*batch.packets {
+                self.ledger.deliver(packet, batch.rx_queue, batch.cpu);
+            }
+            self.seen.fetch_add(batch.packets.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    struct Rig {
+        engine: Engine<Counts>,
+        ledger: Arc<OrderCheck>,
+        seen: Arc<AtomicU64>,
+        cpus: Vec<CpuId>,
+    }
+
+    /// Two CPUs of this machine, or what stands for a second one.
+    fn two_cpus() -> Vec<CpuId> {
+        let allowed = sys::allowed_cpus();
+        let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
+        let mut cpus: Vec<_> = allowed.iter().copied().chain(others).take(2).collect();
+        cpus.sort_unstable();
+        cpus
+    }
+
+    fn rig(frames: u64, flows: u32, queues: u16, clock: Clock, panics: Option<u64>) -> Rig {
+        let cpus = two_cpus();
+        let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+        let mut config = Config::new(CpuList::new(cpus.iter().copied()), hasher);
+        config.spread = SpreadPolicy::Always;
+        let sources = (0..queues).map(|queue| -> Box<dyn Source> {
+            let share = QueueShare {
+                queue: RxQueue(queue),
+                indirection: Indirection::new(queues),
+                hasher: Arc::clone(&config.hasher),
+            };
+            Box::new(SyntheticSource::new(traffic(frames, flows), Some(&share)))
+        });
+        let (ledger, seen) = (Arc::new(OrderCheck::new(queues)), Arc::new(AtomicU64::new(0)));
+        let engine = Engine::build(&config, sources.collect(), clock, |_| Counts {
+            ledger: Arc::clone(&ledger),
+            panics_every: panics,
+            batches: 0,
+            seen: Arc::clone(&seen),
+        });
+        Rig { engine: engine.unwrap(), ledger, seen, cpus }
+    }
+
+    fn assert_kept(outcome: &Outcome<Counts>, ledger: &OrderCheck, frames: u64) {
+        let came: u64 = outcome.queues.iter().map(|queue| queue.frames.get()).sum();
+        let drops = outcome.queues.iter().flat_map(|queue| &queue.drops);
+        let dropped: u64 = drops.map(Counter::get).sum();
+        let sum = |counter: fn(&forebay_engine::CpuOutcome) -> u64| -> u64 {
+            outcome.cpus.iter().map(counter).sum()
+        };
+        let delivered = sum(|cpu| cpu.delivery.frames.get());
+        let lost = sum(|cpu| cpu.delivery.lost.get());
+        assert_eq!((came, dropped + delivered + lost, outcome.queued), (frames, frames, 0));
+        assert_eq!(outcome.frames_away, 0);
+        assert_eq!(ledger.flows(8).reordered, 0);
+    }
+
+    #[test]
+    fn promise_1_panicking_handler_loses_one_batch() {
+        let Rig { engine, ledger, .. } = rig(60_000, 64, 1, Clock::machine(), Some(100));
+        let outcome = engine.run().unwrap();
+        assert_kept(&outcome, &ledger, 60_000);
+        let replaced: u64 = outcome.cpus.iter().map(|cpu| cpu.replaced).sum();
+        let lost: u64 = outcome.cpus.iter().map(|cpu| cpu.delivery.lost.get()).sum();
+        assert!(replaced > 0 && lost > 0);
+        let panics = outcome.cpus.iter().filter_map(|cpu| cpu.last_panic.as_deref());
+        assert!(panics.clone().count() > 0 && panics.clone().all(|said| said.contains("is bad")));
+    }
+
+    #[test]
+    fn promise_1_everything_changes_at_once_on_threads() {
+        let rig = rig(u64::MAX, 64, 2, Clock::machine(), None);
+        let (control, flows, stopper) =
+            (Control::of(&rig.engine), rig.engine.flows(), rig.engine.stopper());
+        let (seen, cpus) = (Arc::clone(&rig.seen), rig.cpus.clone());
+        let changes = thread::spawn(move || {
+            let mut random = forebay_sys::random::Random::new(7);
+            let mut taken = 0;
+            for round in 0..600u32 {
+                let target = seen.load(Ordering::Relaxed) + 200;
+                while seen.load(Ordering::Relaxed) < target {
+                    thread::yield_now();
+                }
+                let cpu = cpus[usize::try_from(random.below(2)).unwrap()];
+                let change = match random.below(11) {
+                    0 => Change::RpsCpus(Queues::All, CpuList::new([cpu])),
+                    1 => Change::RpsCpus(Queues::One(RxQueue(1)), CpuList::new(cpus.clone())),
+                    2 => Change::RpsFlowCnt(Queues::All, 1 << random.below(14)),
+                    3 => Change::RpsSockFlowEntries(1 << random.below(17)),
+                    4 => Change::HashKey(vec![round.to_le_bytes()[0]; 16]),
+                    5 => Change::Online(cpu, false),
+                    6 => Change::Cpus(CpuList::new(cpus.clone())),
+                    7 => Change::Kill(cpu),
+                    8 => Change::DevWeight(1 + round % 100),
+                    9 => Change::NetdevBudget(1 + round % 200),
+                    _ => Change::Pause(cpu),
+                };
+                taken += u64::from(control.change(change).is_ok());
+                control.resume(cpu).unwrap();
+                flows.touch_on(FlowHash(u32::try_from(random.below(1 << 32)).unwrap()), cpu);
+                flows.touch(FlowHash(7));
+                if round % 100 == 0 {
+                    assert_eq!(control.explain(FlowHash(12345)).len(), 2);
+                }
+            }
+            stopper.stop();
+            taken
+        });
+        let outcome = rig.engine.run().unwrap();
+        assert!(changes.join().unwrap() > 400, "few are refused");
+        let frames = outcome.queues.iter().map(|queue| queue.frames.get()).sum();
+        assert_kept(&outcome, &rig.ledger, frames);
+    }
+
+    #[test]
+    fn rfs_1_flow_goes_to_declared_cpu() {
+        let Rig { engine, ledger, cpus, .. } = rig(4000, 1, 1, Clock::virtual_at_zero(), None);
+        let control = Control::of(&engine);
+        let flows = engine.flows();
+        let flow = hash_of_first_packet();
+        for cpu in cpus.iter().rev() {
+            flows.touch_on(flow, *cpu);
+        }
+        assert_eq!(control.rfs_desired(flow, CpuId(900)).unwrap_err().errno, Errno::Inval);
+        control.rfs_desired(flow, cpus[1]).unwrap();
+        let outcome = engine.run_stepped(3, VirtualCosts::default());
+        assert_kept(&outcome, &ledger, 4000);
+        assert_eq!(outcome.cpus[1].delivery.frames.get(), 4000, "all of it on the second CPU");
+    }
+
+    /// The hash of the first packet of made-up traffic.
+    fn hash_of_first_packet() -> FlowHash {
+        struct First(Option<FlowHash>);
+        impl Handler for First {
+            fn handle(&mut self, batch: &mut Batch<'_>) {
+                self.0 = self.0.or(batch.packets.first().map(|packet| packet.hash));
+            }
+        }
+        let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+        let config = Config::new(CpuList::new([CpuId(0)]), hasher);
+        let source = Box::new(SyntheticSource::new(traffic(1, 1), None));
+        let engine =
+            Engine::build(&config, vec![source], Clock::virtual_at_zero(), |_| First(None))
+                .unwrap();
+        engine.run_stepped(1, VirtualCosts::default()).handlers[0].0.unwrap()
+    }
+
+    #[test]
+    fn flow_is_explained_at_end() {
+        let hash = hash_of_first_packet();
+        let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+        let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
+        config.explain = vec![hash];
+        config.spread = SpreadPolicy::Always;
+        let source = Box::new(SyntheticSource::new(traffic(1000, 64), None));
+        struct Idler;
+        impl Handler for Idler {
+            fn handle(&mut self, _: &mut Batch<'_>) {}
+        }
+        let engine =
+            Engine::build(&config, vec![source], Clock::virtual_at_zero(), |_| Idler).unwrap();
+        let outcome = engine.run_stepped(1, VirtualCosts::default());
+        let [explained] = &outcome.explained.concat()[..] else { panic!("one queue") };
+        assert_eq!(explained.queue, RxQueue(0));
+        let (cpu, because) = explained.state.wish;
+        assert_eq!((explained.state.cpu, because), (Some(cpu), SteerReason::Rps));
+        assert!(explained.state.sharers.contains(&hash), "it was watched from the beginning");
+    }
+
+    #[test]
+    fn impossible_change_changes_nothing() {
+        let Rig { engine, cpus, .. } = rig(10, 1, 1, Clock::virtual_at_zero(), None);
+        let control: Control = Control::of(&engine);
+        let before = control.settings();
+        let refused = |change: Change| control.change(change).unwrap_err().errno;
+        let none = CpuList::default();
+        assert_eq!(refused(Change::Cpus(none.clone())), Errno::Busy);
+        assert_eq!(refused(Change::Kill(CpuId(900))), Errno::Inval);
+        assert_eq!(refused(Change::RpsCpus(Queues::One(RxQueue(1)), none)), Errno::NoEnt);
+        assert_eq!(refused(Change::HashKey(vec![1; 3])), Errno::Inval);
+        assert_eq!(refused(Change::RpsFlowCnt(Queues::All, 1 << 30)), Errno::NoMem);
+        assert_eq!(control.settings(), before);
+        control.set_online(cpus[0], false).unwrap();
+        assert_eq!(control.set_online(cpus[1], false).unwrap_err().errno, Errno::Busy);
+        let ignored = control.set_rps_cpus(Queues::All, CpuList::new([cpus[0], CpuId(900)]));
+        assert_eq!(ignored.unwrap(), CpuList::new([cpus[0], CpuId(900)]));
+        assert!(control.rps_cpus_in_force(RxQueue(0)).unwrap().is_empty(), "RPS is off");
+        control.set_online(cpus[0], true).unwrap();
+        assert_eq!(control.rps_cpus_in_force(RxQueue(0)), Some(CpuList::new([cpus[0]])));
+    }
+
+    #[test]
+    fn explaining_ended_engine_is_bounded() {
+        let Rig { engine, .. } = rig(10, 1, 1, Clock::virtual_at_zero(), None);
+        let control = Control::of(&engine);
+        drop(engine.run_stepped(1, VirtualCosts::default()));
+        assert!(control.explain(FlowHash(5)).is_empty());
+    }
+}

@@ -1,0 +1,293 @@
+//! Words of the kernel or a device before a frame: completed checksums, and lies.
+
+use forebay_rx::coalesce::gso::{
+    DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
+    InvalidVnetHeader, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr,
+};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Checksum, DeviceSum, Transport, Verify, complete_checksum, parse_into};
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use crate::coalescing::device::shapes_and_more;
+use crate::coalescing::frames::{AFTER_IPV4, IP, Segment, Wire, tcp, udp};
+use crate::coalescing::rig::{pool, received};
+
+const FIELD: usize = AFTER_IPV4 + 16;
+
+/// Everything that can be merged, and IPv4 with options.
+pub(crate) fn all_shapes() -> Vec<Segment> {
+    let mut optioned = vec![tcp(), udp()];
+    for shape in &mut optioned {
+        shape.ip_options = vec![7, 7, 4, 1, 2, 3, 4, 0];
+    }
+    [shapes_and_more(), optioned].concat()
+}
+
+/// As a source receives a frame, summed up on the way or not, whatever came before it.
+fn filled(wire: &Wire, verify: Verify) -> Packet {
+    let bare = Wire { vnet: None, ..wire.clone() };
+    let mut packet = received(&bare, Arrival(1), &mut pool(2));
+    packet.fill(&wire.bytes, verify);
+    packet
+}
+
+/// Verdict of parsing on the checksum without a look at the payload.
+fn judged(packet: &mut Packet) -> Checksum {
+    let Packet { frame, headers, wire_len, device_sum, .. } = packet;
+    parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Nothing);
+    packet.headers.l4_checksum
+}
+
+#[test]
+fn partial_checksum_verifies_without_payload() {
+    for shape in all_shapes() {
+        for len in [0, 1, 98, 99] {
+            let good = shape.clone().sized(len).wire();
+            for verify in [Verify::Nothing, Verify::Checksums] {
+                let partial = good.clone().partial(0);
+                let mut packet = filled(&partial, verify);
+                partial.vnet.unwrap().carry_into(&mut packet).unwrap();
+                assert_eq!(packet.frame.data(), good.bytes, "{shape:?} {len}");
+                assert_eq!(packet.device_sum, DeviceSum::of_frame(&good.bytes, good.link));
+                assert_eq!(judged(&mut packet), Checksum::Good, "{shape:?} {len}");
+                assert_eq!((packet.gso_size(), packet.is_gso()), (0, false));
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_base_sum_is_found() {
+    let partial = tcp().wire().partial(0).edit(FIELD, &[1, 2]);
+    for verify in [Verify::Nothing, Verify::Checksums] {
+        let mut packet = filled(&partial, verify);
+        partial.vnet.unwrap().carry_into(&mut packet).unwrap();
+        assert_eq!(judged(&mut packet), Checksum::Bad);
+    }
+}
+
+#[test]
+fn udp_zero_sum_becomes_ones() {
+    for (shape, at, expected) in [(udp(), AFTER_IPV4 + 6, 0xff), (tcp(), FIELD, 0)] {
+        // Chosen so that the sum comes out as all ones.
+        let zeroed = shape.wire();
+        let end = zeroed.bytes.len() - 2;
+        let zeroed = zeroed.edit(end, &[0; 2]).resummed();
+        let missing = [zeroed.bytes[at], zeroed.bytes[at + 1]];
+        let partial = zeroed.edit(end, &missing).partial(0);
+        let vnet = partial.vnet.unwrap();
+        let mut packet = filled(&partial, Verify::Nothing);
+        vnet.carry_into(&mut packet).unwrap();
+        assert_eq!(packet.frame.data()[at..at + 2], [expected; 2]);
+        assert_eq!(judged(&mut packet), Checksum::Good);
+        let mut bytes = partial.bytes;
+        complete_checksum(&mut bytes, vnet.csum_start, vnet.csum_offset).unwrap();
+        assert_eq!(bytes[at..at + 2], [expected; 2]);
+    }
+}
+
+#[test]
+fn summing_needs_no_device_trust() {
+    let vnet = VirtioNetHdr { flags: DATA_VALID, ..VirtioNetHdr::default() };
+    let good = tcp().wire();
+    let bad = good.clone().edit(FIELD, &[1, 2]);
+    for (wire, verify, expected) in [
+        (&good, Verify::Nothing, Checksum::Good),
+        (&bad, Verify::Nothing, Checksum::Good),
+        (&good, Verify::Checksums, Checksum::Good),
+        (&bad, Verify::Checksums, Checksum::Bad),
+    ] {
+        let mut packet = filled(wire, verify);
+        vnet.carry_into(&mut packet).unwrap();
+        assert_eq!(judged(&mut packet), expected, "{verify:?}");
+        assert_eq!(packet.frame.data(), wire.bytes);
+    }
+}
+
+#[test]
+fn truncated_or_other_sums_left_alone() {
+    let partial = tcp().wire().partial(0);
+    let snapped = partial.clone().snapped(90);
+    let mut sctp = partial.clone();
+    sctp.vnet.as_mut().unwrap().csum_offset = 8;
+    for wire in [snapped, sctp] {
+        let mut packet = filled(&wire, Verify::Nothing);
+        wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+        assert_eq!(packet.frame.data(), wire.bytes);
+        assert_eq!(judged(&mut packet), Checksum::Unknown);
+    }
+}
+
+/// VXLAN: what is inside is to be cut, as Linux gives it to a packet socket.
+fn tunnel(inner: &Wire) -> Wire {
+    let payload = [&[8, 0, 0, 0, 0, 0, 7, 0], inner.bytes.as_slice()].concat();
+    let outer = udp().with(|it| it.payload = payload).wire();
+    let before = u16::try_from(outer.bytes.len() - inner.bytes.len()).unwrap();
+    let vnet = inner.vnet.map(|vnet| VirtioNetHdr {
+        hdr_len: vnet.hdr_len + before,
+        csum_start: vnet.csum_start + before,
+        ..vnet
+    });
+    Wire { vnet, ..outer }
+}
+
+#[test]
+fn tunnelled_gso_packet_is_valid() {
+    let field = AFTER_IPV4 + 6;
+    let good = tcp().sized(3000).wire();
+    let inner = good.clone().partial(1000);
+    let partial = tunnel(&inner);
+    let outer_partial = Wire { vnet: partial.vnet, ..partial.clone().partial(0) };
+    let unsummed = partial.edit(field, &[0; 2]);
+    let expected = tunnel(&good);
+    for (wire, expected, verdict) in [
+        (outer_partial, expected.clone(), Checksum::Good),
+        (unsummed, expected.edit(field, &[0; 2]), Checksum::Unknown),
+    ] {
+        for verify in [Verify::Nothing, Verify::Checksums] {
+            let mut packet = filled(&wire, verify);
+            wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+            assert_eq!(packet.frame.data(), expected.bytes);
+            assert_eq!((judged(&mut packet), packet.gso_size()), (verdict, 0));
+        }
+    }
+}
+
+/// A header that is right for a packet of 30 segments over IPv4, without options or tags.
+fn right(shape: &Segment) -> Wire {
+    shape.clone().sized(3000).wire().partial(100)
+}
+
+type Change = fn(&mut VirtioNetHdr);
+
+/// A right header with one field changed, and what is found wrong then.
+const LIES: [(InvalidVnetHeader, Change); 14] = [
+    (InvalidVnetHeader::Type, |it| it.gso_type = 3), // fragments of UDP
+    (InvalidVnetHeader::Type, |it| it.gso_type = 2),
+    (InvalidVnetHeader::Type, |it| it.gso_type = GSO_NONE | GSO_ECN),
+    (InvalidVnetHeader::Type, |it| it.gso_type = GSO_UDP_L4 | GSO_ECN),
+    (InvalidVnetHeader::Size, |it| it.gso_size = 0),
+    (InvalidVnetHeader::HeaderLen, |it| it.hdr_len = 3055),
+    (InvalidVnetHeader::Headers, |it| it.gso_type = GSO_TCPV6),
+    (InvalidVnetHeader::Headers, |it| it.gso_type = GSO_UDP_L4),
+    (InvalidVnetHeader::Checksum, |it| it.csum_start += 2),
+    (InvalidVnetHeader::Checksum, |it| it.csum_offset = 6),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 3038)),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 32)),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_start) = (GSO_NONE, 35)),
+    (InvalidVnetHeader::Checksum, |it| (it.gso_type, it.csum_offset) = (GSO_NONE, 15)),
+];
+
+#[test]
+fn promise_5_invalid_header_reported_by_frame() {
+    let wire = right(&tcp());
+    for (index, (lie, change)) in LIES.iter().enumerate() {
+        let mut vnet = wire.vnet.unwrap();
+        change(&mut vnet);
+        check_lie(&Wire { vnet: Some(vnet), ..wire.clone() }, *lie, &format!("lie {index}"));
+    }
+}
+
+fn check_lie(wire: &Wire, lie: InvalidVnetHeader, name: &str) {
+    for verify in [Verify::Nothing, Verify::Checksums] {
+        let mut packet = filled(wire, verify);
+        let device_sum = packet.device_sum;
+        assert_eq!(wire.vnet.unwrap().carry_into(&mut packet), Err(lie), "{name}");
+        assert_eq!(packet.frame.data(), wire.bytes, "{name}");
+        assert_eq!((packet.gso_size(), packet.device_sum), (0, device_sum), "{name}");
+        assert_eq!(packet.headers.l4_checksum, Checksum::Unknown, "{name}");
+    }
+}
+
+#[test]
+fn promise_5_impossible_gso_frame_is_refused() {
+    let without = |wire: Wire| {
+        let flags = wire.vnet.unwrap().flags & !NEEDS_CSUM;
+        Wire { vnet: wire.vnet.map(|vnet| VirtioNetHdr { flags, ..vnet }), ..wire }
+    };
+    let routed = tcp().with(|it| {
+        it.is_v6 = true;
+        it.extensions = crate::coalescing::refused::routed();
+    });
+    let tiny = tcp().sized(usize::from(GSO_SEGMENTS_MAX) + 1).wire().partial(1);
+    let wire = right(&tcp());
+    for (lie, name, wire) in [
+        (InvalidVnetHeader::Snapped, "cut short", wire.clone().snapped(2000)),
+        (InvalidVnetHeader::Checksum, "UDP that is complete", without(right(&udp()))),
+        (InvalidVnetHeader::Headers, "padded", wire.clone().padded(&[0; 4])),
+        (InvalidVnetHeader::Headers, "a fragment", wire.clone().edit(IP + 6, &[0x20, 0])),
+        (InvalidVnetHeader::Headers, "an IP length of 0", wire.clone().edit(IP + 2, &[0; 2])),
+        (InvalidVnetHeader::Headers, "a wrong IP checksum", wire.clone().edit(IP + 10, &[1, 2])),
+        (InvalidVnetHeader::Headers, "not IP", wire.clone().edit(IP - 2, &[8, 6])),
+        (InvalidVnetHeader::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
+        (InvalidVnetHeader::Headers, "a routing header", right(&routed)),
+        (InvalidVnetHeader::Size, "too many segments", tiny),
+    ] {
+        check_lie(&wire, lie, name);
+    }
+}
+
+#[test]
+fn gso_checksum_field_is_reset() {
+    let wire = right(&tcp());
+    let mut packet = filled(&wire.clone().edit(FIELD, &[1, 2]), Verify::Checksums);
+    wire.vnet.unwrap().carry_into(&mut packet).unwrap();
+    assert_eq!((packet.frame.data(), packet.gso_size()), (&*wire.bytes, 100));
+}
+
+#[test]
+fn header_is_little_endian() {
+    let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+    let vnet = VirtioNetHdr::from_bytes(bytes);
+    assert_eq!((vnet.flags, vnet.gso_type, vnet.hdr_len, vnet.csum_offset), (1, 2, 0x403, 0xa09));
+    assert_eq!(vnet.to_bytes(), bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 4000 }))]
+
+    /// Whatever is said before whatever frame: it is refused and the frame untouched, or nothing
+    /// but the two bytes of a checksum has changed and the device's sum is still the frame's.
+    #[test]
+    fn promise_5_any_vnet_header_only_changes_checksum(
+        shape in select(all_shapes()),
+        len in 0usize..400,
+        gso_size in 0u16..200,
+        edits in proptest::collection::vec((any::<Index>(), any::<u8>()), 0..3),
+        lies in proptest::collection::vec((0..VIRTIO_NET_HDR_BYTES, any::<u8>()), 0..3),
+        is_summed: bool,
+    ) {
+        let mut wire = shape.sized(len).wire().partial(gso_size);
+        let mut vnet = wire.vnet.unwrap().to_bytes();
+        lies.into_iter().for_each(|(at, byte)| vnet[at] = byte);
+        let vnet = VirtioNetHdr::from_bytes(vnet);
+        for (at, byte) in edits {
+            let at = at.index(wire.bytes.len());
+            wire = wire.edit(at, &[byte]);
+        }
+        let verify = if is_summed { Verify::Checksums } else { Verify::Nothing };
+        let mut packet = filled(&wire, verify);
+        let verdict = vnet.carry_into(&mut packet);
+        let changed = packet.frame.data().iter().zip(&wire.bytes).enumerate();
+        let changed: Vec<_> = changed.filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
+        // What counts as verified need not say where its checksum is.
+        let (start, offset) = match (packet.is_gso(), wire.headers()) {
+            (true, it) if it.transport == Transport::Udp => (it.transport_offset, 6),
+            (true, it) => (it.transport_offset, 16),
+            (false, _) => (vnet.csum_start, vnet.csum_offset),
+        };
+        let field = usize::from(start) + usize::from(offset);
+        // What is said to be behind the headers of a tunnel is completed, and the tunnel's is.
+        let outer = usize::from(wire.headers().transport_offset) + 6;
+        let is_field = changed.iter().all(|at| [field, field + 1, outer, outer + 1].contains(at));
+        prop_assert!(verdict.is_ok() && is_field || changed.is_empty(), "{changed:?}");
+        if let Some(sum) = packet.device_sum {
+            prop_assert_eq!(Some(sum), DeviceSum::of_frame(packet.frame.data(), wire.link));
+        }
+        if packet.is_gso() {
+            prop_assert_eq!(packet.gso_size(), vnet.gso_size);
+            prop_assert!([GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4].contains(&(vnet.gso_type & !GSO_ECN)));
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Laws for any traffic, under any settings, while they change.
+
+use std::collections::BTreeMap;
+
+use forebay_rx::arrive::PollStatus;
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal};
+use forebay_rx::packet::Packet;
+use forebay_rx::parse::{Link, Verify, View, parse};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use crate::coalescing::frames::{
+    CWR, ECE, FIN, IP, PSH, RST, SYN, Segment, Wire, tcp, timestamps, udp,
+};
+use crate::coalescing::rig::{Rig, by_hash, taken_apart};
+
+/// Event that may happen to a segment on its way, or to its flow from then on.
+#[derive(Clone, Debug)]
+pub(crate) enum Fate {
+    Fine,
+    Flags(u8),
+    Acknowledged(u32),
+    Window(u16),
+    Dated(u32),
+    /// The flow goes on this much further ahead, or back.
+    Skips(i32),
+    Sized(usize),
+    Ttl(u8),
+    Id(u16),
+    Padded(Vec<u8>),
+    Fragmented(bool),
+    /// Bytes are overwritten, and perhaps the checksums made right.
+    Rewritten(Vec<(Index, u8)>, bool),
+    Snapped(Index),
+    Runt(Index),
+    Late(u64),
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    let edits = vec((any::<Index>(), any::<u8>()), 1..3);
+    let flag = prop_oneof![Just(PSH), Just(FIN), Just(SYN), Just(RST), Just(ECE), Just(CWR)];
+    prop_oneof![
+        60 => Just(Fate::Fine),
+        3 => flag.prop_map(Fate::Flags),
+        2 => (0u32..3).prop_map(Fate::Acknowledged),
+        1 => any::<u16>().prop_map(Fate::Window),
+        2 => (0u32..3).prop_map(Fate::Dated),
+        3 => (-200i32..200).prop_map(Fate::Skips),
+        3 => (0usize..250).prop_map(Fate::Sized),
+        1 => any::<u8>().prop_map(Fate::Ttl),
+        1 => any::<u16>().prop_map(Fate::Id),
+        4 => vec(any::<u8>(), 1..10).prop_map(Fate::Padded),
+        2 => any::<bool>().prop_map(Fate::Fragmented),
+        6 => (edits, any::<bool>()).prop_map(|(edits, right)| Fate::Rewritten(edits, right)),
+        2 => any::<Index>().prop_map(Fate::Snapped),
+        1 => any::<Index>().prop_map(Fate::Runt),
+        1 => (0u64..30_000_000).prop_map(Fate::Late),
+    ]
+}
+
+/// Flows of all kinds, and where each has got to.
+pub(crate) struct Traffic {
+    flows: Vec<Segment>,
+    timestamp_ns: u64,
+}
+
+pub(crate) const FLOWS: usize = 8;
+
+/// The flow whose IPv4 ids do not rise.
+const FIXED_ID: usize = 4;
+
+impl Traffic {
+    pub(crate) fn new() -> Self {
+        let tcp = |port: u16| Segment { port, ..tcp() };
+        let udp = |port: u16| Segment { port, ..udp() };
+        let flows = vec![
+            tcp(1),
+            tcp(2).with(|flow| flow.is_v6 = true),
+            udp(1),
+            udp(2).with(|flow| flow.is_v6 = true),
+            tcp(3).with(|flow| flow.vlans = vec![5]).sized(99),
+            tcp(4).with(|flow| flow.options = timestamps(5, 5)).sized(33),
+            udp(3).with(|flow| flow.vlans = vec![5, 6]).sized(1),
+            tcp(5).with(|flow| flow.link = Link::Ip).sized(2),
+        ];
+        assert_eq!(flows.len(), FLOWS);
+        Self { flows, timestamp_ns: 1_000_000_000 }
+    }
+
+    pub(crate) fn next(&mut self, flow: usize, fate: &Fate) -> Wire {
+        let state = &mut self.flows[flow];
+        let mut segment = state.clone();
+        *state = state.nth(1);
+        if flow == FIXED_ID {
+            state.id = segment.id;
+        }
+        match *fate {
+            Fate::Flags(flags) => segment.flags |= flags,
+            Fate::Acknowledged(ahead) => state.acknowledgement += ahead,
+            Fate::Window(window) => state.window = window,
+            Fate::Dated(ahead) if !state.options.is_empty() => {
+                state.options = timestamps(5 + ahead, 5);
+            }
+            Fate::Skips(ahead) => state.sequence = state.sequence.wrapping_add_signed(ahead),
+            Fate::Sized(len) => segment = segment.sized(len),
+            Fate::Ttl(ttl) => segment.ttl = ttl,
+            Fate::Id(id) => segment.id = id,
+            Fate::Late(ns) => self.timestamp_ns += ns,
+            _ => {}
+        }
+        let wire = segment.wire().recorded(self.timestamp_ns);
+        match fate {
+            Fate::Padded(padding) => wire.padded(padding),
+            Fate::Fragmented(is_first) if !segment.is_v6 && wire.link == Link::Ethernet => {
+                let field = if *is_first { [0x20, 0] } else { [0, 3] };
+                wire.edit(IP + 4 * segment.vlans.len() + 6, &field).resummed()
+            }
+            Fate::Rewritten(edits, is_resummed) => {
+                let len = wire.bytes.len();
+                let edit =
+                    |wire: Wire, (at, byte): &(Index, u8)| wire.edit(at.index(len), &[*byte]);
+                let wire = edits.iter().fold(wire, edit);
+                if *is_resummed { wire.resummed() } else { wire }
+            }
+            Fate::Snapped(at) => {
+                let at = at.index(wire.bytes.len());
+                wire.snapped(at)
+            }
+            Fate::Runt(at) => {
+                let at = at.index(wire.bytes.len());
+                Wire::new(wire.bytes[..at].to_vec(), wire.link)
+            }
+            _ => wire,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Segments of one flow, one after another.
+    Run(usize, Vec<Fate>),
+    Junk(Vec<u8>),
+    EndPoll(PollStatus, u64),
+    Change(CoalesceConfig),
+}
+
+fn behind() -> impl Strategy<Value = PollStatus> {
+    prop_oneof![6 => Just(PollStatus::MorePending), 3 => Just(PollStatus::Drained), 1 => Just(PollStatus::Last)]
+}
+
+/// Any settings; in `gro` mode unless `modes` change.
+pub(crate) fn config(modes: bool) -> impl Strategy<Value = CoalesceConfig> {
+    let timeout = prop_oneof![Just(0), 1u64..3_000_000];
+    (1u32..20, timeout, any::<bool>()).prop_map(
+        move |(descriptors, gro_flush_timeout_ns, is_lro)| CoalesceConfig {
+            mode: if modes && is_lro { CoalesceMode::Lro } else { CoalesceMode::Gro },
+            descriptors,
+            gro_flush_timeout_ns,
+            ..CoalesceConfig::default()
+        },
+    )
+}
+
+/// Segments of one flow, one after another.
+pub(crate) fn run() -> impl Strategy<Value = (usize, Vec<Fate>)> {
+    (0..FLOWS, vec(fate(), 1..8))
+}
+
+fn steps(modes: bool) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        20 => run().prop_map(|(flow, fates)| Step::Run(flow, fates)),
+        1 => vec(any::<u8>(), 0..100).prop_map(Step::Junk),
+        4 => (behind(), 0u64..1_500_000).prop_map(|(behind, ns)| Step::EndPoll(behind, ns)),
+        1 => config(modes).prop_map(Step::Change),
+    ];
+    vec(step, 0..if cfg!(miri) { 8 } else { 80 })
+}
+
+fn played(first: CoalesceConfig, is_summed: bool, steps: &[Step]) -> Rig {
+    let mut rig = Rig::new(first);
+    let mut traffic = Traffic::new();
+    let by_device = |wire: Wire| if is_summed { wire.summed() } else { wire };
+    for step in steps {
+        match step {
+            Step::Run(flow, fates) => {
+                let wires = fates.iter().map(|fate| by_device(traffic.next(*flow, fate)));
+                rig.feed(&wires.collect::<Vec<_>>());
+            }
+            Step::Junk(bytes) => rig.feed(&[by_device(Wire::new(bytes.clone(), Link::Ethernet))]),
+            Step::EndPoll(behind, ns) => {
+                rig.now_ns += ns;
+                rig.end_poll(*behind);
+            }
+            Step::Change(config) => rig.coalescer.set_config(*config, &mut rig.out),
+        }
+    }
+    rig.end_poll(PollStatus::Last);
+    assert_eq!(rig.coalescer.held(), 0);
+    rig
+}
+
+/// Laws in either mode: every segment comes out once, with its payload and in the order of
+/// its flow, and is counted.
+fn check_segments(rig: &Rig) {
+    let counters = &rig.counters;
+    assert_eq!(counters.segments_in.get(), rig.fed.len() as u64);
+    assert_eq!(counters.packets_out.get(), rig.out.len() as u64);
+    let bytes_out: u64 = rig.out.iter().map(|packet| u64::from(packet.wire_len)).sum();
+    assert_eq!(counters.bytes_out.get(), bytes_out);
+    let mut seen = BTreeMap::<_, Vec<_>>::new();
+    for packet in &rig.out {
+        assert_eq!(packet.segments().count(), packet.segment_count() as usize);
+        assert_eq!(packet.segments().last().unwrap().arrival, packet.last_arrival());
+        let flow = seen.entry(packet.hash.0).or_default();
+        let segments = packet.segments();
+        flow.extend(segments.map(|segment| (segment.arrival, segment.payload.to_vec())));
+    }
+    assert_eq!(seen.len(), by_hash(&rig.fed).len());
+    for (hash, frames) in by_hash(&rig.fed) {
+        let expected = frames.iter().map(|frame| {
+            let headers = parse(&frame.bytes, frame.wire_len, frame.link, Verify::Nothing);
+            (frame.arrival, View::new(&frame.bytes, &headers).payload().to_vec())
+        });
+        assert_eq!(seen[&hash], expected.collect::<Vec<_>>(), "the flow of hash {hash:x}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 1500 }))]
+
+    #[test]
+    fn promise_6_merged_packet_separates_into_input(
+        first in config(false),
+        is_summed: bool,
+        steps in steps(false),
+    ) {
+        let mut rig = played(first, is_summed, &steps);
+        check_segments(&rig);
+        rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::coalescing::merged::check_whole);
+        let out = taken_apart(std::mem::take(&mut rig.out));
+        prop_assert_eq!(by_hash(&out), by_hash(&rig.fed));
+        prop_assert_eq!(rig.pool.in_use(), 0);
+    }
+
+    #[test]
+    fn promises_1_and_2_hold_while_modes_change(
+        first in config(true),
+        is_summed: bool,
+        steps in steps(true),
+    ) {
+        let mut rig = played(first, is_summed, &steps);
+        check_segments(&rig);
+        rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::coalescing::merged::check_whole);
+        let segments: usize = rig.out.iter().map(|packet| packet.segment_count() as usize).sum();
+        prop_assert_eq!(segments, rig.fed.len());
+        prop_assert_eq!(taken_apart(std::mem::take(&mut rig.out)).len(), rig.fed.len());
+        prop_assert_eq!(rig.pool.in_use(), 0);
+    }
+}
+
+/// Laws over traffic of which nothing is merged, or nothing refused, would say little.
+#[test]
+fn generated_traffic_merges_and_refuses() {
+    let mut runner = TestRunner::deterministic();
+    let (mut frames, mut packets, mut refused) = (0, 0, [0; MergeRefusal::ALL.len()]);
+    for _ in 0..200 {
+        let steps = steps(true).new_tree(&mut runner).unwrap().current();
+        let first = config(true).new_tree(&mut runner).unwrap().current();
+        let rig = played(first, false, &steps);
+        frames += rig.fed.len();
+        packets += rig.out.iter().filter(|packet: &&Packet| packet.segment_count() > 1).count();
+        for (sum, counter) in refused.iter_mut().zip(&rig.counters.refused) {
+            *sum += counter.get();
+        }
+    }
+    assert!(10 * packets > frames, "{packets} merged packets of {frames} frames");
+    let missing: Vec<_> = MergeRefusal::ALL
+        .into_iter()
+        // What comes from a source was not merged, and has a hash if it is TCP or UDP; and this one
+        // gives nothing in pieces.
+        .filter(|refusal| {
+            !matches!(refusal, MergeRefusal::Merged | MergeRefusal::NoHash | MergeRefusal::InPieces)
+        })
+        .filter(|refusal| refused[refusal.index()] == 0)
+        .collect();
+    assert!(missing.len() < MergeRefusal::ALL.len() / 4, "{missing:?}");
+}

@@ -1,0 +1,111 @@
+//! Bursts: which are full, how many packets of one there is room for, what is wrong with them.
+
+use etherparse::PacketBuilder;
+use forebay_rx::DropReason;
+use forebay_rx::arrive::Burst;
+use forebay_rx::intake::DEV_WEIGHT;
+use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, HOLD_SHARE_LEAST, SPREAD_WINDOW_NS, SpreadPolicy};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::steering::world::{Flow, POLLING, Settings, World};
+
+/// Flows of CPUs 0 to 3.
+const FLOWS: [Flow; 4] = [
+    Flow { id: 1, hash: 0x1000_0001 },
+    Flow { id: 2, hash: 0x5000_0002 },
+    Flow { id: 3, hash: 0x9000_0003 },
+    Flow { id: 4, hash: 0xd000_0004 },
+];
+
+#[test]
+fn rps_c2_full_burst_is_dev_weight() {
+    for (len, spreads) in [(DEV_WEIGHT - 1, false), (DEV_WEIGHT, true)] {
+        let mut world =
+            World::new(Settings { spread: SpreadPolicy::WhenBusy, ..Settings::default() });
+        world.now_ns += SPREAD_WINDOW_NS;
+        world.idle_turn();
+        for _ in 0..=FULL_BURSTS_TO_SPREAD {
+            world.arrive(&vec![FLOWS[3]; len]);
+            world.deliver(POLLING.0, len);
+            world.deliver(3, len);
+        }
+        let elsewhere = world.deliveries[3].counters().frames.get();
+        assert_eq!(elsewhere > 0, spreads, "bursts of {len}");
+        world.settle();
+        world.check();
+    }
+}
+
+#[test]
+fn promise_2_wrong_checksums_are_counted_each() {
+    let mut good = Vec::new();
+    let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+    builder.udp(7, 9).write(&mut good, b"payload").unwrap();
+    let with_flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    // A byte of the IPv4 header's checksum, and one of the payload.
+    let (ip_bad, l4_bad) = (with_flipped(24), with_flipped(good.len() - 1));
+    let mut world = World::new(Settings::default());
+    let frames = [&good, &ip_bad, &ip_bad, &l4_bad, &l4_bad, &l4_bad];
+    let packets = frames.map(|bytes| world.packet(bytes)).into();
+    world.turn(Burst { packets, ..Burst::default() });
+    let counters = world.intake.counters();
+    let counted = [&counters.flawed, &counters.ip_checksum_bad, &counters.l4_checksum_bad];
+    assert_eq!(counted.map(|counter| counter.get()), [0, 2, 3]);
+    world.settle();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Packets of these flows.
+    Arrive(Vec<usize>),
+    Deliver(u16, usize),
+    Mask(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        vec(0..FLOWS.len(), 1..30).prop_map(Step::Arrive),
+        (0u16..4, 1usize..40).prop_map(|(cpu, count)| Step::Deliver(cpu, count)),
+        (1u8..16).prop_map(Step::Mask),
+    ]
+}
+
+proptest! {
+    /// Packets that there is said to be room for are not dropped for want of room, whichever flows
+    /// they are of.
+    #[test]
+    fn promise_2_room_is_used(
+        steps in vec(step(), 0..60),
+        netdev_max_backlog in 1u32..80,
+        hold_max in 1u32..300,
+    ) {
+        let mut world = World::new(Settings { netdev_max_backlog, hold_max, ..Settings::default() });
+        let hold_share = (hold_max / 4).max(HOLD_SHARE_LEAST).min(hold_max);
+        prop_assert_eq!(world.intake.hold_share(), hold_share as usize);
+        let room = world.intake.room_for(u32::MAX);
+        prop_assert_eq!(room, hold_share.min(netdev_max_backlog + 1), "nothing is there yet");
+        for step in steps {
+            match step {
+                Step::Arrive(flows) => {
+                    let room = world.intake.room_for(flows.len().try_into().unwrap()) as usize;
+                    let flows: Vec<_> = flows.into_iter().map(|at| FLOWS[at]).take(room).collect();
+                    world.arrive(&flows);
+                    prop_assert!(world.drops.iter().all(|drop| drop.1 == DropReason::FlowLimit));
+                }
+                Step::Deliver(cpu, count) => {
+                    world.deliver(cpu, count);
+                }
+                Step::Mask(mask) => world.set_mask(mask),
+            }
+            let queued = world.intake.queued_by_cpu().map(|(_, packets)| packets).max();
+            prop_assert!(queued <= Some(netdev_max_backlog + 1) && queued.is_some());
+        }
+        world.settle();
+        world.check();
+    }
+}

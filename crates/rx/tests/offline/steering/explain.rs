@@ -1,0 +1,88 @@
+//! Explanations that a queue tells of a flow to whoever asks why it is where it is.
+
+use forebay_rx::SteerReason::{Drained, Rps};
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::WATCHES_MAX;
+use forebay_rx::{CpuId, DropReason};
+
+use crate::steering::world::Settings;
+use crate::steering::{FLOW, NEIGHBOUR, ON_CPU_2, OTHER, all_on_cpu_1};
+
+const HASH: FlowHash = FlowHash(FLOW.hash);
+
+#[test]
+fn explanation_has_wait_and_move() {
+    let mut world = all_on_cpu_1(Settings::default());
+    assert_eq!(world.intake.state_of(HASH).cpu, None);
+    world.arrive(&[FLOW; 5]);
+    let state = world.intake.state_of(HASH);
+    assert_eq!((state.slot, state.slots), (Some(0), 4));
+    assert_eq!((state.cpu, state.wish, state.stayed), (Some(CpuId(1)), (CpuId(1), Rps), None));
+
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW; 2]);
+    let refused_ns = world.now_ns;
+    world.idle_turn();
+    let state = world.intake.state_of(HASH);
+    assert_eq!((state.cpu, state.wish), (Some(CpuId(1)), (CpuId(2), Rps)));
+    assert_eq!((state.ahead, state.stayed, state.held), (7, Some((2, refused_ns)), None));
+
+    world.deliver(1, 5);
+    world.arrive(&[FLOW]);
+    let held_ns = world.now_ns;
+    assert_eq!(world.intake.state_of(HASH).held, Some((1, held_ns)), "near: held at once");
+    world.settle();
+    let [moved] = world.intake.state_of(HASH).moves[..] else { panic!("it moved once") };
+    assert_eq!((moved.from, moved.to, moved.wish), (CpuId(1), CpuId(2), Rps));
+    assert_eq!((moved.ahead, moved.stayed), (5, 2), "as it was when the wish was first refused");
+    assert_eq!(moved.waited_ns, moved.at_ns - refused_ns);
+    assert_eq!(moved.held_ns, moved.at_ns - held_ns);
+    assert_eq!(world.intake.state_of(HASH).stayed, None);
+}
+
+#[test]
+fn watched_flow_lists_slot_sharers() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[NEIGHBOUR]);
+    assert_eq!(world.intake.state_of(HASH).watched_since_ns, None);
+    let since_ns = world.now_ns;
+    world.intake.watch(HASH);
+    world.arrive(&[OTHER, FLOW]);
+    world.arrive(&[NEIGHBOUR, FLOW]);
+    world.intake.watch(HASH); // goes on
+    let state = world.intake.state_of(HASH);
+    assert_eq!(state.watched_since_ns, Some(since_ns));
+    assert_eq!(state.sharers, [FLOW, NEIGHBOUR].map(|flow| FlowHash(flow.hash)));
+    world.settle();
+    world.idle_turn();
+    let since_ns = world.now_ns;
+    world.intake.set_rps_flow_cnt(4096, 1);
+    world.settle();
+    world.arrive(&[OTHER, NEIGHBOUR]);
+    let state = world.intake.state_of(HASH);
+    assert_eq!(state.watched_since_ns, Some(since_ns));
+    assert_eq!(state.sharers, [FlowHash(NEIGHBOUR.hash)]);
+    for flow in 1..=u32::try_from(WATCHES_MAX).unwrap() {
+        world.intake.watch(FlowHash(flow));
+    }
+    assert_eq!(world.intake.state_of(HASH).watched_since_ns, None, "bounded");
+}
+
+#[test]
+fn explanation_has_drops_and_target() {
+    let settings = Settings { netdev_max_backlog: 2, ..Settings::default() };
+    let mut world = all_on_cpu_1(settings);
+    world.arrive(&[FLOW; 5]);
+    let drops: Vec<_> = world.intake.drops_of(HASH).collect();
+    let [drops] = drops[..] else { panic!("one reason: {drops:?}") };
+    assert_eq!((drops.reason, drops.cpu), (DropReason::BacklogFull, Some(CpuId(1))));
+    assert_eq!((drops.frames, drops.last_ns), (2, world.now_ns));
+    assert_eq!(world.intake.drops_of(FlowHash(OTHER.hash)).count(), 0);
+    world.deliver(1, 100);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[NEIGHBOUR]);
+    let [moved] = world.intake.state_of(HASH).moves[..] else { panic!("the slot moved once") };
+    assert_eq!((moved.flow.0, moved.at_ns), (NEIGHBOUR.hash, world.now_ns), "with another flow");
+    assert_eq!((moved.from, moved.to, moved.because), (CpuId(1), CpuId(2), Drained));
+    assert_eq!((moved.ahead, moved.stayed, moved.waited_ns, moved.held_ns), (0, 0, 0, 0));
+}

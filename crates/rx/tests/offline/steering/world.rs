@@ -1,0 +1,316 @@
+//! A few virtual CPUs around one rx queue: the real intake and deliveries, stepped by hand.
+
+use std::sync::Arc;
+
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_buf::{Position, Region};
+use forebay_rx::arrive::{Burst, RefusedFrame};
+use forebay_rx::backlog::{Backlogs, Note};
+use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::intake::IntakeConfig;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify};
+use forebay_rx::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue, SteerReason};
+
+use crate::steering::changes::Epoch;
+use crate::steering::journal::{Journal, Lost};
+
+pub(crate) const CPUS: u16 = 8;
+/// The CPU that polls the queue at first.
+pub(crate) const POLLING: CpuId = CpuId(0);
+/// The hasher's key.
+pub(crate) const KEY: [u8; 16] = [7; 16];
+const RING_CAPACITY: u32 = 256;
+const POOL_FRAMES: u32 = 2048;
+
+/// A flow. Its packets carry its id, so that two flows may share a hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Flow {
+    pub(crate) id: u16,
+    pub(crate) hash: u32,
+}
+
+/// The CPUs of a mask, lowest bit first.
+pub(crate) fn cpus_of(mask: u8) -> impl Iterator<Item = CpuId> {
+    (0..8).filter(move |bit| mask >> bit & 1 == 1).map(CpuId)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) rps_cpus: u8,
+    pub(crate) rps_flow_cnt: u32,
+    pub(crate) move_after: MoveAfter,
+    pub(crate) hold_max: u32,
+    pub(crate) spread: SpreadPolicy,
+    pub(crate) batch_max: u32,
+    pub(crate) netdev_max_backlog: u32,
+    /// Beginning of positions and arrivals.
+    pub(crate) start: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rps_cpus: 0b1111,
+            rps_flow_cnt: 4,
+            move_after: MoveAfter { packets: 4, time_ns: u64::MAX },
+            hold_max: 64,
+            spread: SpreadPolicy::Always,
+            batch_max: 4,
+            netdev_max_backlog: 100,
+            start: u32::MAX - 5,
+        }
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) intake: Intake,
+    pub(crate) deliveries: Vec<Delivery>,
+    /// Table in which the applications say that they run.
+    pub(crate) sock_flows: Arc<SockFlowTable>,
+    /// By number.
+    pub(crate) epochs: Vec<Epoch>,
+    /// The epoch in which each packet arrived.
+    arrived: Vec<u32>,
+    /// Number of times the device's key changed.
+    pub(crate) key: u32,
+    pub(crate) pool: Pool,
+    pub(crate) journal: Journal,
+    pub(crate) drops: Vec<(Arrival, DropReason)>,
+    /// The flows of those of them that were packets.
+    pub(crate) dropped_flows: Vec<u16>,
+    pub(crate) now_ns: u64,
+    pub(crate) busy_ns: u64,
+    pub(crate) settings: Settings,
+    /// Packets in each CPU's hands.
+    in_hand: [usize; CPUS as usize],
+    frames: u64,
+}
+
+impl World {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let mut intake = Intake::new(IntakeConfig {
+            queue: RxQueue(0),
+            cpus: CPUS.into(),
+            verify: Verify::Checksums,
+            completes_checksums: false,
+            hasher: Arc::new(Hasher::keyed(&KEY, false)),
+            coalesce: None,
+            steer: SteerConfig {
+                polling_cpu: POLLING,
+                rps_flow_cnt: settings.rps_flow_cnt,
+                move_after: settings.move_after,
+                hold_max: settings.hold_max,
+                spread: settings.spread,
+                batch_max: settings.batch_max,
+            },
+            netdev_max_backlog: settings.netdev_max_backlog,
+        });
+        let start = Position(settings.start);
+        let deliveries = (0..CPUS).map(CpuId).map(|cpu| {
+            let lane = intake.connect(cpu, RING_CAPACITY, start, true);
+            Delivery::new(cpu, vec![lane], settings.batch_max as usize)
+        });
+        let deliveries = deliveries.collect();
+        let sock_flows = Arc::new(SockFlowTable::new(1 << 16, CPUS.into()));
+        intake.set_rps_cpus(cpus_of(settings.rps_cpus), 0);
+        intake.set_sock_flows(Some(Arc::clone(&sock_flows)), 0);
+        Self {
+            intake,
+            deliveries,
+            sock_flows,
+            epochs: vec![Epoch::first(&settings)],
+            arrived: Vec::new(),
+            key: 0,
+            pool: pool(),
+            journal: Journal::new(start),
+            drops: Vec::new(),
+            dropped_flows: Vec::new(),
+            now_ns: 1,
+            busy_ns: 0,
+            settings,
+            in_hand: [0; CPUS as usize],
+            frames: 0,
+        }
+    }
+
+    /// The hash that the device gives the packets of a flow: under another key, another.
+    pub(crate) fn hash_of(&self, flow: Flow) -> FlowHash {
+        FlowHash(flow.hash.rotate_left(2 * self.key))
+    }
+
+    /// A burst with one packet of each of these flows, under the hash of each as the device's.
+    pub(crate) fn arrive(&mut self, flows: &[Flow]) -> Vec<CpuId> {
+        let packets = flows.iter().map(|&flow| {
+            let mut packet = self.packet(&flow.id.to_be_bytes());
+            packet.hash = self.hash_of(flow);
+            packet
+        });
+        let packets = packets.collect();
+        self.turn(Burst { packets, ..Burst::default() })
+    }
+
+    /// A frame of these bytes, not yet in a burst.
+    pub(crate) fn packet(&mut self, bytes: &[u8]) -> Packet {
+        let len_bytes = u32::try_from(bytes.len()).unwrap();
+        let mut frame = self.pool.allocate(len_bytes).unwrap();
+        frame.copy_from(bytes);
+        let arrival = self.next_arrival();
+        Packet::received(frame, arrival, len_bytes, Link::Ethernet)
+    }
+
+    pub(crate) fn refused(&mut self, reason: DropReason) -> RefusedFrame {
+        RefusedFrame { arrival: self.next_arrival(), wire_len: 60, reason }
+    }
+
+    pub(crate) fn turn(&mut self, mut burst: Burst) -> Vec<CpuId> {
+        self.now_ns += 1;
+        self.intake.observe();
+        let tick = Tick { now_ns: self.now_ns, busy_ns: self.busy_ns };
+        let woken = self.intake.turn(tick, &mut burst, &mut self.pool).collect();
+        assert!(burst.is_empty(), "a burst is taken whole");
+        for dropped in self.intake.drain_dropped() {
+            self.drops.push((dropped.arrival, dropped.reason));
+            if let Some(packet) = dropped.packet {
+                let id = packet.frame.data().first_chunk();
+                self.dropped_flows.extend(id.copied().map(u16::from_be_bytes));
+                self.pool.put(packet.frame);
+            }
+        }
+        woken
+    }
+
+    /// A turn in which nothing arrives.
+    pub(crate) fn idle_turn(&mut self) {
+        self.arrive(&[]);
+    }
+
+    /// `cpu` takes a batch in hand, unless it has one.
+    pub(crate) fn take(&mut self, cpu: u16, max: usize) {
+        let index = usize::from(cpu);
+        if self.in_hand[index] == 0 {
+            self.in_hand[index] = self.deliveries[index].take(max);
+        }
+    }
+
+    /// `cpu` is done with the batch in hand, if it has one.
+    pub(crate) fn finish(&mut self, cpu: u16) {
+        let index = usize::from(cpu);
+        if std::mem::take(&mut self.in_hand[index]) > 0 {
+            self.now_ns += 1;
+            self.journal.now_ns = self.now_ns;
+            self.deliveries[index].handle(&mut self.pool, &mut self.journal);
+            self.deliveries[index].complete(&mut self.pool);
+        }
+    }
+
+    /// `cpu` delivers up to `budget` packets.
+    pub(crate) fn deliver(&mut self, cpu: u16, budget: usize) -> usize {
+        self.finish(cpu);
+        self.now_ns += 1;
+        self.journal.now_ns = self.now_ns;
+        let delivery = &mut self.deliveries[usize::from(cpu)];
+        delivery.turn(budget, &mut self.pool, &mut self.journal)
+    }
+
+    /// The thread of `cpu` is lost, and what it has in hand; another takes its place.
+    pub(crate) fn lose(&mut self, cpu: u16) -> usize {
+        self.now_ns += 1;
+        let index = usize::from(cpu);
+        self.in_hand[index] = 0;
+        let (_, lost) = self.deliveries[index].abandon_batch().unwrap();
+        let count = lost.len();
+        for dropped in lost {
+            self.drops.push((dropped.arrival, dropped.reason));
+            let (cpu, packet) = (CpuId(cpu), dropped.packet.unwrap());
+            let (arrival, hash, lost_ns) = (packet.arrival, packet.hash, self.now_ns);
+            self.journal.lost.push(Lost { cpu, arrival, hash, lost_ns });
+            self.pool.put(packet.frame);
+        }
+        count
+    }
+
+    /// Turns and deliveries until nothing is under way; a round moves as many held packets as
+    /// there is room for, and there is room for one at least. A fence takes two rounds more: one
+    /// for what is in front of its line, and one for the line's last packet.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..self.settings.hold_max + 4 {
+            self.idle_turn();
+            (0..CPUS).for_each(|cpu| {
+                self.deliver(cpu, usize::MAX);
+            });
+        }
+        assert_eq!((self.intake.held(), self.intake.queued()), (0, 0), "all has been delivered");
+        assert_eq!(self.pool.in_use(), 0, "promise 4: all frames are home");
+    }
+
+    /// Packets on the backlog of `cpu` or in its hands. Not asked of the intake, which would look
+    /// at the CPUs' progress then, and be helped to see it.
+    pub(crate) fn queued_on(&self, cpu: u16) -> u64 {
+        let enqueued = self.intake.counters().per_cpu[usize::from(cpu)].enqueued.get();
+        let counters = self.deliveries[usize::from(cpu)].counters();
+        enqueued - counters.frames.get() - counters.lost.get()
+    }
+
+    /// The laws that hold at any time.
+    pub(crate) fn check(&mut self) {
+        assert_eq!(self.journal.order.breaks, [], "promise 1: order");
+        let counters = self.intake.counters();
+        assert_eq!(counters.frames.get(), self.frames);
+        for reason in DropReason::ALL {
+            let dropped = self.drops.iter().filter(|drop| drop.1 == reason).count();
+            let lost = |delivery: &Delivery| delivery.counters().lost.get();
+            let counted = match reason {
+                DropReason::CpuLost => self.deliveries.iter().map(lost).sum(),
+                _ => counters.drops[reason.index()].get(),
+            };
+            assert_eq!(counted, dropped as u64, "{reason:?}");
+        }
+        let delivered = self.journal.seen.len() as u64;
+        let queued: u64 = (0..CPUS).map(|cpu| self.queued_on(cpu)).sum();
+        let held = self.intake.held() as u64;
+        let accounted = delivered + self.drops.len() as u64 + queued + held;
+        assert_eq!(self.frames, accounted, "promise 2: conservation");
+        assert_eq!(self.pool.in_use() as u64, queued + held, "promise 2: every frame is somewhere");
+        assert!(held <= self.settings.hold_max.max(1).into(), "promise 3: {held} held");
+    }
+
+    pub(crate) fn last_arrival(&self) -> Arrival {
+        Arrival::of_frame(u64::from(self.settings.start) + self.frames)
+    }
+
+    /// The epoch in which a packet arrived.
+    pub(crate) fn arrived_in(&self, arrival: Arrival) -> Epoch {
+        let frame = arrival.0.wrapping_sub(self.settings.start) - 1;
+        self.epochs[self.arrived[frame as usize] as usize]
+    }
+
+    fn next_arrival(&mut self) -> Arrival {
+        self.frames += 1;
+        self.arrived.push(u32::try_from(self.epochs.len() - 1).unwrap());
+        self.last_arrival()
+    }
+}
+
+/// Puts a packet on a backlog, by no rule but the caller's.
+pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
+    let (arrival, because) = (packet.arrival, SteerReason::Rps);
+    let note = |position| Note {
+        arrival,
+        enqueued_ns: 0,
+        epoch: 0,
+        because,
+        position,
+        head_old: None,
+        behind: FlowHash::NONE,
+    };
+    assert!(backlogs.enqueue(cpu, packet, note).is_ok());
+    assert!(backlogs.publish().eq([cpu]));
+}
+
+/// Frames for all that can be under way.
+fn pool() -> Pool {
+    let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: POOL_FRAMES }]];
+    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+}

@@ -1,0 +1,3 @@
+//! Tests of the simulator that any machine can run.
+
+mod results; // recorded runs

@@ -1,0 +1,5 @@
+//! Tests of the stack that any machine can run.
+
+mod neighbours; // ARP and neighbour discovery
+mod reassembly; // fragments
+mod private; //    payloads are where no device writes

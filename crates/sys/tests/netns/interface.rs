@@ -1,0 +1,135 @@
+//! Knowledge of the host of interfaces, in a network namespace that a thread makes for itself: it
+//! goes with the thread, and `ip` run from there works in it.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+use forebay_sys::Error;
+use forebay_sys::interface::{Interface, MacAddress, TunInfo};
+use forebay_testkit::namespaces::{ip, missing, trial_inside};
+
+pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
+    let missing = missing(&["ip"]);
+    let trial = |name: &str, test: fn()| trial_inside(name, missing.as_ref(), test);
+    let trials = vec![
+        trial("interface_matches_ip_output", as_made),
+        trial("interface_index_survives_renaming", gone),
+        trial("unknown_name_error_lists_known", not_there),
+        trial("default_routes_found_in_any_table", default_routes),
+        trial("counters_count_what_was_dropped", counters),
+    ];
+    trials
+}
+
+fn as_made() {
+    ip("link add hoa mtu 1400 address 02:00:00:00:00:0a numrxqueues 3 numtxqueues 2 type veth \
+        peer name hob numrxqueues 2 numtxqueues 3");
+    let made = Interface::named("hoa").unwrap();
+    assert_eq!(made.mtu, 1400);
+    assert_eq!((made.rx_queues, made.tx_queues), (3, 2));
+    assert_eq!(made.mac, Some(MacAddress([2, 0, 0, 0, 0, 10])));
+    assert_eq!(made.mac.unwrap().to_string(), "02:00:00:00:00:0a");
+    assert_eq!(made.driver.as_deref(), Some("veth"));
+    assert_eq!((made.is_up, made.is_running), (false, false));
+    assert_eq!((made.is_loopback, made.is_ethernet), (false, true));
+    assert_eq!(made.xdp_program, None);
+
+    made.set_up().unwrap();
+    let up = Interface::named("hoa").unwrap();
+    assert_eq!((up.is_up, up.is_running), (true, false));
+    Interface::named("hob").unwrap().set_up().unwrap();
+    assert!(Interface::named("hoa").unwrap().is_running);
+
+    let lo = Interface::named("lo").unwrap();
+    assert!(lo.is_loopback && !made.is_loopback);
+    ip("tuntap add hot mode tun");
+    let tun = Interface::named("hot").unwrap();
+    assert_eq!((tun.is_ethernet, tun.mac, tun.rx_queues), (false, None, 1));
+    assert_eq!(made.tun, None);
+    ip("tuntap add hop mode tap user 65534 group 7 multi_queue");
+    let (is_tap, is_multi_queue, is_persistent) = (true, true, true);
+    let expected = TunInfo {
+        owner: Some(65534),
+        group: Some(7),
+        is_tap,
+        is_multi_queue,
+        is_persistent,
+        open_queues: 0,
+    };
+    assert_eq!(Interface::named("hop").unwrap().tun, Some(expected));
+    assert_eq!(tun.tun, Some(TunInfo { is_persistent, ..TunInfo::default() }));
+    // A name beside the first finds it as well, and it says which is the first.
+    ip("link property add dev hoa altname hoalt");
+    assert_eq!(Interface::named("hoalt").unwrap(), Interface::named("hoa").unwrap());
+}
+
+fn gone() {
+    ip("link add hoa type veth peer name hob");
+    let made = Interface::named("hoa").unwrap();
+    ip("link set hoa name hoc");
+    assert_eq!(Interface::by_index(made.index).unwrap().unwrap().name, "hoc");
+    ip("link del hoc");
+    assert_eq!(Interface::by_index(made.index).unwrap(), None);
+    for refused in [made.counters().map(|_| ()), made.set_up()] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(&refused, Error::DeviceGone { name } if name == "hoa"), "{refused}");
+        assert!(refused.is_refusal());
+    }
+}
+
+fn not_there() {
+    ip("link add hoa0 type veth peer name zeta0");
+    for name in ["hoa1", "", "a/b", "..", "a b", "sixteen_bytes_long"] {
+        let refused = Interface::named(name).unwrap_err();
+        assert!(matches!(&refused, Error::NoInterface { name: said, .. } if said == name));
+        assert!(refused.is_refusal());
+        assert!(refused.to_string().contains(&format!("{name:?}")), "{refused}");
+    }
+    assert_eq!(Interface::named("hoa1").unwrap_err().help(), "there are: hoa0, lo, zeta0");
+    assert_eq!(Interface::named("zeta").unwrap_err().help(), "there are: zeta0, hoa0, lo");
+}
+
+fn default_routes() {
+    ip("link add hoa type veth peer name hob");
+    let both = || {
+        let of = |name| Interface::named(name).unwrap().is_default_route().unwrap();
+        (of("hoa"), of("hob"))
+    };
+    for name in ["hoa", "hob"] {
+        Interface::named(name).unwrap().set_up().unwrap();
+    }
+    ip("addr add 10.0.0.1/24 dev hoa");
+    ip("addr add fd00::1/64 dev hob nodad");
+    ip("addr add fd01::1/64 dev hoa nodad");
+    assert_eq!(both(), (false, false));
+    for (route, expected) in [
+        ("route add default via 10.0.0.2", (true, false)),
+        ("-6 route add default via fd00::2", (false, true)),
+        ("route add default dev hob table 7", (false, true)),
+        ("route add 128.0.0.0/1 dev hoa", (true, false)),
+        ("route add 64.0.0.0/2 dev hoa", (false, false)),
+        ("-6 route add 2000::/3 dev hoa", (true, false)),
+        ("route add default nexthop dev hoa nexthop dev hob", (true, true)),
+        ("-6 route add default nexthop via fd01::2 nexthop via fd00::2", (true, true)),
+        ("route add unreachable default", (false, false)),
+    ] {
+        ip(route);
+        assert_eq!(both(), expected, "{route}");
+        ip(&route.replacen(" add ", " del ", 1));
+        assert_eq!(both(), (false, false), "after {route}");
+    }
+}
+
+fn counters() {
+    ip("tuntap add hot mode tun");
+    let tun = Interface::named("hot").unwrap();
+    tun.set_up().unwrap();
+    ip("addr add 10.0.0.1/24 dev hot");
+    let before = tun.counters().unwrap();
+    // Nobody has opened the TUN, so what is sent into it is dropped.
+    let socket = std::net::UdpSocket::bind("10.0.0.1:0").unwrap();
+    for _ in 0..5 {
+        let _ = socket.send_to(b"x", "10.0.0.2:9");
+    }
+    let after = tun.counters().unwrap();
+    assert_eq!(after.tx_dropped - before.tx_dropped, 5, "{before:?} {after:?}");
+    assert_eq!(after.rx_packets, 0);
+}

@@ -1,0 +1,14 @@
+//! Tests of calls to Linux that take root and network namespaces.
+
+mod interface; // interfaces, by `ip`
+mod privilege; // what a process may do, and gives up
+
+use libtest_mimic::Arguments;
+
+fn main() {
+    if privilege::played() {
+        return;
+    }
+    let trials = [interface::trials(), privilege::trials()];
+    libtest_mimic::run(&Arguments::from_args(), trials.into_iter().flatten().collect()).exit();
+}
