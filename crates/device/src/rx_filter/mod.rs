@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 pub use filter::{filter, nothing};
+use forebay_rx::parse::extension::ExtensionWalk;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
 use forebay_sys::error::{Error, Result};
 
@@ -19,12 +20,14 @@ pub const MAX_EXTENSION_HEADERS: usize = 4;
 
 /// Header fields, as far as choosing needs them.
 pub(crate) mod wire {
+    use forebay_rx::parse::extension::{DESTINATION_OPTIONS, HOP_BY_HOP, ROUTING};
+
     /// IEEE 802.1Q, 802.1ad, and what stood for the latter before.
     pub(crate) const VLAN_TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
     /// "More fragments", and the offset (RFC 791).
     pub(crate) const IPV4_FRAGMENT: u16 = 0x3fff;
     /// Hop-by-hop options, routing, destination options (RFC 8200).
-    pub(crate) const EXTENSION_HEADERS: [u8; 3] = [0, 43, 60];
+    pub(crate) const EXTENSION_HEADERS: [u8; 3] = [HOP_BY_HOP, ROUTING, DESTINATION_OPTIONS];
 }
 
 /// Packets that are taken.
@@ -143,20 +146,18 @@ fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
 
 /// The protocol's number, and what follows the extension headers.
 fn ipv6(packet: &[u8]) -> Option<(u8, &[u8])> {
-    let (header, mut behind) = packet.split_first_chunk::<40>()?;
+    let (header, behind) = packet.split_first_chunk::<40>()?;
     if header[0] >> 4 != 6 {
         return None;
     }
-    let mut number = header[6];
+    let mut walk = ExtensionWalk { kind: header[6], at: 0 };
     for _ in 0..MAX_EXTENSION_HEADERS {
-        if !wire::EXTENSION_HEADERS.contains(&number) {
+        if !wire::EXTENSION_HEADERS.contains(&walk.kind) {
             break;
         }
-        let &[next, eights] = behind.first_chunk()?;
-        behind = behind.get((usize::from(eights) + 1) * 8..)?;
-        number = next;
+        walk.take(behind)?;
     }
-    Some((number, behind))
+    Some((walk.kind, behind.get(walk.at..)?))
 }
 
 impl FromStr for RxFilter {

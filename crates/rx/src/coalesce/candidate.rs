@@ -9,12 +9,11 @@ use super::wire::{
 };
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
+use crate::parse::extension::{DESTINATION_OPTIONS, ExtensionWalk, HOP_BY_HOP};
 use crate::parse::{Checksum, Fragment, Network, Transport, is_plain};
 
 const RESERVED_BIT: u8 = 0x80;
 const CONGESTION_EXPERIENCED: u8 = 0x03;
-const HOP_BY_HOP: u8 = 0;
-const DESTINATION_OPTIONS: u8 = 60;
 
 /// A packet that may be merged: whole, right, and of a kind that can be given back.
 #[derive(Clone, Copy, Debug)]
@@ -109,13 +108,15 @@ fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> {
 }
 
 /// True if all extension headers are ones that every segment of a flow can share.
-pub(super) fn are_options(mut next: u8, mut bytes: &[u8]) -> bool {
-    while let &[after, len, ..] = bytes {
-        let (HOP_BY_HOP | DESTINATION_OPTIONS) = next else { return false };
-        let Some(rest) = bytes.get((usize::from(len) + 1) * 8..) else { return false };
-        (next, bytes) = (after, rest);
+pub(super) fn are_options(next: u8, bytes: &[u8]) -> bool {
+    let mut walk = ExtensionWalk { kind: next, at: 0 };
+    while walk.at < bytes.len() {
+        let is_option = matches!(walk.kind, HOP_BY_HOP | DESTINATION_OPTIONS);
+        if !is_option || walk.take(bytes).is_none() {
+            return false;
+        }
     }
-    bytes.is_empty()
+    true
 }
 
 fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {

@@ -1,25 +1,14 @@
 //! IPv6 and its extension headers (RFC 8200).
 
+use super::extension::{EXTENSION_BYTES, ExtensionWalk, FRAGMENT, HOP_BY_HOP, ROUTING};
 use super::{DatagramFields, Flaw, Fragment, Headers, Network, Seen, Stop, checksum};
 
 /// Extension headers that are walked over; a chain that is longer is a flaw. The kernel's flow
 /// dissector has a bound of its own for the same reason (`MAX_FLOW_DISSECT_HDRS`).
 pub const MAX_EXTENSION_HEADERS: usize = 16;
 
-/// The least that an extension header has, and a fragment header's size.
-const EXTENSION_BYTES: usize = 8;
-
 const FIXED_BYTES: usize = 40;
 const DESTINATION: std::ops::Range<usize> = 24..40;
-
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
-const DESTINATION_OPTIONS: u8 = 60;
-const MOBILITY: u8 = 135;
-const HOST_IDENTITY: u8 = 139;
-const SHIM6: u8 = 140;
 
 pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<DatagramFields, Stop> {
     let start = usize::from(headers.network_offset);
@@ -71,58 +60,40 @@ enum Destination<'a> {
 /// transport's on return.
 fn extensions<'a>(
     seen: &Seen<'a>,
-    mut at: usize,
+    at: usize,
     end: usize,
     headers: &mut Headers,
 ) -> Result<ExtensionChain<'a>, Stop> {
     let mut destination = Destination::AsInHeader;
+    let mut walk = ExtensionWalk { kind: headers.protocol, at };
     for _ in 0..MAX_EXTENSION_HEADERS {
-        let kind = headers.protocol;
-        if !is_extension(kind) {
+        let ExtensionWalk { kind, at } = walk;
+        if !walk.is_extension() {
             break;
         }
         if at + EXTENSION_BYTES > end {
             return Err(Stop::Flaw(Flaw::Extension)); // what follows is padding
         }
-        let &[next, len] = seen.header::<2>(at, Flaw::Extension)?;
-        headers.protocol = next;
-        let len = usize::from(len);
-        at += match kind {
+        walk.pass(*seen.header::<2>(at, Flaw::Extension)?);
+        headers.protocol = walk.kind;
+        match kind {
             FRAGMENT => {
                 let &[_, _, high, low] = seen.header::<4>(at, Flaw::Extension)?;
                 headers.fragment = fragment(u16::from_be_bytes([high, low]));
                 if headers.fragment == Fragment::Later {
-                    return Ok(ExtensionChain { end: at + 8, destination });
+                    return Ok(ExtensionChain { end: walk.at, destination });
                 }
-                8
             }
-            AUTHENTICATION => (len + 2) * 4,
             ROUTING => {
-                let bytes = (len + 1) * 8;
-                destination = routed_to(seen.bytes.get(at..at + bytes).unwrap_or_default());
-                bytes
+                destination = routed_to(seen.bytes.get(at..walk.at).unwrap_or_default());
             }
-            _ => (len + 1) * 8,
-        };
+            _ => {}
+        }
     }
-    if is_extension(headers.protocol) || at > end {
+    if walk.is_extension() || walk.at > end {
         return Err(Stop::Flaw(Flaw::Extension));
     }
-    Ok(ExtensionChain { end: at, destination })
-}
-
-fn is_extension(kind: u8) -> bool {
-    matches!(
-        kind,
-        HOP_BY_HOP
-            | ROUTING
-            | FRAGMENT
-            | AUTHENTICATION
-            | DESTINATION_OPTIONS
-            | MOBILITY
-            | HOST_IDENTITY
-            | SHIM6
-    )
+    Ok(ExtensionChain { end: walk.at, destination })
 }
 
 /// The offset and "more fragments" field of a fragment header.

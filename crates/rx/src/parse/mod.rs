@@ -10,6 +10,7 @@
 pub mod checksum;
 mod device_sum;
 mod ethernet;
+pub mod extension;
 mod ipv4;
 mod ipv6;
 pub(crate) mod pull;

@@ -1,20 +1,14 @@
 //! IPv6 extension headers and their options, as in the kernel's `exthdrs.c`.
 
+use forebay_rx::parse::extension::{
+    DESTINATION_OPTIONS, ExtensionWalk, FRAGMENT, HOP_BY_HOP, NO_NEXT_HEADER, ROUTING,
+};
+
 use super::counters::IpCounters;
 use super::drop::NetworkDrop;
 use super::ipv6::{FIXED_BYTES, Ipv6};
 use super::link::PacketType;
 
-pub(super) const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const NO_NEXT_HEADER: u8 = 59;
-const DESTINATION_OPTIONS: u8 = 60;
-
-/// Length unit of extension headers.
-const UNIT_BYTES: usize = 8;
-/// Length of a fragment header.
-const FRAGMENT_BYTES: usize = 8;
 /// Reserved bits of a fragment header's offset field.
 const RESERVED_BITS: u8 = 0x06;
 /// Most options other than padding in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
@@ -47,32 +41,32 @@ pub(super) fn walk(
     mut progress: ExtensionProgress,
     counters: &IpCounters,
 ) -> Result<Walked, NetworkDrop> {
-    let (mut next, mut offset) = (ipv6.next, ipv6.offset);
+    let mut walk = ExtensionWalk { kind: ipv6.next, at: ipv6.offset };
     let wrong = |reason| {
         counters.in_hdr_errors.add(1);
         Err(reason)
     };
     loop {
-        let header = packet.get(offset..).unwrap_or_default();
-        match next {
+        let offset = walk.at;
+        match walk.kind {
             DESTINATION_OPTIONS => {
-                let Some((first, header)) = extension(header) else {
+                let Some(header) = walk.take(packet) else {
                     return wrong(NetworkDrop::Ipv6BadExthdr);
                 };
                 if let Err(reason) = options(packet, offset, header, Options::Destination) {
                     return wrong(reason);
                 }
-                (next, offset) = (first, offset + header.len());
             }
-            ROUTING => match routing(packet, header, progress.packet_type, counters) {
-                Ok((first, len)) => (next, offset) = (first, offset + len),
-                Err(reason) => return Err(reason),
-            },
+            ROUTING => {
+                let Some(header) = walk.take(packet) else {
+                    return wrong(NetworkDrop::Ipv6BadExthdr);
+                };
+                routing(packet, header, progress.packet_type, counters)?;
+            }
             FRAGMENT if progress.was_fragment => return wrong(NetworkDrop::Ipv6BadExthdr),
             FRAGMENT => {
                 counters.reasm_reqds.add(1);
-                let (false, Some(&[first, _, high, low, ..])) =
-                    (ipv6.has_no_len, header.first_chunk::<FRAGMENT_BYTES>())
+                let (false, Some(&[_, _, high, low, ..])) = (ipv6.has_no_len, walk.take(packet))
                 else {
                     return wrong(NetworkDrop::Ipv6BadExthdr);
                 };
@@ -81,7 +75,6 @@ pub(super) fn walk(
                 }
                 counters.reasm_oks.add(1);
                 progress.was_fragment = true;
-                (next, offset) = (first, offset + FRAGMENT_BYTES);
             }
             // Nothing follows, on purpose.
             NO_NEXT_HEADER => {
@@ -95,16 +88,11 @@ pub(super) fn walk(
 
 /// Validates the hop-by-hop options after the fixed header. Returns the next header and its offset.
 pub(super) fn hop_by_hop(packet: &[u8], ipv6: &Ipv6) -> Result<(u8, usize), NetworkDrop> {
-    let behind = packet.get(FIXED_BYTES..ipv6.total_len).unwrap_or_default();
-    let (next, header) = extension(behind).ok_or(NetworkDrop::IpInhdr)?;
+    let bytes = packet.get(..ipv6.total_len).unwrap_or_default();
+    let mut walk = ExtensionWalk { kind: HOP_BY_HOP, at: FIXED_BYTES };
+    let header = walk.take(bytes).ok_or(NetworkDrop::IpInhdr)?;
     options(packet, FIXED_BYTES, header, Options::HopByHop { ipv6 })?;
-    Ok((next, FIXED_BYTES + header.len()))
-}
-
-/// A complete extension header, and the number of the next.
-fn extension(bytes: &[u8]) -> Option<(u8, &[u8])> {
-    let &[next, units, ..] = bytes else { return None };
-    Some((next, bytes.get(..(usize::from(units) + 1) * UNIT_BYTES)?))
+    Ok((walk.kind, walk.at))
 }
 
 /// Header that the options belong to.
@@ -198,27 +186,23 @@ fn unknown_option(option: &[u8]) -> Result<(), NetworkDrop> {
 }
 
 /// Accepts a routing header at its final destination (`ipv6_rthdr_rcv`); RPL and segment routing are
-/// not enabled. Returns the next header and the length of this one.
+/// not enabled.
 fn routing(
     packet: &[u8],
     header: &[u8],
     packet_type: PacketType,
     counters: &IpCounters,
-) -> Result<(u8, usize), NetworkDrop> {
+) -> Result<(), NetworkDrop> {
     const RPL: u8 = 3;
     const SEGMENT_ROUTING: u8 = 4;
     const MULTICAST: u8 = 0xff;
-    let Some((next, header)) = extension(header) else {
-        counters.in_hdr_errors.add(1);
-        return Err(NetworkDrop::Ipv6BadExthdr);
-    };
     if packet.get(24) == Some(&MULTICAST) || packet_type != PacketType::Host {
         counters.in_addr_errors.add(1);
         return Err(NetworkDrop::Ipv6BadExthdr);
     }
     match *header {
         [_, _, RPL | SEGMENT_ROUTING, ..] => Err(NetworkDrop::Ipv6BadExthdr),
-        [_, _, _, 0, ..] => Ok((next, header.len())),
+        [_, _, _, 0, ..] => Ok(()),
         _ => {
             counters.in_hdr_errors.add(1);
             Err(NetworkDrop::Ipv6BadExthdr)

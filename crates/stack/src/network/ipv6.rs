@@ -2,11 +2,12 @@
 
 use std::net::Ipv6Addr;
 
+use forebay_rx::parse::extension::HOP_BY_HOP;
+
 use super::counters::IpCounters;
 use super::drop::NetworkDrop;
-use super::extensions::{self, HOP_BY_HOP};
 use super::identity::Identity;
-use super::{Extent, Wire};
+use super::{Extent, Wire, extensions};
 
 pub(super) const FIXED_BYTES: usize = 40;
 

@@ -2,6 +2,10 @@
 
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
+use forebay_rx::parse::extension::{
+    AUTHENTICATION, DESTINATION_OPTIONS, ExtensionWalk, FRAGMENT, HOP_BY_HOP, NO_NEXT_HEADER,
+    ROUTING,
+};
 
 use crate::network::NetworkDrop;
 
@@ -48,15 +52,9 @@ const FRAGMENT_HEADER_BYTES: usize = 8;
 /// Largest payload length of an IPv6 header (`IPV6_MAXPLEN`).
 const IPV6_PAYLOAD_MAX_BYTES: u32 = 65_535;
 
-const HOP_BY_HOP: u8 = 0;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
 const ICMPV6: u8 = 58;
-const NO_NEXT_HEADER: u8 = 59;
-const DESTINATION_OPTIONS: u8 = 60;
 
 impl FragmentPart {
     /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header is
@@ -145,55 +143,47 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
 
 /// Finds the first fragment header of the IPv6 packet at `at`.
 pub(super) fn fragment_header(bytes: &[u8], at: usize) -> Option<FragmentHeader> {
-    let (mut named_at, mut next_at) = (at + 6, at + IPV6_BYTES);
-    loop {
-        let kind = *bytes.get(named_at)?;
-        if kind == FRAGMENT {
-            return Some(FragmentHeader { at: next_at, named_at });
+    let mut named_at = at + 6;
+    let mut walk = ExtensionWalk { kind: *bytes.get(named_at)?, at: at + IPV6_BYTES };
+    while walk.kind != FRAGMENT {
+        if !is_followed(walk.kind) {
+            return None;
         }
-        (named_at, next_at) = (next_at, next_at + extension_len(kind, bytes, next_at)?);
+        named_at = walk.at;
+        walk.pass(*field(bytes, walk.at)?);
     }
+    Some(FragmentHeader { at: walk.at, named_at })
 }
 
 /// True if a first fragment ends before its upper-layer header does (RFC 7112, RFC 8200 section
 /// 4.5), by the rules of the kernel's `ipv6frag_thdr_truncated`. `bytes` end with the packet.
 fn lacks_transport_header(bytes: &[u8], at: usize) -> bool {
-    let (mut kind, mut next_at) = (bytes.get(at + 6).copied(), at + IPV6_BYTES);
-    loop {
-        let Some(this) = kind else { return false };
-        let transport_len = match this {
-            NO_NEXT_HEADER => return false,
-            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS => {
-                if this == FRAGMENT && is_later(bytes, next_at) {
-                    return false;
-                }
-                let Some(len) = extension_len(this, bytes, next_at) else { return false };
-                kind = bytes.get(next_at).copied();
-                next_at += len;
-                continue;
-            }
-            TCP => 20,
-            UDP | ICMPV6 => 8,
-            _ => 1,
-        };
-        return next_at + transport_len > bytes.len();
+    let Some(&kind) = bytes.get(at + 6) else { return false };
+    let mut walk = ExtensionWalk { kind, at: at + IPV6_BYTES };
+    while is_followed(walk.kind) {
+        if walk.kind == FRAGMENT && is_later(bytes, walk.at) {
+            return false;
+        }
+        let Some(&first) = field(bytes, walk.at) else { return false };
+        walk.pass(first);
     }
+    let transport_len = match walk.kind {
+        NO_NEXT_HEADER => return false,
+        TCP => 20,
+        UDP | ICMPV6 => 8,
+        _ => 1,
+    };
+    walk.at + transport_len > bytes.len()
+}
+
+/// True for the extension headers that the kernel walks over (`ipv6_ext_hdr`).
+fn is_followed(kind: u8) -> bool {
+    matches!(kind, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS)
 }
 
 /// True if the fragment header at `at` has a non-zero offset.
 fn is_later(bytes: &[u8], at: usize) -> bool {
     field(bytes, at + 2).is_some_and(|&field| u16::from_be_bytes(field) & 0xfff8 != 0)
-}
-
-/// Length of the extension header at `at`; `None` if it is not an extension header or is truncated.
-fn extension_len(kind: u8, bytes: &[u8], at: usize) -> Option<usize> {
-    let &[_, len] = field(bytes, at)?;
-    match kind {
-        HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => Some((usize::from(len) + 1) * 8),
-        AUTHENTICATION => Some((usize::from(len) + 2) * 4),
-        FRAGMENT => Some(FRAGMENT_HEADER_BYTES),
-        _ => None,
-    }
 }
 
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<&[u8; N]> {
