@@ -28,7 +28,11 @@ pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<DatagramFie
         end = seen.wire_len;
     }
 
-    let chain = extensions(seen, start + FIXED_BYTES, end, headers)?;
+    let walk = ExtensionWalk { kind: header[6], at: start + FIXED_BYTES };
+    let chain = follow(walk, seen, end, headers)?;
+    if chain.end > end {
+        return Err(Stop::Flaw(Flaw::Extension));
+    }
     let destination = match chain.destination {
         Destination::AsInHeader => Some(&header[DESTINATION]),
         Destination::Routed(address) => Some(address),
@@ -56,20 +60,19 @@ enum Destination<'a> {
     Unknown,
 }
 
-/// Walks over the extension headers from `at`; `headers.protocol` is the first one's on entry, the
-/// transport's on return.
-fn extensions<'a>(
+/// Follows the chain to the transport's header, whose number is `headers.protocol` then, or to that
+/// of a later fragment.
+fn follow<'a>(
+    mut walk: ExtensionWalk,
     seen: &Seen<'a>,
-    at: usize,
     end: usize,
     headers: &mut Headers,
 ) -> Result<ExtensionChain<'a>, Stop> {
     let mut destination = Destination::AsInHeader;
-    let mut walk = ExtensionWalk { kind: headers.protocol, at };
     for _ in 0..MAX_EXTENSION_HEADERS {
         let ExtensionWalk { kind, at } = walk;
         if !walk.is_extension() {
-            break;
+            return Ok(ExtensionChain { end: walk.at, destination });
         }
         if at + EXTENSION_BYTES > end {
             return Err(Stop::Flaw(Flaw::Extension)); // what follows is padding
@@ -90,7 +93,7 @@ fn extensions<'a>(
             _ => {}
         }
     }
-    if walk.is_extension() || walk.at > end {
+    if walk.is_extension() {
         return Err(Stop::Flaw(Flaw::Extension));
     }
     Ok(ExtensionChain { end: walk.at, destination })
