@@ -82,7 +82,7 @@ fn now(state: &FlowState, flow: FlowHash) -> String {
 
 /// CPU of its next packet, the reason, and the packets that it waits for.
 fn next(state: &FlowState, at_ns: u64) -> String {
-    let (wished, because) = state.wish;
+    let (wished, steer_reason) = state.wish;
     let follows = match (state.held, state.cpu) {
         _ if state.is_fenced => {
             "; it waits until every CPU has processed what it had when the table was replaced"
@@ -114,7 +114,7 @@ fn next(state: &FlowState, at_ns: u64) -> String {
         }
         _ => String::new(),
     };
-    format!("to CPU {wished}, since {}{follows}", reason(because))
+    format!("to CPU {wished}, since {}{follows}", reason(steer_reason))
 }
 
 /// The slot of the flow table, and who else is in it.
@@ -171,7 +171,7 @@ fn how_it_moved(moved: &Move, flow: FlowHash) -> String {
         "{}: CPU {from} to CPU {to}{with}, since {}; {how} ({})",
         seconds(moved.at_ns),
         reason(moved.wish),
-        moved.because.name()
+        moved.steer_reason.name()
     )
 }
 
@@ -183,8 +183,8 @@ fn how_it_dropped(drops: &Drops) -> String {
 }
 
 /// Reason for a desired CPU.
-fn reason(because: SteerReason) -> &'static str {
-    match because {
+fn reason(steer_reason: SteerReason) -> &'static str {
+    match steer_reason {
         SteerReason::Rfs => "its application runs there (rfs)",
         SteerReason::Rps => "the RPS map says so (rps)",
         SteerReason::Inline => "that CPU polls the queue, and nothing sends it elsewhere (inline)",
@@ -259,7 +259,7 @@ fn move_document(moved: &Move) -> Value {
         "from": moved.from.0,
         "to": moved.to.0,
         "wish": moved.wish.name(),
-        "because": moved.because.name(),
+        "because": moved.steer_reason.name(),
         "ahead": moved.ahead,
         "stayed": moved.stayed,
         "waited_ns": moved.waited_ns,

@@ -379,7 +379,7 @@ impl Intake {
             arrival,
             enqueued_ns,
             epoch,
-            because: target.because,
+            steer_reason: target.steer_reason,
             position,
             head_old: target.head_old,
             behind: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),

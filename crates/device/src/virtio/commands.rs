@@ -238,8 +238,8 @@ mod tests {
 
     fn known(offered: &[u32], queue_pairs_max: Option<u16>, queue_pairs: u64) -> Known {
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
-        let wishes = OfferedFeatures { device_hash: true, ..OfferedFeatures::default() };
-        let features = Features::negotiate(bits, wishes).unwrap();
+        let desired_cpus = OfferedFeatures { device_hash: true, ..OfferedFeatures::default() };
+        let features = Features::negotiate(bits, desired_cpus).unwrap();
         let config = VirtioNetConfig {
             queue_pairs_max,
             mtu: None,

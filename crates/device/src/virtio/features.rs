@@ -86,7 +86,7 @@ impl Features {
     ///
     /// # Errors
     /// Why the back end cannot be used: it does not offer `VERSION_1` (FEAT4).
-    pub(super) fn negotiate(offered: u64, wishes: OfferedFeatures) -> Result<Self, String> {
+    pub(super) fn negotiate(offered: u64, desired_cpus: OfferedFeatures) -> Result<Self, String> {
         let is_mergeable = offered >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1;
         let is_wished = |bit| match bit {
             // Each buffer would have to hold 64 KiB (NET2).
@@ -94,9 +94,9 @@ impl Features {
             | VIRTIO_NET_F_GUEST_TSO6
             | VIRTIO_NET_F_GUEST_USO4
             | VIRTIO_NET_F_GUEST_USO6 => is_mergeable,
-            VIRTIO_NET_F_GUEST_CSUM => !wishes.without_offloads,
-            VIRTIO_F_RING_PACKED => wishes.packed,
-            VIRTIO_NET_F_HASH_REPORT => wishes.device_hash,
+            VIRTIO_NET_F_GUEST_CSUM => !desired_cpus.without_offloads,
+            VIRTIO_F_RING_PACKED => desired_cpus.packed,
+            VIRTIO_NET_F_HASH_REPORT => desired_cpus.device_hash,
             _ => true,
         };
         let mut accepted = Self(0);
@@ -203,7 +203,7 @@ mod tests {
         (52, &[17]),
     ];
 
-    fn wishes() -> impl Strategy<Value = OfferedFeatures> {
+    fn desired_cpus() -> impl Strategy<Value = OfferedFeatures> {
         any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| OfferedFeatures {
             packed,
             device_hash,
@@ -215,21 +215,21 @@ mod tests {
         #[test]
         fn feat_1_2_3_accepted_features_offered_with_dependencies(
             offered: u64,
-            wishes in wishes(),
+            desired_cpus in desired_cpus(),
         ) {
-            let features = Features::negotiate(offered | VERSION_1, wishes).unwrap();
+            let features = Features::negotiate(offered | VERSION_1, desired_cpus).unwrap();
             prop_assert_eq!(features.bits() & !(offered | VERSION_1), 0);
             prop_assert!(features.has(VIRTIO_F_VERSION_1));
             for (bit, takes) in TAKES {
                 prop_assert!(!features.has(bit) || takes.iter().any(|&bit| features.has(bit)));
             }
-            prop_assert!(wishes.packed || !features.has(VIRTIO_F_RING_PACKED));
-            prop_assert!(wishes.device_hash || !features.has(VIRTIO_NET_F_HASH_REPORT));
+            prop_assert!(desired_cpus.packed || !features.has(VIRTIO_F_RING_PACKED));
+            prop_assert!(desired_cpus.device_hash || !features.has(VIRTIO_NET_F_HASH_REPORT));
         }
 
         #[test]
-        fn feat_4_device_without_version_1_is_refused(offered: u64, wishes in wishes()) {
-            let refused = Features::negotiate(offered & !VERSION_1, wishes);
+        fn feat_4_device_without_version_1_is_refused(offered: u64, desired_cpus in desired_cpus()) {
+            let refused = Features::negotiate(offered & !VERSION_1, desired_cpus);
             prop_assert!(refused.unwrap_err().contains("VIRTIO_F_VERSION_1"));
         }
     }
@@ -238,9 +238,13 @@ mod tests {
     fn feat_2_dependent_bit_alone_is_dropped() {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
-            let wishes =
+            let desired_cpus =
                 OfferedFeatures { packed: true, device_hash: true, without_offloads: false };
-            assert_eq!(Features::negotiate(offered, wishes).unwrap().bits(), VERSION_1, "{bit}");
+            assert_eq!(
+                Features::negotiate(offered, desired_cpus).unwrap().bits(),
+                VERSION_1,
+                "{bit}"
+            );
         }
     }
 

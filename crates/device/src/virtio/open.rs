@@ -54,7 +54,7 @@ impl VirtioDevice {
         let (link, ports) = VhostSession::start(VhostSessionConfig {
             path: Path::new(&config.name),
             role: options.role,
-            wishes: OfferedFeatures {
+            desired_cpus: OfferedFeatures {
                 packed: options.packed,
                 device_hash: config.device_hash,
                 without_offloads: !options.rx_offloads,

@@ -292,7 +292,7 @@ impl Port {
         if let Some(events) = self.events()
             && let Err(error) = which(events).signal(&self.shared.signaller)
         {
-            self.shut(EndKind::Kick.because(format!("it cannot be kicked: {error}")));
+            self.shut(EndKind::Kick.steer_reason(format!("it cannot be kicked: {error}")));
         }
     }
 

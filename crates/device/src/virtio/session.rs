@@ -47,7 +47,7 @@ pub(super) struct VhostSessionConfig<'a> {
     /// Side that makes it.
     pub(super) role: Role,
     /// Features asked for.
-    pub(super) wishes: OfferedFeatures,
+    pub(super) desired_cpus: OfferedFeatures,
     /// The memory that the device gets.
     pub(super) memory: MemoryTable,
     /// The rings in it, for each queue pair.
@@ -76,7 +76,8 @@ impl VhostSession {
     /// When there can never be one at that path, or the system refuses. That none is there yet is no
     /// error.
     pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
-        let VhostSessionConfig { path, role, wishes, memory, queues, control, facts } = config;
+        let VhostSessionConfig { path, role, desired_cpus, memory, queues, control, facts } =
+            config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
                 what: "the queue pairs of a vhost-user device",
@@ -95,7 +96,7 @@ impl VhostSession {
         let (shared, ports) = Switchboard::new(queues.len(), signaller).map_err(refused)?;
         let ended = Arc::new(Event::new().map_err(refused)?);
         let place = path.display().to_string();
-        let plan = SessionPlan { memory, queues, control, wishes };
+        let plan = SessionPlan { memory, queues, control, desired_cpus };
         let (of_thread, told) = (Arc::clone(&shared), facts.clone());
         let ends = SessionEnds::new(told.clone());
         let keeper =
@@ -307,11 +308,11 @@ impl SessionThread {
                 }
             };
             if let Err(why) = done {
-                return SessionEnd::Gone(EndKind::Message.because(why));
+                return SessionEnd::Gone(EndKind::Message.steer_reason(why));
             }
             if self.is_cut(stream) {
                 return SessionEnd::Gone(
-                    EndKind::Closed.because("the back end closed the connection"),
+                    EndKind::Closed.steer_reason("the back end closed the connection"),
                 );
             }
         }

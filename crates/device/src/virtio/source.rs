@@ -120,7 +120,7 @@ impl VirtioSource {
             }
             Err(lie) => {
                 self.is_shut = true;
-                self.port.shut(EndKind::UsedIndex.because(lie.to_string()));
+                self.port.shut(EndKind::UsedIndex.steer_reason(lie.to_string()));
                 RestOfChain::Nothing
             }
         }

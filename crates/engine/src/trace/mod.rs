@@ -210,7 +210,7 @@ impl DeliverTrace {
         (name, frame): (TracedFlowName, u64),
         now_ns: u64,
     ) {
-        let Note { enqueued_ns, epoch, because, position, head_old, behind, .. } = note;
+        let Note { enqueued_ns, epoch, steer_reason, position, head_old, behind, .. } = note;
         // Readers hold it against the flow's own last packet, not against one that shares its slot.
         let head_old = head_old.filter(|_| *behind == packet.hash);
         let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
@@ -222,7 +222,7 @@ impl DeliverTrace {
             packet.hash.0,
             batch.cpu,
             position.0,
-            because.name(),
+            steer_reason.name(),
         );
         // Writing to a string cannot fail.
         let _ = self.rows.write_fmt(row);

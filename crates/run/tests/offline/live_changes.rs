@@ -325,8 +325,8 @@ mod one_engine {
         let outcome = engine.run_stepped(1, VirtualCosts::default());
         let [explained] = &outcome.explained.concat()[..] else { panic!("one queue") };
         assert_eq!(explained.queue, RxQueue(0));
-        let (cpu, because) = explained.state.wish;
-        assert_eq!((explained.state.cpu, because), (Some(cpu), SteerReason::Rps));
+        let (cpu, steer_reason) = explained.state.wish;
+        assert_eq!((explained.state.cpu, steer_reason), (Some(cpu), SteerReason::Rps));
         assert!(explained.state.sharers.contains(&hash), "it was watched from the beginning");
     }
 

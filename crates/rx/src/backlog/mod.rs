@@ -36,7 +36,7 @@ pub struct Note {
     /// Configuration that the decision was made under.
     pub epoch: u32,
     /// Reason for this CPU.
-    pub because: SteerReason,
+    pub steer_reason: SteerReason,
     /// The backlog's tail counter after this packet.
     pub position: Position,
     /// If this packet moved its flow to another CPU: the head counter of the old backlog that

@@ -66,7 +66,7 @@ impl DesiredCpus {
             return inline;
         }
         let Some(cpu) = self.map.select(hash) else { return inline };
-        match table.get(slot).whereabouts() {
+        match table.get(slot).current_cpu() {
             // A boundary of the map inside the slot: either side will do, rather than moving the
             // slot to and fro with every other packet.
             CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => {

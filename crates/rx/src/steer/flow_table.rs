@@ -60,7 +60,7 @@ impl Slot {
         Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
     }
 
-    pub(super) fn whereabouts(self) -> CurrentCpu {
+    pub(super) fn current_cpu(self) -> CurrentCpu {
         match self.cpu {
             Self::NO_CPU | Self::UNSEEN_CPU => CurrentCpu::None,
             cpu if cpu == Self::FENCED[0] => CurrentCpu::BehindFence(FenceId::A),
@@ -98,7 +98,7 @@ impl Slot {
     /// The slot as another table has it: what was held is in a line, and a fence that was passed says
     /// nothing.
     fn carried(self, fences: Fenced) -> Self {
-        match self.whereabouts() {
+        match self.current_cpu() {
             _ if self.is_unseen() => Self::EMPTY,
             _ if self.hold().is_some() => Self::fenced(fences.raised),
             CurrentCpu::BehindFence(fence) if !fences.standing[fence.index()] => Self::EMPTY,
@@ -114,7 +114,7 @@ impl Slot {
         fences: Fenced,
         pending: &mut impl FnMut(CpuId, Position) -> u32,
     ) -> Self {
-        let [ahead, others] = [self, other].map(|slot| match slot.whereabouts() {
+        let [ahead, others] = [self, other].map(|slot| match slot.current_cpu() {
             CurrentCpu::None => 0,
             CurrentCpu::On(cpu) => pending(cpu, slot.tail),
             CurrentCpu::BehindFence(_) => u32::MAX,
@@ -279,9 +279,9 @@ mod tests {
         // Whatever waits for one of these must wait for it in the new table too.
         let mut waits: Vec<_> = olds
             .iter()
-            .filter_map(|old| match old.whereabouts() {
+            .filter_map(|old| match old.current_cpu() {
                 _ if old.hold().is_some() => Some(CurrentCpu::BehindFence(fences.raised)),
-                CurrentCpu::BehindFence(fence) => stands(fence).then_some(old.whereabouts()),
+                CurrentCpu::BehindFence(fence) => stands(fence).then_some(old.current_cpu()),
                 at => (ahead(*old) > 0).then_some(at),
             })
             .collect();
@@ -289,13 +289,13 @@ mod tests {
         assert_eq!(new.hold(), None, "who was held is in the line");
         match waits.as_slice() {
             [] => assert_eq!(ahead(new), 0, "{new:?} for {olds:?}"),
-            [one] => assert_eq!(new.whereabouts(), *one, "{new:?} for {olds:?}"),
+            [one] => assert_eq!(new.current_cpu(), *one, "{new:?} for {olds:?}"),
             _ if waits.iter().all(|at| *at == waits[0]) => {
-                assert_eq!(new.whereabouts(), waits[0], "{new:?} for {olds:?}");
+                assert_eq!(new.current_cpu(), waits[0], "{new:?} for {olds:?}");
             }
             _ => {
                 let raised = CurrentCpu::BehindFence(fences.raised);
-                assert_eq!(new.whereabouts(), raised, "{new:?} for {olds:?}");
+                assert_eq!(new.current_cpu(), raised, "{new:?} for {olds:?}");
             }
         }
         if new.cpu().is_some() {

@@ -40,7 +40,7 @@ pub struct Move {
     pub wish: SteerReason,
     /// Manner of the move: at once ([`SteerReason::Drained`]), or after packets were held
     /// ([`SteerReason::Held`]).
-    pub because: SteerReason,
+    pub steer_reason: SteerReason,
     /// Packets up to the slot's last one that the old CPU had before it when the wish was first
     /// refused; 0 if it never was, or had been seen to be drained in the middle of a turn.
     pub ahead: u32,

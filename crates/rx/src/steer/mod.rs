@@ -96,7 +96,7 @@ pub struct SteerConfig {
 /// The steering of one rx queue. One writer: the CPU that polls it.
 #[derive(Debug)]
 pub struct Steering {
-    wishes: DesiredCpus,
+    desired_cpus: DesiredCpus,
     tables: Tables,
     holds: Holds,
     fences: Fences,
@@ -123,7 +123,7 @@ impl Steering {
     #[must_use]
     pub fn new(config: &SteerConfig) -> Self {
         Self {
-            wishes: DesiredCpus::new(config.polling_cpu, config.spread),
+            desired_cpus: DesiredCpus::new(config.polling_cpu, config.spread),
             tables: Tables::new(config.rps_flow_cnt),
             holds: Holds::new(config.hold_max.max(1)),
             fences: Fences::new(),
@@ -139,7 +139,7 @@ impl Steering {
     #[inline]
     pub fn prefetch(&self, hash: FlowHash) {
         self.tables.now.slots.prefetch(self.slot_of(hash));
-        self.wishes.prefetch(hash);
+        self.desired_cpus.prefetch(hash);
     }
 
     /// Decides about the next packet of a flow whose slot has no hold. If the verdict is
@@ -153,15 +153,21 @@ impl Steering {
             at.hold().is_none(),
             "the slot's packets are held: this one goes behind them"
         );
-        let (cpu, wish) = self.wishes.of(hash, &self.tables.now.slots, slot);
-        let agreed = match at.whereabouts() {
+        let (cpu, wish) = self.desired_cpus.of(hash, &self.tables.now.slots, slot);
+        let agreed = match at.current_cpu() {
             CurrentCpu::On(at) => at == cpu,
             CurrentCpu::None => true,
             CurrentCpu::BehindFence(fence) => !self.fences.stands(fence),
         };
         if agreed {
             let slot = Some(slot);
-            return Verdict::Forward(Target { cpu, because: wish, wish, slot, head_old: None });
+            return Verdict::Forward(Target {
+                cpu,
+                steer_reason: wish,
+                wish,
+                slot,
+                head_old: None,
+            });
         }
         self.decide_move(hash, (cpu, wish), now_ns, backlogs)
     }
@@ -220,9 +226,9 @@ impl Steering {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
         };
-        let (cpu, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
-        let forward = |because, head_old| {
-            Release::Forward(Target { cpu, because, wish, slot: Some(hold.slot), head_old })
+        let (cpu, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        let forward = |steer_reason, head_old| {
+            Release::Forward(Target { cpu, steer_reason, wish, slot: Some(hold.slot), head_old })
         };
         match hold.behind {
             // Wanted back before it had left, or some have gone there already: behind those.
@@ -245,9 +251,9 @@ impl Steering {
         match hold.behind {
             // A flow that holds its share fills the arena itself.
             HeldBehind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
-                let (_, wish) = self.wishes.of(front.hash, &self.tables.now.slots, hold.slot);
-                let (because, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
-                Release::Forward(Target { cpu, because, wish, slot, head_old })
+                let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+                let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
+                Release::Forward(Target { cpu, steer_reason, wish, slot, head_old })
             }
             // Nobody knows a CPU that all of its predecessors are on.
             HeldBehind::Backlog(..) | HeldBehind::Fence(_) => Release::Wait,
@@ -296,12 +302,12 @@ impl Steering {
                 if is_passed {
                     let slots = &self.tables.now.slots;
                     let slot = slots.slot_of(front.hash);
-                    fence.line_to = Some(self.wishes.of(front.hash, slots, slot).0);
+                    fence.line_to = Some(self.desired_cpus.of(front.hash, slots, slot).0);
                 }
                 let hash = front.hash;
                 let goes_on = !self.holds.is_line_at_seam(fence.line);
                 return match fence.line_to {
-                    Some(cpu) if is_passed || goes_on && self.wishes.may_go_to(hash, cpu) => {
+                    Some(cpu) if is_passed || goes_on && self.desired_cpus.may_go_to(hash, cpu) => {
                         Release::Forward(Target::of_line(cpu))
                     }
                     _ => Release::Wait,
@@ -374,10 +380,10 @@ impl Steering {
     ) -> Verdict {
         let slot = self.slot_of(hash);
         let at = self.tables.get(slot);
-        let forward = |cpu, because, head_old| {
-            Verdict::Forward(Target { cpu, because, wish, slot: Some(slot), head_old })
+        let forward = |cpu, steer_reason, head_old| {
+            Verdict::Forward(Target { cpu, steer_reason, wish, slot: Some(slot), head_old })
         };
-        let cpu = match at.whereabouts() {
+        let cpu = match at.current_cpu() {
             CurrentCpu::On(cpu) => cpu,
             CurrentCpu::None => return forward(wished, wish, None),
             CurrentCpu::BehindFence(fence) => {
@@ -424,7 +430,7 @@ impl Steering {
 
     /// True if a packet may follow the slot's last one to a CPU that it should not go to.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
-        self.wishes.allows(cpu) || self.tables.get(slot).last_flow == flow
+        self.desired_cpus.allows(cpu) || self.tables.get(slot).last_flow == flow
     }
 
     /// Counts a packet that stays against its wish.
@@ -462,7 +468,7 @@ impl Steering {
             from,
             to: to.cpu,
             wish: to.wish,
-            because: to.because,
+            steer_reason: to.steer_reason,
             ahead: wait.ahead,
             stayed: wait.packets,
             waited_ns: if was_refused_before { since(wait.since_ns) } else { held_ns },
@@ -479,35 +485,35 @@ impl Steering {
 impl Steering {
     /// Replaces the RPS map that is asked for; flows move as their next packets come (RPS-11).
     pub fn set_rps_map(&mut self, rps_map: RpsMap) {
-        self.wishes.set_asked(rps_map);
+        self.desired_cpus.set_asked(rps_map);
     }
 
     /// Says which CPUs run: the others get no new flows (RPS-9), and those that are there leave.
     pub fn set_running(&mut self, running: RpsMap) {
-        self.wishes.set_running(running);
+        self.desired_cpus.set_running(running);
     }
 
     /// Says which CPU polls the queue.
     pub fn set_polling_cpu(&mut self, cpu: CpuId) {
-        self.wishes.polling_cpu = cpu;
+        self.desired_cpus.polling_cpu = cpu;
     }
 
     /// Replaces the table of where applications run.
     pub fn set_sock_flows(&mut self, sock_flows: Option<Arc<SockFlowTable>>) {
-        self.wishes.set_sock_flows(sock_flows);
+        self.desired_cpus.set_sock_flows(sock_flows);
     }
 
     /// Replaces the flow table; the old one is asked where flows are until all that it knows of has been
     /// processed.
     pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
-        self.wishes.set_rfs(tables.has_rfs);
+        self.desired_cpus.set_rfs(tables.has_rfs);
         self.tables.replace(tables, self.fences.to_raise());
         self.raise_fence(now_ns, backlogs);
     }
 
     /// Says that flows hash differently from now on: what is noted of slots counts no more.
     pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
-        self.wishes.set_rfs(tables.has_rfs);
+        self.desired_cpus.set_rfs(tables.has_rfs);
         self.tables.replace_by_fence(tables, self.fences.to_raise());
         self.journal.forget_moves();
         self.raise_fence(now_ns, backlogs);
@@ -531,7 +537,7 @@ impl Steering {
 
     /// Looks at the load, once a turn. Returns whether flows are to move because of it.
     pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
-        self.wishes.update_spread(tick, full_burst)
+        self.desired_cpus.update_spread(tick, full_burst)
     }
 
     fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {

@@ -68,7 +68,7 @@ impl Steering {
         FlowPlace {
             slot: flow.is_some().then_some(slot.0),
             cpu: at.cpu(),
-            wish: self.wishes.of(flow, &self.tables.now.slots, slot).0,
+            wish: self.desired_cpus.of(flow, &self.tables.now.slots, slot).0,
             is_held: at.hold().is_some(),
             has_fence: self.fences.is_any(),
         }
@@ -109,14 +109,14 @@ impl Steering {
         let moves = self.journal.moves();
         let moves = moves.filter(|moved| self.slot_of(moved.flow) == slot);
         let watch = self.watches.iter().find(|watch| watch.flow == flow);
-        let wish = self.wishes.of(flow, &self.tables.now.slots, slot);
+        let wish = self.desired_cpus.of(flow, &self.tables.now.slots, slot);
         let wait = self.tables.now.waits[slot.index()];
         let stays = wait.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
         FlowState {
             slot: flow.is_some().then_some(slot.0),
             slots: self.tables.now.slots.len(),
             cpu: at.cpu(),
-            is_fenced: match at.whereabouts() {
+            is_fenced: match at.current_cpu() {
                 CurrentCpu::BehindFence(fence) => self.fences.stands(fence),
                 CurrentCpu::None | CurrentCpu::On(_) => false,
             },

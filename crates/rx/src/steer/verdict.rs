@@ -12,7 +12,7 @@ pub struct Target {
     /// The CPU.
     pub cpu: CpuId,
     /// Reason.
-    pub because: SteerReason,
+    pub steer_reason: SteerReason,
     /// Origin of the wish for that CPU.
     pub wish: SteerReason,
     /// The slot to record it in; none if the fence answers for it.
@@ -24,8 +24,8 @@ pub struct Target {
 impl Target {
     /// Destination of a packet that was held in a line.
     pub(super) fn of_line(cpu: CpuId) -> Self {
-        let because = SteerReason::Held;
-        Self { cpu, because, wish: because, slot: None, head_old: None }
+        let steer_reason = SteerReason::Held;
+        Self { cpu, steer_reason, wish: steer_reason, slot: None, head_old: None }
     }
 }
 

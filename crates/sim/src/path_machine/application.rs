@@ -65,7 +65,7 @@ impl SeenByReader {
             laws.broke(Law::Counters, || format!("{note:?} should lie at {expected:?}"));
         }
         self.moves += u64::from(note.head_old.is_some());
-        match note.because {
+        match note.steer_reason {
             SteerReason::Held => self.held += 1,
             SteerReason::Stay => self.stays += 1,
             _ => {}

@@ -58,8 +58,8 @@ impl Rig {
         let offered = 1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_NET_F_MRG_RXBUF
             | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        let wishes = OfferedFeatures { packed: is_packed, ..OfferedFeatures::default() };
-        let features = Features::negotiate(offered, wishes).unwrap();
+        let desired_cpus = OfferedFeatures { packed: is_packed, ..OfferedFeatures::default() };
+        let features = Features::negotiate(offered, desired_cpus).unwrap();
         let events = PairEvents::new().unwrap();
         let call = events.call.handle().unwrap();
         let pairs = vec![events];

@@ -83,6 +83,6 @@ fn explanation_has_drops_and_target() {
     world.arrive(&[NEIGHBOUR]);
     let [moved] = world.intake.state_of(HASH).moves[..] else { panic!("the slot moved once") };
     assert_eq!((moved.flow.0, moved.at_ns), (NEIGHBOUR.hash, world.now_ns), "with another flow");
-    assert_eq!((moved.from, moved.to, moved.because), (CpuId(1), CpuId(2), Drained));
+    assert_eq!((moved.from, moved.to, moved.steer_reason), (CpuId(1), CpuId(2), Drained));
     assert_eq!((moved.ahead, moved.stayed, moved.waited_ns, moved.held_ns), (0, 0, 0, 0));
 }

@@ -56,13 +56,13 @@ impl Journal {
 
     /// Each packet's CPU and why it went there.
     pub(crate) fn ways(&self) -> Vec<(u16, SteerReason)> {
-        self.seen.iter().map(|seen| (seen.cpu.0, seen.note.because)).collect()
+        self.seen.iter().map(|seen| (seen.cpu.0, seen.note.steer_reason)).collect()
     }
 
     /// The ways of one flow's packets.
     pub(crate) fn ways_of(&self, flow: Flow) -> Vec<(u16, SteerReason)> {
         let seen = self.seen.iter().filter(|seen| seen.flow == flow.id);
-        seen.map(|seen| (seen.cpu.0, seen.note.because)).collect()
+        seen.map(|seen| (seen.cpu.0, seen.note.steer_reason)).collect()
     }
 
     /// Backlog positions are the number of packets that went there, lost ones included.

@@ -244,8 +244,8 @@ fn check_notes(world: &World) {
         let epoch = &world.epochs[seen.note.epoch as usize];
         if world.arrived_in(seen.note.arrival).table != epoch.table {
             // It was held when the table was replaced, and stood in the line.
-            let Note { because, head_old, behind, .. } = seen.note;
-            assert_eq!((because, head_old, behind), (SteerReason::Held, None, FlowHash::NONE));
+            let Note { steer_reason, head_old, behind, .. } = seen.note;
+            assert_eq!((steer_reason, head_old, behind), (SteerReason::Held, None, FlowHash::NONE));
             continue;
         }
         let slot = (epoch.table, epoch.slot(seen.hash));
@@ -256,7 +256,7 @@ fn check_notes(world: &World) {
 /// A packet that follows nobody goes where the settings of its epoch send it.
 fn check_target(world: &World, seen: &Seen) {
     let epoch = &world.epochs[seen.note.epoch as usize];
-    let may_be = match seen.note.because {
+    let may_be = match seen.note.steer_reason {
         SteerReason::Rfs => epoch.is_followed(seen.cpu),
         SteerReason::Rps => epoch.is_mapped(seen.cpu),
         SteerReason::Inline => seen.cpu == epoch.polling,
@@ -297,7 +297,7 @@ impl InSlot {
         } else {
             assert_eq!(note.head_old, None, "{seen:?} moved nothing");
         }
-        if note.because == SteerReason::Stay {
+        if note.steer_reason == SteerReason::Stay {
             let (stays, since_ns) = self.stays.get_or_insert((0, note.enqueued_ns));
             *stays += 1;
             let MoveAfter { packets, time_ns } = world.settings.move_after;

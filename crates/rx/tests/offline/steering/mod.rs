@@ -67,7 +67,7 @@ fn rps_4_flow_keeps_cpu_one_wakeup_burst() {
     let map = RpsMap::new(cpus_of(rps_cpus));
     assert_eq!(world.journal.seen.len(), 3 * flows.len());
     for seen in &world.journal.seen {
-        assert_eq!((Some(seen.cpu), seen.note.because), (map.select(seen.hash), Rps));
+        assert_eq!((Some(seen.cpu), seen.note.steer_reason), (map.select(seen.hash), Rps));
     }
 }
 
@@ -89,10 +89,10 @@ fn rps_5_device_hash_used_or_no_steering() {
     world.check();
 
     let map = RpsMap::new(cpus_of(0b1111));
-    for (hash, because) in [(from_device, Rps), (computed, Rps), (FlowHash::NONE, Inline)] {
+    for (hash, steer_reason) in [(from_device, Rps), (computed, Rps), (FlowHash::NONE, Inline)] {
         let seen = world.journal.seen.iter().find(|seen| seen.hash == hash).unwrap();
         let cpu = if hash.is_some() { map.select(hash) } else { Some(POLLING) };
-        assert_eq!((Some(seen.cpu), seen.note.because), (cpu, because));
+        assert_eq!((Some(seen.cpu), seen.note.steer_reason), (cpu, steer_reason));
     }
     assert_eq!(world.intake.counters().unsteered.get(), 1);
 }
@@ -201,7 +201,7 @@ fn rfs_6_dropped_first_packet_shows_proof() {
     world.check();
     assert_eq!(world.drops.iter().map(|drop| drop.1).collect::<Vec<_>>(), [DropReason::FlowLimit]);
     let moved = world.journal.seen.last().unwrap();
-    assert_eq!((moved.cpu, moved.note.because), (CpuId(2), Held));
+    assert_eq!((moved.cpu, moved.note.steer_reason), (CpuId(2), Held));
     assert_eq!(moved.note.head_old, Some(Position(world.settings.start).plus(65)));
 }
 

@@ -44,7 +44,7 @@ fn move_reports_wait_and_duration() {
         from: CpuId(1),
         to: CpuId(2),
         wish: Rps,
-        because: Held,
+        steer_reason: Held,
         ahead: 6,
         stayed: 4,
         waited_ns: at_ns - refused_ns,
@@ -77,10 +77,10 @@ fn unwaited_move_says_so() {
     world.set_mask(ON_CPU_2);
     world.arrive(&[FLOW]);
     let moves = world.intake.state_of(world.hash_of(FLOW)).moves;
-    let [Move { because, ahead, stayed, waited_ns, held_ns, .. }] = moves[..] else {
+    let [Move { steer_reason, ahead, stayed, waited_ns, held_ns, .. }] = moves[..] else {
         panic!("{moves:?}");
     };
-    assert_eq!((because, ahead, stayed, waited_ns, held_ns), (Drained, 0, 0, 0, 0));
+    assert_eq!((steer_reason, ahead, stayed, waited_ns, held_ns), (Drained, 0, 0, 0, 0));
     assert_eq!(world.intake.state_of(world.hash_of(OTHER)).moves, [], "another slot's");
 }
 
@@ -99,8 +99,10 @@ fn one_turn_move_says_so() {
     world.now_ns += 100;
     world.idle_turn();
     let moves = world.intake.state_of(world.hash_of(FLOW)).moves;
-    let [Move { because, ahead, stayed, waited_ns, .. }] = moves[..] else { panic!("{moves:?}") };
-    assert_eq!((because, ahead, stayed, waited_ns), (Held, 0, 0, world.now_ns - held_ns));
+    let [Move { steer_reason, ahead, stayed, waited_ns, .. }] = moves[..] else {
+        panic!("{moves:?}")
+    };
+    assert_eq!((steer_reason, ahead, stayed, waited_ns), (Held, 0, 0, world.now_ns - held_ns));
     assert_eq!(moves[0].held_ns, waited_ns);
     world.settle();
     world.check();

@@ -114,8 +114,8 @@ fn mask_overrides_application() {
         assert_eq!(world.journal.seen.last().unwrap().cpu, wish.0);
         (wish.0.0, wish.1)
     };
-    let wishes = [0b1100, 0b1010, 0, 0b1000].map(&mut under);
-    assert_eq!(wishes, [(2, Rps), (1, Rfs), (1, Rfs), (3, Rps)]);
+    let desired_cpus = [0b1100, 0b1010, 0, 0b1000].map(&mut under);
+    assert_eq!(desired_cpus, [(2, Rps), (1, Rfs), (1, Rfs), (3, Rps)]);
 }
 
 #[test]

@@ -295,12 +295,12 @@ impl World {
 
 /// Puts a packet on a backlog, by no rule but the caller's.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
-    let (arrival, because) = (packet.arrival, SteerReason::Rps);
+    let (arrival, steer_reason) = (packet.arrival, SteerReason::Rps);
     let note = |position| Note {
         arrival,
         enqueued_ns: 0,
         epoch: 0,
-        because,
+        steer_reason,
         position,
         head_old: None,
         behind: FlowHash::NONE,

@@ -60,7 +60,7 @@ impl Rig {
     }
 
     pub(super) fn begin(&mut self, offered: &[u32], mtu: Option<u16>) {
-        let wishes = OfferedFeatures {
+        let desired_cpus = OfferedFeatures {
             packed: offered.contains(&VIRTIO_F_RING_PACKED),
             device_hash: offered.contains(&VIRTIO_NET_F_HASH_REPORT),
             ..OfferedFeatures::default()
@@ -68,7 +68,7 @@ impl Rig {
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
         self.device = None; // it holds the ring's memory
         self.transmit.end();
-        self.transmit.begin(Features::negotiate(bits, wishes).unwrap(), mtu);
+        self.transmit.begin(Features::negotiate(bits, desired_cpus).unwrap(), mtu);
         self.device = self.transmit.ring.as_ref().map(ReferenceDevice::of);
     }
 
