@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="quick pr fmt lint msrv deny test loom miri fuzz counts bench mutants promises all"
+verbs="quick pr fmt lint msrv deny typos semver test loom miri fuzz counts bench mutants promises all"
 skipped=()
 
 usage() {
@@ -21,6 +21,8 @@ usage: ./ci.sh VERB...
          feature builds by itself; all build for aarch64, and for 32 bits they say that they cannot
   msrv   the oldest Rust that Cargo.toml promises builds all
   deny   licences and sources of dependencies (cargo-deny), by hand
+  typos  spelling (typos, by typos.toml), by hand
+  semver what the face has changed since the last release (cargo-semver-checks), by hand
   test   documentation, unit and integration tests
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
@@ -30,7 +32,7 @@ usage: ./ci.sh VERB...
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
   promises  writes docs/src/reference/promises.md: each promise, its tests, their places
-  all    all but bench, deny, mutants and promises; the tests come last
+  all    all but bench, deny, typos, semver, mutants and promises; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
 }
@@ -176,6 +178,19 @@ specification() {
             { echo "SPECIFICATION.md: there is no test $name" >&2; missing=1; }
     done
     return $missing
+}
+
+typos() {
+    command -v typos >/dev/null || { skip typos "install it: cargo install typos-cli"; return; }
+    command typos .
+}
+
+semver() {
+    has cargo semver-checks --version || { skip semver "install it: cargo install cargo-semver-checks"; return; }
+    local released
+    released=$(git tag --list 'v*' --sort=-version:refname | head -n 1)
+    [[ -n $released ]] || { skip semver "there is no release (a tag v*) to compare with"; return; }
+    cargo semver-checks --package forebay --baseline-rev "$released"
 }
 
 # The promises, each test with the file and the line that it stands at.

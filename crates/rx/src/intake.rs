@@ -456,7 +456,7 @@ impl Intake {
         while let Release::Forward(target) =
             self.steering.decide_line(self.now_ns, &mut self.backlogs)
             && self.backlogs.has_room(target.cpu)
-            && let Some(packet) = self.steering.unline()
+            && let Some(packet) = self.steering.leave_line()
         {
             self.enqueue(packet, target);
         }

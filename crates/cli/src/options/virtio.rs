@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_librarys() {
+    fn defaults_are_those_of_the_library() {
         assert_eq!(options(""), Ok(VirtioOptions::default()));
         let said = options("--rx-buffers 2048 --queue-size 1024 --packed --listen").unwrap();
         assert_eq!(said.rx_buffers.to_string(), "2048");

@@ -325,7 +325,7 @@ impl Steering {
     }
 
     /// Takes the first packet of the line before the front fence.
-    pub fn unline(&mut self) -> Option<Packet> {
+    pub fn leave_line(&mut self) -> Option<Packet> {
         self.holds.line_pop(&mut self.fences.front_mut()?.line)
     }
 
