@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn walk_passes_each_kind_by_its_length() {
+    fn walk_passes_by_length_of_kind() {
         let lengths = [(HOP_BY_HOP, 24), (ROUTING, 24), (FRAGMENT, 8), (AUTHENTICATION, 16)];
         for (kind, len) in lengths {
             let mut walk = ExtensionWalk { kind, at: 40 };
