@@ -1,11 +1,11 @@
 //! Frames on their way home, thirty-two at a time.
 //!
-//! A CPU that frees another CPU's frames collects them in a lot and hands the full lot over with
+//! A CPU that frees another CPU's frames collects them in a batch and hands the full batch over with
 //! one compare-and-swap: returning must cost less than it saves (UDP-R6). A free chunk needs no
-//! memory of its own for that: the lot is written into the first chunk put in it.
+//! memory of its own for that: the batch is written into the first chunk put in it.
 //!
-//! The inbox is a stack of lots. Anyone pushes, without waiting for anyone; the owner takes the
-//! whole stack at once, so a lot can never be seen twice (no ABA). When the owner is gone the
+//! The inbox is a stack of batches. Anyone pushes, without waiting for anyone; the owner takes the
+//! whole stack at once, so a batch can never be seen twice (no ABA). When the owner is gone the
 //! inbox is closed, and whoever brings the last frame home frees the home itself.
 
 use std::mem::MaybeUninit;
@@ -16,10 +16,10 @@ use crate::recycle_ring::{Freed, Marks};
 use crate::region::Region;
 use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
 
-/// Frames in a full lot: the carrier and those listed in it.
+/// Frames in a full batch: the carrier and those listed in it.
 pub const FREE_BATCH_FRAMES: usize = 32;
 
-/// A lot's list, written over the first bytes of the chunk that carries it.
+/// A batch's list, written over the first bytes of the chunk that carries it.
 #[repr(C)]
 pub(crate) struct FreeBatch {
     next: *mut FreeBatch,
@@ -28,13 +28,13 @@ pub(crate) struct FreeBatch {
     chunks: [MaybeUninit<NonNull<u8>>; FREE_BATCH_FRAMES - 1],
 }
 
-/// The closed inbox: no lot has this address, as lots are aligned.
+/// The closed inbox: no batch has this address, as batches are aligned.
 const CLOSED: *mut FreeBatch = std::ptr::without_provenance_mut(1);
 
 /// Home of the frames of one owner and one chunk class. It outlives its owner for as long
 /// as frames are away.
 pub(crate) struct RemoteFreeList {
-    /// A stack of lots: pushed by anyone (Release), taken whole by the owner (Acquire).
+    /// A stack of batches: pushed by anyone (Release), taken whole by the owner (Acquire).
     inbox: OwnLine<AtomicPtr<FreeBatch>>,
     /// Frames away, counted from the moment the owner closes: minus those that came back since.
     /// Written by whoever finds the inbox closed (AcqRel); 0 for the last one.
@@ -45,7 +45,7 @@ pub(crate) struct RemoteFreeList {
     /// Keeps the memory of the frames that are away.
     pub(crate) region: Arc<Region>,
     /// Of a [recycle ring](crate::recycle_ring): where its frames' holders say that they are done. Such a
-    /// home gets no lots.
+    /// home gets no batches.
     pub(crate) marks: Option<Marks>,
 }
 
@@ -66,7 +66,7 @@ impl RemoteFreeList {
         })
     }
 
-    /// True if lots wait in the inbox. A hint: more may come at any time.
+    /// True if batches wait in the inbox. A hint: more may come at any time.
     pub(crate) fn has_mail(&self) -> bool {
         !self.inbox.0.load(Ordering::Relaxed).is_null()
     }
@@ -76,10 +76,10 @@ impl RemoteFreeList {
     /// # Safety
     /// Only the owner calls this, and not after [`close`](Self::close).
     pub(crate) unsafe fn collect(&self, free: &mut Vec<NonNull<u8>>) {
-        // Acquire: pairs with the Release in `push`, which orders the lot's contents.
-        let lots = self.inbox.0.swap(std::ptr::null_mut(), Ordering::Acquire);
+        // Acquire: pairs with the Release in `push`, which orders the batch's contents.
+        let batches = self.inbox.0.swap(std::ptr::null_mut(), Ordering::Acquire);
         // SAFETY: taken off the inbox just now, which is not closed.
-        unsafe { unpack(lots, free) };
+        unsafe { unpack(batches, free) };
     }
 
     /// Closes the inbox for good, with `chunks` frames in all belonging here. The home is freed
@@ -91,9 +91,9 @@ impl RemoteFreeList {
     pub(crate) unsafe fn close(home: NonNull<Self>, mut free: Vec<NonNull<u8>>, chunks: usize) {
         // SAFETY: not freed before `away` has been settled below.
         let this = unsafe { home.as_ref() };
-        let lots = this.inbox.0.swap(CLOSED, Ordering::AcqRel);
+        let batches = this.inbox.0.swap(CLOSED, Ordering::AcqRel);
         // SAFETY: taken off the inbox just now, by the only call that closes it.
-        unsafe { unpack(lots, &mut free) };
+        unsafe { unpack(batches, &mut free) };
         let missing = i64::try_from(chunks - free.len()).unwrap_or(i64::MAX);
         // SAFETY: closed just now, with so many frames away.
         unsafe { Self::settle(home, missing) };
@@ -122,9 +122,9 @@ impl RemoteFreeList {
         let this = unsafe { home.as_ref() };
         let Some(marks) = &this.marks else {
             // SAFETY: by the caller's promise.
-            let lot = unsafe { FreeBatch::begin(chunk) };
-            // SAFETY: a lot of one, of this home; neither is used again.
-            return unsafe { Self::push(home, lot) };
+            let batch = unsafe { FreeBatch::begin(chunk) };
+            // SAFETY: a batch of one, of this home; neither is used again.
+            return unsafe { Self::push(home, batch) };
         };
         let mark = marks.of(chunk, &this.region, this.chunk_bytes);
         if Marks::free(mark) == Freed::OwnerIsGone {
@@ -133,21 +133,21 @@ impl RemoteFreeList {
         }
     }
 
-    /// Hands `lot` to the owner, or settles its frames if the owner is gone.
+    /// Hands `batch` to the owner, or settles its frames if the owner is gone.
     ///
     /// # Safety
-    /// `lot` and every chunk listed in it belong to this home and to the caller, who gives all of
+    /// `batch` and every chunk listed in it belong to this home and to the caller, who gives all of
     /// them up, and `home` with them.
-    pub(crate) unsafe fn push(home: NonNull<Self>, lot: NonNull<FreeBatch>) {
-        // SAFETY: a home lives while a frame of it is away, and the lot's are.
+    pub(crate) unsafe fn push(home: NonNull<Self>, batch: NonNull<FreeBatch>) {
+        // SAFETY: a home lives while a frame of it is away, and the batch's are.
         let this = unsafe { home.as_ref() };
         let mut head = this.inbox.0.load(Ordering::Relaxed);
         while head != CLOSED {
-            // SAFETY: the lot is the caller's until the exchange below succeeds.
-            unsafe { (*lot.as_ptr()).next = head };
+            // SAFETY: the batch is the caller's until the exchange below succeeds.
+            unsafe { (*batch.as_ptr()).next = head };
             let pushed = this.inbox.0.compare_exchange_weak(
                 head,
-                lot.as_ptr(),
+                batch.as_ptr(),
                 Ordering::Release,
                 Ordering::Relaxed,
             );
@@ -157,33 +157,33 @@ impl RemoteFreeList {
                 Err(now) => head = now,
             }
         }
-        // SAFETY: the caller's lot, see above.
-        let frames = unsafe { (*lot.as_ptr()).listed } + 1;
+        // SAFETY: the caller's batch, see above.
+        let frames = unsafe { (*batch.as_ptr()).listed } + 1;
         let frames = i64::try_from(frames).unwrap_or(i64::MAX);
-        // SAFETY: the inbox is closed, and the lot's frames are brought here.
+        // SAFETY: the inbox is closed, and the batch's frames are brought here.
         unsafe { Self::settle(home, -frames) };
     }
 }
 
-/// Puts the chunks of a chain of lots on a free list, carriers too.
+/// Puts the chunks of a chain of batches on a free list, carriers too.
 ///
 /// # Safety
-/// `lots` is null or heads a chain that the caller has taken off an inbox.
-unsafe fn unpack(mut lots: *mut FreeBatch, free: &mut Vec<NonNull<u8>>) {
-    while let Some(carrier) = NonNull::new(lots) {
-        // SAFETY: a lot in the chain was initialised by `FreeBatch::begin`.
-        let lot = unsafe { carrier.as_ref() };
-        free.extend(lot.chunks[..lot.listed].iter().map(|chunk| {
+/// `batches` is null or heads a chain that the caller has taken off an inbox.
+unsafe fn unpack(mut batches: *mut FreeBatch, free: &mut Vec<NonNull<u8>>) {
+    while let Some(carrier) = NonNull::new(batches) {
+        // SAFETY: a batch in the chain was initialised by `FreeBatch::begin`.
+        let batch = unsafe { carrier.as_ref() };
+        free.extend(batch.chunks[..batch.listed].iter().map(|chunk| {
             // SAFETY: as many were written as are listed.
             unsafe { chunk.assume_init() }
         }));
-        lots = lot.next;
+        batches = batch.next;
         free.push(carrier.cast());
     }
 }
 
 impl FreeBatch {
-    /// Makes a lot of one frame, carried by `chunk`.
+    /// Makes a batch of one frame, carried by `chunk`.
     ///
     /// # Safety
     /// `chunk` is a free chunk that the caller owns, of at least [`MIN_CHUNK_BYTES`] and aligned
@@ -191,25 +191,25 @@ impl FreeBatch {
     ///
     /// [`MIN_CHUNK_BYTES`]: crate::pool::MIN_CHUNK_BYTES
     pub(crate) unsafe fn begin(chunk: NonNull<u8>) -> NonNull<Self> {
-        let lot = chunk.cast::<Self>();
+        let batch = chunk.cast::<Self>();
         // The list is left as it is: a frame that goes alone costs one cache line, not five.
-        // SAFETY: a chunk is large enough and aligned for a lot, and the caller's.
-        unsafe { (*lot.as_ptr()).next = std::ptr::null_mut() };
+        // SAFETY: a chunk is large enough and aligned for a batch, and the caller's.
+        unsafe { (*batch.as_ptr()).next = std::ptr::null_mut() };
         // SAFETY: as above.
-        unsafe { (*lot.as_ptr()).listed = 0 };
-        lot
+        unsafe { (*batch.as_ptr()).listed = 0 };
+        batch
     }
 
     /// Asks for the lines that the list will fill: they are on the owner's CPU, and are here by the
     /// time that they are written.
-    pub(crate) fn prefetch(lot: NonNull<Self>) {
-        let first_byte = lot.cast::<u8>().as_ptr();
+    pub(crate) fn prefetch(batch: NonNull<Self>) {
+        let first_byte = batch.cast::<u8>().as_ptr();
         for line in (0..size_of::<Self>()).step_by(LINE_BYTES) {
             prefetch_to_write(first_byte.wrapping_add(line));
         }
     }
 
-    /// Adds a frame. Returns whether the lot is full now.
+    /// Adds a frame. Returns whether the batch is full now.
     pub(crate) fn add(&mut self, chunk: NonNull<u8>) -> bool {
         self.chunks[self.listed].write(chunk);
         self.listed += 1;

@@ -3,7 +3,7 @@
 //! ```text
 //!  region ──carved into──► chunks ──handed out as──► Frame ──moved through──► ring ──► another CPU
 //!                            ▲                                                            │
-//!                            └── free list ◄── the owner's inbox ◄── lots of 32 frames ◄──┘
+//!                            └── free list ◄── the owner's inbox ◄── batches of 32 frames ◄──┘
 //! ```
 //!
 //! Memory is one of Forebay's few islands of `unsafe`. Its public face is safe: nothing a

@@ -11,7 +11,7 @@ use crate::free_batch::{FreeBatch, PoolId, RemoteFreeList};
 use crate::region::Region;
 use crate::sync::Arc;
 
-/// The least a chunk holds: what stands before a packet and a small one, or a lot's list.
+/// The least a chunk holds: what stands before a packet and a small one, or a batch's list.
 pub const MIN_CHUNK_BYTES: u32 = 512;
 
 /// Chunks begin on cache lines.
@@ -119,7 +119,7 @@ pub struct Pool {
     owner: u16,
     /// Frames of this CPU's own, smallest chunks first.
     shelves: Vec<SizeClass>,
-    /// A lot in the making for each home of the region.
+    /// A batch in the making for each home of the region.
     bins: Vec<Option<ReturnBin>>,
     /// The homes whose bins are not empty.
     open: Vec<PoolId>,
@@ -137,10 +137,10 @@ struct SizeClass {
 
 struct ReturnBin {
     home: NonNull<RemoteFreeList>,
-    lot: NonNull<FreeBatch>,
+    batch: NonNull<FreeBatch>,
 }
 
-// SAFETY: a pool holds free chunks and lots that nobody else has a handle on.
+// SAFETY: a pool holds free chunks and batches that nobody else has a handle on.
 unsafe impl Send for Pool {}
 
 impl Pool {
@@ -254,15 +254,15 @@ impl Pool {
         let slot = &mut self.bins[usize::from(id.0)];
         let Some(bin) = slot else {
             // SAFETY: `put` took the chunk from a frame: free, and ours.
-            let lot = unsafe { FreeBatch::begin(chunk) };
-            FreeBatch::prefetch(lot);
-            *slot = Some(ReturnBin { home, lot });
+            let batch = unsafe { FreeBatch::begin(chunk) };
+            FreeBatch::prefetch(batch);
+            *slot = Some(ReturnBin { home, batch });
             self.open.push(id);
             return;
         };
-        // SAFETY: a lot in a bin is this pool's alone until it is sent.
-        let lot = unsafe { bin.lot.as_mut() };
-        if lot.add(chunk) {
+        // SAFETY: a batch in a bin is this pool's alone until it is sent.
+        let batch = unsafe { bin.batch.as_mut() };
+        if batch.add(chunk) {
             self.open.retain(|&open| open != id);
             if let Some(bin) = slot.take() {
                 bin.send();
@@ -356,8 +356,8 @@ fn prefetch_free(chunk: NonNull<u8>) {
 
 impl ReturnBin {
     fn send(self) {
-        // SAFETY: the lot and all chunks in it are of this home, and given up here.
-        unsafe { RemoteFreeList::push(self.home, self.lot) };
+        // SAFETY: the batch and all chunks in it are of this home, and given up here.
+        unsafe { RemoteFreeList::push(self.home, self.batch) };
     }
 }
 
@@ -469,7 +469,7 @@ mod tests {
             assert_eq!(frame.data(), [mark; 64]);
             if mark % 3 == 0 { drop(frame) } else { other.put(frame) }
         }
-        // The last lot frees the home of the owner that is gone; miri and the leak check watch.
+        // The last batch frees the home of the owner that is gone; miri and the leak check watch.
         drop(other);
     }
 

@@ -204,7 +204,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever CPUs hand in, in whatever lots, and whenever the queue is looked at: packets
+        /// Whatever CPUs hand in, in whatever batches, and whenever the queue is looked at: packets
         /// leave in the order in which they were handed in, and what found no room is left.
         #[test]
         fn promise_1_packets_leave_in_handover_order(

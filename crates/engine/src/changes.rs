@@ -412,7 +412,7 @@ impl Changes {
             Change::DevWeight(frames) => {
                 at_most(*frames, BURST_MAX, "no more frames are taken from a queue at once")
             }
-            Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in lots"),
+            Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in batches"),
             Change::RfsDesired { .. } | Change::RpsFlowCnt(_, 1..)
                 if self.settings.rps_sock_flow_entries == 0 =>
             {

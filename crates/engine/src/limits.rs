@@ -8,7 +8,7 @@ use crate::knobs::Change;
 /// hand as a whole.
 pub const BURST_MAX: u32 = 1024;
 
-/// Frames that wait at most to be sent home together, whatever the `skb_defer_max`: a lot.
+/// Frames that wait at most to be sent home together, whatever the `skb_defer_max`: a batch.
 pub const DEFER_MAX: u32 = 32;
 
 /// The kernel's knobs of that, by their names, as they were asked for.

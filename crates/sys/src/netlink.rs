@@ -14,7 +14,7 @@ use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFla
 /// `NETLINK_ROUTE` is the number 0, which stands for it.
 const ROUTE: Option<Protocol> = None;
 
-/// Room for the largest lot of messages: the kernel fills at most 32 KiB of a dump at once, and
+/// Room for the largest batch of messages: the kernel fills at most 32 KiB of a dump at once, and
 /// one link's message is far smaller (`netlink_recvmsg` in net/netlink/af_netlink.c).
 const ANSWER_BYTES: usize = 64 << 10;
 

@@ -39,7 +39,7 @@ const RING_CAPACITY: u32 = 1024;
 const CHUNK_BYTES_MIN: u32 = 2048;
 
 /// Chunks of that size, and of larger ones, of which fewer fill the caches as well. Either is more
-/// than what can be under way: a ring, a burst, and lots on their way home.
+/// than what can be under way: a ring, a burst, and batches on their way home.
 const CHUNKS: u32 = 8191;
 const LARGE_CHUNKS: u32 = 2047;
 

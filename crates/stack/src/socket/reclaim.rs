@@ -2,7 +2,7 @@
 //!
 //! | policy | packets wait | frames are returned |
 //! |---|---|---|
-//! | `owner` | in the frame they arrived in | by the reader, in lots, to the CPU that owns them |
+//! | `owner` | in the frame they arrived in | by the reader, in batches, to the CPU that owns them |
 //! | `copy-cache` | under pressure, small ones in a [buffer](super::copy_cache) | by the reader: a mark |
 //! | `condense` | under pressure, small ones in the smallest chunks | as with `owner` |
 //! | `none` | in the frame they arrived in | by the reader, one by one, through the shared inbox |
@@ -31,7 +31,7 @@ use super::queue::SocketQueueConsumer;
 /// Policy for the use and return of packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ReclaimPolicy {
-    /// Frames are returned to their owner in lots.
+    /// Frames are returned to their owner in batches.
     #[default]
     Owner,
     /// Packets are copied to a cache of the receiving CPU while a reader is slow.
@@ -227,7 +227,7 @@ impl BufferReclaimer {
     }
 }
 
-/// Returns a frame that was read. With `owner` and `condense` it may wait in a lot until `pool` is
+/// Returns a frame that was read. With `owner` and `condense` it may wait in a batch until `pool` is
 /// flushed.
 #[inline]
 pub fn give_back(frame: Frame, pool: &mut Pool, policy: ReclaimPolicy) {
@@ -237,10 +237,10 @@ pub fn give_back(frame: Frame, pool: &mut Pool, policy: ReclaimPolicy) {
     }
 }
 
-/// Return path of one reader: frames are returned in lots, and their socket is uncharged once they
+/// Return path of one reader: frames are returned in batches, and their socket is uncharged once they
 /// are back.
 ///
-/// A lot is sent when it is full, or holds a quarter of the socket's limit (as in
+/// A batch is sent when it is full, or holds a quarter of the socket's limit (as in
 /// `udp_rmem_release`), or nothing else waits to be read. So an idle reader holds no frames back,
 /// and frames held back stay charged to its socket.
 #[derive(Debug)]
@@ -524,7 +524,7 @@ mod tests {
     /// are.
     #[test]
     fn udp_r6_remote_batch_idle_reader_holds_nothing() {
-        // With the larger one, a lot is full before a quarter of it is read.
+        // With the larger one, a batch is full before a quarter of it is read.
         let sizes = [64 * 2048, 1 << 20];
         for (policy, rcvbuf) in ReclaimPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
         {
