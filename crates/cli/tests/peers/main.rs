@@ -12,7 +12,6 @@ mod gro; //         coalescing, by laws and by the kernel
 mod live; //        live devices, by the kernel and by well-known senders
 mod knobs; //       what is written to them, by the kernel
 mod mount; //       the mounted knobs, by the kernel's own files
-mod namespace; //   network namespaces of our own
 mod order; //       the traces of stamped packets
 mod program; //     the program under judgement
 mod stress; //      scripts in which everything changes

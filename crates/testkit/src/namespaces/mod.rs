@@ -1,6 +1,7 @@
 //! Tests in network namespaces: what may be missing for them, and how they run.
 
 pub mod cable; // two of them, and a veth between
+pub mod named; // those that programs are run in
 
 use std::fs::OpenOptions;
 use std::process::Command;

@@ -8,10 +8,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use forebay_testkit::namespaces::named::{NamedNamespace, run};
 use libtest_mimic::Failed;
 use pcap_file::pcap::PcapReader;
-
-use crate::namespace::{Namespace, run};
 
 const TOOLS: [[&str; 2]; 4] =
     [["ip", "-V"], ["ethtool", "--version"], ["tcpdump", "--version"], ["tcpreplay", "--version"]];
@@ -47,13 +46,13 @@ pub(crate) fn missing() -> Option<String> {
 
 /// The namespaces and the wire between them; both go when it does.
 struct Wire {
-    sender: Namespace,
-    receiver: Namespace,
+    sender: NamedNamespace,
+    receiver: NamedNamespace,
 }
 
 impl Wire {
     fn new() -> Result<Self, Failed> {
-        let wire = Self { sender: Namespace::new()?, receiver: Namespace::new()? };
+        let wire = Self { sender: NamedNamespace::new()?, receiver: NamedNamespace::new()? };
         let (from, to) = (wire.sender.name(), wire.receiver.name());
         let one_end =
             ["link", "add", "name", SENDER, "mtu", "65535", "netns", from, "type", "veth"];

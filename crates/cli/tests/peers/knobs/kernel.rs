@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 
 use forebay_engine::knobs::{Knob, KnobPlace, Machine};
 use forebay_rx::RxQueue;
+use forebay_testkit::namespaces::named::{NamedNamespace, run};
 use libtest_mimic::Failed;
 
 use crate::knobs::{Answer, QUEUES};
-use crate::namespace::{Namespace, run};
 
 const DEVICE: &str = "knobs";
 const QUEUE: RxQueue = RxQueue(0);
@@ -47,7 +47,7 @@ pub(super) struct Kernel {
     was: Vec<(PathBuf, String)>,
     /// Somebody to whom the namespace's sysfs is mounted.
     inside: Child,
-    _namespace: Namespace,
+    _namespace: NamedNamespace,
 }
 
 /// One of the kernel's files.
@@ -61,7 +61,7 @@ pub(super) struct File {
 
 impl Kernel {
     pub(super) fn new() -> Result<Self, Failed> {
-        let namespace = Namespace::new()?;
+        let namespace = NamedNamespace::new()?;
         let queues = QUEUES.to_string();
         let link = ["link", "add", "name", DEVICE, "numrxqueues", &queues];
         let kind = ["type", "veth", "peer", "name", "peer"];

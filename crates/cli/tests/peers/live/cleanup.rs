@@ -5,15 +5,16 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Stdio;
 
+use forebay_testkit::namespaces::named;
 use libtest_mimic::Failed;
 use serde_json::Value;
 
+use crate::Judgement;
 use crate::live::Judge;
 use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::live::program::{Run, command, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
-use crate::{Judgement, namespace};
 
 pub(crate) const TRIALS: [Judge; 6] = [
     ("run_continues_without_privileges", || Way::ALL.into_iter().try_for_each(judge_user)),
@@ -56,7 +57,7 @@ fn judge_default_socket() -> Judgement {
     program(&["set", "dev_weight=65", "--name", "fb0-2"]).status()?;
     let told = (weight(&["--name", "fb0"])?, weight(&["--name", "fb0-2"])?, weight(&[])?);
     for run in &mut runs {
-        namespace::run("kill", &["-s", "TERM", &run.id().to_string()])?;
+        named::run("kill", &["-s", "TERM", &run.id().to_string()])?;
         run.wait()?;
     }
     let left = fs::read_dir(&directory)?.count();

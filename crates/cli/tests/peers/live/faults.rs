@@ -4,17 +4,18 @@
 use std::fs::{self, File};
 use std::process::Output;
 
+use forebay_testkit::namespaces::named;
 use libtest_mimic::Failed;
 use pcap_file::pcap::PcapReader;
 use tempfile::TempDir;
 
+use crate::Judgement;
 use crate::live::Judge;
 use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::live::program::{Run, Shared, command, try_run, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 use crate::program::told;
-use crate::{Judgement, namespace};
 
 pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_2_run_survives_link_down", || Way::ALL.into_iter().try_for_each(judge_down)),
@@ -155,7 +156,7 @@ struct SmallDisk(TempDir);
 impl SmallDisk {
     fn new() -> Result<Self, Failed> {
         let disk = Self(tempfile::tempdir()?);
-        namespace::run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk.name()])?;
+        named::run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk.name()])?;
         Ok(disk)
     }
 
@@ -167,7 +168,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Nobody is left to be told.
-        let _ = namespace::run("umount", &["-l", &self.name()]);
+        let _ = named::run("umount", &["-l", &self.name()]);
     }
 }
 

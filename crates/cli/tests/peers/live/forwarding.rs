@@ -1,9 +1,8 @@
 //! Ways in which a run takes packets, and the link that they come by.
 
+use forebay_testkit::namespaces::named::{NamedNamespace, tell};
 use libtest_mimic::Failed;
 use serde_json::Value;
-
-use crate::namespace::{Namespace, tell};
 
 /// The interface that a run takes packets from, and the one that they are sent into.
 pub(super) const DEVICE: &str = "fb0";
@@ -51,10 +50,10 @@ impl Way {
 /// Sender, taker and the interfaces between them. All of it goes when this does.
 pub(super) struct Link {
     pub(super) way: Way,
-    /// Namespace of the run.
-    pub(super) near: Namespace,
-    /// Namespace of the sender. What is sent into a TAP comes from this side of it.
-    far: Option<Namespace>,
+    /// NamedNamespace of the run.
+    pub(super) near: NamedNamespace,
+    /// NamedNamespace of the sender. What is sent into a TAP comes from this side of it.
+    far: Option<NamedNamespace>,
 }
 
 impl Link {
@@ -65,7 +64,7 @@ impl Link {
 
     /// The same with so many queues at each end.
     pub(super) fn with_queues(way: Way, queues: u16) -> Result<Self, Failed> {
-        let near = Namespace::new()?;
+        let near = NamedNamespace::new()?;
         let mut link = Self { way, near, far: None };
         match way {
             Way::Tap | Way::Tun => {
@@ -77,7 +76,7 @@ impl Link {
                 link.near.run(&["ip", "link", "set", DEVICE, "up"])?;
             }
             Way::AfXdpNative | Way::AfXdpGeneric | Way::AfPacket => {
-                let far = link.far.insert(Namespace::new()?);
+                let far = link.far.insert(NamedNamespace::new()?);
                 join((&link.near, DEVICE, DEVICE_MAC), (far, PEER, PEER_MAC), queues)?;
             }
         }
@@ -90,7 +89,7 @@ impl Link {
     }
 
     /// The interface to send into, and where it is.
-    pub(super) fn sender(&self) -> (&Namespace, &str) {
+    pub(super) fn sender(&self) -> (&NamedNamespace, &str) {
         self.far.as_ref().map_or((&self.near, DEVICE), |far| (far, PEER))
     }
 
@@ -147,7 +146,7 @@ impl Link {
 }
 
 /// An end of a wire: where, its name, its address.
-pub(super) type End<'a> = (&'a Namespace, &'a str, &'a str);
+pub(super) type End<'a> = (&'a NamedNamespace, &'a str, &'a str);
 
 /// A wire between two namespaces. Its ends are up, and nobody sends anything of its own accord.
 pub(super) fn join(one: End<'_>, other: End<'_>, queues: u16) -> Result<(), Failed> {
@@ -168,7 +167,7 @@ pub(super) fn join(one: End<'_>, other: End<'_>, queues: u16) -> Result<(), Fail
 }
 
 /// No neighbour discovery: it would be packets that no sender has counted.
-fn silence(namespace: &Namespace) -> Result<(), Failed> {
+fn silence(namespace: &NamedNamespace) -> Result<(), Failed> {
     for scope in ["all", "default"] {
         namespace.run(&["sysctl", "-qw", &format!("net.ipv6.conf.{scope}.disable_ipv6=1")])?;
     }
@@ -184,7 +183,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    fn of(namespace: &Namespace, device: &str) -> Result<Self, Failed> {
+    fn of(namespace: &NamedNamespace, device: &str) -> Result<Self, Failed> {
         let shown = shown(namespace, device)?;
         let number = |direction: &str, what: &str| {
             let number = shown["stats64"][direction][what].as_u64();
@@ -198,7 +197,7 @@ impl Counts {
     }
 }
 
-fn shown(namespace: &Namespace, device: &str) -> Result<Value, Failed> {
+fn shown(namespace: &NamedNamespace, device: &str) -> Result<Value, Failed> {
     let told = namespace.tell(&["ip", "-j", "-s", "link", "show", "dev", device])?;
     let mut links: Vec<Value> = serde_json::from_str(&told)?;
     links.pop().ok_or_else(|| format!("`ip` does not show {device}").into())

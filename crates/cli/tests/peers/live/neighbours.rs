@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use forebay_testkit::namespaces::named::NamedNamespace;
 use libtest_mimic::Failed;
 use tempfile::TempDir;
 
@@ -15,7 +16,6 @@ use crate::Judgement;
 use crate::live::Judge;
 use crate::live::forwarding::{DEVICE, Link, PEER, Way};
 use crate::live::program::{Run, wait_until};
-use crate::namespace::Namespace;
 
 pub(crate) const TRIALS: [Judge; 2] = [
     ("knotd_answers_beside_native_xdp", || judge(Way::AfXdpNative)),
@@ -71,19 +71,19 @@ fn judge(way: Way) -> Judgement {
     query(far, &[])
 }
 
-fn query(namespace: &Namespace, more: &[&str]) -> Judgement {
+fn query(namespace: &NamedNamespace, more: &[&str]) -> Judgement {
     let server = format!("@{NEAR}");
     let query = ["kdig", &server, "ns.test", "+short", "+timeout=5", "+retry=1"];
     let told = namespace.tell(&[&query[..], more].concat())?;
     if told == "192.0.2.1\n" { Ok(()) } else { Err(format!("knotd answers {told:?}").into()) }
 }
 
-fn judge_refusal(namespace: &Namespace, address: &str) -> Judgement {
+fn judge_refusal(namespace: &NamedNamespace, address: &str) -> Judgement {
     judge_refusal_at(namespace, address, CLOSED_PORT)
 }
 
 /// Refusal: who sends to a closed port is told so.
-fn judge_refusal_at(namespace: &Namespace, address: &str, port: u16) -> Judgement {
+fn judge_refusal_at(namespace: &NamedNamespace, address: &str, port: u16) -> Judgement {
     let socket = namespace.within(|| {
         let socket = UdpSocket::bind(("0.0.0.0", 0))?;
         socket.connect((address, port))?;
@@ -104,7 +104,7 @@ struct NameServer {
 }
 
 impl NameServer {
-    fn start(namespace: &Namespace) -> Result<Self, Failed> {
+    fn start(namespace: &NamedNamespace) -> Result<Self, Failed> {
         let directory = tempfile::tempdir()?;
         let config = write_config(directory.path())?;
         let mut knotd = namespace.command("knotd");

@@ -9,13 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_control::ControlClient;
+use forebay_testkit::namespaces::named::{NamedNamespace, run};
 use forebay_testkit::programs;
 use libtest_mimic::Failed;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Judgement;
-use crate::namespace::{Namespace, run};
 use crate::program::told;
 
 /// Time after which something hangs.
@@ -38,7 +38,7 @@ pub(super) struct Run {
 impl Run {
     /// Starts a run in a namespace, and waits until it takes packets.
     pub(super) fn start<S: AsRef<OsStr>>(
-        namespace: &Namespace,
+        namespace: &NamedNamespace,
         args: impl IntoIterator<Item = S>,
     ) -> Result<Self, Failed> {
         Self::start_as(namespace.command(PROGRAM), args)
@@ -154,7 +154,7 @@ pub(super) fn try_run(mut command: Command, args: &[&str]) -> Result<Output, Fai
 }
 
 /// A command that runs the program in a namespace.
-pub(super) fn command(namespace: &Namespace) -> Command {
+pub(super) fn command(namespace: &NamedNamespace) -> Command {
     namespace.command(PROGRAM)
 }
 

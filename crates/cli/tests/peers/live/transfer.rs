@@ -7,13 +7,13 @@ use std::process::{Child, Stdio};
 use std::thread;
 
 use forebay_sys::random::Random;
+use forebay_testkit::namespaces::named::NamedNamespace;
 use libtest_mimic::Failed;
 
 use crate::Judgement;
 use crate::live::Judge;
 use crate::live::forwarding::{DEVICE, DEVICE_MAC, PEER, PEER_MAC, Way, join};
 use crate::live::program::{Report, Run, wait_until};
-use crate::namespace::Namespace;
 
 pub(crate) const TRIALS: [Judge; 6] = [
     ("promise_6_native_xdp_keeps_content", || judge_forwarding(Way::AfXdpNative)),
@@ -41,14 +41,15 @@ const IPERF_BYTES: &str = "16M";
 
 /// Sender, receiver and its address, and what must not be counted at either.
 struct Ends<'a> {
-    client: &'a Namespace,
-    server: &'a Namespace,
+    client: &'a NamedNamespace,
+    server: &'a NamedNamespace,
     address: &'static str,
 }
 
 /// Two interfaces, each the other's way out.
 fn judge_forwarding(way: Way) -> Judgement {
-    let (client, near, server) = (Namespace::new()?, Namespace::new()?, Namespace::new()?);
+    let (client, near, server) =
+        (NamedNamespace::new()?, NamedNamespace::new()?, NamedNamespace::new()?);
     join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC), 1)?;
     join((&near, OUT, OUT_MACS[0]), (&server, OUT_PEER, OUT_MACS[1]), 1)?;
     client.run(&["ip", "address", "add", "10.7.0.1/24", "dev", PEER])?;
@@ -73,7 +74,7 @@ fn judge_forwarding(way: Way) -> Judgement {
 
 /// One interface, and a TUN behind which the kernel receives. What it answers goes out by itself.
 fn judge_tun(way: Way) -> Judgement {
-    let (client, near) = (Namespace::new()?, Namespace::new()?);
+    let (client, near) = (NamedNamespace::new()?, NamedNamespace::new()?);
     join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC), 1)?;
     let at_client = [
         "ip address add 10.7.0.1/24 dev fb1",
@@ -106,7 +107,7 @@ fn judge_tun(way: Way) -> Judgement {
 }
 
 /// True if the sender leaves it to its interface to cut packets and to make checksums.
-fn set_offloads(namespace: &Namespace, device: &str, is_on: bool) -> Judgement {
+fn set_offloads(namespace: &NamedNamespace, device: &str, is_on: bool) -> Judgement {
     let state = if is_on { "on" } else { "off" };
     let features = ["tx", state, "tso", state, "gso", state];
     namespace.run(&[&["ethtool", "-K", device][..], &features].concat())
@@ -116,7 +117,7 @@ impl Ends<'_> {
     /// Sends a file there and back, then what iperf3 sends, through a run in `near`.
     fn judge(
         &self,
-        near: &Namespace,
+        near: &NamedNamespace,
         args: &[&str],
         coalesce: &str,
         further: &[&'static str],
@@ -195,7 +196,7 @@ impl Drop for Ended {
 }
 
 /// No packet with a wrong checksum, or with headers that lie, has come to a namespace.
-fn judge_checksums(namespace: &Namespace) -> Judgement {
+fn judge_checksums(namespace: &NamedNamespace) -> Judgement {
     let told = namespace.tell(&["cat", "/proc/net/snmp"])?;
     let lines: Vec<_> = told.lines().collect();
     let mut seen = 0;

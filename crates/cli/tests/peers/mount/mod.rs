@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
+use forebay_testkit::namespaces::named::run;
 use libtest_mimic::Failed;
 use scripts::{SCRIPTS, STRANGERS};
 use serde_json::Value;
 use sides::{Kernel, Mountpoint, Run};
 
-use crate::namespace::run;
 use crate::{Judgement, program};
 
 const TOOLS: [&str; 9] =

@@ -5,11 +5,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use std::{fmt, fs, thread};
 
+use forebay_testkit::namespaces::named::{NamedNamespace, run};
 use libtest_mimic::Failed;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::namespace::{Namespace, run};
 use crate::program;
 
 /// Period in which a mount is looked for.
@@ -47,7 +47,7 @@ impl fmt::Display for Told {
 /// The kernel's files, at a root as ours have it. A device called as in a replay stands in a
 /// namespace of its own, where there are no numbers but the namespace's.
 pub(super) struct Kernel {
-    namespace: Namespace,
+    namespace: NamedNamespace,
     root: TempDir,
 }
 
@@ -62,7 +62,7 @@ impl Kernel {
         exec bash -c \"$0\"";
 
     pub(super) fn new() -> Result<Self, Failed> {
-        let namespace = Namespace::new()?;
+        let namespace = NamedNamespace::new()?;
         let link = ["link", "add", "name", "replay", "numrxqueues", "2"];
         let kind = ["type", "veth", "peer", "name", "peer"];
         run("ip", &[&["-n", namespace.name()], &link[..], &kind[..]].concat())?;
