@@ -1,4 +1,4 @@
-//! Datagrams as a reader gets them: where they lie in packet memory, many at once.
+//! Datagrams as a reader gets them: in place in packet memory, a batch at a time.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,9 +17,9 @@ use super::transmit::Between;
 pub struct Datagram {
     pub(super) packet: Packet,
     pub(super) answer: Option<Reply>,
-    /// The payload, where it does not lie in one stretch.
+    /// Linear copy of a payload that is spread over several frames.
     together: Option<Box<[u8]>>,
-    /// `truesize` of frames that have gone home and that the socket is charged with still.
+    /// `truesize` of returned frames that the socket is still charged with.
     pub(super) freed_bytes: u32,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Reply {
     pub(super) back: Option<LinkAddresses>,
 }
 
-/// A payload that has no room in the datagram's frame: its length.
+/// Error of an answer longer than the datagram's frame; holds its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoRoom(pub usize);
 
@@ -63,8 +63,7 @@ impl Datagram {
         }
     }
 
-    /// The payloads of all datagrams that were merged, in order: one of each, or of a datagram that
-    /// came alone, its own.
+    /// Payloads of the merged datagrams, in order; the only payload of a datagram that was not merged.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         let (alone, cut, merged) = match self.packet.shape() {
             Shape::Single | Shape::FragList => (Some(self.payload()), None, None),
@@ -78,7 +77,7 @@ impl Datagram {
         alone.into_iter().chain(cut.into_iter().flatten()).chain(merged)
     }
 
-    /// The payload length of each datagram but the last, if several were merged (`UDP_GRO`); else 0.
+    /// Payload length of each merged datagram but the last (`UDP_GRO`); 0 if not merged.
     #[must_use]
     pub fn gso_size(&self) -> u16 {
         self.packet.gso_size()
@@ -91,14 +90,14 @@ impl Datagram {
         sender
     }
 
-    /// To which of our addresses.
+    /// Destination: one of this host's addresses.
     #[must_use]
     pub fn destination(&self) -> SocketAddr {
         let Between { source: receiver, .. } = self.way_back();
         receiver
     }
 
-    /// Time of arrival, in nanoseconds since 1970; 0 if the device does not say.
+    /// Time of arrival, in ns since 1970; 0 if the device has no timestamps.
     #[must_use]
     pub fn timestamp_ns(&self) -> u64 {
         self.packet.timestamp_ns
@@ -131,11 +130,11 @@ impl Datagram {
         self.packet.hash
     }
 
-    /// Makes `payload` the answer: it is written where the datagram lay, and goes back to its sender
-    /// with [`send_replies`](super::UdpSocket::send_replies).
+    /// Writes `payload` over the datagram as its answer, which
+    /// [`send_replies`](super::UdpSocket::send_replies) sends back.
     ///
     /// # Errors
-    /// When there is no room for it there; then nothing has changed.
+    /// If it does not fit in the datagram's frame; the datagram is unchanged then.
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
         let answer = self
             .answer
@@ -163,7 +162,7 @@ impl Datagram {
         Ok(())
     }
 
-    /// From us, to whoever sent it.
+    /// Addresses of the answer: the datagram's, swapped.
     fn way_back(&self) -> Between {
         if let Some(answer) = self.answer {
             return answer.between;
@@ -199,14 +198,14 @@ fn joined(packet: &Packet) -> Box<[u8]> {
     payload.into()
 }
 
-/// Datagrams that were read at once. Their memory is the socket's until they are answered, read over
-/// by the next ones, or dropped.
+/// Datagrams read in one call. They count against the socket's receive buffer until they are answered,
+/// replaced by the next batch, or dropped.
 #[derive(Default)]
 pub struct Datagrams {
     pub(super) datagrams: Vec<Datagram>,
-    /// Socket that they were read from.
+    /// Socket they were read from.
     pub(super) of: Option<Arc<Inner>>,
-    /// `truesize` of those that were sent back.
+    /// `truesize` of those already sent back.
     pub(super) gone_bytes: u32,
 }
 
@@ -234,7 +233,7 @@ impl Datagrams {
         self.datagrams.iter()
     }
 
-    /// The same, to be answered.
+    /// Mutable datagrams, in the same order, to be answered.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Datagram> {
         self.datagrams.iter_mut()
     }

@@ -1,5 +1,4 @@
-//! All sockets by their ids: where a CPU that has its first packet for one finds what it is to be put
-//! into.
+//! All sockets by their ids: where a CPU finds a socket's queue when it has its first packet for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +9,13 @@ use forebay_stack::socket::queue::SocketQueue;
 
 use super::shared::SOCKETS_MAX;
 
-/// Sockets whose places are made at once.
+/// Number of sockets in a block of the directory, which is allocated as a whole.
 const SHELF: usize = 256;
 
-/// One socket's place. Locked for a look, once for each CPU that has packets for the socket.
+/// Entry of a socket. Locked for a look-up, once for each CPU that has packets for the socket.
 type SocketPlace = Mutex<Option<Arc<SocketQueue>>>;
 
-/// The sockets that there are.
+/// Sockets bound now.
 pub(super) struct Directory {
     shelves: Box<[OnceLock<Box<[SocketPlace]>>]>,
     closed: AtomicU64,
@@ -31,7 +30,7 @@ impl Directory {
         *lock(&shelf[index % SHELF]) = Some(hub);
     }
 
-    /// Forgets a socket that is closed: it has no reader any more. CPUs let go of it when they look.
+    /// Removes a closed socket. CPUs drop it when they next check.
     pub(super) fn remove(&self, socket: SocketId) {
         if let Some(place) = self.place(socket) {
             lock(place).take_if(|hub| hub.id() == socket);
@@ -50,7 +49,7 @@ impl Directory {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// All of them.
+    /// Queues of all sockets.
     pub(super) fn hubs(&self) -> impl Iterator<Item = Arc<SocketQueue>> {
         let places = self.shelves.iter().filter_map(OnceLock::get).flatten();
         places.filter_map(|place| lock(place).clone())

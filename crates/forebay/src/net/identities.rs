@@ -17,24 +17,24 @@ use super::shared::NetDevice;
 /// Addresses of this host on a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Addresses {
-    /// The kernel's, on an interface that it has too.
+    /// The kernel's addresses, on an interface that the kernel has too.
     #[default]
     Kernels,
-    /// Somebody else: these addresses are nobody's but ours, so ARP, neighbour solicitations and echo
-    /// requests for them are answered here.
+    /// Addresses of this process alone: ARP, neighbour solicitations and echo requests for them are answered
+    /// here.
     Own {
-        /// MAC address of this host; `None`: one that is made up from the first address.
+        /// MAC address; `None`: a locally administered one, derived from the first address.
         mac: Option<[u8; 6]>,
-        /// The addresses, with the bits of their networks.
+        /// Addresses with their prefix lengths.
         addresses: Vec<(IpAddr, u8)>,
     },
 }
 
 impl Addresses {
-    /// Reads `10.0.0.2/24`; without the bits, a network of one.
+    /// Parses an address with its prefix length, as `10.0.0.2/24`; without one, the full length.
     ///
     /// # Errors
-    /// When it is no address, or has more bits than there are: says so.
+    /// The reason, if it is no address or the prefix is too long.
     pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
         let wrong = || format!("{text:?} is no address: give one as 10.0.0.2/24 or fd00::2/64");
         let (address, bits) = match text.split_once('/') {
@@ -51,13 +51,13 @@ impl Addresses {
 /// Default MTU of devices.
 const ETHERNET_MTU: u32 = 1500;
 
-/// The device of each rx queue.
+/// Device index of each rx queue.
 pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
     let queues = |(index, device): (usize, &Device)| vec![index; device.sources.len()];
     devices.iter().enumerate().flat_map(queues).collect()
 }
 
-/// Addresses on each, as `named` or as the kernel says.
+/// Addresses on each device: as `named`, or the kernel's.
 pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<NetDevice>> {
     let kernels = Addresses::Kernels;
     let of = |(index, device): (usize, &Device)| {
@@ -97,7 +97,7 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
     devices.iter().enumerate().map(of).collect()
 }
 
-/// Asks the kernel again.
+/// Reads the kernel's addresses again.
 pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     for device in devices {
         if device.kernels.is_some() {
@@ -112,7 +112,8 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Addresses of this host as the kernel has them. Where the kernel hears nothing, we answer for it.
+/// The kernel's addresses on an interface. `is_whole_host`: the kernel receives nothing there, so ARP and
+/// echo are answered here.
 fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
     let addresses = neighbour::addresses(interface.index).map_err(|source| Error::Device {
         name: interface.name.clone(),
@@ -133,7 +134,7 @@ fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {
     addresses.iter().map(|&(address, bits)| Prefix { address, bits }).collect()
 }
 
-/// A station of nobody's (the "locally administered" bit), that is the same each time.
+/// A locally administered MAC address, the same for the same address.
 fn made_up(address: Option<&(IpAddr, u8)>) -> [u8; 6] {
     let [a, b, c, d] = match address {
         Some((IpAddr::V4(address), _)) => address.octets(),

@@ -1,17 +1,16 @@
-//! UDP sockets over an engine: what is delivered on a CPU comes to the socket that it is for, in
-//! order, and its memory goes back to whoever owns it.
+//! UDP sockets over an engine: datagrams reach their sockets in order, and their memory returns to
+//! the CPU that owns it.
 //!
 //! A program opens devices, lays a [`Net`] over them, binds sockets, and runs the engine. Its readers
 //! are threads of its own, or the engine's: [`NetEngine::run_with`] gives each CPU's thread to a
 //! function, which reads and answers there, and turns the CPU itself while there is nothing to read.
 //!
-//! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host is whom the kernel says
-//! it is, its neighbours are the kernel's, and a port that is bound here is kept from the kernel's
-//! programs. Over `AF_XDP` with everything taken ([`RxFilter::All`](forebay_device::rx_filter::RxFilter)) the kernel
-//! hears nothing there: ARP, neighbour discovery and echo requests are answered here. On a TAP or TUN,
-//! this host is whom [`Addresses::Own`] says.
+//! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host has the kernel's addresses
+//! and neighbours, and a port that is bound here is reserved in the kernel. Over `AF_XDP` with [`RxFilter::All`](forebay_device::rx_filter::RxFilter) the kernel
+//! receives nothing: ARP, neighbour discovery and echo requests are answered here. On a TAP or TUN,
+//! this host has the addresses of [`Addresses::Own`].
 //!
-//! An echo on every CPU, each question answered by the thread that took it in:
+//! An echo server on every CPU; each datagram is answered by the thread that received it:
 //!
 //! ```no_run
 //! use forebay::net::{Datagrams, Net, NetConfig};
@@ -41,19 +40,19 @@
 //! # }
 //! ```
 
-mod datagram; //   what a reader gets
+mod datagram; //   datagrams as read
 mod directory; //  all sockets by their ids
-mod endpoint; //   a socket behind its face
+mod endpoint; //   the state of a socket
 mod host; //       the host of each CPU's stack
-mod identities; // who we are on a device
-mod neighbours; // the next station
-mod shared; //     what sockets and stacks share
-mod snmp; //       what was counted, as the kernel writes it
-mod transmit; //   the way out
+mod identities; // addresses of this host on each device
+mod neighbours; // next hops and their link addresses
+mod shared; //     state shared by sockets and stacks
+mod snmp; //       counters in the lines of /proc/net/snmp
+mod transmit; //   headers, next hop, device
 mod udp; //        sockets
-mod unsent; //     what could not be sent
-mod wake; //       who waits for a socket
-mod waiting; //    until something may be read, or sent
+mod unsent; //     counters of datagrams not sent
+mod wake; //       wake-up of readers
+mod waiting; //    sleep until a socket is readable or writable
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -88,21 +87,20 @@ use wake::Wake;
 /// Configuration of the socket layer.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
-    /// Addresses of this host on each device, in their order. Devices that are not named: as the kernel says.
+    /// Addresses of this host on each device, in the order of the devices. Default: the kernel's.
     pub addresses: Vec<Addresses>,
-    /// Packet memory that a socket may hold at first, in bytes.
+    /// Receive buffer of a new socket, in bytes of `truesize` (`rmem_default`).
     pub rmem_default: u32,
-    /// The most that it may be given.
+    /// Upper limit of a socket's receive buffer, in bytes (`rmem_max`).
     pub rmem_max: u32,
-    /// Policy at first for the memory of datagrams.
+    /// Initial policy for the memory that queued datagrams wait in.
     pub policy: ReclaimPolicy,
-    /// Frames of each queue for what waits in sockets: together they should not hold more, or
-    /// the device lacks some (`udp_mem`).
+    /// Additional frames per rx queue for datagrams queued in sockets (`udp_mem`). If sockets hold more
+    /// in total, the device runs short of frames.
     pub kept_frames: u32,
-    /// Frames of each CPU's own for what sockets send.
+    /// Frames per CPU for datagrams that sockets send.
     pub send_frames: u32,
-    /// The memory of each CPU's copy cache is a part of this, in bytes: 1 % of the kernel's `udp_mem`
-    /// (UDP-5). None: what that is here.
+    /// Memory of the copy caches of all CPUs, in bytes (UDP-5). `None`: 1 % of the kernel's `udp_mem`.
     pub copy_cache_bytes: Option<u64>,
 }
 
@@ -129,7 +127,7 @@ impl Default for NetConfig {
     }
 }
 
-/// Handle by which sockets are bound. Cheap to clone.
+/// Handle to bind sockets with. Cheap to clone.
 #[derive(Clone)]
 pub struct Net(Arc<NetState>);
 
@@ -140,14 +138,13 @@ pub struct NetEngine {
 }
 
 impl Net {
-    /// Sockets that there may be at once.
+    /// Maximum number of sockets open at the same time.
     pub const SOCKETS_MAX: usize = shared::SOCKETS_MAX;
 
-    /// Lays sockets over devices: an engine, and where to bind.
+    /// Creates an engine over the devices whose packets go to sockets, and the handle to bind them.
     ///
     /// # Errors
-    /// As [`Engine::over`]; and when the kernel cannot be asked for addresses, or a way out cannot be
-    /// opened.
+    /// As [`Engine::over`]; and if the kernel's addresses cannot be read, or a sink cannot be opened.
     pub fn over(
         config: &Config,
         net: &NetConfig,
@@ -219,7 +216,7 @@ impl Net {
         self.socket().bind(local)
     }
 
-    /// A socket that is to be set up before it is bound.
+    /// Options of a new socket, to be set before it is bound.
     pub fn socket(&self) -> SocketOptions {
         SocketOptions {
             net: self.clone(),
@@ -256,20 +253,20 @@ impl Net {
         &self.0.counters
     }
 
-    /// The same in the lines of `/proc/net/snmp`, all CPUs together.
+    /// Counters of all CPUs in the format of `/proc/net/snmp`.
     #[must_use]
     pub fn snmp(&self) -> String {
         snmp::snmp(&self.0.counters, &self.0.unsent)
     }
 
-    /// The same in the lines of `/proc/net/snmp6`.
+    /// Counters of all CPUs in the format of `/proc/net/snmp6`.
     #[must_use]
     pub fn snmp6(&self) -> String {
         snmp::snmp6(&self.0.counters, &self.0.unsent)
     }
 
-    /// Datagrams that sockets sent and that waited in vain for a neighbour's station, where the kernel
-    /// does not have the device too.
+    /// Datagrams dropped while they waited for a neighbour's link address, on devices that only this
+    /// process has.
     #[must_use]
     pub fn neighbour_drops(&self) -> NeighbourDrops {
         self.0.devices.iter().fold(NeighbourDrops::default(), |sum, device| {
@@ -282,30 +279,29 @@ impl Net {
         })
     }
 
-    /// Datagrams that were moved to other buffers for slow readers, by CPU.
+    /// Datagrams copied to smaller buffers for slow readers, per CPU.
     #[must_use]
     pub fn relief(&self) -> &[Arc<ReclaimCounters>] {
         &self.0.relief
     }
 
-    /// Frames that have not come home after a run: none once the sockets are closed, or all that they
-    /// held is read and given back.
+    /// Frames not yet returned after a run: none once all sockets are closed, or all queued datagrams
+    /// are read and dropped.
     pub fn frames_away(&self, outcome: &mut Outcome<Stack>) -> usize {
         let stacks = outcome.handlers.iter_mut().map(Stack::frames_away).sum::<usize>();
         outcome.frames_still_away() + stacks + self.0.send_frames_away()
     }
 
-    /// Becomes who the kernel says this host is, where the kernel has the device too: its addresses
-    /// may have changed.
+    /// Reads this host's addresses from the kernel again, on devices that the kernel has too.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// If the kernel's addresses cannot be read.
     pub fn refresh_addresses(&self) -> Result<()> {
         identities::refresh(&self.0.devices)
     }
 }
 
-/// A socket to be.
+/// Options of a socket that is not bound yet.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SocketOptions {
@@ -318,39 +314,39 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Shares its address with others of the same kind (`SO_REUSEPORT`): each flow goes to one of
-    /// them, by its hash.
+    /// Shares the address with other sockets that do (`SO_REUSEPORT`); the flow's hash selects one of
+    /// them.
     pub fn reuse_port(mut self) -> Self {
         self.reuse = Reuse::Hash;
         self
     }
 
-    /// Shares its address with others of the same kind, one for each CPU: this one gets what is
-    /// delivered on `cpu`. What is delivered where none of them is goes to one by its hash.
+    /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`): this one
+    /// receives the datagrams delivered on `cpu`. On a CPU without one, the flow's hash selects.
     pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
         (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
         self
     }
 
-    /// True if an IPv6 socket leaves IPv4 alone (`IPV6_V6ONLY`).
+    /// Sets whether an IPv6 socket ignores IPv4 (`IPV6_V6ONLY`).
     pub fn v6_only(mut self, is_v6_only: bool) -> Self {
         self.is_v6_only = is_v6_only;
         self
     }
 
-    /// The most bytes of packet memory that it may hold, within `rmem_max` (`SO_RCVBUF`).
+    /// Sets the receive buffer, in bytes, at most `rmem_max` (`SO_RCVBUF`).
     pub fn recv_buffer_size(mut self, bytes: u32) -> Self {
         self.rcvbuf = bytes.min(self.net.0.rmem_max);
         self
     }
 
-    /// True if the port is kept from the kernel's programs, where the kernel has a device too.
+    /// Sets whether the port is reserved in the kernel, where the kernel has a device too. Default: true.
     pub fn reserve(mut self, is_reserved: bool) -> Self {
         self.is_reserved = is_reserved;
         self
     }
 
-    /// Binds it.
+    /// Binds the socket.
     ///
     /// # Errors
     /// `EADDRINUSE` when another socket, or a program of the kernel's, has the address;
@@ -390,8 +386,8 @@ impl NetEngine {
         self.engine.stopper()
     }
 
-    /// Runs on threads of its own until every source is exhausted. Then readers get what they have
-    /// not read, and `BrokenPipe` behind it.
+    /// Runs on threads of its own until every source is exhausted. Readers then get the datagrams still
+    /// queued, and `BrokenPipe` after the last.
     ///
     /// # Errors
     /// As [`Engine::run`].
@@ -399,7 +395,7 @@ impl NetEngine {
         self.run_with(CpuThread::turn_to_the_end)
     }
 
-    /// The same, with every CPU's thread in the hands of `application`: see [`Engine::run_with`].
+    /// Runs with `application` in control of every CPU's thread: see [`Engine::run_with`].
     ///
     /// # Errors
     /// As [`Engine::run_with`].
@@ -418,7 +414,7 @@ impl NetEngine {
     }
 }
 
-/// A way out of each device for one CPU.
+/// Sinks of all devices for one CPU, and the next hops on each.
 fn ways_out(
     devices: &[Device],
     faces: &[NetDevice],
@@ -440,7 +436,7 @@ fn ways_out(
         .collect()
 }
 
-/// A copy cache for each CPU; if there is no memory for them, says so.
+/// Copy caches, one per CPU; or the reason why there are none.
 fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
     let of_kernel = || sys::udp_mem_low_pages().map(copy_cache::budget_bytes);
     // Only the first network namespace has the file.
@@ -458,12 +454,12 @@ fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
     (0..u16::try_from(cpus).unwrap_or(u16::MAX)).map(cache).collect()
 }
 
-/// A CPU tells of so many errors at once and a second at least, as many as the kernel tells one host of
-/// (`XRLIM_BURST_FACTOR`), however many CPUs there are.
+/// Minimum of a CPU's share of the ICMP error rate and burst, however many CPUs there are: the kernel's
+/// burst to one host (`XRLIM_BURST_FACTOR`).
 const ICMP_MSGS_LEAST: u32 = 6;
 
-/// The kernel's limits are the host's. How often errors are told of, each CPU has its share of; what
-/// waits for more fragments is the host's here, too.
+/// The kernel's limits, which hold for the whole host: each CPU gets its share of the ICMP error rate;
+/// reassembly is shared by all.
 fn network_config(cpus: usize) -> NetworkConfig {
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
     let share = |limit: u32| (limit / cpus).max(ICMP_MSGS_LEAST);

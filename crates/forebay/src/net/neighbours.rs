@@ -1,9 +1,9 @@
-//! The next station on the way of a datagram.
+//! Next hop of a datagram and its link address.
 //!
-//! On an interface that the kernel has too, its routes and neighbours are ours, asked for over
-//! netlink and remembered for a second. Where this host is ours alone, stations are learned from ARP
-//! and neighbour discovery. Where all is taken from the kernel, its routes are ours, and what it does not
-//! know it cannot learn any more: we do.
+//! On an interface that the kernel has too, its routes and neighbours are used: asked for over netlink
+//! and cached for a second. On a device of this process alone, link addresses are learned by ARP and
+//! neighbour discovery. Where all packets are taken from the kernel, its routes are used, but it cannot
+//! learn neighbours any more: those are learned here.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,37 +20,36 @@ use forebay_sys::neighbour;
 /// Time for which the kernel's answer is remembered.
 const REMEMBER_NS: u64 = 1_000_000_000;
 
-/// The kernel is asked at most this often for the sake of answers: those can go back to where their
-/// questions came from.
+/// Least time between two questions to the kernel for the sake of answers: those can also go back to the
+/// link address that their question came from.
 const ASK_NS: u64 = 1_000_000;
 
-/// Next hops that are remembered.
+/// Number of next hops cached.
 const REMEMBERED: usize = 256;
 
-/// The next stations of one device, as one CPU knows them.
+/// Next hops of one device, as one CPU knows them.
 pub(super) enum KernelNeighbours {
-    /// There is no link layer.
+    /// Device without a link layer.
     None,
-    /// The kernel's.
+    /// Neighbours of the kernel.
     Kernels(KernelsNeighbours),
-    /// A table of this process, which all CPUs share. A lock that is taken for each datagram, for the time of a
-    /// look-up.
+    /// Table of this process, shared by all CPUs: locked for one look-up per datagram.
     Own(Arc<Mutex<Learned>>),
 }
 
 /// Next hop of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hop {
-    /// There; None where there is no link layer.
+    /// Link addresses known; `None` where there is no link layer.
     Known(Option<LinkAddresses>),
-    /// Station of this neighbour asked for: the packet is to be held until it is known.
+    /// Link address of this neighbour solicited: the packet is held until it is known.
     Sought(IpAddr),
-    /// Nobody here knows, or asks: the kernel does.
+    /// No cached entry; resolution is left to the kernel.
     Unknown,
 }
 
 impl KernelNeighbours {
-    /// The kernel's, of an interface; and those learned where it hears nothing.
+    /// The kernel's neighbours of an interface; and `learned`, where the kernel receives nothing.
     pub(super) fn of_kernel(
         interface: InterfaceIndex,
         learned: Option<Arc<Mutex<Learned>>>,
@@ -59,8 +58,7 @@ impl KernelNeighbours {
         Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0, learned })
     }
 
-    /// Finds the next hop of a datagram that no packet asked for. Packets that ask for its station go to
-    /// `asks`.
+    /// Finds the next hop of a datagram that is no answer. Solicitations to be sent go to `asks`.
     pub(super) fn hop_to(
         &mut self,
         destination: IpAddr,
@@ -94,7 +92,7 @@ impl KernelNeighbours {
         }
     }
 
-    /// Holds a packet whose station is sought. What it takes the place of goes to `dropped`.
+    /// Holds a packet until its next hop is resolved. The packet that it replaces goes to `dropped`.
     pub(super) fn hold(
         &mut self,
         neighbour: IpAddr,
@@ -112,7 +110,7 @@ impl KernelNeighbours {
         }
     }
 
-    /// Finds the next station of an answer to a packet from station `back`.
+    /// Finds the link addresses for an answer to a packet that came from `back`.
     pub(super) fn hop_back(
         &mut self,
         destination: IpAddr,
@@ -139,7 +137,7 @@ impl KernelNeighbours {
     }
 }
 
-/// Asks those that were learned for a neighbour's station.
+/// Looks up a neighbour's link address in the learned table.
 fn resolve(
     learned: &Mutex<Learned>,
     neighbour: IpAddr,
@@ -166,7 +164,8 @@ fn stations(to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
     on.mac.map(|from| LinkAddresses { to, from })
 }
 
-/// The station that stands for a group, or for all (RFC 1112, section 6.4; RFC 2464, section 7).
+/// Link address of a multicast group or of the broadcast address (RFC 1112, section 6.4; RFC 2464,
+/// section 7).
 fn group_station(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
     match destination {
         IpAddr::V4(address) if address.is_multicast() => {
@@ -182,22 +181,22 @@ fn group_station(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
     }
 }
 
-/// Answers of the kernel on one interface's neighbours.
+/// Cache of the kernel's neighbours of one interface.
 pub(super) struct KernelsNeighbours {
     interface: InterfaceIndex,
-    /// By destination; a newer one takes its place.
+    /// Indexed by a hash of the destination; a newer entry replaces an older one.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
-    /// Neighbours that the kernel cannot learn, for it hears nothing.
+    /// Neighbours learned here, where the kernel receives nothing and cannot learn them.
     learned: Option<Arc<Mutex<Learned>>>,
 }
 
 /// The kernel's answer.
 enum AskedNeighbour {
     Station([u8; 6]),
-    /// A neighbour whose station it does not know.
+    /// A neighbour without a known link address.
     Neighbour(IpAddr),
-    /// No way there.
+    /// No route.
     Nothing,
 }
 
@@ -215,7 +214,7 @@ impl KernelsNeighbours {
         is_good.then_some(remembered.station)
     }
 
-    /// Asks the kernel, which then seeks a neighbour that it does not know, if it can.
+    /// Asks the kernel, which solicits an unknown neighbour if it can.
     fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
         // What cannot be asked is not known.

@@ -1,4 +1,4 @@
-//! State that sockets, and the stacks of all CPUs, share.
+//! State shared by sockets and the stacks of all CPUs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,31 +24,31 @@ use super::transmit::Transmitter;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
 
-/// Sockets that there may be at once.
+/// Maximum number of sockets.
 pub(super) const SOCKETS_MAX: usize = 1 << 17;
 
-/// Slots that each CPU's ring to a socket begins with.
+/// Initial size of each CPU's ring to a socket.
 const SLOTS: u32 = 32;
 
-/// One device, as the stack sees it.
+/// A device, as the stacks see it.
 pub(super) struct NetDevice {
     pub(super) name: String,
     /// Addresses of this host on it.
     pub(super) identity: ArcSwap<Identity>,
     /// None where the kernel does not have it too.
     pub(super) kernels: Option<InterfaceIndex>,
-    /// Stations that were learned, where the kernel does not know them.
+    /// Neighbours learned here, where the kernel does not know them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }
 
 impl NetDevice {
-    /// Stations that were learned. Locked for a look, or for what was said of one.
+    /// Neighbours learned here, locked for one look-up or update.
     pub(super) fn learned(&self) -> MutexGuard<'_, Learned> {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All that is shared.
+/// State of a [`Net`](super::Net).
 pub(super) struct NetState {
     cpus: Box<[CpuId]>,
     pub(super) directory: Arc<Directory>,
@@ -79,21 +79,21 @@ pub(super) struct Late {
     home: Mutex<Pool>,
 }
 
-/// The sockets that there are.
+/// Sockets bound now.
 struct BoundSockets {
     bindings: Bindings,
-    /// By slot: how many sockets have had it and are closed.
+    /// Number of closed sockets that had a slot, by slot.
     generations: Vec<u32>,
-    /// Slots of sockets that are closed.
+    /// Free slots.
     free: Vec<u32>,
     next_port: u16,
 }
 
-/// Addresses on each device at one moment, and so the device that leads to a destination.
+/// Snapshot of the addresses on each device, which decide the device for a destination.
 pub(super) struct Routes(Vec<Guard<Arc<Identity>>>);
 
 impl Routes {
-    /// By which device a datagram leaves, and from which address unless the socket has one.
+    /// Finds the device that leads to a destination, and the source address to use there.
     pub(super) fn find(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
         let mut by_default = None;
         for (index, identity) in self.0.iter().enumerate() {
@@ -134,7 +134,7 @@ pub(super) struct NetParts {
     pub(super) counters: Vec<Arc<NetworkCounters>>,
 }
 
-/// A socket's place.
+/// A socket just bound.
 pub(super) struct BoundEntry {
     pub(super) id: SocketId,
     pub(super) local: SocketAddr,
@@ -188,10 +188,10 @@ impl NetState {
         self.queues.get(usize::from(queue.0)).copied().unwrap_or(0)
     }
 
-    /// Binds a socket. A port of 0 is an ephemeral one.
+    /// Binds a socket; port 0 selects an ephemeral port.
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EADDRNOTAVAIL` as of the kernel; `EMFILE` when there are as many as may be.
+    /// `EADDRINUSE` and `EADDRNOTAVAIL` as the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
     pub(super) fn bind(
         &self,
         mut binding: Binding,
@@ -245,19 +245,19 @@ impl NetState {
         &self.cpus
     }
 
-    /// The ways out of the calling thread's CPU, or of some CPU.
+    /// Transmitter of the calling thread's CPU, or of another if the CPU is not the engine's.
     pub(super) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
         let cpu = sys::current_cpu();
         let index = self.cpus.iter().position(|&own| own == cpu);
         self.transmitter_of(index.unwrap_or(cpu.index() % self.cpus.len()))
     }
 
-    /// True if some CPU's ways out have packet memory for a datagram, however long.
+    /// True if some CPU has packet memory for a datagram of any length.
     pub(super) fn has_send_room(&self) -> bool {
         (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
     }
 
-    /// Counters of a CPU, by its place.
+    /// Transmitter of a CPU, by its index.
     pub(super) fn transmitter_of(&self, index: usize) -> MutexGuard<'_, Transmitter> {
         self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -267,7 +267,7 @@ impl NetState {
         Routes(self.devices.iter().map(|device| device.identity.load()).collect())
     }
 
-    /// Frames for what is sent that have not come home.
+    /// Transmit frames not yet returned.
     pub(super) fn send_frames_away(&self) -> usize {
         (0..self.cpus.len()).map(|index| self.transmitter_of(index).frames_away()).sum()
     }
@@ -277,8 +277,8 @@ impl NetState {
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
     }
 
-    /// Says that no packets will come any more, and wakes all readers. What waits for a neighbour's
-    /// answer goes home.
+    /// Ends all sockets, as no more packets will come: wakes their readers, drops packets that wait for a
+    /// neighbour.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.directory.hubs().for_each(|hub| hub.end());

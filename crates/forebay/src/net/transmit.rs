@@ -1,4 +1,4 @@
-//! The way out of sockets: headers, the next station, the device.
+//! Transmit side of sockets: headers, the next hop, the device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::neighbours::{Hop, KernelNeighbours};
 
-/// Datagrams that are gathered before the device is told.
+/// Maximum number of datagrams gathered before a flush.
 const GATHER_MAX: usize = 64;
 
 /// Fields of a datagram that is sent, besides its addresses.
@@ -33,7 +33,7 @@ impl Default for SentMarks {
     }
 }
 
-/// From where, and to where.
+/// Addresses of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Between {
     pub(super) source: SocketAddr,
@@ -43,18 +43,18 @@ pub(super) struct Between {
 /// Outcome of gathering a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Gathered {
-    /// The datagram goes with the next flush.
+    /// The datagram is sent by the next flush.
     Yes,
-    /// Nobody knows its next station yet.
+    /// The next hop is not known yet; resolution is left to the kernel.
     NextUnknown,
 }
 
-/// One CPU's ways out.
+/// Transmit side of one CPU: a sink and next hops for each device.
 pub(super) struct Transmitter {
     clock: Clock,
     /// The time, as of the last flush.
     now_ns: u64,
-    /// Frames of its own for what sockets send, and the way home for those of others.
+    /// Frames for datagrams to be sent; also returns frames of other CPUs to their owners.
     pool: Pool,
     /// By device.
     ways: Vec<SendPath>,
@@ -77,7 +77,7 @@ impl Transmitter {
         Self { clock, now_ns, pool, ways: ways.collect() }
     }
 
-    /// Sends packets as they are, all of them.
+    /// Sends complete packets, unchanged.
     pub(super) fn send_as_is(
         &mut self,
         device: usize,
@@ -134,8 +134,8 @@ impl Transmitter {
         dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
     }
 
-    /// Gathers the answer to a datagram that came from station `back`. Its payload is all that is in
-    /// the packet's frame.
+    /// Gathers the answer to a datagram that came from link address `back`. The packet's frame holds the
+    /// payload alone.
     ///
     /// # Errors
     /// `EMSGSIZE` when it does not fit in the device's MTU.
@@ -198,7 +198,7 @@ impl Transmitter {
         has_room
     }
 
-    /// Frames of its own that have not come home.
+    /// Own frames not yet returned.
     pub(super) fn frames_away(&mut self) -> usize {
         self.pool.in_use()
     }
@@ -208,7 +208,7 @@ impl Transmitter {
         self.pool.put(packet.frame);
     }
 
-    /// Sends what was gathered for a device.
+    /// Sends the gathered datagrams of a device.
     ///
     /// # Errors
     /// When the device is gone.
@@ -222,7 +222,7 @@ impl Transmitter {
         sent
     }
 
-    /// The same for all devices.
+    /// Sends the gathered datagrams of all devices.
     ///
     /// # Errors
     /// When one of them is gone.
@@ -230,7 +230,7 @@ impl Transmitter {
         (0..self.ways.len()).map(|device| self.flush(device)).fold(Ok(()), Result::and)
     }
 
-    /// Bytes of a payload of several datagrams that go as one: as many datagrams as a frame holds.
+    /// Length of the largest GSO payload: as many datagrams as a frame holds, at most 64.
     pub(super) fn whole_len(&self, gso_size: u16) -> usize {
         let most = self.pool.largest_frame_bytes().min(u16::MAX.into()) as usize;
         let size = usize::from(gso_size.max(1));

@@ -1,5 +1,5 @@
-//! UDP sockets as those of `std`, and what those cannot: many datagrams at once where they lie, and a
-//! reader that turns its CPU itself.
+//! UDP sockets with the calls of `std`'s, and two more: batches of datagrams in place, and a reader that
+//! runs on its CPU's own thread.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -27,31 +27,31 @@ pub struct UdpSocket(pub(super) Arc<Inner>);
 pub struct SocketCounts {
     /// Datagrams that were queued for its reader.
     pub queued: u64,
-    /// The same by the CPU that they were delivered on, in the order of the engine's.
+    /// Datagrams queued by each CPU, in the order of the engine's CPUs.
     pub by_cpu: Vec<u64>,
-    /// Datagrams that it had no room for: `RcvbufErrors`.
+    /// Datagrams dropped because the receive buffer was full: `RcvbufErrors`.
     pub rcvbuf_errors: u64,
-    /// Bytes of packet memory that it holds now.
+    /// Packet memory charged to the socket, in bytes (`sk_rmem_alloc`).
     pub rmem: u32,
-    /// The most that it may hold.
+    /// Receive buffer, in bytes (`SO_RCVBUF`).
     pub rcvbuf: u32,
 }
 
 impl UdpSocket {
-    /// The address that it is bound to; once connected, the one that was chosen for it.
+    /// Local address; once connected, with the IP address chosen by the route.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local()
     }
 
-    /// The address that it is connected to, if it is.
+    /// Address of the peer, if the socket is connected.
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.0.remote()
     }
 
-    /// Connects it: only what comes from there is received from now on, and [`send`](Self::send) goes
-    /// there.
+    /// Connects to a peer: only its datagrams are received from now on, and [`send`](Self::send) sends
+    /// to it.
     ///
     /// # Errors
     /// When the address cannot be resolved, or is of another family; `ENETUNREACH` when there is no way.
@@ -59,7 +59,7 @@ impl UdpSocket {
         self.0.connect(first(to)?)
     }
 
-    /// Sends to whom it is connected to.
+    /// Sends a datagram to the connected peer.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to); and `ENOTCONN`.
@@ -68,13 +68,13 @@ impl UdpSocket {
         self.0.send(payload, to, 0, Flush::Now)
     }
 
-    /// Sends a datagram. It is not cut into fragments.
+    /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
     ///
     /// # Errors
-    /// `EMSGSIZE` when it does not fit in the MTU, `ENETUNREACH` when there is no way,
-    /// `ECONNREFUSED` when it is connected and its peer said that nobody listens there; when the device
-    /// is gone. While no packet memory is free it waits; it would block where that is not allowed, and
-    /// on the thread of an engine's CPU, which may be the one to bring the memory home.
+    /// `EMSGSIZE` when it does not fit in the MTU, `ENETUNREACH` without a route,
+    /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; when the device is gone. Waits
+    /// while no packet memory is free; `WouldBlock` instead if the socket is non-blocking, or on the
+    /// thread of an engine's CPU, which may be the one that must collect the memory.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         self.0.send(payload, first(to)?, 0, Flush::Now)
     }
@@ -88,11 +88,11 @@ impl UdpSocket {
         self.0.send(payload, to, gso_size, Flush::Now)
     }
 
-    /// Sends many datagrams, and tells the device once.
+    /// Sends many datagrams with one notification of the device.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to) of the first that cannot be sent, if that is the first at all;
-    /// else the number of those before it.
+    /// As [`send_to`](Self::send_to) if the very first cannot be sent. Otherwise the number of datagrams
+    /// sent before the first failure is returned.
     pub fn send_batch<'a>(
         &self,
         datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
@@ -113,11 +113,11 @@ impl UdpSocket {
         }
     }
 
-    /// Receives one datagram, and says how much of it there is in `buffer` and who sent it. What does
-    /// not fit is cut off.
+    /// Receives one datagram into `buffer`; returns its length there and its sender. Excess bytes are
+    /// discarded.
     ///
     /// # Errors
-    /// Would block, at once or in time, as it was set; `ECONNREFUSED` as of
+    /// `WouldBlock`, at once or after the time-out, as configured; `ECONNREFUSED` as of
     /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all is read.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let packet = self.0.wait_for(SocketReader::next)?;
@@ -126,7 +126,7 @@ impl UdpSocket {
         Ok(read)
     }
 
-    /// Receives from whom it is connected to, or anyone.
+    /// Receives one datagram into `buffer`; returns its length there.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -142,8 +142,8 @@ impl UdpSocket {
         self.0.wait_for(|reader| reader.peek().map(|packet| self.0.read(packet, buffer)))
     }
 
-    /// Receives up to `max` datagrams where they lie, as many as are there, at least one. What
-    /// `batch` had is given back first.
+    /// Receives between 1 and `max` datagrams in place, without copying. Those that `batch` holds are
+    /// returned first.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -152,14 +152,14 @@ impl UdpSocket {
         self.0.wait_for(|reader| self.0.take_batch(reader, batch, max))
     }
 
-    /// The same, and returns 0 if none is there.
+    /// Receives up to `max` datagrams in place without waiting; returns 0 if none is queued.
     pub fn try_recv_batch(&self, batch: &mut Datagrams, max: usize) -> usize {
         self.begin(batch);
         self.try_take(batch, max)
     }
 
-    /// The same on the thread of a CPU, which takes packets in and delivers them itself while there
-    /// is nothing to read: nobody else is woken. Returns 0 once nothing will come any more.
+    /// Receives in place on the thread of an engine's CPU, which polls and delivers packets itself while
+    /// nothing is queued: no other thread is woken. Returns 0 once the engine has ended.
     pub fn recv_batch_on<H: Handler>(
         &self,
         cpu: &mut CpuThread<H>,
@@ -188,8 +188,8 @@ impl UdpSocket {
         batch.of = Some(Arc::clone(&self.0));
     }
 
-    /// Sends the answers of a batch back to where its datagrams came from, in their order. Returns how many
-    /// were: one that no device leads to, or that is longer than a device sends, is dropped and counted
+    /// Sends the answers of a batch to the senders of its datagrams, in order. Returns the number sent: one
+    /// without a route, or longer than the device's MTU, is dropped and counted
     /// (`OutNoRoutes`, `OutDiscards` of [`Net::snmp`](super::Net::snmp)).
     ///
     /// # Errors
@@ -198,12 +198,12 @@ impl UdpSocket {
         self.0.send_replies(batch)
     }
 
-    /// True if calls return at once if nothing is there (`O_NONBLOCK`).
+    /// Sets whether calls return at once when nothing is queued (`O_NONBLOCK`).
     pub fn set_nonblocking(&self, is_nonblocking: bool) {
         self.0.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
     }
 
-    /// Time for which a call waits for a datagram; `None`: for ever (`SO_RCVTIMEO`).
+    /// Sets the longest wait for a datagram; `None`: no limit (`SO_RCVTIMEO`).
     ///
     /// # Errors
     /// When it is zero, as of `std`.
@@ -211,7 +211,7 @@ impl UdpSocket {
         set_timeout(&self.0.read_timeout_ns, timeout)
     }
 
-    /// Time for which a call waits for packet memory to send from; `None`: for ever (`SO_SNDTIMEO`).
+    /// Sets the longest wait for packet memory to send from; `None`: no limit (`SO_SNDTIMEO`).
     ///
     /// # Errors
     /// When it is zero, as of `std`.
@@ -219,37 +219,37 @@ impl UdpSocket {
         set_timeout(&self.0.write_timeout_ns, timeout)
     }
 
-    /// True if datagrams of one sender that were merged are read as one (`UDP_GRO`).
+    /// Sets whether merged datagrams are read as one (`UDP_GRO`).
     pub fn set_gro(&self, is_on: bool) {
         self.0.reader().set_takes_merged(is_on);
     }
 
-    /// True if flows are to come to the CPU that they are read on (RFS): they are, but for sockets that
-    /// are [one for each CPU](super::SocketOptions::reuse_port_on).
+    /// Sets whether flows follow the CPU that reads them (RFS). Default: true, except for sockets bound
+    /// [one per CPU](super::SocketOptions::reuse_port_on).
     pub fn set_followed(&self, is_followed: bool) {
         self.0.is_followed.store(is_followed, Ordering::Relaxed);
     }
 
-    /// Time to live, or hop limit, of what it sends.
+    /// Sets the time to live, or hop limit, of datagrams sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub fn set_ttl(&self, ttl: u8) {
         self.0.ttl.store(ttl, Ordering::Relaxed);
     }
 
-    /// DSCP and ECN of what it sends.
+    /// Sets DSCP and ECN of datagrams sent (`IP_TOS`, `IPV6_TCLASS`).
     pub fn set_traffic_class(&self, class: u8) {
         self.0.tos.store(class, Ordering::Relaxed);
     }
 
-    /// The most bytes of packet memory that it may hold (`SO_RCVBUF`), within `rmem_max`.
+    /// Sets the receive buffer, in bytes, at most `rmem_max` (`SO_RCVBUF`).
     pub fn set_recv_buffer_size(&self, bytes: u32) {
         self.0.reader().outlet.account().set_rcvbuf(bytes.min(self.0.shared.rmem_max));
     }
 
-    /// Receives what is sent to a group, too. On a device that the kernel has as well, the kernel
-    /// joins it, which is what tells the network.
+    /// Joins a multicast group. On a device that the kernel has too, the kernel joins it as well and sends
+    /// the membership report.
     ///
     /// # Errors
-    /// `EINVAL` if it is no group; what the kernel says.
+    /// `EINVAL` if `group` is not a multicast address; the kernel's errors.
     pub fn join_multicast(&self, group: IpAddr) -> io::Result<()> {
         self.0.join(group)
     }
@@ -270,7 +270,7 @@ impl UdpSocket {
 }
 
 impl UdpSocket {
-    /// The descriptor of [`AsFd`], unless none is left.
+    /// Descriptor of [`AsFd`], as a result.
     ///
     /// # Errors
     /// When the process has no descriptors left.
@@ -280,9 +280,8 @@ impl UdpSocket {
 }
 
 impl AsFd for UdpSocket {
-    /// Readable while there is something to read, and writable unless what is sent would block: what
-    /// `poll(2)`, `epoll` and tokio's `AsyncFd` wait for. It is made when it is first asked for. Nothing
-    /// else can be done with it.
+    /// Descriptor for `poll(2)`, `epoll` and tokio's `AsyncFd`: readable while a datagram is queued, writable
+    /// unless a send would block. Created at the first call. Supports nothing else.
     ///
     /// # Panics
     /// When the process has no descriptors left: [`descriptor`](Self::descriptor) says so instead.

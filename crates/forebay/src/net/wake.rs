@@ -1,5 +1,5 @@
-//! Wake-up of those who wait for a socket: threads that sleep in a call, CPUs that turn themselves,
-//! and whoever waits for the socket's descriptor.
+//! Wake-up of a socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers of the
+//! socket's descriptor.
 //!
 //! A queue says once that something has come, to whoever clears the sign that its reader sleeps. There
 //! may be several readers. So a wake-up is for all of them, and whoever takes the sign back though
