@@ -78,7 +78,7 @@ pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<Ip
     }))
 }
 
-/// The station of a neighbour, if the kernel knows it.
+/// Link address of a neighbour, if the kernel knows it.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
@@ -102,7 +102,7 @@ pub fn lladdr_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<Mac
     }))
 }
 
-/// Has the kernel ask for a neighbour's station, as if it had a packet for it.
+/// Has the kernel solicit a neighbour, as if it had a packet for it.
 ///
 /// # Errors
 /// When the kernel refuses: it takes the capability `CAP_NET_ADMIN`.

@@ -138,7 +138,7 @@ impl Datagram {
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
         let answer = self
             .answer
-            .unwrap_or_else(|| Reply { between: self.way_back(), back: self.stations_back() });
+            .unwrap_or_else(|| Reply { between: self.way_back(), back: self.link_back() });
         let frame = &mut self.packet.frame;
         if self.answer.is_none() {
             // The headers are written anew.
@@ -176,10 +176,11 @@ impl Datagram {
         }
     }
 
-    fn stations_back(&self) -> Option<LinkAddresses> {
+    fn link_back(&self) -> Option<LinkAddresses> {
         let is_ethernet = self.packet.headers.link == Link::Ethernet;
-        let stations = self.packet.frame.data().first_chunk::<12>().filter(|_| is_ethernet)?;
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = *stations;
+        let link_addresses =
+            self.packet.frame.data().first_chunk::<12>().filter(|_| is_ethernet)?;
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *link_addresses;
         Some(LinkAddresses { from: [a, b, c, d, e, f], to: [g, h, i, j, k, l] })
     }
 }

@@ -251,8 +251,8 @@ impl Inner {
         Ok(payload.len())
     }
 
-    /// The kernel finds the next station, and keeps the datagram meanwhile. On a device that it does
-    /// not have, the first datagrams to a new station are lost, as behind a full queue of ARP's.
+    /// The kernel resolves the next hop, and keeps the datagram meanwhile. On a device that it does
+    /// not have, the first datagrams to a new neighbour are lost, as behind a full queue of ARP's.
     fn send_by_kernel(&self, payload: &[u8], to: SocketAddr, gso_size: u16) -> io::Result<()> {
         let Some(reserved) = &self.reserved else {
             self.shared.unsent.count_discard(to.ip());

@@ -66,22 +66,22 @@ impl KernelNeighbours {
         now_ns: u64,
         (pool, asks): (&mut Pool, &mut Vec<Packet>),
     ) -> Hop {
-        if let Some(group) = group_station(destination, on) {
-            return Hop::Known(self.stations(group, on));
+        if let Some(group) = group_lladdr(destination, on) {
+            return Hop::Known(self.link_addresses(group, on));
         }
         match self {
             Self::None => Hop::Known(None),
             Self::Kernels(kernels) => {
-                if let Some(station) = kernels.recall(destination, now_ns) {
-                    return Hop::Known(stations(station, on));
+                if let Some(lladdr) = kernels.recall(destination, now_ns) {
+                    return Hop::Known(link_addresses(lladdr, on));
                 }
                 match kernels.ask(destination, now_ns) {
-                    AskedNeighbour::Station(station) => Hop::Known(stations(station, on)),
+                    AskedNeighbour::Lladdr(lladdr) => Hop::Known(link_addresses(lladdr, on)),
                     AskedNeighbour::Neighbour(neighbour) => {
                         let Some(learned) = &kernels.learned else { return Hop::Unknown };
                         let hop = resolve(learned, neighbour, on, now_ns, (pool, asks));
-                        if let Hop::Known(Some(stations)) = hop {
-                            kernels.remember(destination, stations.to, now_ns);
+                        if let Hop::Known(Some(link_addresses)) = hop {
+                            kernels.remember(destination, link_addresses.to, now_ns);
                         }
                         hop
                     }
@@ -122,17 +122,17 @@ impl KernelNeighbours {
         let known = kernels.recall(destination, now_ns).or_else(|| {
             let may_ask = now_ns.saturating_sub(kernels.asked_ns) >= ASK_NS;
             match may_ask.then(|| kernels.ask(destination, now_ns)) {
-                Some(AskedNeighbour::Station(station)) => Some(station),
+                Some(AskedNeighbour::Lladdr(lladdr)) => Some(lladdr),
                 _ => None,
             }
         });
-        known.and_then(|station| stations(station, on)).or(back)
+        known.and_then(|lladdr| link_addresses(lladdr, on)).or(back)
     }
 
-    fn stations(&self, to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
+    fn link_addresses(&self, to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
         match self {
             Self::None => None,
-            Self::Kernels(_) | Self::Own(_) => stations(to, on),
+            Self::Kernels(_) | Self::Own(_) => link_addresses(to, on),
         }
     }
 }
@@ -147,10 +147,10 @@ fn resolve(
 ) -> Hop {
     let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
     match learned.resolve(neighbour, on, now_ns, pool) {
-        Resolved::Mac(station) => Hop::Known(stations(station, on)),
-        Resolved::Probe(station, packet) => {
+        Resolved::Mac(lladdr) => Hop::Known(link_addresses(lladdr, on)),
+        Resolved::Probe(lladdr, packet) => {
             asks.push(packet);
-            Hop::Known(stations(station, on))
+            Hop::Known(link_addresses(lladdr, on))
         }
         Resolved::Ask(packet) => {
             asks.push(packet);
@@ -160,13 +160,13 @@ fn resolve(
     }
 }
 
-fn stations(to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
+fn link_addresses(to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
     on.mac.map(|from| LinkAddresses { to, from })
 }
 
 /// Link address of a multicast group or of the broadcast address (RFC 1112, section 6.4; RFC 2464,
 /// section 7).
-fn group_station(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
+fn group_lladdr(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
     match destination {
         IpAddr::V4(address) if address.is_multicast() => {
             let [_, b, c, d] = address.octets();
@@ -193,7 +193,7 @@ pub(super) struct KernelsNeighbours {
 
 /// The kernel's answer.
 enum AskedNeighbour {
-    Station([u8; 6]),
+    Lladdr([u8; 6]),
     /// A neighbour without a known link address.
     Neighbour(IpAddr),
     /// No route.
@@ -203,7 +203,7 @@ enum AskedNeighbour {
 #[derive(Clone, Copy)]
 struct Remembered {
     destination: IpAddr,
-    station: [u8; 6],
+    lladdr: [u8; 6],
     until_ns: u64,
 }
 
@@ -211,7 +211,7 @@ impl KernelsNeighbours {
     fn recall(&self, destination: IpAddr, now_ns: u64) -> Option<[u8; 6]> {
         let remembered = self.remembered[place(destination)].as_ref()?;
         let is_good = remembered.destination == destination && now_ns < remembered.until_ns;
-        is_good.then_some(remembered.station)
+        is_good.then_some(remembered.lladdr)
     }
 
     /// Asks the kernel, which solicits an unknown neighbour if it can.
@@ -221,20 +221,20 @@ impl KernelsNeighbours {
         let Ok(Some(hop)) = neighbour::next_hop(destination, self.interface) else {
             return AskedNeighbour::Nothing;
         };
-        let Ok(Some(station)) = neighbour::lladdr_of(hop, self.interface) else {
+        let Ok(Some(lladdr)) = neighbour::lladdr_of(hop, self.interface) else {
             if self.learned.is_none() {
                 // Without the right to, the datagram that goes by the kernel has the same effect.
                 let _ = neighbour::solicit(hop, self.interface);
             }
             return AskedNeighbour::Neighbour(hop);
         };
-        self.remember(destination, station.0, now_ns);
-        AskedNeighbour::Station(station.0)
+        self.remember(destination, lladdr.0, now_ns);
+        AskedNeighbour::Lladdr(lladdr.0)
     }
 
-    fn remember(&mut self, destination: IpAddr, station: [u8; 6], now_ns: u64) {
+    fn remember(&mut self, destination: IpAddr, lladdr: [u8; 6], now_ns: u64) {
         let until_ns = now_ns.saturating_add(REMEMBER_NS);
-        self.remembered[place(destination)] = Some(Remembered { destination, station, until_ns });
+        self.remembered[place(destination)] = Some(Remembered { destination, lladdr, until_ns });
     }
 }
 

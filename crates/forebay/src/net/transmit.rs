@@ -105,8 +105,8 @@ impl Transmitter {
         let SendPath { neighbours, gathered, .. } = &mut ways[device];
         let destination = between.destination.ip();
         let hop = neighbours.hop_to(destination, on, *now_ns, (pool, gathered));
-        let stations = match hop {
-            Hop::Known(stations) => stations,
+        let link_addresses = match hop {
+            Hop::Known(link_addresses) => link_addresses,
             Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
             Hop::Unknown => return Ok(Gathered::NextUnknown),
         };
@@ -119,7 +119,7 @@ impl Transmitter {
         frame.copy_from(payload);
         let mut packet = Packet::received(frame, Arrival(0), 0, forebay_rx::parse::Link::Ip);
         packet.set_gso_size(gso_size);
-        let packet = self.compose(packet, stations, (between, marks))?;
+        let packet = self.compose(packet, link_addresses, (between, marks))?;
         match hop {
             Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
             Hop::Known(_) | Hop::Unknown => self.add(device, packet),
@@ -151,8 +151,8 @@ impl Transmitter {
             return Err(error);
         }
         let neighbours = &mut self.ways[device].neighbours;
-        let stations = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
-        let packet = self.compose(packet, stations, (between, marks))?;
+        let link_addresses = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
+        let packet = self.compose(packet, link_addresses, (between, marks))?;
         self.add(device, packet);
         Ok(())
     }
@@ -160,12 +160,12 @@ impl Transmitter {
     fn compose(
         &mut self,
         mut packet: Packet,
-        stations: Option<LinkAddresses>,
+        link_addresses: Option<LinkAddresses>,
         (between, marks): (Between, SentMarks),
     ) -> io::Result<Packet> {
         let Between { source, destination } = between;
         let (SentMarks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());
-        let to = UdpHeaders { stations, source, destination, ttl, tos, gso_size };
+        let to = UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size };
         match emit_udp(&mut packet.frame, &to) {
             Ok(headers) => packet.headers = headers,
             Err(refused) => {

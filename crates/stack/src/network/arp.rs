@@ -136,8 +136,8 @@ fn answer(packet: &mut Packet, at: usize, request: &ArpMessage, on: &Identity) {
     if let Some(message) = bytes.get_mut(at..) {
         message.copy_from_slice(&reply.bytes());
     }
-    if let Some([stations @ .., _, _]) = bytes.first_chunk_mut::<ETHERNET_BYTES>() {
-        let (destination, source) = stations.split_at_mut(6);
+    if let Some([link_addresses @ .., _, _]) = bytes.first_chunk_mut::<ETHERNET_BYTES>() {
+        let (destination, source) = link_addresses.split_at_mut(6);
         destination.copy_from_slice(&request.sender_mac);
         source.copy_from_slice(&mac);
     }
@@ -149,7 +149,7 @@ fn answer(packet: &mut Packet, at: usize, request: &ArpMessage, on: &Identity) {
 /// have no source address, or no frame is free.
 pub fn request(
     target: Ipv4Addr,
-    station: Option<[u8; 6]>,
+    lladdr: Option<[u8; 6]>,
     on: &Identity,
     pool: &mut Pool,
 ) -> Option<Packet> {
@@ -157,7 +157,7 @@ pub fn request(
     let IpAddr::V4(sender) = on.source_towards(target.into())? else { return None };
     let message =
         ArpMessage { operation: REQUEST, sender_mac: mac, sender, target_mac: [0; 6], target };
-    let to = station.unwrap_or(BROADCAST);
+    let to = lladdr.unwrap_or(BROADCAST);
     let ethertype = ETHERTYPE_ARP.to_be_bytes();
     let bytes = [&to, &mac, ethertype.as_slice(), &message.bytes()].concat();
     let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

@@ -31,7 +31,7 @@ pub struct LinkAddresses {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdpHeaders {
     /// MAC addresses; `None` on a device without link header.
-    pub stations: Option<LinkAddresses>,
+    pub link_addresses: Option<LinkAddresses>,
     /// Source address and port.
     pub source: SocketAddr,
     /// Destination address and port, of the same family.
@@ -83,7 +83,7 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
         }
         _ => return Err(HeaderError::Families),
     };
-    let link = push_link(frame, network, headers.stations);
+    let link = push_link(frame, network, headers.link_addresses);
     Ok(noted(link, network, udp_len))
 }
 
@@ -179,8 +179,8 @@ fn push_ipv6(
     bytes[24..40].copy_from_slice(&destination.octets());
 }
 
-fn push_link(frame: &mut Frame, network: Network, stations: Option<LinkAddresses>) -> Link {
-    let Some(LinkAddresses { to, from }) = stations else { return Link::Ip };
+fn push_link(frame: &mut Frame, network: Network, link_addresses: Option<LinkAddresses>) -> Link {
+    let Some(LinkAddresses { to, from }) = link_addresses else { return Link::Ip };
     frame.push(ETHERNET_BYTES);
     let bytes = frame.data_mut();
     bytes[0..6].copy_from_slice(&to);
@@ -208,8 +208,9 @@ mod tests {
 
     fn headers(source: &str, destination: &str) -> UdpHeaders {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
-        let stations = Some(LinkAddresses { to: [2, 0, 0, 0, 0, 2], from: [2, 0, 0, 0, 0, 1] });
-        UdpHeaders { stations, source, destination, ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
+        let link_addresses =
+            Some(LinkAddresses { to: [2, 0, 0, 0, 0, 2], from: [2, 0, 0, 0, 0, 1] });
+        UdpHeaders { link_addresses, source, destination, ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
     }
 
     proptest! {
@@ -225,7 +226,7 @@ mod tests {
             let to = UdpHeaders {
                 source: of("192.0.2.1", "2001:db8::1", ports.0),
                 destination: of("198.51.100.7", "2001:db8:ffff::7", ports.1),
-                stations: headers("0.0.0.0:1", "0.0.0.0:1").stations.filter(|_| has_link),
+                link_addresses: headers("0.0.0.0:1", "0.0.0.0:1").link_addresses.filter(|_| has_link),
                 ttl, tos, gso_size: 0,
             };
             let mut frame = pool().allocate(2000).unwrap();

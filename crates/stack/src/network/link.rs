@@ -61,8 +61,8 @@ pub(super) fn addressed_to_host(packet: &Packet, on: &Identity) -> Result<Packet
 
 /// Swaps source and destination, so that the frame goes back to its sender.
 pub(super) fn turn_round(bytes: &mut [u8], link: Link, on: &Identity) {
-    if let (Link::Ethernet, Some(stations)) = (link, bytes.first_chunk_mut::<MACS_BYTES>()) {
-        let (to, from) = stations.split_at_mut(6);
+    if let (Link::Ethernet, Some(link_addresses)) = (link, bytes.first_chunk_mut::<MACS_BYTES>()) {
+        let (to, from) = link_addresses.split_at_mut(6);
         to.swap_with_slice(from);
         if let Some(mac) = on.mac {
             from.copy_from_slice(&mac); // it may have been to all

@@ -42,7 +42,7 @@ struct NdiscMessage {
     destination: Ipv6Addr,
     target: Ipv6Addr,
     /// Link-layer address from the option that belongs to this type of message.
-    station: Option<[u8; 6]>,
+    lladdr: Option<[u8; 6]>,
     /// Source MAC address of the frame.
     came_from: Option<[u8; 6]>,
 }
@@ -74,31 +74,31 @@ fn solicited(
     message: &NdiscMessage,
     on: &Identity,
 ) -> Result<NeighbourEvent, NetworkDrop> {
-    let NdiscMessage { source, destination, target, station, came_from, .. } = *message;
+    let NdiscMessage { source, destination, target, lladdr, came_from, .. } = *message;
     // Somebody is about to take the address, and asks whether it is free.
     let is_probe = source.is_unspecified();
     if is_probe {
         let group = Prefix { address: target.into(), bits: 128 }.solicited_node();
-        if group != Some(destination) || station.is_some() {
+        if group != Some(destination) || lladdr.is_some() {
             return Err(NetworkDrop::IpInvalidSource);
         }
     }
     if !on.is_own(target.into()) {
         return Ok(NeighbourEvent::default());
     }
-    let back_to = station.or(came_from);
+    let back_to = lladdr.or(came_from);
     let is_to_group = destination.is_multicast();
     let answer = Advertisement {
         target,
         to: if is_probe { ALL_NODES } else { source },
-        station: if is_probe { Some(group_station(ALL_NODES)) } else { back_to },
+        lladdr: if is_probe { Some(group_lladdr(ALL_NODES)) } else { back_to },
         flags: if is_probe { OVERRIDE } else { SOLICITED | if is_to_group { OVERRIDE } else { 0 } },
-        with_station: is_to_group,
+        with_lladdr: is_to_group,
     };
     answer.put(packet, on)?;
     let sighting = NeighbourObservation {
         address: source.into(),
-        mac: station,
+        mac: lladdr,
         is_welcome: true,
         replaces: Replaces::Now,
         is_confirmed: false,
@@ -109,14 +109,14 @@ fn solicited(
 
 /// `ndisc_recv_na`.
 fn advertised(message: &NdiscMessage, on: &Identity) -> Result<NeighbourEvent, NetworkDrop> {
-    let NdiscMessage { flags, destination, target, station, .. } = *message;
+    let NdiscMessage { flags, destination, target, lladdr, .. } = *message;
     let is_solicited = flags & SOLICITED != 0;
     if is_solicited && destination.is_multicast() {
         return Err(NetworkDrop::IpInvalidDest);
     }
     let sighting = NeighbourObservation {
         address: target.into(),
-        mac: station,
+        mac: lladdr,
         is_welcome: false,
         replaces: if flags & OVERRIDE != 0 { Replaces::Now } else { Replaces::Never },
         is_confirmed: is_solicited,
@@ -156,7 +156,7 @@ impl NdiscMessage {
             source: address(network_offset + 8)?,
             destination: address(network_offset + 24)?,
             target,
-            station: station(options, wanted)?,
+            lladdr: lladdr(options, wanted)?,
             came_from,
         })
     }
@@ -164,7 +164,7 @@ impl NdiscMessage {
 
 /// The link-layer address in the option of this type; of several, the first one counts
 /// (`ndisc_parse_options`).
-fn station(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDrop> {
+fn lladdr(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDrop> {
     let mut found = None;
     while !options.is_empty() {
         let [kind, len, ..] = *options else { return Err(NetworkDrop::PktTooSmall) };
@@ -186,9 +186,9 @@ fn station(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDro
 struct Advertisement {
     target: Ipv6Addr,
     to: Ipv6Addr,
-    station: Option<[u8; 6]>,
+    lladdr: Option<[u8; 6]>,
     flags: u8,
-    with_station: bool,
+    with_lladdr: bool,
 }
 
 impl Advertisement {
@@ -196,7 +196,7 @@ impl Advertisement {
     fn put(&self, packet: &mut Packet, on: &Identity) -> Result<(), NetworkDrop> {
         let header = [ADVERTISEMENT, 0, 0, 0, self.flags, 0, 0, 0];
         let mut message = [header.as_slice(), &self.target.octets()].concat();
-        if let (Some(mac), true) = (on.mac, self.with_station) {
+        if let (Some(mac), true) = (on.mac, self.with_lladdr) {
             message.extend([TARGET_STATION, 1]);
             message.extend(mac);
         }
@@ -211,10 +211,10 @@ impl Advertisement {
         if let Some(ip) = bytes.get_mut(at..) {
             ip.copy_from_slice(&in_ipv6(&message, self.target, self.to));
         }
-        if let (Some(to), Some(from), Link::Ethernet) = (self.station, on.mac, link)
-            && let Some([stations @ .., _, _]) = bytes.first_chunk_mut::<ETHERNET_BYTES>()
+        if let (Some(to), Some(from), Link::Ethernet) = (self.lladdr, on.mac, link)
+            && let Some([link_addresses @ .., _, _]) = bytes.first_chunk_mut::<ETHERNET_BYTES>()
         {
-            let (destination, source) = stations.split_at_mut(6);
+            let (destination, source) = link_addresses.split_at_mut(6);
             destination.copy_from_slice(&to);
             source.copy_from_slice(&from);
         }
@@ -227,19 +227,19 @@ impl Advertisement {
 /// far. `None` if we have no source address, or no frame is free.
 pub fn solicitation(
     target: Ipv6Addr,
-    station: Option<[u8; 6]>,
+    lladdr: Option<[u8; 6]>,
     on: &Identity,
     pool: &mut Pool,
 ) -> Option<Packet> {
     let mac = on.mac?;
     let IpAddr::V6(source) = on.source_towards(target.into())? else { return None };
     let group = Prefix { address: target.into(), bits: 128 }.solicited_node()?;
-    let to = if station.is_some() { target } else { group };
+    let to = if lladdr.is_some() { target } else { group };
     let header = [SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
     let option = [SOURCE_STATION, 1];
     let message = [header.as_slice(), &target.octets(), &option, &mac].concat();
-    let stations = [station.unwrap_or(group_station(group)), mac].concat();
-    let bytes = [stations.as_slice(), &[0x86, 0xdd], &in_ipv6(&message, source, to)].concat();
+    let link_addresses = [lladdr.unwrap_or(group_lladdr(group)), mac].concat();
+    let bytes = [link_addresses.as_slice(), &[0x86, 0xdd], &in_ipv6(&message, source, to)].concat();
     let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let mut frame: Frame = pool.allocate(len_bytes)?;
     frame.copy_from(&bytes);
@@ -264,7 +264,7 @@ fn in_ipv6(message: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
 }
 
 /// MAC address of a multicast group (RFC 2464, section 7).
-fn group_station(group: Ipv6Addr) -> [u8; 6] {
+fn group_lladdr(group: Ipv6Addr) -> [u8; 6] {
     let [.., a, b, c, d] = group.octets();
     [0x33, 0x33, a, b, c, d]
 }

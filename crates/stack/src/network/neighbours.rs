@@ -341,11 +341,10 @@ impl Neighbours {
         } else if is_another {
             neighbour.doubt(now_ns);
         }
-        let station = neighbour.mac;
+        let lladdr = neighbour.mac;
         for mut packet in self.take_waiting(place) {
-            if let (Some(to), Some(station)) = (packet.frame.data_mut().first_chunk_mut(), station)
-            {
-                *to = station;
+            if let (Some(to), Some(lladdr)) = (packet.frame.data_mut().first_chunk_mut(), lladdr) {
+                *to = lladdr;
             }
             released.push(packet);
         }
@@ -600,11 +599,11 @@ impl Neighbour {
         (self.asked, self.ask_at_ns) = (0, 0);
     }
 
-    /// Builds a solicitation, or a unicast probe if `station` is given; `None` within `retrans_time`
+    /// Builds a solicitation, or a unicast probe if `lladdr` is given; `None` within `retrans_time`
     /// of the last.
     fn ask(
         &mut self,
-        station: Option<[u8; 6]>,
+        lladdr: Option<[u8; 6]>,
         on: &Identity,
         now_ns: u64,
         pool: &mut Pool,
@@ -613,8 +612,8 @@ impl Neighbour {
             return None;
         }
         let packet = match self.address {
-            IpAddr::V4(address) => arp::request(address, station, on, pool),
-            IpAddr::V6(address) => ndisc::solicitation(address, station, on, pool),
+            IpAddr::V4(address) => arp::request(address, lladdr, on, pool),
+            IpAddr::V6(address) => ndisc::solicitation(address, lladdr, on, pool),
         }?;
         self.asked = self.asked.saturating_add(1);
         self.ask_at_ns = now_ns.saturating_add(RETRANS_NS);

@@ -172,7 +172,7 @@ fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
 }
 
 /// One of two stations: 1 or 2.
-fn station(name: &str, kind: TunKind, number: u8) -> TunDevice {
+fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
     let device = TunDevice::open(name, kind, 1).unwrap();
     if kind == TunKind::Tap {
         ip(&format!("link set {name} address 02:00:00:00:00:0{number}"));
@@ -206,10 +206,10 @@ fn tcp() {
     for ((_, kind), (offload, pass)) in
         BOTH.into_iter().flat_map(|kind| cases.map(|case| (kind, case)))
     {
-        let near = station("tnnear", kind, 1);
+        let near = lladdr("tnnear", kind, 1);
         command(&format!("ethtool -K tnnear tx {offload} tso {offload}"));
         let (far, back, listener, in_errors) = elsewhere(|| {
-            let far = station("tnfar", kind, 2);
+            let far = lladdr("tnfar", kind, 2);
             let listener = TcpListener::bind("10.9.0.2:2000").unwrap();
             let back = Pump::start(&far, &near, Pass::AsTheyCame);
             // It stays in this namespace.
@@ -248,9 +248,9 @@ fn tcp() {
 fn datagrams() {
     let passes = [Pass::Merged, Pass::InPiecesMerged];
     for ((_, kind), pass) in BOTH.into_iter().flat_map(|kind| passes.map(|pass| (kind, pass))) {
-        let near = station("tnnear", kind, 1);
+        let near = lladdr("tnnear", kind, 1);
         let (far, receiver) = elsewhere(|| {
-            let far = station("tnfar", kind, 2);
+            let far = lladdr("tnfar", kind, 2);
             (far, UdpSocket::bind("10.9.0.2:2000").unwrap())
         });
         let sender = UdpSocket::bind("10.9.0.1:1000").unwrap();
@@ -285,9 +285,9 @@ fn datagrams() {
 }
 
 fn tags() {
-    let near = station("tnnear", TunKind::Tap, 1);
+    let near = lladdr("tnnear", TunKind::Tap, 1);
     let (far, receiver) = elsewhere(|| {
-        let far = station("tnfar", TunKind::Tun, 2);
+        let far = lladdr("tnfar", TunKind::Tun, 2);
         (far, UdpSocket::bind("10.9.0.2:2000").unwrap())
     });
     let sender = UdpSocket::bind("10.9.0.1:1000").unwrap();

@@ -26,9 +26,9 @@ fn answers() {
     kernel.join();
     command("sysctl -qw net.ipv4.icmp_msgs_per_sec=1000 net.ipv4.icmp_msgs_burst=1000");
     command("sysctl -qw net.ipv4.icmp_ratelimit=0 net.ipv6.icmp.ratelimit=0");
-    let station = PEER_MAC.map(|byte| format!("{byte:02x}")).join(":");
+    let lladdr = PEER_MAC.map(|byte| format!("{byte:02x}")).join(":");
     for peer in [PEER_V4.to_string(), PEER_V6.to_string(), "fe80::2".into()] {
-        ip(&format!("neigh replace {peer} lladdr {station} dev {NAME} nud permanent"));
+        ip(&format!("neigh replace {peer} lladdr {lladdr} dev {NAME} nud permanent"));
     }
     let (family, kind, every) = (AddressFamily::Packet, SockType::Raw, SockProtocol::EthAll);
     let wire = socket(family, kind, SockFlag::SOCK_NONBLOCK, every).unwrap();

@@ -20,14 +20,14 @@ pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
 /// The same by an engine like this.
 pub(crate) fn over_tap_by(engine: &Config, config: &NetConfig) -> (Net, NetEngine) {
     let made = over_strange_tap(engine, config);
-    // What waits for a neighbour's station, the kernel sends beside what comes after it.
+    // What waits for a neighbour, the kernel sends beside what comes after it.
     for address in [OURS, OURS_V6] {
         ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:02 dev skt nud permanent"));
     }
     made
 }
 
-/// The same with a kernel that does not know our station.
+/// The same with a kernel that does not know our link address.
 pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, NetEngine) {
     let mut devices = [Device::open(&DeviceConfig::new("skt", Via::Tap)).unwrap()];
     ip("addr add 10.9.0.1/24 dev skt");

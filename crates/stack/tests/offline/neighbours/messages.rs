@@ -31,8 +31,8 @@ fn arp_asker_answered_and_remembered() {
             ..sighting("10.9.0.2")
         };
         assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: true }));
-        let (stations, message) = read_arp(&answer);
-        assert_eq!((stations, message.operation), ([THEIRS, OURS], REPLY));
+        let (link_addresses, message) = read_arp(&answer);
+        assert_eq!((link_addresses, message.operation), ([THEIRS, OURS], REPLY));
         assert_eq!((message.sender_mac, message.target_mac), (OURS, THEIRS));
         assert_eq!((message.sender_ipv4, message.target_ipv4), ([10, 9, 0, 1], [10, 9, 0, 2]));
         assert_eq!((answer.frame.len_bytes(), answer.wire_len), (42, 42));
@@ -67,7 +67,7 @@ fn foreign_arp_heard_not_answered() {
         (arp_message(ALL, REPLY, "10.9.0.2", "10.9.0.1"), false, of),
         (arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.2"), false, announced),
         (arp_message(THEIRS, REPLY, "10.9.0.2", "10.9.0.2"), false, announced),
-        // An announcement by reply names its station twice.
+        // An announcement by reply names its link address twice.
         (arp_message(ALL, REPLY, "10.9.0.2", "10.9.0.2"), false, of),
     ];
     let mut pool = pool(10);
@@ -96,7 +96,7 @@ fn impossible_arp_addresses_are_refused() {
         assert_eq!(arp_received(&mut pool, &bytes, false).0, Err(why), "{sender} {target}");
     }
     let good = arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.1");
-    // Hardware, protocol, their lengths, operation; a station that is a group's.
+    // Hardware, protocol, their lengths, operation; a link address that is a group's.
     for (at, value, why) in [
         (1, 7, NetworkDrop::UnhandledProto),
         (2, 9, NetworkDrop::UnhandledProto),
@@ -145,7 +145,7 @@ fn solicitor_advertised_and_remembered() {
         assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: true }));
         let is_to_group = destination != "fd00::1";
         let read = read_ndisc(&answer);
-        assert_eq!(read.stations, [THEIRS, OURS]);
+        assert_eq!(read.link_addresses, [THEIRS, OURS]);
         assert_eq!((read.source, read.destination), (v6("fd00::1"), v6("fd00::2")));
         assert_eq!(read.target, v6("fd00::1"));
         let flags =
@@ -163,14 +163,14 @@ fn address_probe_answered_to_all() {
     let (heard, answer) = probe.received(&mut pool);
     assert_eq!(heard, Ok(NeighbourEvent { sighting: None, is_answer: true }));
     let read = read_ndisc(&answer);
-    assert_eq!(read.stations, [[0x33, 0x33, 0, 0, 0, 1], OURS]);
+    assert_eq!(read.link_addresses, [[0x33, 0x33, 0, 0, 0, 1], OURS]);
     assert_eq!((read.source, read.destination), (v6("fd00::1"), v6("ff02::1")));
     let flags = NeighborAdvertisementHeader { router: false, solicited: false, r#override: true };
     assert_eq!(read.kind, Icmpv6Type::NeighborAdvertisement(flags));
-    // One with a station, or not to the group of the address, is none.
-    let with_station = Ndisc { source: "::", ..solicitation() };
+    // One with a link address, or not to the group of the address, is none.
+    let with_lladdr = Ndisc { source: "::", ..solicitation() };
     let to_us = Ndisc { destination: "fd00::1", ..probe };
-    for wrong in [with_station, to_us] {
+    for wrong in [with_lladdr, to_us] {
         assert_eq!(wrong.received(&mut pool).0, Err(NetworkDrop::IpInvalidSource));
     }
 }
@@ -225,8 +225,8 @@ fn foreign_or_short_ndisc_is_refused() {
 fn solicitations_use_address_of_network() {
     let mut pool = pool(8);
     let asked = arp::request(v4("10.9.0.7"), None, &identity(), &mut pool).unwrap();
-    let (stations, message) = read_arp(&asked);
-    assert_eq!((stations, message.operation), ([ALL, OURS], REQUEST));
+    let (link_addresses, message) = read_arp(&asked);
+    assert_eq!((link_addresses, message.operation), ([ALL, OURS], REQUEST));
     assert_eq!((message.sender_ipv4, message.target_ipv4), ([10, 9, 0, 1], [10, 9, 0, 7]));
     assert_eq!((message.sender_mac, message.target_mac), (OURS, [0; 6]));
     let probe = arp::request(v4("10.9.0.7"), Some(THEIRS), &identity(), &mut pool).unwrap();
@@ -235,13 +235,13 @@ fn solicitations_use_address_of_network() {
     let target = v6("fd00::aabb:ccdd");
     let asked = ndisc::solicitation(target, None, &identity(), &mut pool).unwrap();
     let read = read_ndisc(&asked);
-    assert_eq!(read.stations, [[0x33, 0x33, 0xff, 0xbb, 0xcc, 0xdd], OURS]);
+    assert_eq!(read.link_addresses, [[0x33, 0x33, 0xff, 0xbb, 0xcc, 0xdd], OURS]);
     assert_eq!((read.source, read.destination), (v6("fd00::1"), v6("ff02::1:ffbb:ccdd")));
     assert_eq!((read.kind, read.target), (Icmpv6Type::NeighborSolicitation, target));
     assert_eq!(read.options, [&[1, 1], OURS.as_slice()].concat());
     let probe = ndisc::solicitation(target, Some(THEIRS), &identity(), &mut pool).unwrap();
     let read = read_ndisc(&probe);
-    assert_eq!((read.stations, read.destination), ([THEIRS, OURS], target));
+    assert_eq!((read.link_addresses, read.destination), ([THEIRS, OURS], target));
     let near = ndisc::solicitation(v6("fe80::2"), None, &identity(), &mut pool).unwrap();
     assert_eq!(read_ndisc(&near).source, v6("fe80::1"));
 

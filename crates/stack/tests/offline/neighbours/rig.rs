@@ -158,14 +158,14 @@ pub(crate) fn arp_received(
 pub(crate) fn read_arp(packet: &Packet) -> ([[u8; 6]; 2], ArpEthIpv4Packet) {
     let read = PacketHeaders::from_ethernet_slice(packet.frame.data()).unwrap();
     let Some(NetHeaders::Arp(message)) = read.net else { panic!("{read:?}") };
-    (stations(read.link), message.try_eth_ipv4().unwrap())
+    (link_addresses(read.link), message.try_eth_ipv4().unwrap())
 }
 
 /// A neighbour discovery frame as parsed by etherparse.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Read {
     /// Destination and source MAC address.
-    pub(crate) stations: [[u8; 6]; 2],
+    pub(crate) link_addresses: [[u8; 6]; 2],
     pub(crate) source: Ipv6Addr,
     pub(crate) destination: Ipv6Addr,
     pub(crate) kind: Icmpv6Type,
@@ -186,7 +186,7 @@ pub(crate) fn read_ndisc(packet: &Packet) -> Read {
     assert_eq!((packet.headers, parsed.flaw), (parsed, None));
     assert_ne!(parsed.l4_checksum, Checksum::Bad);
     Read {
-        stations: stations(read.link),
+        link_addresses: link_addresses(read.link),
         source: header.source.into(),
         destination: header.destination.into(),
         kind: icmp.icmp_type,
@@ -195,7 +195,7 @@ pub(crate) fn read_ndisc(packet: &Packet) -> Read {
     }
 }
 
-fn stations(link: Option<LinkHeader>) -> [[u8; 6]; 2] {
+fn link_addresses(link: Option<LinkHeader>) -> [[u8; 6]; 2] {
     let Some(LinkHeader::Ethernet2(link)) = link else { panic!("{link:?}") };
     [link.destination, link.source]
 }

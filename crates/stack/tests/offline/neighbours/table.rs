@@ -54,7 +54,7 @@ impl Rig {
         };
         let to = match address {
             IpAddr::V4(_) => read_arp(&packet).0[0],
-            IpAddr::V6(_) => read_ndisc(&packet).stations[0],
+            IpAddr::V6(_) => read_ndisc(&packet).link_addresses[0],
         };
         match found {
             Found::Probing(mac) => assert_eq!(to, mac, "it is asked itself"),
