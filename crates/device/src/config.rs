@@ -1,4 +1,4 @@
-//! Configuration of a device: its name, the way in which it is opened, and what is taken of it.
+//! Configuration of a device: its name, its backend, and the packets taken from it.
 
 pub mod virtio; // the options of vhost-user
 
@@ -13,23 +13,23 @@ use forebay_sys::xdp::CopyMode;
 use self::virtio::VirtioOptions;
 use crate::rx_filter::RxFilter;
 
-/// By which face of the kernel, or from which other process, frames come and go.
+/// Backend of a device: an interface of the kernel's, or another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Via {
-    /// `AF_XDP`: straight into packet memory, taken from the kernel.
+    /// `AF_XDP`: frames bypass the kernel's stack and arrive in packet memory.
     AfXdp,
-    /// `AF_PACKET`: copies of what the kernel sees.
+    /// `AF_PACKET`: copies of the frames that the kernel receives.
     AfPacket,
-    /// A TAP: the kernel's side of a virtual Ethernet.
+    /// TAP: Ethernet frames exchanged with the kernel's stack.
     Tap,
-    /// A TUN: the same without Ethernet headers.
+    /// TUN: IP packets exchanged with the kernel's stack.
     Tun,
-    /// virtio-net over vhost-user: from a process that stands for the device.
+    /// virtio-net over vhost-user: another process is the device.
     VhostUser,
 }
 
 impl Via {
-    /// Every way.
+    /// Every backend.
     pub const ALL: [Self; 5] = [Self::AfXdp, Self::AfPacket, Self::Tap, Self::Tun, Self::VhostUser];
 
     /// Name on the command line and in reports.
@@ -44,8 +44,8 @@ impl Via {
         }
     }
 
-    /// True if its devices are interfaces of the kernel's, and go by the names of those. Any other
-    /// goes by the path of a socket.
+    /// True if devices are interfaces of the kernel, named as those. Other devices are named by the path
+    /// of a socket.
     #[must_use]
     pub fn is_interface(self) -> bool {
         self != Self::VhostUser
@@ -70,32 +70,32 @@ impl FromStr for Via {
     }
 }
 
-/// A device to be opened.
+/// Configuration of a device to be opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceConfig {
-    /// The interface's name; of a vhost-user device, the path of its socket.
+    /// Name of the interface, or path of the vhost-user socket.
     pub name: String,
-    /// Way in which it is opened.
+    /// Backend.
     pub via: Via,
-    /// Rx queues that are polled; the first ones. Of a vhost-user device, its queue pairs.
+    /// Number of rx queues polled, from the first; of a vhost-user device, queue pairs.
     pub queues: u16,
-    /// Packets that are taken.
+    /// Packets to take.
     pub take: RxFilter,
     /// Options of `AF_XDP` alone.
     pub xdp: XdpOptions,
     /// Options of vhost-user alone.
     pub virtio: VirtioOptions,
-    /// True if frames for other stations are wanted too.
+    /// True for promiscuous mode: frames for other stations are received too.
     pub promiscuous: bool,
-    /// True if the hash that the device computed, where it did, is used in place of ours. Whoever
-    /// knows the device's key can aim at a CPU.
+    /// True to use the device's hash where it has computed one. Senders who know the device's key can
+    /// choose the CPU.
     pub device_hash: bool,
-    /// Checksum verification: then sums are taken while frames are copied.
+    /// Checksum verification; with it, frames are summed while they are copied.
     pub verify: Verify,
 }
 
 impl DeviceConfig {
-    /// All of one queue's frames.
+    /// Default configuration: all frames of one queue.
     #[must_use]
     pub fn new(name: impl Into<String>, via: Via) -> Self {
         Self {
@@ -111,11 +111,11 @@ impl DeviceConfig {
         }
     }
 
-    /// Says which device is named more than once, by whatever way: its queues would have no names of
-    /// their own, and the second opening of it would fail for a reason that blames somebody else.
+    /// Checks that no device is named twice, by whatever backend: its queues would share names, and the
+    /// error of the second opening would mislead.
     ///
     /// # Errors
-    /// When one is.
+    /// If one is.
     pub fn check_named_once(configs: &[Self]) -> Result<()> {
         let mut names = BTreeSet::new();
         match configs.iter().find(|config| !names.insert(&config.name)) {
@@ -132,25 +132,25 @@ impl DeviceConfig {
 /// Options of `AF_XDP`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct XdpOptions {
-    /// Place in the kernel where the program runs.
+    /// Place of the XDP program in the kernel.
     pub mode: XdpMode,
-    /// Copy mode: the device writes into packet memory itself, or the kernel copies.
+    /// Copy mode: zero-copy by the device, or copies by the kernel.
     pub copy: CopyMode,
-    /// True if polling drives the device (`SO_PREFER_BUSY_POLL`).
+    /// True for busy polling: our polls drive the device (`SO_PREFER_BUSY_POLL`).
     pub busy_poll: bool,
-    /// True if a program that is there already is replaced.
+    /// True to replace an XDP program that is attached already.
     pub replace: bool,
 }
 
 /// Places in the kernel where an XDP program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum XdpMode {
-    /// In the driver if it can, else behind it.
+    /// Native if the driver supports it, else generic.
     #[default]
     Auto,
-    /// In the driver.
+    /// Native: in the driver.
     Native,
-    /// Behind the driver, for any interface.
+    /// Generic: behind the driver, on any interface.
     Generic,
 }
 

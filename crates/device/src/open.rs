@@ -1,4 +1,4 @@
-//! An open device: its queues, and the ways into it.
+//! An open device: the sources of its queues, and its sinks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,25 +23,25 @@ use crate::virtio::VirtioDevice;
 
 /// An open device.
 pub struct Device {
-    /// The interface's name; of a vhost-user device, the path of its socket.
+    /// Name of the interface, or path of the vhost-user socket.
     pub name: String,
-    /// Way in which it was opened.
+    /// Backend.
     pub via: Via,
-    /// One for each queue: what an engine polls.
+    /// Sources that an engine polls, one per queue.
     pub sources: Vec<Box<dyn Source>>,
-    /// Counters of the kernel, or of our driver, for each queue.
+    /// Counters of the kernel or of our driver, per queue.
     pub counts: Vec<Arc<KernelCounts>>,
-    /// Receive buffers of each queue of a virtio device; any other device has none.
+    /// Receive buffers per queue; virtio devices only.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
-    /// Facts found out about it, for reports.
+    /// Facts about the device, for reports.
     pub facts: Facts,
-    /// None for frames from elsewhere.
+    /// `None` if frames come from sources of the caller.
     way_out: Option<WayOut>,
-    /// True if the kernel has the interface too, and hears nothing of what comes by it.
+    /// True if the kernel has the interface too but receives nothing by it.
     takes_all: bool,
 }
 
-/// Parts that sinks are made of.
+/// State from which sinks are made, by backend.
 enum WayOut {
     #[cfg(feature = "af-xdp")]
     Xdp(XdpDevice),
@@ -56,7 +56,7 @@ impl Device {
     /// Opens a device, in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When there is none of that name, this process may not, or the kernel cannot.
+    /// If there is no such device, the process lacks a privilege, or the kernel a feature.
     pub fn open(config: &DeviceConfig) -> Result<Self> {
         match config.via {
             Via::AfPacket => Self::open_af_packet(config),
@@ -73,7 +73,7 @@ impl Device {
         }
     }
 
-    /// Frames from elsewhere, in place of those of a device: a queue for each source.
+    /// Device made of sources of the caller, one per queue.
     #[must_use]
     pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
         let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
@@ -82,29 +82,29 @@ impl Device {
         Self { name, via, sources, counts, rx_buffers, facts, way_out: None, takes_all: false }
     }
 
-    /// True if this is the device that somebody calls so: by its name, or as on the command line
-    /// with how it is opened in front, as in `vhost-user:/run/switch.sock`.
+    /// True if `name` names this device: by its plain name, or with the backend in front, as in
+    /// `vhost-user:/run/switch.sock`.
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         let opened_so = name.strip_prefix(self.via.name()).and_then(|name| name.strip_prefix(':'));
         self.name == name || opened_so == Some(&self.name)
     }
 
-    /// The interface that it is, looked up now; none if it is no interface.
+    /// Looks up the device's interface; `None` if it is no interface.
     pub fn interface(&self) -> Option<Result<Interface>> {
         self.via.is_interface().then(|| Interface::named(&self.name))
     }
 
-    /// True if it takes from the kernel all that comes by an interface, ARP too.
+    /// True if it takes all packets of an interface from the kernel, ARP too.
     pub fn takes_all(&self) -> bool {
         self.takes_all
     }
 
-    /// Opens a way into the device for one CPU: what is sent to it leaves by the interface, or, of a
-    /// TAP or TUN, reaches the kernel's stack.
+    /// Opens a sink for one CPU. Packets sent leave by the interface; of a TAP or TUN, they reach the
+    /// kernel's stack.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn sink(&self) -> Result<Box<dyn Sink>> {
         Ok(match &self.way_out {
             #[cfg(feature = "af-xdp")]
@@ -191,7 +191,7 @@ impl Device {
     }
 }
 
-/// Refusal of a way for which this build has no code.
+/// Error of a backend whose feature this build lacks.
 #[cfg(not(all(feature = "af-xdp", feature = "tun", feature = "vhost-user")))]
 fn not_built_in(via: Via) -> forebay_sys::Error {
     let feature = match via {

@@ -19,75 +19,75 @@ use super::limits::Limits;
 use crate::knobs::{Change, Coalesce, Machine, Script};
 use crate::trace::{IntakeTrace, Trace};
 
-/// Frames that a CPU has for packets that its handler makes, behind live devices.
+/// Default number of frames per CPU for packets made by its handler, with live devices.
 pub const SPARE_FRAMES: u32 = 256;
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The CPUs it runs on, one thread each. The first ones poll the queues.
+    /// CPUs to run on, one thread each. The first ones poll the queues.
     pub cpus: CpuList,
-    /// The devices whose queues the sources are, in the order of the sources. None named: all are of
-    /// one, which is called `replay` in the tree of knobs.
+    /// Devices of the sources' queues, in the order of the sources. Empty: one device, called `replay` in
+    /// the tree of knobs.
     pub devices: Vec<DeviceQueues>,
-    /// The CPUs that packets go to: `rps_cpus` of every queue.
+    /// CPUs that packets go to: `rps_cpus` of every queue.
     pub rps_cpus: CpuList,
     /// Hash function of flows.
     pub hasher: Arc<Hasher>,
     /// Checksum verification.
     pub verify: Verify,
-    /// Coalescing at first; `None`: off.
+    /// Initial coalescing; `None`: off.
     pub coalesce: Coalesce,
     /// Slots of each queue's flow table; 0 turns RFS off.
     pub rps_flow_cnt: u32,
-    /// Entries of the table in which applications record where they run; 0 turns RFS off.
+    /// Entries of the socket-flow table (`rps_sock_flow_entries`); 0 turns RFS off.
     pub rps_sock_flow_entries: u32,
     /// Budgets of a CPU's turn.
     pub limits: Limits,
     /// Condition on which a held move begins.
     pub move_after: MoveAfter,
-    /// Packets of a queue that may be held at once.
+    /// Maximum number of held packets per queue.
     pub hold_max: u32,
     /// Condition on which packets leave the polling CPU.
     pub spread: SpreadPolicy,
-    /// Packets that a backlog takes.
+    /// Length of a backlog, in packets (`netdev_max_backlog`).
     pub netdev_max_backlog: u32,
-    /// Packets that a CPU takes in hand at once.
+    /// Maximum number of packets per delivered batch.
     pub batch_max: u32,
-    /// First value of all head and tail counters.
+    /// Initial value of all head and tail counters, to test their wrap.
     pub start_counters: u32,
     /// Scripted changes during the run.
     pub script: Script,
-    /// Flows that the [outcome](super::Outcome::explained) tells of.
+    /// Flows to be explained in the [outcome](super::Outcome::explained).
     pub explain: Vec<FlowHash>,
     /// Effect of a full backlog on the source.
     pub when_full: WhenFull,
-    /// Longest time for which a CPU looks for work before it sleeps.
+    /// Longest time that a CPU polls without work before it sleeps.
     pub spin_max_ns: u64,
-    /// Frames of each CPU's own, for packets that its handler makes.
+    /// Frames per CPU for packets made by its handler.
     pub spare_frames: u32,
-    /// Frames of each queue that applications may keep, besides those that are under way.
+    /// Additional frames per queue that applications may keep.
     pub kept_frames: u32,
-    /// Threads beside the engine's that make packets: each gets as many spare frames.
+    /// Number of other threads that make packets; each gets as many spare frames.
     pub senders: u16,
-    /// Frames of the smallest kind for each CPU, that datagrams of slow readers are moved to.
+    /// Frames of the smallest size per CPU, for datagrams of slow readers.
     pub small_frames: u32,
-    /// Recorder of the run's trace.
+    /// Trace to record.
     pub trace: Option<Arc<Trace>>,
 }
 
 /// Effect of a full backlog.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenFull {
-    /// The source waits: a capture has time. Not while a CPU is paused.
+    /// Wait: the source is not polled while its backlog is full, unless a CPU is paused. For captures.
     #[default]
     Wait,
-    /// Packets are dropped: a device does not wait.
+    /// Drop: as behind a device, which does not wait.
     Drop,
 }
 
 impl Config {
-    /// The defaults, on these CPUs.
+    /// Default configuration on these CPUs.
     #[must_use]
     pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
         Self {
@@ -121,8 +121,8 @@ impl Config {
         }
     }
 
-    /// For live devices: on all CPUs that this process may use, packets to those near the ones that
-    /// poll, flows hashed under a key that is drawn, and a full backlog drops.
+    /// Configuration for live devices: all CPUs that this process may use, packets steered to those that
+    /// share a cache with the polling ones, a random hash key, and drops at a full backlog.
     #[must_use]
     pub fn live() -> Self {
         let cpus = CpuList::new(sys::allowed_cpus());
@@ -137,7 +137,7 @@ impl Config {
         }
     }
 
-    /// True if packets are ever coalesced like that during the run.
+    /// True if packets are coalesced at this place at any time of the run.
     #[must_use]
     pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
         let mut coalesce = self.coalesce;
@@ -153,7 +153,7 @@ impl Config {
             })
     }
 
-    /// The same with a secret that nobody outside can guess.
+    /// Sets a random hash key.
     pub(super) fn keyed(&self) -> Self {
         let mut keyed = self.clone();
         let seed = sys::random_key().first_chunk().copied().map_or(0, u64::from_ne_bytes);
@@ -161,7 +161,7 @@ impl Config {
         keyed
     }
 
-    /// The CPU that polls a queue at first: they take turns.
+    /// Initial polling CPU of a queue: round-robin.
     pub(super) fn polls(&self, queue: usize) -> CpuId {
         let cpus = self.cpus.cpus();
         cpus[queue % cpus.len()]

@@ -1,7 +1,7 @@
-//! The engine: one pinned thread for each CPU, or one seeded scheduler in place of them all.
+//! Engine: one pinned thread per CPU, or one seeded scheduler in place of all.
 //!
-//! A CPU turns the intakes of the queues it polls, then its delivery, sixty-four packets each,
-//! and sleeps when there is nothing to do. [`threads`] runs that on threads; [`stepped`] runs the
+//! A turn of a CPU runs the intakes of the queues that it polls, then its delivery, 64 packets each; an
+//! idle CPU sleeps. [`threads`] runs that on threads; [`stepped`] runs the
 //! same turns on one thread, in an order that a seed determines.
 #![forbid(unsafe_code)]
 
@@ -140,16 +140,16 @@ impl<H: Handler + 'static> Engine<H> {
         Self::build(config, sources, Clock::machine(), handler)
     }
 
-    /// The handler of a CPU, by its place.
+    /// Handler of a CPU, by its index.
     ///
     /// # Panics
-    /// When there are fewer CPUs.
+    /// If there are fewer CPUs.
     pub fn handler_mut(&mut self, index: usize) -> &mut H {
         &mut self.workers[index].handler
     }
 
-    /// Takes the packet memory of the [threads beside](Config::senders) the engine's. What of it is
-    /// away when the run ends comes home when its pool is dropped.
+    /// Takes the pools of [other threads](Config::senders) that make packets. Frames still in use at the
+    /// end of the run are returned when the pool is dropped.
     #[must_use]
     pub fn take_senders(&mut self) -> Vec<Pool> {
         std::mem::take(&mut self.senders)
@@ -161,7 +161,7 @@ impl<H: Handler + 'static> Engine<H> {
         std::mem::take(&mut self.small)
     }
 
-    /// State that handles on the engine share with it, such as the one that changes it while it runs.
+    /// State shared with handles, such as the one that changes the engine while it runs.
     #[must_use]
     pub fn state(&self) -> Arc<EngineState> {
         Arc::clone(&self.shared)
@@ -173,8 +173,7 @@ impl<H: Handler + 'static> Engine<H> {
         self.shared.flows()
     }
 
-    /// Handle that asks a running engine to stop: it takes no more frames, delivers those it has, and
-    /// ends.
+    /// Handle to stop a running engine: it receives no more frames, delivers those it has, and ends.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.shared))
@@ -190,12 +189,12 @@ impl<H: Handler + 'static> Engine<H> {
         self.run_with(CpuThread::turn_to_the_end)
     }
 
-    /// The same, with every CPU's thread in the hands of `application`: it turns its CPU itself
-    /// whenever it has nothing else to do. Once it returns, its CPU is turned until the run ends. It
-    /// is called again if the thread is lost and another one carries the CPU on.
+    /// Runs with `application` in control of every CPU's thread: it calls for turns of its CPU whenever it
+    /// has nothing else to do. After it returns, the engine turns the CPU until the run ends. If the
+    /// thread dies, it is called again on the next one.
     ///
     /// # Errors
-    /// As [`run`](Self::run); and when the application panics.
+    /// As [`run`](Self::run); and if the application panics.
     pub fn run_with(
         self,
         application: impl Fn(&mut CpuThread<H>) + Send + Sync + 'static,
@@ -206,7 +205,7 @@ impl<H: Handler + 'static> Engine<H> {
     /// Runs on the calling thread, in virtual time, in an order that `seed` determines.
     ///
     /// # Panics
-    /// When the engine was built with the machine's clock.
+    /// If the engine was built with the machine's clock.
     pub fn run_stepped(self, seed: u64, costs: VirtualCosts) -> Outcome<H> {
         stepped::run(self.workers, &self.shared, seed, costs)
     }
@@ -217,12 +216,12 @@ impl<H: Handler + 'static> Engine<H> {
 pub struct Stopper(Arc<EngineState>);
 
 impl Stopper {
-    /// Asks it now.
+    /// Requests the stop.
     pub fn stop(&self) {
         self.0.stop();
     }
 
-    /// True if it has been asked.
+    /// True if a stop was requested.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.0.is_stopping()

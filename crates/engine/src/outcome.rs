@@ -13,49 +13,48 @@ use super::queue::Queue;
 use super::shared::EngineState;
 use super::worker::Worker;
 
-/// All of it.
+/// Outcome of a run.
 #[derive(Debug)]
 pub struct Outcome<H> {
-    /// The handlers, with what they gathered, in the order of the CPUs.
+    /// Handlers, in the order of the CPUs.
     pub handlers: Vec<H>,
     /// Counters of each queue's intake.
     pub queues: Vec<Arc<IntakeCounters>>,
-    /// Work of each CPU.
+    /// Counters of each CPU.
     pub cpus: Vec<CpuOutcome>,
     /// Duration of the run, in engine time.
     pub elapsed_ns: u64,
-    /// Packets still queued or held: none after a run that ended.
+    /// Packets still queued or held; 0 after a run that ended.
     pub queued: u64,
-    /// Frames that had not come home to their owners when the run ended: what sockets still held, or
-    /// something leaks. See [`frames_still_away`](Self::frames_still_away).
+    /// Frames not returned to their owners at the end of the run: queued in sockets, or leaked. See [`frames_still_away`](Self::frames_still_away).
     pub frames_away: usize,
-    /// For each flow that was to be [explained](super::Config::explain), what each queue knows.
+    /// State of each [explained](super::Config::explain) flow, per queue.
     pub explained: Vec<Vec<Explained>>,
-    /// Failures of sources, in the order of the queues, and of the script.
+    /// Errors of sources, in the order of the queues, and of the script.
     pub errors: Vec<Error>,
-    /// All packet memory of the run.
+    /// Packet memory of the run.
     pools: Vec<Pool>,
 }
 
-/// Work of one CPU.
+/// Counters of one CPU.
 #[derive(Clone, Debug)]
 pub struct CpuOutcome {
-    /// The CPU.
+    /// Id of the CPU.
     pub cpu: CpuId,
     /// Counters of its delivery.
     pub delivery: Arc<DeliveryCounters>,
-    /// Time for which it was at work rather than looking for some.
+    /// Time spent on packets, not on polling without result.
     pub busy_ns: u64,
     /// Number of times it was woken.
     pub wakeups: u64,
-    /// Threads of it that died and were replaced.
+    /// Number of its threads that died and were replaced.
     pub replaced: u64,
-    /// Message of the last of them that panicked.
+    /// Message of the last panic.
     pub last_panic: Option<String>,
 }
 
 impl<H: Handler> Outcome<H> {
-    /// Puts it together, from workers that have ended.
+    /// Collects the outcome from workers that have ended.
     pub(super) fn of(mut workers: Vec<Worker<H>>, shared: &EngineState, elapsed_ns: u64) -> Self {
         workers.sort_by_key(|worker| worker.index);
         let mut queues = Vec::new();
@@ -99,7 +98,7 @@ impl<H: Handler> Outcome<H> {
 }
 
 impl<H> Outcome<H> {
-    /// Frames that have not come home by now: once all that sockets held was read, none.
+    /// Frames not returned by now: 0 once all queued datagrams have been read.
     pub fn frames_still_away(&mut self) -> usize {
         self.pools.iter_mut().map(Pool::in_use).sum()
     }

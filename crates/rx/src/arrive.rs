@@ -1,4 +1,4 @@
-//! Arrive: frames come in bursts from a source.
+//! Arrive: bursts of frames from a source.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -14,17 +14,17 @@ use crate::packet::{Arrival, Packet};
 
 /// Source of frames: a capture, a generator, a device queue.
 ///
-/// One CPU polls a source, and never waits in it.
+/// Polled by one CPU; never blocks.
 pub trait Source: Send {
-    /// Memory that it needs.
+    /// Packet memory that the source needs.
     fn needs(&self) -> FrameNeeds {
         FrameNeeds::default()
     }
 
-    /// Gets its place in a run, once, before the first poll.
+    /// Attaches the source to a run, once, before the first poll.
     ///
     /// # Errors
-    /// When the device cannot use the memory, or cannot be opened after all.
+    /// If the device cannot use the memory, or cannot be opened.
     fn attach(&mut self, _at: Attachment<'_>) -> Result<(), SourceError> {
         Ok(())
     }
@@ -32,7 +32,7 @@ pub trait Source: Send {
     /// Adds frames to `burst`, in the order of arrival, in memory from `pool`.
     ///
     /// # Errors
-    /// When the source is broken and will give no more. What came before stays in `burst`.
+    /// If the source has failed for good. Frames already in `burst` stay there.
     fn poll(
         &mut self,
         ask: PollRequest,
@@ -40,19 +40,18 @@ pub trait Source: Send {
         burst: &mut Burst,
     ) -> Result<Polled, SourceError>;
 
-    /// Sends the packets that CPUs have handed to the device, takes back the frames of those that
-    /// were sent, and returns how many packets went. Called in every turn before the poll, and on
-    /// after the source is exhausted.
+    /// Transmits packets that CPUs queued for the device, recycles the frames of those sent, and returns
+    /// how many were sent. Called every turn before the poll, also after the source is exhausted.
     fn transmit(&mut self, _pool: &mut Pool) -> usize {
         0
     }
 
-    /// Descriptor that is readable while there are frames: a CPU that has nothing to do sleeps on it.
+    /// Descriptor that is readable while frames are pending; an idle CPU sleeps on it.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// True if there are packets to be sent. Asked right before its CPU sleeps.
+    /// True if packets are queued for transmission. Asked right before the CPU sleeps.
     fn has_work(&mut self) -> bool {
         false
     }
@@ -62,39 +61,39 @@ pub trait Source: Send {
 /// options, and the first extension headers.
 pub const HEAD_BYTES: u32 = 256;
 
-/// A chunk for that, and the list of its pieces.
+/// Size of a chunk for that part and the table of its pieces.
 pub const HEAD_CHUNK_BYTES: u32 = BEFORE_PACKET_BYTES + HEAD_BYTES + FRAG_TABLE_BYTES;
 
 /// Memory that a source needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameNeeds {
-    /// Frames that the device holds, besides those that are under way.
+    /// Number of frames owned by the device, besides those on the path.
     pub device_frames: u32,
-    /// Frames of [`HEAD_CHUNK_BYTES`] that it fills ahead, besides those that are under way, if it
-    /// gives packets [in pieces](crate::Packet::is_nonlinear); else 0. All that is under way from it
-    /// has such a frame then, and larger ones are for the few that are copied together.
+    /// Number of frames of [`HEAD_CHUNK_BYTES`] filled ahead, if the source gives
+    /// [nonlinear](crate::Packet::is_nonlinear) packets; else 0. Each packet on the path has such a frame
+    /// then; larger ones are for the few that are linearized.
     pub head_frames: u32,
-    /// The largest frame that it gives, in bytes.
+    /// Length of the largest frame, in bytes.
     pub largest_bytes: u32,
-    /// True if checksums may come that are not complete, and nothing says so: `AF_XDP` on a veth
-    /// gives what a local socket sends as it is. The intake completes them.
+    /// True if partial checksums may arrive unmarked, as by `AF_XDP` on a veth from a local socket. The
+    /// intake completes them.
     pub may_be_partial: bool,
 }
 
 impl Default for FrameNeeds {
-    /// No frames of its own, and as large as any; checksums are complete.
+    /// Default needs: no own frames, any length, complete checksums.
     fn default() -> Self {
         Self { device_frames: 0, head_frames: 0, largest_bytes: u32::MAX, may_be_partial: false }
     }
 }
 
-/// A source's place in a run.
+/// Memory, numbers and waker that a source gets from its run.
 pub struct Attachment<'a> {
-    /// The memory that its frames are received in: the same as in every poll.
+    /// Packet memory to receive into; the same in every poll.
     pub pool: &'a mut Pool,
-    /// Numbering of its frames.
+    /// Numbers for its frames.
     pub numbering: Numbering,
-    /// Wakes the CPU that polls it.
+    /// Waker of the polling CPU.
     pub wake: Waker,
 }
 
@@ -107,7 +106,7 @@ impl fmt::Debug for Attachment<'_> {
 /// Wakes a CPU, from any thread; cheap if it is awake.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
-/// The numbers of a queue's frames: they rise along the queue, and no two queues share one.
+/// Numbers of a queue's frames: increasing along the queue, and distinct between queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbering {
     next: u64,
@@ -115,13 +114,13 @@ pub struct Numbering {
 }
 
 impl Numbering {
-    /// Numbers of one queue of so many.
+    /// Numbering of one of `queues` queues.
     #[must_use]
     pub fn of_queue(queue: RxQueue, queues: u16) -> Self {
         Self { next: queue.0.into(), step: queues.max(1).into() }
     }
 
-    /// The next frame's.
+    /// Number of the next frame.
     #[inline]
     pub fn next_arrival(&mut self) -> Arrival {
         let arrival = Arrival::of_frame(self.next);
@@ -130,82 +129,82 @@ impl Numbering {
     }
 }
 
-/// Request to a source.
+/// Arguments of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PollRequest {
-    /// The engine's time.
+    /// Engine time, in ns.
     pub now_ns: u64,
-    /// The most frames.
+    /// Maximum number of frames (budget).
     pub max: usize,
-    /// True if a frame that is due while no packet memory is free may wait, if the source can keep
-    /// it, rather than be dropped as by a device.
+    /// True if a frame may wait for packet memory in the source, where it can; otherwise it is dropped, as
+    /// a device drops it.
     pub may_wait: bool,
-    /// True if the run ends: what is here already is still given, and then the source is exhausted.
+    /// True at the end of the run: frames already pending are still given, then the source is exhausted.
     pub is_last: bool,
 }
 
-/// Failure of a source, in words that tell a person how to mend it.
+/// Error of a source; its message says how to mend it.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// State of a source after a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Polled {
-    /// More, perhaps: poll again at once.
+    /// More frames may be pending: poll again at once.
     Ready,
-    /// Nothing before this time.
+    /// Nothing due before this time.
     IdleUntil {
-        /// In the engine's time.
+        /// Engine time, in ns.
         now_ns: u64,
     },
-    /// Nothing before the descriptor is readable or the waker is called.
+    /// Nothing until the descriptor is readable or the waker is called.
     Idle,
-    /// Nothing ever again.
+    /// Nothing any more.
     Exhausted,
 }
 
-/// Frames as they came from a source, oldest first.
+/// Frames from a source, oldest first.
 #[derive(Debug, Default)]
 pub struct Burst {
-    /// Packets received, not looked at yet.
+    /// Packets received, not parsed yet.
     pub packets: Vec<Packet>,
     /// Frames that could not be received.
     pub refused: Vec<RefusedFrame>,
-    /// Frames that the kernel had to drop since the last poll, before they could be taken.
+    /// Number of frames dropped by the kernel since the last poll.
     pub kernel_dropped: u64,
-    /// Frames left in the source, as told by whoever polls.
+    /// State of the source behind the burst; set by the poller.
     pub behind: PollStatus,
 }
 
-/// Frames left behind a burst: segments wait for more only if some are.
+/// State of the source behind a burst; held segments wait only if more is pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PollStatus {
-    /// More, right now.
+    /// More frames are pending.
     MorePending,
-    /// Nothing yet.
+    /// Drained for now.
     #[default]
     Drained,
-    /// Nothing that segments may wait for: nothing ever again, or nothing before they make room.
+    /// Last burst that held segments may wait for: nothing follows, or only after they make room.
     Last,
 }
 
 impl Burst {
-    /// Number of frames that came.
+    /// Number of frames, received or refused.
     #[must_use]
     pub fn len(&self) -> usize {
         self.packets.len() + self.refused.len()
     }
 
-    /// True if none came.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A frame that the source had to let go.
+/// Frame that the source could not receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RefusedFrame {
-    /// Place in the order of arrival.
+    /// Number in the order of arrival.
     pub arrival: Arrival,
     /// Length on the wire.
     pub wire_len: u32,

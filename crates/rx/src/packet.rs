@@ -1,4 +1,4 @@
-//! A packet on its way: one frame and what the stages have found out about it.
+//! Packet: a frame, and the metadata that the stages add.
 
 use std::num::NonZeroU16;
 
@@ -9,55 +9,54 @@ use crate::nonlinear::PieceReader;
 use crate::parse::checksum::Sum;
 use crate::parse::{DeviceSum, Headers, Link, Verify, View};
 
-/// One packet. It moves by value through every queue, so it is kept to one cache line.
+/// A packet. Moved by value through every queue, so it fits one cache line.
 #[derive(Debug)]
 pub struct Packet {
-    /// The bytes, from the link header on: all of them, or the first ones, with the others
-    /// [in pieces](Self::is_nonlinear) behind them.
+    /// Bytes from the link header on: all of them, or of a [nonlinear](Self::is_nonlinear) packet the
+    /// first ones, with the rest in pieces.
     pub frame: Frame,
-    /// Time of arrival, by the source, in nanoseconds since 1970; 0 if it does not say.
+    /// Time of arrival, in ns since 1970; 0 if the source has no timestamps.
     pub timestamp_ns: u64,
-    /// Place in the order of arrival.
+    /// Number in the order of arrival.
     pub arrival: Arrival,
-    /// Length on the wire: longer than the frame with its pieces when the capture was cut short.
+    /// Length on the wire; longer than the captured bytes if the capture is truncated.
     pub wire_len: u32,
-    /// The flow's hash. A source sets it if the device computes one; then none is computed here
-    /// (RPS-5).
+    /// Hash of the flow. Set by the source if the device computes it, else by the intake (RPS-5).
     pub hash: FlowHash,
-    /// Offsets of the headers. A source sets the link.
+    /// Offsets of the headers. The source sets the link type.
     pub headers: Headers,
-    /// The payload of each segment but the last, if this packet is of several. What that makes of
-    /// the packet, its [shape](Self::shape) says.
+    /// Payload length of each segment but the last, if the packet has several; see
+    /// [`shape`](Self::shape).
     pub segment_size: SegmentSize,
-    /// The sum that the device took of the frame, if it does that. A source sets it; a packet that
-    /// is not merged keeps it (LRO-1).
+    /// Checksum over the frame computed by the device, if it does (`CHECKSUM_COMPLETE`). Kept by packets
+    /// that are not merged (LRO-1).
     pub device_sum: Option<DeviceSum>,
 }
 
 const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache line");
 
-/// The payload of each segment but the last, of a packet of several. It says nothing without the
-/// packet's frames: see [`Packet::shape`].
+/// Payload length of each segment but the last. Meaningful only with the packet's frames: see
+/// [`Packet::shape`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SegmentSize(Option<NonZeroU16>);
 
-/// Layout of a packet's bytes, and the packets of the wire that it stands for.
+/// Layout of a packet's bytes, and the wire packets that it represents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// One packet, in one frame.
     Single,
-    /// One frame that is yet to be cut into segments with so much payload (the kernel's GSO).
+    /// One frame, to be segmented into payloads of this length (GSO).
     Gso(NonZeroU16),
-    /// Segments with so much payload, each in its frame, which all have the headers of the first: it
-    /// was merged of them.
+    /// Merged segments with payloads of this length, each in its own frame, with the headers of the
+    /// first (GRO).
     Merged(NonZeroU16),
-    /// One datagram in several frames, each behind the first with nothing but payload: it was
-    /// reassembled of fragments where no frame was large enough for it (the kernel's `frag_list`).
+    /// One datagram in several frames, those behind the first with payload alone: reassembled from
+    /// fragments when no frame was large enough (`frag_list`).
     FragList,
 }
 
 impl Packet {
-    /// A frame that was just received, `wire_len` bytes long on the wire.
+    /// Packet from a frame just received, `wire_len` bytes long on the wire.
     #[inline] // built where it stays: see `Frame::len_bytes`
     #[must_use]
     pub fn received(frame: Frame, arrival: Arrival, wire_len: u32, link: Link) -> Self {
@@ -73,11 +72,11 @@ impl Packet {
         }
     }
 
-    /// Copies a received frame's bytes in. If checksums are to be verified, the bytes are summed up
-    /// on the way, which saves a second look at them, and stand as the device's sum.
+    /// Copies a received frame's bytes in. With checksum verification, also sums them while copying, which
+    /// saves a second pass, and stores the sum as the device's.
     ///
     /// # Panics
-    /// When there is less room than that.
+    /// If the frame has less room.
     #[inline]
     pub fn fill(&mut self, bytes: &[u8], verify: Verify) {
         match verify {
@@ -89,12 +88,12 @@ impl Packet {
         }
     }
 
-    /// True if some of it lies in pieces: payload, where a device put it in memory that it shares.
-    /// The frame itself holds the headers, in private, at the latest when the packet is
-    /// [parsed](crate::parse::parse_packet); who looks at more takes the [`fragments`], or
-    /// [copies](Self::copied) it. The device may change what lies in pieces while it is looked at.
+    /// True if part of the payload is in pieces of memory shared with a device (`skb_is_nonlinear`). The
+    /// frame itself holds a private copy of the headers, at the latest once the packet is
+    /// [parsed](crate::parse::parse_packet). To read more, iterate the [`fragments`] or take a
+    /// [copy](Self::copied): the device may change the pieces at any time.
     ///
-    /// Of a packet in several frames, the first one tells: the others have none where it has none.
+    /// Of a packet in several frames, decided by the first: if it has no pieces, none has.
     ///
     /// [`fragments`]: Self::fragments
     #[inline]
@@ -103,16 +102,16 @@ impl Packet {
         self.frame.frag_count() > 0
     }
 
-    /// A copy in one frame of `pool`'s, the payloads of a merged packet one behind the other, to be
-    /// [cut](crate::coalesce::cut()) again; where there is no frame so large, in as many frames as
-    /// this one. `None`: there are no such frames either.
+    /// Copy in one frame from `pool`. A merged packet's payloads follow each other, to be
+    /// [segmented](crate::coalesce::cut()) again. Without a frame that large, a copy in as many frames as
+    /// this packet has; `None` without memory.
     #[must_use]
     pub fn copied(&self, pool: &mut Pool) -> Option<Self> {
         let frame = self.copied_whole(pool).or_else(|| self.copied_by_frame(pool))?;
         Some(Self { frame, ..*self })
     }
 
-    /// Bytes of the packet in one frame of `pool`; `None`: there is none free.
+    /// Copy of the packet's bytes in one frame from `pool`; `None` if none is free.
     #[must_use]
     pub fn copied_whole(&self, pool: &mut Pool) -> Option<Frame> {
         let len_bytes = self.fragments().map(<[u8]>::len).sum::<usize>();
@@ -144,11 +143,11 @@ impl Packet {
         Some(head)
     }
 
-    /// The same packet, with nothing in pieces any more: what was, is copied into frames of `pool`'s. A
-    /// merged packet keeps its segments.
+    /// Linearizes the packet: copies its pieces into frames from `pool` (`skb_linearize`). A merged packet
+    /// keeps its segments.
     ///
     /// # Errors
-    /// With how many frames it was of: there is no memory for it, and what there was has gone home.
+    /// Without memory: the number of frames that the packet had. They are returned to their owners.
     pub fn linearized(mut self, pool: &mut Pool) -> Result<Self, u32> {
         let frames = self.segment_count();
         let dead_len = usize::from(self.headers.payload_offset);
@@ -166,8 +165,7 @@ impl Packet {
         whole.map(|frame| Self { frame, ..self }).ok_or(frames)
     }
 
-    /// Layout of its bytes, and the packets of the wire that it stands for. Whoever reads more than
-    /// headers asks this first.
+    /// Layout of the packet. To be checked before more than the headers is read.
     #[inline]
     #[must_use]
     pub fn shape(&self) -> Shape {
@@ -179,48 +177,46 @@ impl Packet {
         }
     }
 
-    /// The payload of each segment but the last, if this packet is of several, merged or yet to be
-    /// cut; else 0.
+    /// Payload length of each segment but the last, of a merged or GSO packet; else 0.
     #[inline]
     #[must_use]
     pub fn gso_size(&self) -> u16 {
         self.segment_size.0.map_or(0, NonZeroU16::get)
     }
 
-    /// Says that it is of segments with so much payload each, those of its frames or, if it is one,
-    /// such as it is yet to be cut into. With 0, that it is one packet of the wire.
+    /// Sets the payload length of segments: those in its frames, or those to be cut of its single frame.
+    /// 0: one wire packet.
     #[inline]
     pub fn set_gso_size(&mut self, gso_size: u16) {
         self.segment_size = SegmentSize(NonZeroU16::new(gso_size));
     }
 
-    /// True if other frames follow the first, in which only a part of the payload is then.
+    /// True if the packet has several frames, each with a part of the payload.
     #[inline]
     #[must_use]
     pub fn is_chain(&self) -> bool {
         self.frame.follower_count() > 0
     }
 
-    /// True if it was merged of several frames, which all are here still, one behind the other.
+    /// True if the packet was merged of several frames, which it still holds.
     #[inline]
     #[must_use]
     pub fn is_merged(&self) -> bool {
         matches!(self.shape(), Shape::Merged(_))
     }
 
-    /// True if it came from the kernel as one frame that is yet to be cut into segments (GSO), or
-    /// that the kernel had merged (GRO). It is one frame to whoever counts frames, and its checksum
-    /// field holds the pseudo header's sum. See
-    /// [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
+    /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO) or
+    /// merged by the kernel (GRO). Counted as one frame; its checksum field holds the pseudo header's
+    /// sum. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
     #[inline]
     #[must_use]
     pub fn is_gso(&self) -> bool {
         matches!(self.shape(), Shape::Gso(_))
     }
 
-    /// The fields of the headers, and the payload: of a merged packet, the first segment's; of one in
-    /// pieces, or of a [datagram in several frames](Shape::FragList), what lies in the frame itself.
-    /// All of the payload is that of the [segments](Self::segments).
+    /// Header fields and payload of the first frame: of a merged packet the first segment, of a nonlinear
+    /// packet or a [datagram in several frames](Shape::FragList) the part in the frame itself. The whole
+    /// payload is that of the [segments](Self::segments).
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();

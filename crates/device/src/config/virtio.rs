@@ -6,28 +6,28 @@ use std::str::FromStr;
 
 use forebay_sys::error::Error;
 
-/// The least and the most entries of a ring; it is a power of two.
+/// Minimum number of entries of a ring.
 pub const QUEUE_SIZE_MIN: u16 = 16;
-/// The most entries of a split ring (virtio 1.2, section 2.7).
+/// Maximum number of entries of a split ring (virtio 1.2, section 2.7).
 pub const QUEUE_SIZE_MAX: u16 = 1 << 15;
-/// Size that DPDK and QEMU give them.
+/// Default number of entries, as in DPDK and QEMU.
 pub const QUEUE_SIZE_DEFAULT: u16 = 256;
 
-/// Way to reach a vhost-user back end, and what is asked of it.
+/// Options of a vhost-user device: its socket, rings and receive buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VirtioOptions {
-    /// Side that makes the socket.
+    /// Side that listens at the socket.
     pub role: Role,
     /// Entries of each ring: a power of two from [`QUEUE_SIZE_MIN`] to [`QUEUE_SIZE_MAX`].
     pub queue_size: u16,
-    /// True if packed rings are used where the back end has them.
+    /// True to use packed rings if the back end offers them.
     pub packed: bool,
     /// Size of receive buffers.
     pub rx_buffers: RxBufferSizing,
-    /// The most that `auto` makes them, virtio header included, in bytes.
+    /// Upper limit of `auto`, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
-    /// True if the back end may leave checksums to be done, say that they are right, and give packets
-    /// of many segments whole. It costs a back end that fills headers in a look at each of them.
+    /// True to offer the receive offloads: partial and verified checksums, and large packets of many
+    /// segments (`GUEST_CSUM`, `GUEST_TSO4` and the like).
     pub rx_offloads: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct VirtioOptions {
 pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = 16 << 10;
 
 impl Default for VirtioOptions {
-    /// Connects, with split rings of 256 entries and buffers by the average.
+    /// Default options: connect, split rings of 256 entries, buffers by the average packet.
     fn default() -> Self {
         Self {
             role: Role::Connect,
@@ -48,27 +48,27 @@ impl Default for VirtioOptions {
     }
 }
 
-/// Side that makes the socket at which front end and back end meet.
+/// Side that listens at the vhost-user socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Role {
-    /// The back end does, and we connect.
+    /// Client: the back end listens, this side connects.
     #[default]
     Connect,
-    /// The front end does, and the back end connects.
+    /// Server: this side listens, the back end connects.
     Listen,
 }
 
 /// Size of receive buffers (VIO-1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RxBufferSizing {
-    /// By the average length of the packets that came (VIO-2).
+    /// By the average length of received packets (VIO-2).
     #[default]
     Auto,
-    /// One packet of an ordinary network: 1518 bytes and the header.
+    /// One Ethernet frame: 1518 bytes and the virtio header.
     Mtu,
-    /// A page.
+    /// One page.
     Page,
-    /// As many bytes, header included.
+    /// Fixed size in bytes, virtio header included.
     Fixed(NonZeroU32),
 }
 
@@ -99,10 +99,10 @@ impl FromStr for RxBufferSizing {
 }
 
 impl VirtioOptions {
-    /// Checks that these can be.
+    /// Validates the options.
     ///
     /// # Errors
-    /// With the first one that cannot.
+    /// The first option out of its limits.
     pub fn check(&self) -> Result<(), Error> {
         let sizes = QUEUE_SIZE_MIN..=QUEUE_SIZE_MAX;
         if !self.queue_size.is_power_of_two() || !sizes.contains(&self.queue_size) {
