@@ -1,5 +1,5 @@
-//! Delivery: the second spine. It runs on the CPU that packets were steered to and owns what it
-//! takes to bring them from the backlogs to the application.
+//! Delivery: the second spine. Runs on the CPU that packets were steered to, and brings them from its
+//! backlogs to the application.
 
 use std::sync::Arc;
 
@@ -15,34 +15,32 @@ use crate::drop_reason::DropReason;
 use crate::intake::Dropped;
 use crate::packet::{Arrival, Packet};
 
-/// The application: gets packets in batches, on the CPU they were steered to.
+/// The application: handles packets in batches, on the CPU they were steered to.
 pub trait Handler: Send {
-    /// Handles a batch. The packets of a flow come in the order of arrival, in this batch and
-    /// from batch to batch, whichever CPU gets them.
+    /// Handles a batch. The packets of a flow come in order of arrival, within a batch and from batch to
+    /// batch, also when the flow moves to another CPU.
     ///
-    /// Packets left in the batch return to their owners when this returns; a handler that keeps a
-    /// packet takes it out.
+    /// Packets left in the batch are returned to their owners afterwards; to keep a packet, take it out.
     fn handle(&mut self, batch: &mut Batch<'_>);
 }
 
 /// Packets of one rx queue, oldest first.
 #[derive(Debug)]
 pub struct Batch<'a> {
-    /// The CPU that they were steered to: this one.
+    /// The CPU that the packets were steered to: this one.
     pub cpu: CpuId,
-    /// The queue that they came from.
+    /// The rx queue that they came from.
     pub rx_queue: RxQueue,
     /// The packets.
     pub packets: &'a mut Vec<Packet>,
-    /// Notes of the packets that were on the backlog, if notes are taken.
+    /// Notes of the packets, made when they were queued, if notes are enabled.
     pub notes: &'a [Note],
-    /// Memory for packets that the handler makes.
+    /// Packet memory for packets made by the handler.
     pub pool: &'a mut Pool,
 }
 
 impl Batch<'_> {
-    /// Note of a packet, by the place of one of its segments in the order of
-    /// arrival: where packets are merged behind the backlog, every segment has a note of its own.
+    /// Note of the segment with this number. Packets merged behind the backlog have a note per segment.
     #[must_use]
     pub fn note_of(&self, arrival: Arrival) -> Option<&Note> {
         self.notes.iter().find(|note| note.arrival == arrival)
@@ -54,23 +52,23 @@ impl Batch<'_> {
 pub struct Delivery {
     cpu: CpuId,
     batch_max: usize,
-    /// One for each rx queue.
+    /// Backlogs of this CPU, one per rx queue.
     lanes: Vec<BacklogRing>,
-    /// The lane whose turn it is, and whose packets are in hand.
+    /// Index of the lane that the current batch is from.
     lane: usize,
-    /// The batch in hand; empty between batches.
+    /// Current batch; empty between batches.
     packets: Vec<Packet>,
     notes: Vec<Note>,
-    /// Frames of the batch that the handler has now, which may take packets out of it.
+    /// Number of frames in the batch that the handler has now.
     handled: u64,
     coalescer: Option<Coalescer>,
-    /// Packets while they are coalesced; empty otherwise.
+    /// Scratch for coalescing; empty otherwise.
     coalesced: Vec<Packet>,
     counters: Arc<DeliveryCounters>,
 }
 
 impl Delivery {
-    /// A delivery that takes at most `batch_max` packets in hand at once.
+    /// Creates a delivery with batches of at most `batch_max` packets.
     #[must_use]
     pub fn new(cpu: CpuId, lanes: Vec<BacklogRing>, batch_max: usize) -> Self {
         let packets = Vec::with_capacity(batch_max);
@@ -88,14 +86,13 @@ impl Delivery {
         }
     }
 
-    /// Changes how packets are coalesced on delivery, if they are. Nothing is in hand.
+    /// Sets coalescing on delivery; `None`: off. To be called between batches.
     pub fn set_coalesce(&mut self, coalesce: Option<CoalesceConfig>) {
         let counters = &self.counters.coalesce;
         self.coalescer = coalesce.map(|config| Coalescer::new(config, Arc::clone(counters)));
     }
 
-    /// The spine: takes up to `budget` packets from the backlogs to the handler, and returns how
-    /// many. The lanes have their turns one after another.
+    /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how many.
     pub fn turn(&mut self, budget: usize, pool: &mut Pool, handler: &mut impl Handler) -> usize {
         let mut done = 0;
         while done < budget {
@@ -111,8 +108,8 @@ impl Delivery {
         done
     }
 
-    /// Takes a batch of at most `max` packets in hand, from the next lane that has any. Nothing is
-    /// in hand before.
+    /// Takes a batch of at most `max` packets from the next lane that has any. To be called between
+    /// batches.
     pub fn take(&mut self, max: usize) -> usize {
         debug_assert!(self.packets.is_empty(), "a batch is completed before the next is taken");
         for _ in 0..self.lanes.len() {
@@ -131,8 +128,8 @@ impl Delivery {
         0
     }
 
-    /// Merges what can be merged of the batch in hand. A batch is a poll, whatever the
-    /// `gro_flush_timeout`: the backlog's head may only pass what was handled, so nothing is kept.
+    /// Coalesces the current batch. Every batch ends with a flush, whatever the `gro_flush_timeout`: the
+    /// backlog's head may only pass handled packets, so none is kept.
     pub fn coalesce(&mut self) {
         let Some(coalescer) = &mut self.coalescer else { return };
         coalescer.coalesce(&mut self.packets, 0, &mut self.coalesced);
@@ -140,7 +137,7 @@ impl Delivery {
         std::mem::swap(&mut self.packets, &mut self.coalesced);
     }
 
-    /// Packets in hand.
+    /// Packets of the current batch.
     #[must_use]
     pub fn in_hand(&self) -> usize {
         self.packets.len()
@@ -167,8 +164,8 @@ impl Delivery {
         self.counters.batches.add(1);
     }
 
-    /// Declares the batch processed: the backlog's head moves on, which lets its flows go
-    /// elsewhere (ordering hazard H13), and the frames return to their owners.
+    /// Declares the batch processed: advances the backlog's head, after which its flows may move (ordering
+    /// hazard H13), and returns the frames to their owners.
     pub fn complete(&mut self, pool: &mut Pool) {
         self.lanes[self.lane].release();
         for packet in self.packets.drain(..) {
@@ -177,9 +174,9 @@ impl Delivery {
         self.notes.clear();
     }
 
-    /// Gives up the batch in hand of a thread that is lost: nobody knows how much of it the
-    /// application has seen. The backlog's head passes it, so its flows go on. Returns the queue
-    /// that it came from and those of its packets that are still there, for their owners.
+    /// Abandons the current batch after its thread died: how much of it the application has seen is
+    /// unknown. Advances the backlog's head, so that its flows go on. Returns the rx queue and the
+    /// packets still in the batch.
     pub fn abandon_batch(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
         let lane = self.lanes.get_mut(self.lane)?;
         // What coalescing still held comes behind what it had let go.
@@ -199,26 +196,26 @@ impl Delivery {
         Some((lane.rx_queue, lost.collect()))
     }
 
-    /// True if packets wait.
+    /// True if packets are queued.
     pub fn has_work(&mut self) -> bool {
         self.lanes.iter_mut().any(|lane| lane.packets.queued() > 0)
     }
 
-    /// The counters, for whoever wants to read them.
+    /// Counters, to be read from any thread.
     #[must_use]
     pub fn counters(&self) -> &Arc<DeliveryCounters> {
         &self.counters
     }
 
-    /// The CPU that it delivers on.
+    /// CPU that it delivers on.
     #[must_use]
     pub fn cpu(&self) -> CpuId {
         self.cpu
     }
 }
 
-/// Takes the notes of `count` packets that were just taken. They were published before those, but
-/// a look at the ring counts what was there at an earlier one first.
+/// Takes the notes of `count` packets just taken. Notes are published before their packets; the cached tail
+/// of their ring may be older, so it is refreshed if short.
 fn take_notes(notes: &mut Consumer<Note>, count: usize, out: &mut Vec<Note>) {
     while out.len() < count {
         if notes.take(count - out.len(), out) == 0 {

@@ -1,5 +1,5 @@
-//! Intake: the first spine. It runs on the CPU that polls a queue and owns what it takes to bring
-//! a frame from the source to the backlog of the right CPU.
+//! Intake: the first spine. Runs on the CPU that polls a queue, and owns the stages that bring a frame
+//! from the source to the backlog of its CPU.
 
 mod changes;
 
@@ -21,23 +21,22 @@ use crate::steer::{
     Target, Tick, Verdict,
 };
 
-/// Frames that a CPU takes from a queue, or packets from a backlog, before it looks elsewhere:
-/// the kernel's `dev_weight`.
+/// Budget of a CPU per turn: frames from a queue, or packets from its backlogs (`dev_weight`).
 pub const DEV_WEIGHT: usize = 64;
 
-/// Held moves that are looked at in one turn, besides those whose packets arrive in it.
+/// Number of held moves checked per turn, besides those whose packets arrive in it.
 const HOLDS_A_TURN: usize = 64;
 
 /// Configuration of an intake.
 #[derive(Debug)]
 pub struct IntakeConfig {
-    /// The queue.
+    /// Queue that the intake serves.
     pub queue: RxQueue,
-    /// One more than the highest CPU there will be.
+    /// Highest CPU id plus one.
     pub cpus: usize,
     /// Checksum verification.
     pub verify: Verify,
-    /// True if checksums that hold the pseudo header's sum only are completed: see
+    /// True to complete partial checksums, which hold the pseudo header's sum only: see
     /// [`FrameNeeds::may_be_partial`](crate::arrive::FrameNeeds::may_be_partial).
     pub completes_checksums: bool,
     /// Hash function of flows.
@@ -46,7 +45,7 @@ pub struct IntakeConfig {
     pub coalesce: Option<CoalesceConfig>,
     /// Steering state of the queue.
     pub steer: SteerConfig,
-    /// Packets that each backlog takes.
+    /// Length of each backlog, in packets.
     pub netdev_max_backlog: u32,
 }
 
@@ -58,36 +57,34 @@ pub struct Intake {
     completes_checksums: bool,
     hasher: Arc<Hasher>,
     coalescer: Option<Coalescer>,
-    /// Packets that left coalescing and are not steered yet; between turns, those that a change
-    /// of its settings let go.
+    /// Packets that left coalescing and are not steered yet; between turns, those released by a change of
+    /// its settings.
     coalesced: Vec<Packet>,
-    /// If the key has changed since the last turn: how many of those have hashes by the old one, and
-    /// the tables for the new one.
+    /// Set if the key has changed since the last turn: number of those packets with hashes by the old key,
+    /// and the tables for the new one.
     hashed_before: Option<(usize, FlowTables)>,
     steering: Steering,
     backlogs: Backlogs,
-    /// The number of live changes so far.
+    /// Number of live changes so far.
     epoch: u32,
-    /// The time of the last turn.
+    /// Time of the last turn.
     now_ns: u64,
-    /// Hold to look at next.
+    /// Hold to check next.
     next_hold: usize,
     counters: Arc<IntakeCounters>,
     dropped: Vec<Dropped>,
-    /// Places in the burst of packets with headers so long that there was no memory for them; empty
-    /// in between.
+    /// Indices in the burst of packets whose long headers found no memory; empty between turns.
     unparsed: Vec<usize>,
 }
 
-/// A frame, or the frames of a merged packet, that was dropped, on its way to whoever returns its
-/// memory.
+/// Dropped frame, or frames of a merged packet, handed to the caller to return the memory.
 #[derive(Debug)]
 pub struct Dropped {
-    /// Number on the source, modulo 2^32; the first one's.
+    /// Number of the first frame on its source, modulo 2^32.
     pub arrival: Arrival,
     /// Reason.
     pub reason: DropReason,
-    /// The packet, if it was received at all.
+    /// The packet, if the frame was received at all.
     pub packet: Option<Packet>,
 }
 
@@ -95,16 +92,16 @@ pub struct Dropped {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 enum Released {
-    /// All were forwarded, and the hold has ended.
+    /// All packets were forwarded; the hold has ended.
     All,
-    /// None: their predecessors are not processed.
+    /// No packet: the predecessors are not processed yet.
     None,
-    /// The backlog of this CPU is full; the rest waits.
+    /// The backlog of this CPU is full; the rest stays held.
     Full(CpuId),
 }
 
 impl Intake {
-    /// An intake without CPUs to send to; see [`connect`](Self::connect).
+    /// Creates an intake without CPUs to send to; see [`connect`](Self::connect).
     #[must_use]
     pub fn new(config: IntakeConfig) -> Self {
         let counters = Arc::new(IntakeCounters::new(config.cpus));
@@ -142,17 +139,17 @@ impl Intake {
         lane
     }
 
-    /// Looks how far the CPUs have come. Call it before reading the clock for [`turn`]: what is
-    /// seen here is then older than the turn's time, which traces rely on.
+    /// Refreshes the cached ring heads of all CPUs. To be called before the clock is read for [`turn`]: the
+    /// heads are then older than the turn's time, which traces rely on.
     ///
     /// [`turn`]: Self::turn
     pub fn observe(&mut self) {
         self.backlogs.observe();
     }
 
-    /// The spine: takes a burst from arrival to the backlogs, and returns the CPUs that have new
-    /// packets, each once. `burst` is empty afterwards; it may have been empty before, for packets
-    /// that are held move on in an empty turn too. `pool` is the one that the burst's frames are of.
+    /// The spine: takes a burst from arrival to the backlogs. Returns the CPUs with new packets, each once.
+    /// Empties `burst`. An empty burst is fine: held packets move on in such a turn, too. `pool` is the
+    /// pool of the burst's frames.
     pub fn turn(
         &mut self,
         tick: Tick,
@@ -162,8 +159,7 @@ impl Intake {
         self.turn_with_tap(tick, burst, pool, |_| ())
     }
 
-    /// The same, and `show` sees the packets that leave coalescing, or that pass where there is
-    /// none, before they are steered.
+    /// Runs a turn with a packet tap: `show` sees all packets after coalescing, before they are steered.
     pub fn turn_with_tap(
         &mut self,
         tick: Tick,
@@ -189,14 +185,13 @@ impl Intake {
         self.backlogs.publish()
     }
 
-    /// The frames dropped since the last call.
+    /// Takes the frames dropped since the last call.
     pub fn drain_dropped(&mut self) -> impl Iterator<Item = Dropped> {
         self.dropped.drain(..)
     }
 
-    /// Packets of a burst that there is room for, wherever they go: the whole burst, or as much
-    /// of it as a backlog and the holds can ever take, or none yet. A flow limit may drop some all
-    /// the same.
+    /// Number of packets of a burst that fit, wherever they go: the whole burst, or the part that a backlog
+    /// and the holds can ever take, or 0 for now. The flow limit may still drop some.
     pub fn room_for(&mut self, burst: u32) -> u32 {
         let hold_share = u32::try_from(self.steering.hold_share()).unwrap_or(u32::MAX);
         let burst = burst.min(self.backlogs.limit()).min(hold_share);
@@ -207,7 +202,7 @@ impl Intake {
         if is_hold_room && self.backlogs.all_have_room_for(count) { burst } else { 0 }
     }
 
-    /// Packets that are held until their flow may move.
+    /// Number of packets held until their flow may move.
     #[must_use]
     pub fn held(&self) -> usize {
         self.steering.held()
@@ -219,42 +214,41 @@ impl Intake {
         self.steering.hold_share()
     }
 
-    /// Packets that are held for more segments, merged ones counted once.
+    /// Number of packets held for more segments; a merged packet counts once.
     #[must_use]
     pub fn coalescing(&self) -> usize {
         self.coalesced.len() + self.coalescer.as_ref().map_or(0, Coalescer::held)
     }
 
-    /// Time at which the intake wants an empty turn, to let go of packets that were held for a
-    /// `gro_flush_timeout`.
+    /// Time at which the intake needs a turn to flush packets held for `gro_flush_timeout`.
     #[must_use]
     pub fn next_timeout_ns(&self) -> Option<u64> {
         if self.coalesced.is_empty() { self.coalescer.as_ref()?.next_timeout_ns() } else { Some(0) }
     }
 
-    /// Packets on the backlogs or in the CPUs' hands.
+    /// Number of packets queued on backlogs or being delivered.
     pub fn queued(&mut self) -> u32 {
         self.backlogs.queued()
     }
 
-    /// The same by the CPU that they are for, as the intake last saw it: at least as many as there are.
+    /// Number of those packets per CPU, by the cached heads: an upper bound.
     pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
         self.backlogs.queued_by_cpu()
     }
 
-    /// The counters, for whoever wants to read them.
+    /// Counters, to be read from any thread.
     #[must_use]
     pub fn counters(&self) -> &Arc<IntakeCounters> {
         &self.counters
     }
 
-    /// The queue that this intake serves.
+    /// Queue that this intake serves.
     #[must_use]
     pub fn queue(&self) -> RxQueue {
         self.queue
     }
 
-    /// Begins to note which flows share the slot of this one, for [`state_of`](Self::state_of).
+    /// Starts to record the flows that share this flow's slot, for [`state_of`](Self::state_of).
     pub fn watch(&mut self, flow: FlowHash) {
         self.steering.watch(flow, self.now_ns);
     }
@@ -265,7 +259,7 @@ impl Intake {
         self.steering.state_of(flow, &mut self.backlogs)
     }
 
-    /// Current and desired CPU of a flow: less than [`state_of`](Self::state_of), for the asking.
+    /// Current and desired CPU of a flow: a cheap part of [`state_of`](Self::state_of).
     #[must_use]
     pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
         self.steering.place_of(flow)
@@ -315,7 +309,7 @@ impl Intake {
         }
     }
 
-    /// Merges what can be merged; afterwards the burst is what goes on now.
+    /// Coalesces the burst; afterwards it holds the packets that go on now.
     fn coalesce(&mut self, burst: &mut Burst, now_ns: u64) {
         let out = &mut self.coalesced;
         match &mut self.coalescer {
@@ -334,7 +328,7 @@ impl Intake {
         std::mem::swap(&mut burst.packets, out);
     }
 
-    /// If the key has changed: steers the packets with old hashes, while slots go by those.
+    /// Steers the packets with hashes by the old key, after a change of the key.
     fn rehash(&mut self, packets: &mut Vec<Packet>) {
         let Some((before, tables)) = self.hashed_before.take() else { return };
         let mut hashed_before = packets.drain(..before).collect();
@@ -368,7 +362,7 @@ impl Intake {
         }
     }
 
-    /// Returns the packet's place on the backlog, unless it was dropped.
+    /// Returns the packet's position on the backlog, unless it was dropped.
     fn enqueue(&mut self, packet: Packet, target: Target) -> Option<Position> {
         let (flow, arrival, segments) = (packet.hash, packet.arrival, packet.segment_count());
         if !flow.is_some() {
@@ -408,8 +402,8 @@ impl Intake {
         }
     }
 
-    /// Gives up a held move if others have left no room for it: what it held follows its predecessors
-    /// after all. Returns where its next packet goes, unless the rest of them has no room there.
+    /// Gives up a held move without room in the arena: its packets follow their predecessors after all.
+    /// Returns the target of its next packet, unless the backlog there has no room for the rest.
     fn give_up(&mut self, hold: HoldId) -> Option<Target> {
         let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
         while self.backlogs.has_room(target.cpu)
@@ -420,7 +414,7 @@ impl Intake {
         self.steering.end_hold(hold, self.now_ns).then_some(target)
     }
 
-    /// Lets the packets of a hold go, if they may, as far as there is room for them.
+    /// Releases the packets of a hold, if they may move, as far as the backlog has room.
     fn release(&mut self, hold: HoldId) -> Released {
         let Release::Forward(mut target) = self.steering.decide_release(hold, &mut self.backlogs)
         else {
@@ -451,7 +445,7 @@ impl Intake {
         }
     }
 
-    /// Lets the line before a fence go on, as far as there is room, and lifts the fence in the end.
+    /// Releases the line before a fence as far as the backlogs have room, then lifts the fence.
     fn release_line(&mut self) {
         while let Release::Forward(target) =
             self.steering.decide_line(self.now_ns, &mut self.backlogs)

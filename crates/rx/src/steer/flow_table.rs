@@ -1,6 +1,6 @@
-//! The flow table of one rx queue: where each flow is now (RFS-4, RFS-7).
+//! Flow table of one rx queue: the current CPU of each flow (RFS-4, RFS-7).
 //!
-//! Only the polling CPU reads or writes it: no lock, no atomic.
+//! Read and written by the polling CPU only: no lock, no atomic.
 
 use forebay_buf::Position;
 
@@ -8,33 +8,33 @@ use super::ids::{FenceId, HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
-/// Slots when nobody says otherwise.
+/// Default number of slots.
 pub const RPS_FLOW_CNT: u32 = 4096;
 
-/// The most slots that the kernel allows (RFS-10).
+/// Maximum number of slots, as in the kernel (RFS-10).
 pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
 
-/// A slot: twelve bytes.
+/// Slot of the flow table: twelve bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
-    /// The tail position of the slot's last packet, in the backlog of its CPU.
+    /// Tail position of the slot's last packet in the backlog of its CPU.
     pub(super) tail: Position,
-    /// The flow of that packet: flows share slots.
+    /// Flow of that packet; several flows can share a slot.
     pub(super) last_flow: FlowHash,
-    /// The CPU that the last packet went to, or one of the marks below.
+    /// CPU of the last packet, or one of the marks below.
     cpu: u16,
-    /// The hold that the slot's packets wait in, or [`Slot::NO_HOLD`].
+    /// Hold of the slot's packets, or [`Slot::NO_HOLD`].
     hold: u16,
 }
 
 /// Current CPU of a slot's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CurrentCpu {
-    /// There were none.
+    /// No packet so far.
     None,
-    /// The last one went to this CPU.
+    /// CPU of the last packet.
     On(CpuId),
-    /// On any CPU, or held, but all in front of this fence.
+    /// Unknown CPU, or held, but in front of this fence.
     BehindFence(FenceId),
 }
 
@@ -42,7 +42,7 @@ impl Slot {
     /// `RPS_NO_CPU`.
     const NO_CPU: u16 = u16::MAX;
     const FENCED: [u16; 2] = [u16::MAX - 2, u16::MAX - 1];
-    /// As it is in a table that has not been written to.
+    /// Empty slot, all zeros as in a table just allocated.
     const UNSEEN_CPU: u16 = u16::MAX - 3;
     const NO_HOLD: u16 = u16::MAX;
     pub(super) const EMPTY: Self = Self {
@@ -52,10 +52,10 @@ impl Slot {
         hold: Self::NO_HOLD,
     };
 
-    /// A slot that nothing was noted of yet: the table before this one knows more, as long as there is one.
+    /// Slot not yet taken over from the previous table, which is asked while there is one.
     const UNSEEN: Self = Self { cpu: Self::UNSEEN_CPU, ..Self::EMPTY };
 
-    /// A slot of whose packets only a fence knows where they are.
+    /// Slot whose packets are known to be in front of a fence only.
     pub(super) const fn fenced(fence: FenceId) -> Self {
         Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
     }
@@ -69,17 +69,17 @@ impl Slot {
         }
     }
 
-    /// The CPU that the last packet went to, as far as the slot knows.
+    /// Current CPU, as far as the slot knows.
     pub(super) fn cpu(self) -> Option<CpuId> {
         (self.cpu < Self::UNSEEN_CPU).then_some(CpuId(self.cpu))
     }
 
-    /// True if nothing was noted of it yet.
+    /// True if the slot was not taken over yet.
     pub(super) fn is_unseen(self) -> bool {
         self.cpu == Self::UNSEEN_CPU
     }
 
-    /// The hold that the slot's packets wait in.
+    /// Hold of the slot's packets, if any.
     pub(super) fn hold(self) -> Option<HoldId> {
         (self.hold != Self::NO_HOLD).then_some(HoldId(self.hold))
     }
@@ -89,14 +89,14 @@ impl Slot {
         self.hold = hold.map_or(Self::NO_HOLD, |hold| hold.0);
     }
 
-    /// Notes that a packet of `flow` went to `cpu`, at `tail`.
+    /// Records that a packet of `flow` was queued to `cpu`, at `tail`.
     pub(super) fn record(&mut self, flow: FlowHash, cpu: CpuId, tail: Position) {
         debug_assert!(cpu.0 < Self::UNSEEN_CPU, "CPU {} is one of the marks", cpu.0);
         *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
 
-    /// The slot as another table has it: what was held is in a line, and a fence that was passed says
-    /// nothing.
+    /// Slot as taken over by another table: held packets are in a line, and a fence already passed counts
+    /// as none.
     fn carried(self, fences: Fenced) -> Self {
         match self.current_cpu() {
             _ if self.is_unseen() => Self::EMPTY,
@@ -106,8 +106,8 @@ impl Slot {
         }
     }
 
-    /// One slot for the packets of both; `pending` tells how many packets a CPU has to process up
-    /// to a position.
+    /// Joins two slots into one; `pending` gives the number of packets that a CPU must process up to a
+    /// position.
     fn merged_with(
         self,
         other: Self,
@@ -130,29 +130,28 @@ impl Slot {
     }
 }
 
-/// The fences, when a table takes over from another.
+/// Fences at the takeover of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fenced {
-    /// Fences that have not been passed.
+    /// Fences not passed yet.
     pub(super) standing: [bool; 2],
-    /// The one that is raised now, behind everything.
+    /// Fence raised now, behind everything.
     pub(super) raised: FenceId,
 }
 
-/// Slots by hash. A slot serves a range of hash values, so that the RPS map, which splits the
-/// hash values into ranges too, wants one CPU for all flows of a slot; only where a boundary of
-/// the map falls inside a slot are there two, see [`FlowTable::range`]. Packets without a hash have
-/// a slot of their own, behind the others.
+/// Flow table: slots by hash. A slot covers a range of hash values. The RPS map also splits the hash values
+/// into ranges, so all flows of a slot have the same CPU in it, unless a boundary of the map falls
+/// inside the slot: see [`FlowTable::range`]. Packets without a hash have a slot of their own, the last.
 #[derive(Debug)]
 pub(super) struct FlowTable {
     slots: Box<[Slot]>,
-    /// A slot's hash values share all bits above this one.
+    /// Shift from a hash to its slot.
     shift: u32,
 }
 
 impl FlowTable {
-    /// An empty table of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9) and
-    /// kept within 2 to [`RPS_FLOW_CNT_MAX`].
+    /// Creates an empty table of `rps_flow_cnt` slots, rounded up to a power of two (RFS-9), between 2 and
+    /// [`RPS_FLOW_CNT_MAX`].
     pub(super) fn new(rps_flow_cnt: u32) -> Self {
         let slots = rps_flow_cnt.clamp(2, RPS_FLOW_CNT_MAX).next_power_of_two();
         Self {
@@ -161,8 +160,7 @@ impl FlowTable {
         }
     }
 
-    /// The slots that flows had here which have `slot` in `other`: `None` if those are more than
-    /// `slots_max`.
+    /// Slots here that share hash values with `slot` of `other`; `None` if more than `slots_max`.
     pub(super) fn slots_of(
         &self,
         other: &Self,
@@ -178,8 +176,8 @@ impl FlowTable {
         (many <= slots_max).then(|| (first.0..first.0 + many).map(SlotId))
     }
 
-    /// State of `slot` if these were its slots in the table before. Slots that shared nothing may do so
-    /// now: where their packets are on several CPUs, or held, the fence that was raised answers for them.
+    /// Initial state of a slot that joins these slots of the previous table. Where their packets are on
+    /// several CPUs, or held, the slot starts behind the raised fence.
     pub(super) fn merged(
         &self,
         slot: SlotId,
@@ -198,12 +196,12 @@ impl FlowTable {
         merged
     }
 
-    /// The slot of a flow.
+    /// Slot of a flow.
     pub(super) fn slot_of(&self, hash: FlowHash) -> SlotId {
         if hash.is_some() { self.slot_of_value(hash.0) } else { self.slot_of_no_hash() }
     }
 
-    /// The slot of all packets without a hash.
+    /// Slot of all packets without a hash.
     #[cold]
     fn slot_of_no_hash(&self) -> SlotId {
         SlotId(u32::try_from(self.len()).unwrap_or(u32::MAX))
@@ -213,7 +211,7 @@ impl FlowTable {
         SlotId(hash >> self.shift)
     }
 
-    /// The first and last hash value that a slot serves.
+    /// First and last hash value of a slot.
     pub(super) fn range(&self, slot: SlotId) -> [FlowHash; 2] {
         debug_assert!(slot.index() < self.len(), "packets without a hash have no range");
         let first = slot.0 << self.shift;
@@ -236,7 +234,7 @@ impl FlowTable {
         self.slots[slot.index()] = to;
     }
 
-    /// The number of slots that flows have.
+    /// Number of slots, without that of packets without a hash.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - 1
     }

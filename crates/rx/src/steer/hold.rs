@@ -1,8 +1,8 @@
 //! Held moves: packets that wait on the polling CPU until their predecessors are processed.
 //!
-//! All holds of a queue share one bounded arena, of which one hold may take a part. A hold is a list
-//! in it: the packets of one slot, in the order of arrival. When slots lose their meaning (a table of
-//! another size, another hash), all holds become one list, the line before a fence.
+//! All holds of a queue share one bounded arena; one hold may take a part of it. A hold is a list in the
+//! arena: the packets of one slot, in order of arrival. When slots change their meaning (a table of
+//! another size, another hash key), all holds become one list, the line before a fence.
 
 use forebay_buf::Position;
 
@@ -10,25 +10,25 @@ use super::ids::{FenceId, HoldId, SlotId};
 use crate::cpu::CpuId;
 use crate::packet::Packet;
 
-/// Packets that may wait at once, when nobody says otherwise: sixteen backlogs' worth.
+/// Default size of the arena, in packets: sixteen backlogs.
 pub const HOLD_MAX: u32 = 16_384;
 
-/// One slot may take this part of the arena, others must find room to move, too; but at least
-/// [`HOLD_SHARE_LEAST`] packets.
+/// Part of the arena that one slot may take, so that others find room; at least [`HOLD_SHARE_LEAST`]
+/// packets.
 pub const HOLD_SHARE_DIVISOR: u32 = 4;
 
-/// Packets that any slot may have held while there is room: what a CPU takes in hand at once.
+/// Number of packets that any slot may have held while the arena has room: a batch.
 pub const HOLD_SHARE_LEAST: u32 = 64;
 
-/// The most holds at once: ids below the flow table's mark for "none".
+/// Maximum number of holds: ids below the flow table's mark for "none".
 const HOLDS_MAX: usize = u16::MAX as usize - 1;
 
 /// One slot's move in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold {
-    /// The slot that moves.
+    /// Moving slot.
     pub(super) slot: SlotId,
-    /// The predecessors that its packets wait for.
+    /// Predecessors that its packets wait for.
     pub(super) behind: HeldBehind,
     /// Time at which the move began.
     pub(super) since_ns: u64,
@@ -38,16 +38,16 @@ pub(super) struct Hold {
     listed_at: usize,
 }
 
-/// Place of the packets that a hold waits for.
+/// Position of the predecessors of a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HeldBehind {
-    /// On the backlog of this CPU, the last of them here.
+    /// Backlog of a CPU, and the position of the last of them.
     Backlog(CpuId, Position),
-    /// In front of this fence.
+    /// In front of a fence.
     Fence(FenceId),
 }
 
-/// Packets in a row, oldest first.
+/// List of packets, oldest first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HoldList {
     first: NodeId,
@@ -71,7 +71,7 @@ pub(super) struct Holds {
     active: Vec<HoldId>,
     nodes: Box<[HoldNode]>,
     free_nodes: Vec<NodeId>,
-    /// The most packets of one hold.
+    /// Maximum number of packets of one hold.
     share: u32,
 }
 
@@ -91,7 +91,7 @@ impl NodeId {
 }
 
 impl Holds {
-    /// Room for `hold_max` packets.
+    /// Creates an arena for `hold_max` packets.
     pub(super) fn new(hold_max: u32) -> Self {
         let node = |_| HoldNode { packet: None, next: NodeId::NONE, after_seam: false };
         Self {
@@ -104,7 +104,7 @@ impl Holds {
         }
     }
 
-    /// Begins to hold a slot's packets back. `None` when there are as many holds as may be.
+    /// Begins to hold a slot's packets. `None` at the maximum number of holds.
     pub(super) fn begin(
         &mut self,
         slot: SlotId,
@@ -127,10 +127,10 @@ impl Holds {
         Some(id)
     }
 
-    /// Adds a packet at the end of a hold.
+    /// Appends a packet to a hold.
     ///
     /// # Errors
-    /// Gives the packet back when as many wait as may, in all or in this hold.
+    /// Returns the packet if the arena or the hold is full.
     pub(super) fn push(&mut self, id: HoldId, packet: Packet) -> Result<(), Packet> {
         let Some(hold) = self.holds[usize::from(id.0)].as_mut() else { return Err(packet) };
         if hold.len >= self.share {
@@ -147,7 +147,7 @@ impl Holds {
         Ok(())
     }
 
-    /// The oldest packet of a hold.
+    /// Oldest packet of a hold.
     pub(super) fn front(&self, id: HoldId) -> Option<&Packet> {
         self.nodes.get(self.get(id)?.packets.first.0 as usize)?.packet.as_ref()
     }
@@ -164,8 +164,8 @@ impl Holds {
         packet
     }
 
-    /// Ends all holds; their packets join a line, behind those that are in it. The packets of a
-    /// flow are in one hold, or partly in a line already. Returns when the first hold began.
+    /// Ends all holds and appends their packets to a line. The packets of a flow are in one hold, or partly
+    /// in a line already. Returns the begin of the oldest hold.
     pub(super) fn line_up(&mut self, line: &mut HoldList) -> Option<u64> {
         let mut since_ns: Option<u64> = None;
         let mut has_seam = self.line_front(*line).is_some();
@@ -182,12 +182,12 @@ impl Holds {
         since_ns
     }
 
-    /// The first packet of a line.
+    /// First packet of a line.
     pub(super) fn line_front(&self, line: HoldList) -> Option<&Packet> {
         self.nodes.get(line.first.0 as usize)?.packet.as_ref()
     }
 
-    /// True if the first packet of a line follows on packets that were lined up earlier.
+    /// True if the first packet of a line follows packets lined up earlier.
     pub(super) fn is_line_at_seam(&self, line: HoldList) -> bool {
         self.nodes.get(line.first.0 as usize).is_some_and(|node| node.after_seam)
     }
@@ -201,7 +201,7 @@ impl Holds {
         packet
     }
 
-    /// Ends a hold, which is empty.
+    /// Ends an empty hold.
     pub(super) fn end(&mut self, id: HoldId) {
         debug_assert!(self.front(id).is_none(), "packets would be lost");
         let Some(hold) = self.holds[usize::from(id.0)].take() else { return };
@@ -219,41 +219,41 @@ impl Holds {
         self.holds[usize::from(id.0)].as_ref()
     }
 
-    /// Notes that the slot's last packet now lies at `tail` in the backlog of `cpu`.
+    /// Records that the slot's last packet is at `tail` in the backlog of `cpu`.
     pub(super) fn set_behind(&mut self, id: HoldId, cpu: CpuId, tail: Position) {
         if let Some(hold) = &mut self.holds[usize::from(id.0)] {
             hold.behind = HeldBehind::Backlog(cpu, tail);
         }
     }
 
-    /// The holds that last.
+    /// Active holds.
     pub(super) fn active(&self) -> &[HoldId] {
         &self.active
     }
 
-    /// Number of further packets that may wait.
+    /// Free room of the arena, in packets.
     pub(super) fn room(&self) -> usize {
         self.free_nodes.len()
     }
 
-    /// Number of further packets that may wait, whichever slot they are of.
+    /// Number of further packets that fit for any slot, the fullest included.
     pub(super) fn room_for_any(&self) -> usize {
         let lens = self.active.iter().filter_map(|&id| Some(self.get(id)?.len));
         let share_left = self.share - lens.max().unwrap_or(0);
         self.room().min(share_left as usize)
     }
 
-    /// The most packets of one slot, while there is room.
+    /// Maximum number of packets of one slot, while the arena has room.
     pub(super) fn share(&self) -> usize {
         self.share as usize
     }
 
-    /// The most packets of one slot in an arena of which nobody else has any.
+    /// Maximum number of packets of one slot in an otherwise empty arena.
     pub(super) fn most_of_one(&self) -> usize {
         self.share().min(self.nodes.len())
     }
 
-    /// Packets that wait.
+    /// Number of held packets.
     pub(super) fn len(&self) -> usize {
         self.nodes.len() - self.free_nodes.len()
     }

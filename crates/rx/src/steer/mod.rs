@@ -1,23 +1,23 @@
 //! Steer: which CPU a packet goes to, and why, so that no flow is ever reordered.
 //!
-//! A flow *wishes* for a CPU: the one that its application runs on, else the RPS map's. It *is* on
-//! a CPU: its slot of the flow table says which, and where its last packet lies in that CPU's
-//! backlog. When wish and slot agree, the packet follows. When they do not, whatever made the wish
-//! change (the application, a mask, a CPU that stops, the load, a collision), one rule decides (RFS-6):
+//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the RPS map's. It has a
+//! *current* CPU: its slot of the flow table names it, with the position of the last packet in that CPU's
+//! backlog. If both agree, the packet follows. If not, whatever changed the wish (the application, a mask, a
+//! CPU that stops, the load, a collision), one rule decides (RFS-6):
 //!
-//! 1. **Drained**: the old CPU has processed the slot's last packet. The slot moves.
-//! 2. **Near**: it may be about to. The slot's packets are held on the polling CPU until it has,
-//!    then move: a *held move*. Not at once if the slot's last packet was another flow's, which may
-//!    wish for the old CPU.
-//! 3. **Far**: it has more in front of it than it takes in hand at once. The packet stays with its
-//!    predecessors, but not for long: after `move_after` a held move begins. From then on the old
-//!    CPU is fed no more, so it drains, and the move takes no longer than that. The kernel's rule
-//!    has no third part, and never lets a flow leave a CPU that it saturates.
+//! 1. **Drained**: the current CPU has processed the slot's last packet. The slot moves.
+//! 2. **Near**: the last packet is within the next batch. The slot's packets are held on the polling CPU
+//!    until it is processed, then move: a *held move*. Not at once if the last packet was another flow's,
+//!    whose desired CPU may be the current one.
+//! 3. **Far**: more than a batch is in front of it. The packet stays with its predecessors, but not for
+//!    long: after `move_after` a held move begins. From then on the current CPU gets no more of the slot's
+//!    packets, so it drains, which bounds the move. The kernel's rule lacks this part: a flow never leaves
+//!    a CPU that it saturates.
 //!
-//! To a CPU that was taken out of the map a packet follows only its own flow: if the slot's last
-//! packet was another flow's, its own predecessors may be gone, and nothing would justify it.
+//! To a CPU no longer in the map a packet follows only its own flow: if the slot's last packet was another
+//! flow's, its own predecessors may be processed, and nothing would justify that CPU.
 //!
-//! The table itself can be replaced: what its slots can no longer tell, a *fence* does.
+//! The table itself can be replaced: a *fence* stands for positions that its slots no longer know.
 
 mod ids;
 mod sock_flow; //   where applications run
@@ -59,9 +59,8 @@ use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
-/// Patience before a held move begins: a flow's packets follow their predecessors to a CPU that it
-/// should leave for so many packets or so long, whichever comes first. Counted since the slot last
-/// changed its CPU: one that was to leave before and stayed leaves all the sooner.
+/// Limit on packets that stay with their predecessors on a CPU that the flow should leave, by number or by
+/// time, whichever comes first; then a held move begins. Counted since the slot last changed its CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MoveAfter {
     /// Packets of the slot.
@@ -79,21 +78,21 @@ impl Default for MoveAfter {
 /// Configuration of a [`Steering`].
 #[derive(Clone, Debug)]
 pub struct SteerConfig {
-    /// The CPU that polls the queue.
+    /// CPU that polls the queue.
     pub polling_cpu: CpuId,
-    /// Slots of the flow table.
+    /// Number of slots of the flow table.
     pub rps_flow_cnt: u32,
     /// Condition on which a held move begins.
     pub move_after: MoveAfter,
-    /// Packets that may be held at once: at least one may.
+    /// Maximum number of held packets; at least 1.
     pub hold_max: u32,
     /// Condition on which packets leave the polling CPU.
     pub spread: SpreadPolicy,
-    /// Packets that a CPU takes in hand at once.
+    /// Maximum number of packets per delivered batch.
     pub batch_max: u32,
 }
 
-/// The steering of one rx queue. One writer: the CPU that polls it.
+/// Steering of one rx queue. One writer: the polling CPU.
 #[derive(Debug)]
 pub struct Steering {
     desired_cpus: DesiredCpus,
@@ -107,19 +106,19 @@ pub struct Steering {
     watches: Vec<FlowWatch>,
 }
 
-/// Time for which a slot's packets have stayed on a CPU against their wishes: flows of one slot may wish
-/// for different CPUs, and the masks may change faster than a saturated CPU drains.
+/// Stay of a slot's packets on a CPU that is not desired. Flows of one slot may have different desired CPUs,
+/// and masks may change faster than a saturated CPU drains.
 #[derive(Clone, Copy, Debug, Default)]
 struct SteerWait {
     since_ns: u64,
-    /// Packets that stayed.
+    /// Number of packets that stayed.
     packets: u32,
-    /// Packets that the CPU had before it at first; 0 too if it had just processed the last.
+    /// Number of packets ahead at the begin of the stay; 0 also if the last had just been processed.
     ahead: u32,
 }
 
 impl Steering {
-    /// Steers nothing yet: the RPS map and every slot are empty.
+    /// Creates a steering with an empty RPS map and empty slots.
     #[must_use]
     pub fn new(config: &SteerConfig) -> Self {
         Self {
@@ -135,14 +134,14 @@ impl Steering {
         }
     }
 
-    /// Asks for what a decision about a flow will read: it is on its way while others are made.
+    /// Prefetches the cache lines that the decision about a flow will read.
     #[inline]
     pub fn prefetch(&self, hash: FlowHash) {
         self.tables.now.slots.prefetch(self.slot_of(hash));
         self.desired_cpus.prefetch(hash);
     }
 
-    /// Decides about the next packet of a flow whose slot has no hold. If the verdict is
+    /// Decides the CPU of the next packet of a flow whose slot has no hold. If the verdict is
     /// [`Verdict::Forward`] and the backlog takes the packet, [`record`](Self::record) is called
     /// next.
     #[inline]
@@ -172,7 +171,7 @@ impl Steering {
         self.decide_move(hash, (cpu, wish), now_ns, backlogs)
     }
 
-    /// Notes that the backlog of the target took a packet of `flow`, at `tail`.
+    /// Records that a packet of `flow` was queued to the target's backlog, at `tail`.
     #[inline]
     pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position, now_ns: u64) {
         let Some(slot) = target.slot else {
@@ -196,13 +195,13 @@ impl Steering {
         }
     }
 
-    /// The flow of the last packet that went through a slot.
+    /// Flow of the last packet of a slot.
     #[must_use]
     pub fn last_flow(&self, slot: SlotId) -> FlowHash {
         self.tables.get(slot).last_flow
     }
 
-    /// The hold of a flow's slot, if there is one.
+    /// Hold of a flow's slot, if any.
     #[inline]
     #[must_use]
     pub fn hold_of(&self, hash: FlowHash) -> Option<HoldId> {
@@ -213,15 +212,15 @@ impl Steering {
         self.tables.now.slots.slot_of(hash)
     }
 
-    /// Puts a packet behind the others of its hold.
+    /// Appends a packet to its hold.
     ///
     /// # Errors
-    /// Gives the packet back when as many wait as may.
+    /// Returns the packet if the arena or the hold is full.
     pub fn hold(&mut self, hold: HoldId, packet: Packet) -> Result<(), Packet> {
         self.holds.push(hold, packet)
     }
 
-    /// Decides whether the packets of a hold may go.
+    /// Decides whether the packets of a hold may move.
     pub fn decide_release(&mut self, id: HoldId, backlogs: &mut Backlogs) -> Release {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
@@ -242,8 +241,8 @@ impl Steering {
         }
     }
 
-    /// Decides where the packets of a hold go when it may not take another one: back to the CPU that
-    /// their predecessors are on, if others fill the arena. The move is given up until there is room.
+    /// Decides the target of a hold's packets when it cannot take another: the CPU of their predecessors, if
+    /// others fill the arena. The move is given up until there is room.
     pub fn decide_give_up(&self, id: HoldId) -> Release {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
@@ -329,43 +328,43 @@ impl Steering {
         self.holds.line_pop(&mut self.fences.front_mut()?.line)
     }
 
-    /// The `index`-th of the holds that last, in no order.
+    /// Active hold with this index; in no order.
     #[must_use]
     pub fn active_hold(&self, index: usize) -> Option<HoldId> {
         self.holds.active().get(index).copied()
     }
 
-    /// Holds that last.
+    /// Number of active holds.
     #[must_use]
     pub fn active_holds(&self) -> usize {
         self.holds.active().len()
     }
 
-    /// True if anything waits to move on.
+    /// True if packets are held or lined up.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.fences.is_any() || self.active_holds() > 0
     }
 
-    /// Packets that are held.
+    /// Number of held packets.
     #[must_use]
     pub fn held(&self) -> usize {
         self.holds.len()
     }
 
-    /// Number of packets of one slot that can be held at once.
+    /// Maximum number of held packets of one slot.
     #[must_use]
     pub fn hold_share(&self) -> usize {
         self.holds.most_of_one()
     }
 
-    /// Number of further packets that can be held, whichever slot they are of.
+    /// Number of further packets that can be held for any slot.
     #[must_use]
     pub fn hold_room(&self) -> usize {
         self.holds.room_for_any()
     }
 
-    /// Counts since the start.
+    /// Counters since the start.
     #[must_use]
     pub fn tally(&self) -> SteerTally {
         self.tally
@@ -417,7 +416,7 @@ impl Steering {
         forward(cpu, SteerReason::Stay, None)
     }
 
-    /// `None` where not one packet more can be held.
+    /// `None` if not one more packet can be held.
     fn begin_hold(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
         if self.holds.room() == 0 {
             return None;
@@ -428,12 +427,12 @@ impl Steering {
         Some(hold)
     }
 
-    /// True if a packet may follow the slot's last one to a CPU that it should not go to.
+    /// True if a packet may follow the slot's last one to a CPU that is not desired.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
         self.desired_cpus.allows(cpu) || self.tables.get(slot).last_flow == flow
     }
 
-    /// Counts a packet that stays against its wish.
+    /// Counts a packet that stays on a CPU that is not desired.
     fn stay(&mut self, slot: SlotId) {
         self.tally.stays += 1;
         let wait = &mut self.tables.now.waits[slot.index()];
@@ -483,35 +482,34 @@ impl Steering {
 
 /// Changes while packets flow.
 impl Steering {
-    /// Replaces the RPS map that is asked for; flows move as their next packets come (RPS-11).
+    /// Replaces the RPS map; flows move as their next packets arrive (RPS-11).
     pub fn set_rps_map(&mut self, rps_map: RpsMap) {
         self.desired_cpus.set_asked(rps_map);
     }
 
-    /// Says which CPUs run: the others get no new flows (RPS-9), and those that are there leave.
+    /// Sets the running CPUs: the others get no new flows (RPS-9), and their flows leave.
     pub fn set_running(&mut self, running: RpsMap) {
         self.desired_cpus.set_running(running);
     }
 
-    /// Says which CPU polls the queue.
+    /// Sets the polling CPU.
     pub fn set_polling_cpu(&mut self, cpu: CpuId) {
         self.desired_cpus.polling_cpu = cpu;
     }
 
-    /// Replaces the table of where applications run.
+    /// Replaces the socket-flow table.
     pub fn set_sock_flows(&mut self, sock_flows: Option<Arc<SockFlowTable>>) {
         self.desired_cpus.set_sock_flows(sock_flows);
     }
 
-    /// Replaces the flow table; the old one is asked where flows are until all that it knows of has been
-    /// processed.
+    /// Replaces the flow table. The old one is consulted until all packets that it knows of are processed.
     pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
         self.desired_cpus.set_rfs(tables.has_rfs);
         self.tables.replace(tables, self.fences.to_raise());
         self.raise_fence(now_ns, backlogs);
     }
 
-    /// Says that flows hash differently from now on: what is noted of slots counts no more.
+    /// Announces a new hash key: recorded slots are void.
     pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
         self.desired_cpus.set_rfs(tables.has_rfs);
         self.tables.replace_by_fence(tables, self.fences.to_raise());
@@ -519,23 +517,23 @@ impl Steering {
         self.raise_fence(now_ns, backlogs);
     }
 
-    /// Has a flow table wait to be [taken](Self::take_retired), which is of no more use.
+    /// Keeps a retired flow table until it is [taken](Self::take_retired).
     pub fn retire(&mut self, tables: FlowTables) {
         self.tables.retire(tables);
     }
 
-    /// Takes a flow table that is of no more use, to be freed where nobody waits for it.
+    /// Takes a retired flow table, to be freed off the path.
     pub fn take_retired(&mut self) -> Option<FlowTables> {
         self.tables.take_retired()
     }
 
-    /// Empty tables of the size of those that there are.
+    /// Creates empty tables of the current size.
     #[must_use]
     pub fn tables_alike(&self) -> FlowTables {
         self.tables.now.alike()
     }
 
-    /// Looks at the load, once a turn. Returns whether flows are to move because of it.
+    /// Evaluates the load, once a turn. Returns true if flows shall move because of it.
     pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
         self.desired_cpus.update_spread(tick, full_burst)
     }
@@ -547,7 +545,7 @@ impl Steering {
 }
 
 impl SteerWait {
-    /// Notes that a wish was refused, unless one was before.
+    /// Records the begin of a stay, unless one is recorded.
     fn begin(&mut self, now_ns: u64, ahead: u32) {
         if self.packets == 0 {
             (self.since_ns, self.ahead) = (now_ns, ahead);
