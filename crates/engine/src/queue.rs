@@ -1,4 +1,4 @@
-//! One rx queue at work: its source, its memory, its intake, and the changes on their way to it.
+//! One rx queue: its source, its packet memory, its intake, and the changes to be applied.
 
 mod apply;
 
@@ -23,32 +23,32 @@ use super::shared::EngineState;
 use crate::knobs::{Coalesce, ScriptedChange};
 use crate::trace::IntakeTrace;
 
-/// Time that a source may take to give its last frames once a run is to end.
+/// Longest time for a source to give its last frames at the end of a run.
 const LAST_FRAMES_NS: u64 = 2_000_000_000;
 
-/// Time that a source may take to send what it has when the run is over.
+/// Longest time for a source to transmit its last packets after the run.
 const LINGER_NS: u64 = 100_000_000;
 
-/// Greatest age of the engine's load when the path looks at it.
+/// Maximum age of the load figure that the path uses.
 const LOAD_AGE_NS: u64 = 1_000_000;
 
-/// A queue and what it takes to poll it.
+/// An rx queue with its source and intake.
 pub(super) struct Queue {
-    /// Name outside: with its device where there are several.
+    /// Name in reports; with the device if there are several.
     name: String,
     intake: Intake,
-    /// None once the run is over.
+    /// `None` once the run is over.
     source: Option<Box<dyn Source>>,
-    /// The memory that frames are received in.
+    /// Packet memory to receive into.
     pub(super) pool: Pool,
     polling_cpu: CpuId,
     burst: Burst,
-    /// No frame below this number is still to come.
+    /// Lower bound of the numbers of frames still to come.
     next_frame: u64,
     changes: Follower,
-    /// Changes of the script that this queue has come to.
+    /// Number of scripted changes applied.
     scripted: usize,
-    /// The latest change that this queue has come to.
+    /// Latest change applied.
     epoch: u32,
     coalesce: Coalesce,
     flow_limit_cpus: CpuList,
@@ -70,18 +70,18 @@ pub(super) struct Queue {
 /// Outcome of a queue's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Activity {
-    /// There was work, this many frames of it.
+    /// Work done; number of frames.
     Worked(usize),
-    /// There is none before this time, if ever.
+    /// No work before this time, if any.
     IdleUntil(Option<u64>),
-    /// There is, but it waits for other CPUs.
+    /// Work pending, but other CPUs must make room first.
     Blocked,
-    /// There will be none.
+    /// No more work, ever.
     Ended,
 }
 
 impl Activity {
-    /// The same, where packets were sent before.
+    /// Outcome combined with a number of packets transmitted before.
     fn after(self, sent: usize) -> Self {
         match self {
             Self::Worked(frames) => Self::Worked(frames + sent),
@@ -126,8 +126,7 @@ impl Queue {
         }
     }
 
-    /// Polls the source once, for `frames_max` frames at most, and takes what comes through the
-    /// intake.
+    /// Polls the source once for at most `frames_max` frames, and passes them through the intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
@@ -163,7 +162,7 @@ impl Queue {
         }
     }
 
-    /// Fills the burst, unless there would be no room for it, and says what is behind it.
+    /// Fills the burst, unless there is no room for it, and records the source's state behind it.
     fn poll(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.burst.behind = PollStatus::MorePending;
         let Some(source) = self.source.as_mut().filter(|_| !self.source_ended) else {
@@ -232,7 +231,7 @@ impl Queue {
         }
     }
 
-    /// Takes the burst through the intake, in parts where a change takes effect inside it.
+    /// Passes the burst through the intake, in parts if a change takes effect inside it.
     fn take_in(&mut self, shared: &EngineState) {
         if let Some(trace) = &mut self.trace {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
@@ -253,8 +252,7 @@ impl Queue {
         self.intake_turn(shared);
     }
 
-    /// Applies what has changed, and what the script changes before the next frame, whichever that
-    /// is: it counts for the poll.
+    /// Applies pending changes, and scripted ones due before the next frame.
     fn follow_changes(&mut self, shared: &EngineState) {
         while let Some(entry) = self.changes.next() {
             self.apply_entry(&entry, shared);
@@ -266,12 +264,12 @@ impl Queue {
         }
     }
 
-    /// The first change of the script that this queue has not come to.
+    /// First scripted change not yet applied.
     fn scripted_next<'a>(&self, shared: &'a EngineState) -> Option<&'a ScriptedChange> {
         shared.script.changes().get(self.scripted)
     }
 
-    /// Comes to the next change of the script, and to all that was changed before it.
+    /// Applies log entries up to and including the next scripted change.
     fn apply_script_until(&mut self, shared: &EngineState) {
         let count = self.scripted + 1;
         shared.make_scripted(count);
@@ -295,12 +293,12 @@ impl Queue {
         }
     }
 
-    /// Begins to note which flows share the slot of this one, unless that is done.
+    /// Starts to record the flows that share this flow's slot, unless started.
     pub(super) fn watch(&mut self, flow: FlowHash) {
         self.intake.watch(flow);
     }
 
-    /// Explains a flow: where it is, why, and its drops.
+    /// Explains a flow: its CPU, the reason, its drops.
     pub(super) fn explain(&mut self, flow: FlowHash, at_ns: u64) -> Explained {
         Explained {
             queue: self.number(),
@@ -312,7 +310,7 @@ impl Queue {
         }
     }
 
-    /// Is polled by `cpu` from now on.
+    /// Sets the polling CPU.
     pub(super) fn move_to(&mut self, cpu: CpuId, shared: &EngineState) {
         shared.set_polls(self.number(), cpu);
         self.polling_cpu = cpu;
@@ -320,7 +318,7 @@ impl Queue {
         self.update_flow_limit();
     }
 
-    /// Place in the burst at which the next change takes effect.
+    /// Index in the burst at which the next change takes effect.
     fn next_change(&self, shared: &EngineState) -> Option<usize> {
         let change = self.scripted_next(shared)?;
         let frame = |packet: &Packet| packet.arrival.unwrap_near(self.next_frame);
@@ -353,7 +351,7 @@ impl Queue {
         }
     }
 
-    /// The time now, and a load that is recent enough: reading it touches every CPU's line.
+    /// Current time, and a load figure that is recent enough: reading it touches every CPU's cache line.
     fn tick(&mut self, shared: &EngineState) -> Tick {
         let now_ns = shared.clock.now_ns();
         self.now_ns = now_ns;
@@ -372,7 +370,7 @@ impl Queue {
         self.intake.counters()
     }
 
-    /// Packets that have not been delivered.
+    /// Number of packets not delivered yet.
     pub(super) fn queued(&mut self) -> u64 {
         let held = self.intake.held() + self.intake.coalescing();
         u64::from(self.intake.queued()) + held as u64
@@ -392,8 +390,8 @@ impl Queue {
         self.was_busy
     }
 
-    /// Ends the source once no CPU will hand packets to it any more: what it has to send is sent, if
-    /// that can be done in a moment, and its frames come home.
+    /// Ends the source once no CPU transmits by it any more: sends its last packets within a short time, and
+    /// collects its frames.
     pub(super) fn close(&mut self, shared: &EngineState) {
         let Some(mut source) = self.source.take() else { return };
         let late_ns = shared.clock.now_ns().saturating_add(LINGER_NS);
@@ -402,23 +400,23 @@ impl Queue {
         }
     }
 
-    /// Descriptor that is readable while the source has frames.
+    /// Descriptor that is readable while frames are pending in the source.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
     }
 
-    /// True if the source has packets to send.
+    /// True if the source has packets to transmit.
     pub(super) fn has_to_send(&mut self) -> bool {
         self.source.as_mut().is_some_and(|source| source.has_work())
     }
 
-    /// Failure of the source.
+    /// Error of the source, if it failed.
     pub(super) fn take_error(&mut self) -> Option<Error> {
         let failed = self.failed.take()?;
         Some(Error::of_source(self.name.clone(), failed))
     }
 
-    /// True if there is a change that this queue has not come to.
+    /// True if changes are pending for this queue.
     pub(super) fn must_follow(&self) -> bool {
         self.changes.has_next()
     }

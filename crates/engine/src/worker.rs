@@ -1,4 +1,4 @@
-//! One CPU at work: the queues it polls, its delivery, its handler.
+//! Worker of one CPU: the queues that it polls, its delivery, its handler.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,39 +15,39 @@ use super::shared::EngineState;
 use crate::knobs::{Change, Coalesce};
 use crate::trace::IntakeTrace;
 
-/// Queues that were handed to each CPU, by its place in the engine.
+/// Queues handed to each CPU, by the CPU's index.
 pub(super) type Mailboxes = Arc<[Mailbox<Queue>]>;
 
-/// All that belongs to one CPU. It outlives the CPU's threads.
+/// State of one CPU. Outlives the CPU's threads.
 pub(super) struct Worker<H> {
     pub(super) cpu: CpuId,
-    /// Place in the engine.
+    /// Index of the CPU in the engine.
     pub(super) index: usize,
-    /// The queues that it polls.
+    /// Queues that it polls.
     pub(super) queues: Vec<Queue>,
-    /// Has no frames of its own: a way home for those of others, for a CPU without a queue.
+    /// Pool without frames, by which a CPU without a queue returns frames to their owners.
     pub(super) returns: Pool,
     pub(super) delivery: Delivery,
     pub(super) handler: H,
-    /// The changes that the delivery follows.
+    /// Changes to be applied to the delivery.
     pub(super) changes: Follower,
     /// Coalescing on delivery.
     pub(super) coalesce: Coalesce,
-    /// Queues on their way to each CPU.
+    /// Queues being handed over to each CPU.
     pub(super) mailboxes: Mailboxes,
     /// Budgets of a turn.
     pub(super) limits: Limits,
-    /// The CPU that polls this one's queues, once this one does not run.
+    /// CPU that takes over the queues when this one does not run.
     pub(super) heir: Option<CpuId>,
     /// Budget left of the turn.
     pub(super) budget: Budget,
-    /// The time, as of the last look.
+    /// Time at the last read of the clock.
     pub(super) now_ns: u64,
     /// Queue to start with next turn; the last turn ran out of budget there.
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
     pub(super) life: ThreadState,
-    /// True if it has told the others that it has delivered all there will be.
+    /// True if this CPU has announced that its delivery is complete.
     pub(super) delivered: bool,
     pub(super) deaths: ThreadRestarts,
     pub(super) trace: Option<IntakeTrace>,
@@ -62,25 +62,25 @@ pub(super) enum ThreadState {
     Alive,
     /// The thread terminates after it dequeues its next batch (fault injection).
     Terminating,
-    /// The batch was dequeued, and nobody will handle it.
+    /// The thread terminated with a dequeued batch, which is lost.
     Terminated,
-    /// The handler has the batch: if the thread panics now, it is the handler's doing.
+    /// The handler has the batch: a panic now is the handler's.
     Handling,
 }
 
-/// The threads that a CPU has lost.
+/// Threads that a CPU has lost.
 #[derive(Debug, Default)]
 pub(super) struct ThreadRestarts {
     pub(super) count: u64,
-    /// Threads that panicked without a batch handled between.
+    /// Number of panics without a batch handled in between.
     pub(super) in_a_row: u32,
-    /// Batches handled when the last of them died.
+    /// Number of batches handled at the last panic.
     batches: u64,
     pub(super) last_panic: Option<String>,
 }
 
 impl<H: Handler> Worker<H> {
-    /// One turn, which begins at `now_ns`: each queue once, then the backlogs, then frames home.
+    /// Runs a turn, which begins at `now_ns`: polls each queue once, then delivers, then returns frames.
     pub(super) fn turn(&mut self, now_ns: u64) -> Activity {
         self.begin_turn(now_ns);
         let (activity, delivered) = if self.backlogs_first {
@@ -96,7 +96,7 @@ impl<H: Handler> Worker<H> {
         if delivered > 0 { activity.and(Activity::Worked(delivered)) } else { activity }
     }
 
-    /// Follows what has changed, and gets what may be taken this time.
+    /// Applies changes and sets the budget of this turn.
     pub(super) fn begin_turn(&mut self, now_ns: u64) {
         self.follow_changes();
         self.adopt_queues();
@@ -104,7 +104,7 @@ impl<H: Handler> Worker<H> {
         self.budget = self.limits.budget(now_ns);
     }
 
-    /// Sends frames home, and counts a turn that was too short.
+    /// Returns frames to their owners, and counts a turn that ran out of budget (`time_squeeze`).
     pub(super) fn end_turn(&mut self) {
         self.flush();
         if self.budget.is_squeezed() {
@@ -112,7 +112,7 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    /// Polls each queue once, as far as the budget goes.
+    /// Polls each queue once, within the budget.
     pub(super) fn intake_turn(&mut self) -> Activity {
         let count = self.queues.len();
         let first = std::mem::take(&mut self.first_queue);
@@ -151,7 +151,7 @@ impl<H: Handler> Worker<H> {
         granted
     }
 
-    /// Delivers as many packets as may be.
+    /// Delivers packets within the budget.
     fn delivery_turn(&mut self) -> usize {
         let granted = self.grant_delivery();
         if granted == 0 {
@@ -169,7 +169,7 @@ impl<H: Handler> Worker<H> {
         delivered
     }
 
-    /// Delivers `granted` packets, and sends frames home on the way if they are not to wait.
+    /// Delivers `granted` packets; returns frames at once if they are not to be batched.
     fn deliver(&mut self, granted: usize) -> usize {
         let pool = self.queues.first_mut().map_or(&mut self.returns, |queue| &mut queue.pool);
         let deferred = self.limits.deferred();
@@ -189,7 +189,7 @@ impl<H: Handler> Worker<H> {
         delivered
     }
 
-    /// Takes the batch that dies with the thread, if there is one.
+    /// Dequeues the batch that is lost with the thread (fault injection), if any is queued.
     pub(super) fn take_last_batch(&mut self, packets_max: usize) -> usize {
         let taken = self.delivery.take(packets_max);
         if taken > 0 {
@@ -198,7 +198,7 @@ impl<H: Handler> Worker<H> {
         taken
     }
 
-    /// Carries on after a thread that died: what it had in hand is lost, and nothing else.
+    /// Recovers after a thread died: its current batch is lost, and nothing else.
     pub(super) fn recover(&mut self, panic: Option<String>) {
         let batches = self.delivery.counters().batches.get();
         self.deaths.count += 1;
@@ -221,7 +221,7 @@ impl<H: Handler> Worker<H> {
         self.flush();
     }
 
-    /// Works as the latest changes say. Nothing is in hand.
+    /// Applies the latest changes. To be called between batches.
     fn follow_changes(&mut self) {
         for entry in self.changes.by_ref() {
             let LogEntry::Change(made) = entry else { continue };
@@ -241,7 +241,7 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    /// Takes over queues that were handed to this CPU, and hands on those that others must poll.
+    /// Takes over queues handed to this CPU, and hands on those that another must poll.
     fn adopt_queues(&mut self) {
         if self.mailboxes[self.index].has_mail() {
             for mut queue in self.mailboxes[self.index].take() {
@@ -261,13 +261,13 @@ impl<H: Handler> Worker<H> {
         self.shared.bell(heir).ring();
     }
 
-    /// Sends every frame that waits home.
+    /// Returns all batched frames to their owners.
     pub(super) fn flush(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.pool.flush());
         self.returns.flush();
     }
 
-    /// True if there is a reason not to sleep, other than what a source may have.
+    /// True if there is work other than frames of a source, so that the CPU must not sleep.
     pub(super) fn has_pending_work(&mut self) -> bool {
         let may_deliver = !self.shared.is_paused(self.index) && self.delivery.has_work();
         let must_stop = self.shared.is_stopping() && !self.queues.iter().all(Queue::has_ended);
@@ -279,14 +279,14 @@ impl<H: Handler> Worker<H> {
             || self.shared.is_aborted()
     }
 
-    /// True if something has changed that this CPU or a queue of its has not come to.
+    /// True if changes are pending for this CPU or its queues.
     pub(super) fn must_follow(&self) -> bool {
         self.changes.has_next()
             || self.queues.iter().any(Queue::must_follow)
             || self.mailboxes[self.index].has_mail()
     }
 
-    /// True if nothing will ever come again, neither to this CPU nor, to be sent, from the others.
+    /// True once no packet can reach this CPU and no other CPU has any left to transmit here.
     pub(super) fn has_ended(&mut self) -> bool {
         // The order matters: what the last queue published is seen once it is seen to have ended.
         if !self.delivered && !self.shared.has_live_queues() && !self.delivery.has_work() {
@@ -296,20 +296,20 @@ impl<H: Handler> Worker<H> {
         self.delivered && self.shared.all_delivered()
     }
 
-    /// Descriptors that are readable while there are frames for this CPU to take in.
+    /// Descriptors that are readable while frames are pending for this CPU.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.queues.iter().filter_map(Queue::descriptor).collect()
     }
 }
 
-/// CPU that polls the queues of `cpu` while only `running` run: the first of those, unless it is one.
+/// CPU that polls the queues of `cpu` if only `running` run: itself if it runs, else the first of them.
 fn takeover_cpu(cpu: CpuId, running: &CpuList, shared: &EngineState) -> Option<CpuId> {
     let (running, _) = running.split_by(shared.cpus());
     if running.contains(cpu) { None } else { running.cpus().first().copied() }
 }
 
 impl Activity {
-    /// Progress of two parts of a turn together.
+    /// Combined progress of two parts of a turn.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Worked(some), Self::Worked(more)) => Self::Worked(some + more),

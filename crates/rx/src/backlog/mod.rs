@@ -1,8 +1,7 @@
-//! Backlog: the rings between the CPU that polls a queue and the CPUs that its packets go to.
+//! Backlog: the rings from the polling CPU of a queue to the delivering CPUs.
 //!
-//! One ring for each (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The
-//! ring's counters are what the drain rule of steering reads, so this is also where a CPU's
-//! progress is observed.
+//! One ring per (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The drain rule of
+//! steering reads the rings' counters to observe the progress of a CPU.
 
 mod flow_limit;
 
@@ -16,48 +15,47 @@ use crate::hash::FlowHash;
 use crate::packet::{Arrival, Packet};
 use crate::steer_reason::SteerReason;
 
-/// The kernel's default of `netdev_max_backlog`.
+/// Default `netdev_max_backlog`, as in the kernel.
 pub const NETDEV_MAX_BACKLOG: u32 = 1000;
 
-/// The most packets that a backlog ring can be made for.
+/// Maximum capacity of a backlog ring, in packets.
 pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
 
-/// Turns for which the CPUs' progress is looked at after somebody asked.
+/// Number of turns for which the CPUs' heads are refreshed after a request.
 const WATCH_TURNS: u32 = 64;
 
-/// Decision about a packet, for traces: it travels beside the packet, in a ring of its
-/// own, and only when somebody asked for it.
+/// Record of a steering decision, for traces. Travels beside the packet in a ring of its own, if notes are
+/// enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Note {
-    /// The packet's place in the order of arrival.
+    /// Number of the packet in the order of arrival.
     pub arrival: Arrival,
-    /// The intake's time when it put the packet on the backlog.
+    /// Time at which the packet was queued, in ns.
     pub enqueued_ns: u64,
-    /// Configuration that the decision was made under.
+    /// Epoch of the configuration that decided.
     pub epoch: u32,
     /// Reason for this CPU.
     pub steer_reason: SteerReason,
-    /// The backlog's tail counter after this packet.
+    /// Tail counter of the backlog after this packet.
     pub position: Position,
-    /// If this packet moved its flow to another CPU: the head counter of the old backlog that
-    /// allowed it.
+    /// If the packet moved its flow: the head counter of the old backlog that allowed the move.
     pub head_old: Option<Position>,
-    /// The flow of the last packet in its slot before this one, which `head_old` had to pass:
-    /// flows share slots. [`FlowHash::NONE`] if there was none.
+    /// Flow of the previous packet in the slot, which `head_old` had to pass; another flow if they share
+    /// the slot, [`FlowHash::NONE`] if there was none.
     pub behind: FlowHash,
 }
 
-/// The consuming end of one backlog ring: what a [`Delivery`](crate::Delivery) owns.
+/// Consuming end of one backlog ring, owned by a [`Delivery`](crate::Delivery).
 #[derive(Debug)]
 pub struct BacklogRing {
-    /// Source of its packets.
+    /// Rx queue of its packets.
     pub(crate) rx_queue: RxQueue,
     pub(crate) packets: Consumer<Packet>,
     pub(crate) notes: Option<Consumer<Note>>,
 }
 
 impl BacklogRing {
-    /// Says that what was taken has been processed: the head moves on.
+    /// Declares the packets taken so far processed: advances the head.
     pub(crate) fn release(&mut self) {
         // Notes first: who sees room for a packet finds room for its note.
         if let Some(notes) = &mut self.notes {
@@ -67,23 +65,23 @@ impl BacklogRing {
     }
 }
 
-/// Slots of a ring that takes one packet more than `netdev_max_backlog`.
+/// Capacity of a ring for one packet more than `netdev_max_backlog`.
 #[must_use]
 pub fn capacity_for(netdev_max_backlog: u32) -> u32 {
     netdev_max_backlog.saturating_add(1).min(BACKLOG_CAPACITY_MAX).next_power_of_two()
 }
 
-/// The producing ends of one rx queue's backlog rings: what an [`Intake`](crate::Intake) owns.
+/// Producing ends of one rx queue's backlog rings, owned by an [`Intake`](crate::Intake).
 #[derive(Debug)]
 pub struct Backlogs {
     rx_queue: RxQueue,
     /// By [`CpuId::index`].
     targets: Vec<Option<BacklogTarget>>,
-    /// Targets with packets that are not yet published, in the order they were first pushed to.
+    /// Targets with packets not yet published, in the order of the first.
     touched: Vec<CpuId>,
     netdev_max_backlog: u32,
     flow_limit: Option<FlowLimit>,
-    /// For how many turns the CPUs' progress is still looked at.
+    /// Number of turns for which heads are still refreshed.
     watch_turns: u32,
 }
 
@@ -91,27 +89,26 @@ pub struct Backlogs {
 struct BacklogTarget {
     packets: Producer<Packet>,
     notes: Option<Producer<Note>>,
-    /// Head of the CPU when the turn began, before its time was read.
+    /// Head at the begin of the turn, read before the clock.
     head_before: Position,
-    /// Head at a later look during the turn.
+    /// Head read later during the turn.
     head_during: Option<Position>,
     touched: bool,
 }
 
-/// Distance of a CPU from having processed a flow's last packet.
+/// Progress of a CPU towards a flow's last packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// Processed before this turn began: the head counter that shows it.
+    /// Processed before this turn began; the head counter that proves it.
     Drained(Position),
-    /// Perhaps in hand right now: so many packets up to this one.
+    /// Possibly in the current batch; the number of packets up to this one.
     Near(u32),
-    /// More in front of it than the CPU takes in hand at once: so many.
+    /// More than a batch in front of it; the number of packets.
     Far(u32),
 }
 
 impl Backlogs {
-    /// The backlogs of `rx_queue`: no targets yet; `cpus` is one more than the highest CPU there
-    /// will be.
+    /// Creates the backlogs of `rx_queue`, without targets; `cpus` is the highest CPU id plus one.
     #[must_use]
     pub fn new(rx_queue: RxQueue, cpus: usize, netdev_max_backlog: u32) -> Self {
         Self {
@@ -124,8 +121,8 @@ impl Backlogs {
         }
     }
 
-    /// Adds the ring to `cpu`, of `capacity` packets (a power of two), its counters beginning at
-    /// `start`, and returns its other end. With `noted`, every packet has its [`Note`].
+    /// Adds the ring to `cpu` with a capacity of `capacity` packets (a power of two) and counters from
+    /// `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
     ///
     /// # Panics
     /// When `cpu` is beyond what [`new`](Self::new) was told, or `capacity` no power of two.
@@ -149,13 +146,13 @@ impl Backlogs {
         BacklogRing { rx_queue: self.rx_queue, packets: lane, notes: lane_notes }
     }
 
-    /// The CPUs that packets can go to.
+    /// CPUs that packets can go to.
     pub fn cpus(&self) -> impl Iterator<Item = CpuId> {
         self.tails().map(|(cpu, _)| cpu)
     }
 
-    /// The most packets that a ring takes now: the kernel's queue holds one more than its limit,
-    /// ours [`BACKLOG_CAPACITY_MAX`] at most. Rings that are too small grow.
+    /// Sets `netdev_max_backlog`. As in the kernel, a backlog holds one packet more, at most
+    /// [`BACKLOG_CAPACITY_MAX`]. Rings that are too small grow.
     pub fn set_netdev_max_backlog(&mut self, packets: u32) {
         self.netdev_max_backlog = packets;
         for target in self.targets.iter_mut().flatten() {
@@ -172,8 +169,8 @@ impl Backlogs {
         self.flow_limit = flow_limit;
     }
 
-    /// Looks how far the CPUs have come, while anybody asks. The engine calls this before it reads
-    /// the clock for the turn, so whatever is seen here happened before `now`.
+    /// Refreshes the cached heads of all CPUs, while requested. Called before the clock is read for the turn,
+    /// so the heads are older than `now`.
     pub fn observe(&mut self) {
         let watched = self.watch_turns > 0;
         self.watch_turns = self.watch_turns.saturating_sub(1);
@@ -186,14 +183,13 @@ impl Backlogs {
         }
     }
 
-    /// Has the CPUs' progress looked at for some turns: flows are about to move. A look takes a
-    /// cache line from a CPU that is about to write it, so none is taken without need.
+    /// Requests refreshed heads for some turns, as flows are about to move. A refresh takes a cache line from
+    /// a CPU that is about to write it, so it is not done without need.
     pub fn watch(&mut self) {
         self.watch_turns = WATCH_TURNS;
     }
 
-    /// Distance of `cpu` from having processed the packet at `tail`, if it takes at most
-    /// `batch_max` packets in hand at once.
+    /// Progress of `cpu` towards the packet at `tail`, with batches of at most `batch_max` packets.
     pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
         self.watch();
         let Some(target) = self.target(cpu) else { return Depth::Near(0) };
@@ -208,14 +204,14 @@ impl Backlogs {
         }
     }
 
-    /// Packets that `cpu` had to process when the turn began, up to the one at `tail`.
+    /// Number of packets unprocessed by `cpu` at the begin of the turn, up to the one at `tail`.
     #[must_use]
     pub fn pending(&self, cpu: CpuId, tail: Position) -> u32 {
         let target = self.targets.get(cpu.index()).and_then(Option::as_ref);
         target.map_or(0, |target| tail.pending(target.head_before, target.packets.tail()))
     }
 
-    /// Packets that `cpu` has to process now, up to the one at `tail`.
+    /// Number of packets unprocessed by `cpu` now, up to the one at `tail`.
     pub fn pending_now(&mut self, cpu: CpuId, tail: Position) -> u32 {
         let pending = |target: &mut BacklogTarget| {
             tail.pending(target.packets.observe_head(), target.packets.tail())
@@ -223,7 +219,7 @@ impl Backlogs {
         self.target(cpu).map_or(0, pending)
     }
 
-    /// The tail counters of all CPUs.
+    /// Tail counters of all CPUs.
     pub fn tails(&self) -> impl Iterator<Item = (CpuId, Position)> {
         let tail = |target: &BacklogTarget| target.packets.tail();
         (0..)
@@ -231,19 +227,19 @@ impl Backlogs {
             .filter_map(move |(cpu, target)| Some((CpuId(cpu), tail(target.as_ref()?))))
     }
 
-    /// True if `cpu` takes another packet.
+    /// True if the backlog of `cpu` has room for a packet.
     pub fn has_room(&mut self, cpu: CpuId) -> bool {
         self.has_room_for(cpu, 1)
     }
 
-    /// Packets that an empty backlog takes: like the kernel, one more than `netdev_max_backlog`.
+    /// Room of an empty backlog: as in the kernel, `netdev_max_backlog` plus one.
     #[must_use]
     pub fn limit(&self) -> u32 {
         let capacities = self.targets.iter().flatten().map(|target| target.packets.capacity());
         capacities.fold(self.netdev_max_backlog.saturating_add(1), u32::min)
     }
 
-    /// True if every CPU takes `count` more packets.
+    /// True if every backlog has room for `count` packets.
     pub fn all_have_room_for(&mut self, count: u32) -> bool {
         let cpus = 0..self.targets.len();
         cpus.filter_map(|cpu| u16::try_from(cpu).ok()).all(|cpu| {
@@ -251,12 +247,11 @@ impl Backlogs {
         })
     }
 
-    /// Puts a packet on the backlog of `cpu`, not yet visible there. If notes are taken, `note` is
-    /// asked for the packet's.
+    /// Queues a packet to `cpu`, not yet visible there. Calls `note` for the packet's note, if enabled.
     ///
     /// # Errors
-    /// Gives the packet back with the reason if the backlog or the flow limit refuses it; the
-    /// ring's tail counter has not moved then.
+    /// Returns the packet with the reason if the backlog or the flow limit refuses it; the tail counter is
+    /// unchanged then.
     pub fn enqueue(
         &mut self,
         cpu: CpuId,
@@ -290,7 +285,7 @@ impl Backlogs {
         Ok(position)
     }
 
-    /// Shows the CPUs their new packets and names each of them, for one wake-up per burst.
+    /// Publishes the new packets. Reports each CPU once, for one wake-up per burst.
     pub fn publish(&mut self) -> impl Iterator<Item = CpuId> {
         for cpu in &self.touched {
             if let Some(target) = self.targets[cpu.index()].as_mut() {
@@ -303,12 +298,12 @@ impl Backlogs {
         self.touched.drain(..)
     }
 
-    /// Packets on the rings or in the CPUs' hands.
+    /// Number of packets queued or being delivered.
     pub fn queued(&mut self) -> u32 {
         self.targets.iter_mut().flatten().map(|target| target.packets.refreshed_queued()).sum()
     }
 
-    /// The same by the CPU that they are for, as this end last saw it: at least as many as there are.
+    /// Number of those packets per CPU, by the cached heads: an upper bound.
     pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
         let queued = |target: &BacklogTarget| target.packets.queued();
         let targets = (0..).map(CpuId).zip(&self.targets);

@@ -1,7 +1,6 @@
-//! Wishes: which CPU a packet should go to, wherever its flow is now.
+//! Desired CPU of a flow: that of its application by the socket-flow table, else the RPS map's.
 //!
-//! The application's CPU, as the socket-flow table has it; else the RPS map's. The map is the
-//! operator's word: an application outside it is not followed, unless there is no map.
+//! An application on a CPU outside the map is not followed, unless there is no map.
 
 use std::sync::Arc;
 
@@ -18,13 +17,13 @@ use crate::steer_reason::SteerReason;
 #[derive(Debug)]
 pub(super) struct DesiredCpus {
     pub(super) polling_cpu: CpuId,
-    /// `rps_cpus` as it was asked for.
+    /// `rps_cpus` as requested.
     asked: RpsMap,
-    /// The CPUs that run.
+    /// Running CPUs.
     running: RpsMap,
-    /// The CPUs that are asked for and run (RPS-9).
+    /// Requested CPUs that run (RPS-9).
     map: RpsMap,
-    /// CPUs that an application is followed to, by index.
+    /// CPUs to which applications are followed, by index.
     followed: Box<[bool]>,
     sock_flows: Option<Arc<SockFlowTable>>,
     /// True if the queue has a flow table in the kernel's sense: without one there is no RFS.
@@ -33,7 +32,7 @@ pub(super) struct DesiredCpus {
 }
 
 impl DesiredCpus {
-    /// Wishes for the polling CPU only, of `cpus` that there may be.
+    /// Creates a source of desired CPUs with an empty map; `cpus` is the highest CPU id plus one.
     pub(super) fn new(polling_cpu: CpuId, spread: SpreadPolicy) -> Self {
         Self {
             polling_cpu,
@@ -47,7 +46,7 @@ impl DesiredCpus {
         }
     }
 
-    /// The CPU that a packet should go to.
+    /// Desired CPU of a packet, and the reason.
     #[inline]
     pub(super) fn of(
         &self,
@@ -83,7 +82,7 @@ impl DesiredCpus {
         }
     }
 
-    /// True if packets may go to `cpu` by anybody's wish.
+    /// True if `cpu` can be a desired CPU.
     pub(super) fn allows(&self, cpu: CpuId) -> bool {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
     }
@@ -116,14 +115,14 @@ impl DesiredCpus {
         self.spread.update(tick, full_burst)
     }
 
-    /// The CPU that the flow's application runs on, if it is followed there.
+    /// CPU of the flow's application, if it is followed there.
     #[inline]
     fn application(&self, hash: FlowHash) -> Option<CpuId> {
         let cpu = self.sock_flows.as_ref()?.desired(hash)?;
         (self.has_rfs && self.allows(cpu)).then_some(cpu)
     }
 
-    /// True if the map wants `cpu` for some flow of the slot: its CPUs ascend with the hash.
+    /// True if the map has `cpu` for some flow of the slot: its CPUs ascend with the hash.
     fn straddles(&self, table: &FlowTable, slot: SlotId, cpu: CpuId) -> bool {
         let [first, last] = table.range(slot).map(|hash| self.map.select(hash));
         self.map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last
