@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -50,10 +52,30 @@ fn kept(report: RunReport) -> RunReport {
     report
 }
 
-/// A device that fails after some frames.
+/// A device that fails after some frames, once another has given some too.
 struct Failing {
     source: Box<dyn Source>,
     polls: u32,
+    other_gave: Arc<AtomicBool>,
+}
+
+/// A device that says that it has given frames.
+struct Announced {
+    source: Box<dyn Source>,
+    gave: Arc<AtomicBool>,
+}
+
+impl Source for Announced {
+    fn poll(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        let polled = self.source.poll(ask, pool, burst)?;
+        self.gave.fetch_or(!burst.packets.is_empty(), Ordering::Relaxed);
+        Ok(polled)
+    }
 }
 
 impl Source for Failing {
@@ -65,7 +87,7 @@ impl Source for Failing {
     ) -> Result<Polled, SourceError> {
         self.polls += 1;
         let polled = self.source.poll(ask, pool, burst)?;
-        if self.polls < 50 {
+        if self.polls < 50 || !self.other_gave.load(Ordering::Relaxed) {
             return Ok(polled);
         }
         Err(Box::new(forebay_sys::Error::DeviceGone { name: "f0".to_owned() }))
@@ -107,8 +129,11 @@ fn promise_1_order_check_is_per_queue() {
 
 #[test]
 fn failing_device_ends_run_after_delivery() {
-    let failing = Failing { source: endless(), polls: 0 };
-    let devices = vec![device("f0", vec![Box::new(failing)]), device("e0", vec![endless()])];
+    let gave = Arc::new(AtomicBool::new(false));
+    let other_gave = Arc::clone(&gave);
+    let failing = Failing { source: endless(), polls: 0, other_gave };
+    let other = Announced { source: endless(), gave };
+    let devices = vec![device("f0", vec![Box::new(failing)]), device("e0", vec![Box::new(other)])];
     let report = report(plan(), devices);
     assert_eq!(report.stopped_by, StoppedBy::Failure);
     assert_eq!(report.error.as_deref(), Some("the interface f0 is gone"));
