@@ -187,6 +187,9 @@ fn reason(steer_reason: SteerReason) -> &'static str {
     match steer_reason {
         SteerReason::Rfs => "its application runs there (rfs)",
         SteerReason::Rps => "the RPS map says so (rps)",
+        SteerReason::Balance => {
+            "its range of hash values was assigned to that CPU by load (balance)"
+        }
         SteerReason::Inline => "that CPU polls the queue, and nothing sends it elsewhere (inline)",
         SteerReason::Stay => "its predecessors are there (stay)",
         SteerReason::Drained => "the old CPU has processed all before it (drained)",

@@ -22,6 +22,11 @@ impl Counter {
         self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
     }
 
+    /// Replaces the value. Only the writer calls this.
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// Raises the value to at least `value`. Only the writer calls this.
     pub(crate) fn raise_to(&self, value: u64) {
         if value > self.get() {
@@ -61,6 +66,12 @@ pub struct IntakeCounters {
     pub unheld: Counter,
     /// The longest that a held move took, in nanoseconds.
     pub held_max_ns: Counter,
+    /// Groups of hash values assigned to another CPU because of the load.
+    pub balanced: Counter,
+    /// Load of the busiest CPU in percent of the mean: expected after the last balancing round.
+    pub imbalance_percent: Counter,
+    /// The largest before a round that moved anything.
+    pub imbalance_max_percent: Counter,
     /// Coalescing on arrival.
     pub coalesce: Arc<CoalesceCounters>,
     /// By [`CpuId::index`](crate::CpuId::index) of the target.
@@ -97,6 +108,9 @@ impl IntakeCounters {
             holds: zero(),
             unheld: zero(),
             held_max_ns: zero(),
+            balanced: zero(),
+            imbalance_percent: zero(),
+            imbalance_max_percent: zero(),
             coalesce: Arc::default(),
             per_cpu: (0..cpus).map(|_| TargetCounters::default()).collect(),
         }
@@ -145,6 +159,8 @@ impl Default for CoalesceCounters {
 /// Counters of one delivery. Written by its CPU.
 #[derive(Debug, Default)]
 pub struct DeliveryCounters {
+    /// Packets taken from backlogs.
+    pub taken: Counter,
     /// Frames that the handler has handled, in whatever packets.
     pub frames: Counter,
     /// Bytes of the packets, a merged one's headers counted once.

@@ -119,6 +119,7 @@ impl Delivery {
             if waiting > 0 {
                 self.counters.backlog_max.raise_to(waiting.into());
                 let taken = lane.packets.take(max.min(self.batch_max), &mut self.packets);
+                self.counters.taken.add(taken as u64);
                 if let Some(notes) = &mut lane.notes {
                     take_notes(notes, taken, &mut self.notes);
                 }

@@ -17,8 +17,8 @@ use crate::hash::{FlowHash, Hasher};
 use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
 use crate::steer::{
-    Drops, FlowPlace, FlowState, FlowTables, HoldId, Release, RpsMap, SteerConfig, Steering,
-    Target, Tick, Verdict,
+    CpuLoad, Drops, FlowPlace, FlowState, FlowTables, HoldId, Release, RpsMap, SteerConfig,
+    Steering, Target, Tick, Verdict,
 };
 
 /// Budget of a CPU per turn: frames from a queue, or packets from its backlogs (`dev_weight`).
@@ -185,6 +185,24 @@ impl Intake {
         self.backlogs.publish()
     }
 
+    /// True if a call of [`balance`](Self::balance) is due.
+    #[must_use]
+    pub fn is_balance_due(&self, now_ns: u64) -> bool {
+        self.steering.is_balance_due(now_ns)
+    }
+
+    /// Assigns hash ranges to CPUs anew, if the balance is on and their loads, by [`CpuId::index`], ask for
+    /// it.
+    pub fn balance(&mut self, now_ns: u64, loads: &[CpuLoad]) {
+        let Some(round) = self.steering.balance(now_ns, loads, &mut self.backlogs) else { return };
+        self.counters.imbalance_percent.set(round.after_percent.into());
+        if round.moves > 0 {
+            self.counters.balanced.add(round.moves.into());
+            self.counters.imbalance_max_percent.raise_to(round.before_percent.into());
+            self.backlogs.watch();
+        }
+    }
+
     /// Takes the frames dropped since the last call.
     pub fn drain_dropped(&mut self) -> impl Iterator<Item = Dropped> {
         self.dropped.drain(..)
@@ -337,6 +355,7 @@ impl Intake {
     }
 
     fn steer(&mut self, packets: &mut Vec<Packet>) {
+        self.steering.weigh(packets);
         for packet in packets.drain(..) {
             if let Some(hold) = self.steering.hold_of(packet.hash) {
                 match self.release(hold) {

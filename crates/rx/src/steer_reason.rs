@@ -9,6 +9,8 @@ reasons! {
         Rfs = "rfs",
         /// The RPS map says so.
         Rps = "rps",
+        /// The RPS map says another one, and the load this one: its hash range was assigned to it.
+        Balance = "balance",
         /// Not steered: the packet has no hash, RPS is off, or spreading does not pay now. It stays on
         /// the CPU that polls the queue.
         Inline = "inline",

@@ -219,6 +219,14 @@ impl Backlogs {
         self.target(cpu).map_or(0, pending)
     }
 
+    /// Head counters of all CPUs, as they are now.
+    pub fn heads(&mut self) -> impl Iterator<Item = (CpuId, Position)> {
+        let head = |target: &mut BacklogTarget| target.packets.observe_head();
+        (0..)
+            .zip(&mut self.targets)
+            .filter_map(move |(cpu, target)| Some((CpuId(cpu), head(target.as_mut()?))))
+    }
+
     /// Tail counters of all CPUs.
     pub fn tails(&self) -> impl Iterator<Item = (CpuId, Position)> {
         let tail = |target: &BacklogTarget| target.packets.tail();

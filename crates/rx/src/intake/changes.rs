@@ -8,7 +8,7 @@ use crate::backlog::FlowLimit;
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::cpu::CpuId;
 use crate::hash::Hasher;
-use crate::steer::{FlowTables, RpsMap, SockFlowTable};
+use crate::steer::{BalanceConfig, FlowTables, RpsMap, SockFlowTable};
 
 impl Intake {
     /// Replaces the RPS map; the next packet is steered by the new one, as epoch `epoch`. CPUs
@@ -84,6 +84,13 @@ impl Intake {
             self.steering.retire(unused);
         }
         self.hasher = hasher;
+        self.backlogs.watch();
+        self.epoch = epoch;
+    }
+
+    /// Changes how hash ranges are assigned to CPUs.
+    pub fn set_balance(&mut self, config: BalanceConfig, epoch: u32) {
+        self.steering.set_balance(config);
         self.backlogs.watch();
         self.epoch = epoch;
     }

@@ -1,9 +1,14 @@
 //! Desired CPU of a flow: that of its application by the socket-flow table, else the RPS map's.
 //!
+//! The CPU that a flow's hash range is assigned to by load, if any, comes before the map's.
+//!
 //! An application on a CPU outside the map is not followed, unless there is no map.
 
 use std::sync::Arc;
 
+use forebay_buf::Position;
+
+use super::balance::{Balance, BalanceConfig, BalanceRound, CpuLoad};
 use super::flow_table::{CurrentCpu, FlowTable};
 use super::ids::SlotId;
 use super::rps::RpsMap;
@@ -11,6 +16,7 @@ use super::sock_flow::SockFlowTable;
 use super::spread::{Spread, SpreadPolicy, Tick};
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
+use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
 /// Origin of the desired CPUs of one queue's flows: the socket-flow table and the RPS map.
@@ -29,6 +35,7 @@ pub(super) struct DesiredCpus {
     /// True if the queue has a flow table in the kernel's sense: without one there is no RFS.
     has_rfs: bool,
     spread: Spread,
+    balance: Balance,
 }
 
 impl DesiredCpus {
@@ -43,6 +50,7 @@ impl DesiredCpus {
             sock_flows: None,
             has_rfs: true,
             spread: Spread::new(spread),
+            balance: Balance::default(),
         }
     }
 
@@ -63,6 +71,9 @@ impl DesiredCpus {
         }
         if !self.spread.is_spreading() && self.map.contains(self.polling_cpu) {
             return inline;
+        }
+        if let Some(cpu) = self.balance.cpu_of(hash) {
+            return (cpu, SteerReason::Balance);
         }
         let Some(cpu) = self.map.select(hash) else { return inline };
         match table.get(slot).current_cpu() {
@@ -115,6 +126,52 @@ impl DesiredCpus {
         self.spread.update(tick, full_burst)
     }
 
+    /// Replaces the configuration of the balance.
+    pub(super) fn set_balance(&mut self, config: BalanceConfig, table: &FlowTable) {
+        self.balance.set_config(config, table.shift(), &self.map);
+    }
+
+    /// Adapts to a flow table of another size.
+    pub(super) fn set_table(&mut self, table: &FlowTable) {
+        self.balance.set_table(table.shift(), &self.map);
+    }
+
+    /// Forgets hash ranges: flows hash differently from now on.
+    pub(super) fn rehash(&mut self, table: &FlowTable) {
+        self.balance.reset(table.shift(), &self.map);
+    }
+
+    /// Weighs packets, of those whose CPU can be balanced.
+    pub(super) fn weigh(&mut self, packets: &[Packet]) {
+        if !self.balance.is_on() {
+            return;
+        }
+        for hash in packets.iter().map(|packet| packet.hash) {
+            if hash.is_some() && self.application(hash).is_none() {
+                self.balance.weigh(hash);
+            }
+        }
+    }
+
+    /// True if a balancing round is due.
+    pub(super) fn is_balance_due(&self, now_ns: u64) -> bool {
+        self.balance.is_due(now_ns)
+    }
+
+    /// Balances the loads of all CPUs, by [`CpuId::index`].
+    pub(super) fn balance(
+        &mut self,
+        now_ns: u64,
+        loads: &[CpuLoad],
+        heads: impl Iterator<Item = (CpuId, Position)>,
+    ) -> Option<BalanceRound> {
+        if !self.spread.is_spreading() {
+            self.balance.pause();
+            return None;
+        }
+        self.balance.round(now_ns, loads, heads, &self.map)
+    }
+
     /// CPU of the flow's application, if it is followed there.
     #[inline]
     fn application(&self, hash: FlowHash) -> Option<CpuId> {
@@ -135,5 +192,6 @@ impl DesiredCpus {
         let cpus = followed.cpus().last().map_or(0, |cpu| cpu.index() + 1);
         let cpus = (0..cpus).filter_map(|cpu| u16::try_from(cpu).ok()).map(CpuId);
         self.followed = cpus.map(|cpu| followed.contains(cpu)).collect();
+        self.balance.set_map(&self.map);
     }
 }

@@ -211,6 +211,11 @@ impl FlowTable {
         SlotId(hash >> self.shift)
     }
 
+    /// Shift from a hash to its slot.
+    pub(super) fn shift(&self) -> u32 {
+        self.shift
+    }
+
     /// First and last hash value of a slot.
     pub(super) fn range(&self, slot: SlotId) -> [FlowHash; 2] {
         debug_assert!(slot.index() < self.len(), "packets without a hash have no range");

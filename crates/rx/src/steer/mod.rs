@@ -1,6 +1,7 @@
 //! Steer: which CPU a packet goes to, and why, so that no flow is ever reordered.
 //!
-//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the RPS map's. It has a
+//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the one that its hash
+//! range is assigned to by load, else the RPS map's. It has a
 //! *current* CPU: its slot of the flow table names it, with the position of the last packet in that CPU's
 //! backlog. If both agree, the packet follows. If not, whatever changed the wish (the application, a mask, a
 //! CPU that stops, the load, a collision), one rule decides (RFS-6):
@@ -23,6 +24,7 @@ mod ids;
 mod sock_flow; //   where applications run
 mod rps; //         where the map sends flows
 mod spread; //      whether that pays
+mod balance; //     or where its load says
 mod desired_cpu; // of all these, where a packet should go
 mod flow_table; //  where flows are
 mod tables; //      and were, in tables that were replaced
@@ -34,6 +36,9 @@ mod state; //       for whoever asks why
 
 use std::sync::Arc;
 
+pub use balance::{
+    BALANCE_LOAD_MIN_NS, BalanceConfig, BalancePolicy, BalanceRound, CpuLoad, REST_NS,
+};
 use desired_cpu::DesiredCpus;
 use fence::Fences;
 use flow_table::CurrentCpu;
@@ -505,6 +510,7 @@ impl Steering {
     /// Replaces the flow table. The old one is consulted until all packets that it knows of are processed.
     pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
         self.desired_cpus.set_rfs(tables.has_rfs);
+        self.desired_cpus.set_table(&tables.slots);
         self.tables.replace(tables, self.fences.to_raise());
         self.raise_fence(now_ns, backlogs);
     }
@@ -512,6 +518,7 @@ impl Steering {
     /// Announces a new hash key: recorded slots are void.
     pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
         self.desired_cpus.set_rfs(tables.has_rfs);
+        self.desired_cpus.rehash(&tables.slots);
         self.tables.replace_by_fence(tables, self.fences.to_raise());
         self.journal.forget_moves();
         self.raise_fence(now_ns, backlogs);
@@ -536,6 +543,32 @@ impl Steering {
     /// Evaluates the load, once a turn. Returns true if flows shall move because of it.
     pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
         self.desired_cpus.update_spread(tick, full_burst)
+    }
+
+    /// Replaces the configuration of the balance.
+    pub fn set_balance(&mut self, config: BalanceConfig) {
+        self.desired_cpus.set_balance(config, &self.tables.now.slots);
+    }
+
+    /// Weighs packets for the balance, if it is on.
+    pub fn weigh(&mut self, packets: &[Packet]) {
+        self.desired_cpus.weigh(packets);
+    }
+
+    /// True if a balancing round is due.
+    #[must_use]
+    pub fn is_balance_due(&self, now_ns: u64) -> bool {
+        self.desired_cpus.is_balance_due(now_ns)
+    }
+
+    /// Balances the loads of all CPUs, by [`CpuId::index`]; `None` if there is nothing to compare with.
+    pub fn balance(
+        &mut self,
+        now_ns: u64,
+        loads: &[CpuLoad],
+        backlogs: &mut Backlogs,
+    ) -> Option<BalanceRound> {
+        self.desired_cpus.balance(now_ns, loads, backlogs.heads())
     }
 
     fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {

@@ -108,14 +108,17 @@ fn settings() -> impl Strategy<Value = Settings> {
     let start = prop_oneof![any::<u32>(), (0u32..60).prop_map(|ahead| u32::MAX - ahead)];
     let time_ns = prop_oneof![Just(0), 1u64..100, Just(u64::MAX)];
     let move_after = (0u32..12, time_ns);
-    (start, 1u32..4, move_after, 0u32..40, any::<bool>(), 1u32..8, 1u32..40).prop_map(
-        |(start, log, (packets, time_ns), hold_max, always, batch_max, netdev_max_backlog)| {
+    let policies = (any::<bool>(), any::<bool>());
+    (start, 1u32..4, move_after, 0u32..40, policies, 1u32..8, 1u32..40).prop_map(
+        |(start, log, (packets, time_ns), hold_max, policies, batch_max, netdev_max_backlog)| {
+            let (always, balances) = policies;
             Settings {
                 rps_cpus: 0b1111,
                 rps_flow_cnt: 1 << log,
                 move_after: MoveAfter { packets, time_ns },
                 hold_max,
                 spread: if always { SpreadPolicy::Always } else { SpreadPolicy::WhenBusy },
+                balances,
                 batch_max,
                 netdev_max_backlog,
                 start,
@@ -258,7 +261,7 @@ fn check_target(world: &World, seen: &Seen) {
     let epoch = &world.epochs[seen.note.epoch as usize];
     let may_be = match seen.note.steer_reason {
         SteerReason::Rfs => epoch.is_followed(seen.cpu),
-        SteerReason::Rps => epoch.is_mapped(seen.cpu),
+        SteerReason::Rps | SteerReason::Balance => epoch.is_mapped(seen.cpu),
         SteerReason::Inline => seen.cpu == epoch.polling,
         SteerReason::Drained | SteerReason::Held => {
             epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling

@@ -10,7 +10,10 @@ use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify};
-use forebay_rx::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::steer::{
+    BalanceConfig, BalancePolicy, CpuLoad, MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig,
+    Tick,
+};
 use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue, SteerReason};
 
 use crate::steering::changes::Epoch;
@@ -21,6 +24,13 @@ pub(crate) const CPUS: u16 = 8;
 pub(crate) const POLLING: CpuId = CpuId(0);
 /// The hasher's key.
 pub(crate) const KEY: [u8; 16] = [7; 16];
+/// A balance that acts at once.
+const BALANCE: BalanceConfig = BalanceConfig {
+    policy: BalancePolicy::Load,
+    target_percent: 101,
+    moves_per_second: 1_000_000_000,
+    window_us: 0,
+};
 const RING_CAPACITY: u32 = 256;
 const POOL_FRAMES: u32 = 2048;
 
@@ -43,6 +53,8 @@ pub(crate) struct Settings {
     pub(crate) move_after: MoveAfter,
     pub(crate) hold_max: u32,
     pub(crate) spread: SpreadPolicy,
+    /// True if hash ranges are assigned by load in every turn; CPU 0 is ever the busiest.
+    pub(crate) balances: bool,
     pub(crate) batch_max: u32,
     pub(crate) netdev_max_backlog: u32,
     /// Beginning of positions and arrivals.
@@ -57,6 +69,7 @@ impl Default for Settings {
             move_after: MoveAfter { packets: 4, time_ns: u64::MAX },
             hold_max: 64,
             spread: SpreadPolicy::Always,
+            balances: false,
             batch_max: 4,
             netdev_max_backlog: 100,
             start: u32::MAX - 5,
@@ -116,6 +129,9 @@ impl World {
         let sock_flows = Arc::new(SockFlowTable::new(1 << 16, CPUS.into()));
         intake.set_rps_cpus(cpus_of(settings.rps_cpus), 0);
         intake.set_sock_flows(Some(Arc::clone(&sock_flows)), 0);
+        if settings.balances {
+            intake.set_balance(BALANCE, 0);
+        }
         Self {
             intake,
             deliveries,
@@ -167,6 +183,7 @@ impl World {
     pub(crate) fn turn(&mut self, mut burst: Burst) -> Vec<CpuId> {
         self.now_ns += 1;
         self.intake.observe();
+        self.balance();
         let tick = Tick { now_ns: self.now_ns, busy_ns: self.busy_ns };
         let woken = self.intake.turn(tick, &mut burst, &mut self.pool).collect();
         assert!(burst.is_empty(), "a burst is taken whole");
@@ -179,6 +196,19 @@ impl World {
             }
         }
         woken
+    }
+
+    /// Balances the load: what has been delivered, and the more of everything on the lower CPUs.
+    fn balance(&mut self) {
+        let loads = self.deliveries.iter().zip([9, 7, 5, 3, 2, 1, 1, 1]);
+        let loads = loads.map(|(delivery, factor)| {
+            let packets = delivery.counters().taken.get();
+            CpuLoad { busy_ns: packets * factor, delivering_ns: packets * factor, packets }
+        });
+        let loads: Vec<_> = loads.collect();
+        if self.intake.is_balance_due(self.now_ns) {
+            self.intake.balance(self.now_ns, &loads);
+        }
     }
 
     /// A turn in which nothing arrives.

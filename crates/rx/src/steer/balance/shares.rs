@@ -1,0 +1,199 @@
+//! Shares: the load of each CPU, as measured and as it will be.
+
+use forebay_buf::Position;
+
+use super::super::rps::RpsMap;
+use super::NS_PER_S;
+use super::groups::Groups;
+use crate::cpu::CpuId;
+
+/// Work of a CPU since the start, as the engine measures it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CpuLoad {
+    /// Time that it was busy, in ns.
+    pub busy_ns: u64,
+    /// Part of it that went into delivery.
+    pub delivering_ns: u64,
+    /// Number of packets taken from backlogs.
+    pub packets: u64,
+}
+
+/// Part of a new measurement in the work besides the groups': one in this many. What other queues move is
+/// to be seen at once.
+const OTHER_SMOOTHING: u64 = 4;
+
+/// The same for the time that a packet takes.
+const COST_SMOOTHING: u64 = 8;
+
+/// Loads of all CPUs, by [`CpuId::index`].
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    cpus: Vec<Share>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    /// Work at the begin of the window.
+    last: CpuLoad,
+    /// Position of the backlog's head then.
+    last_head: Option<Position>,
+    /// Time for a packet, smoothed, in 256ths of a ns.
+    cost: u64,
+    /// Work besides the groups', in ns a second, smoothed.
+    other_ns: u64,
+    /// Work of the groups, in ns a second.
+    own_ns: u64,
+    /// All work, in ns a second.
+    load_ns: u64,
+    /// True if the map has the CPU, and groups may still leave it.
+    is_open: bool,
+    is_mapped: bool,
+}
+
+/// Distance between the busiest CPU and the least busy one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gap {
+    pub(super) busiest: CpuId,
+    pub(super) least_busy: CpuId,
+    /// Difference of their loads, in ns a second.
+    pub(super) gap_ns: u64,
+    /// Work that should move.
+    pub(super) aim_ns: u64,
+    /// Time that the busiest takes for a packet.
+    pub(super) cost_ns: u64,
+}
+
+/// Binary places of [`Share::cost`].
+const COST_SHIFT: u32 = 8;
+
+impl Share {
+    fn cost_ns(self) -> u64 {
+        (self.cost >> COST_SHIFT).max(1)
+    }
+}
+
+impl Shares {
+    /// Takes the measurements of a window of this length; 0: the first one begins now. `heads` are those of
+    /// the queue's backlogs.
+    pub(super) fn measure(
+        &mut self,
+        loads: &[CpuLoad],
+        heads: impl Iterator<Item = (CpuId, Position)>,
+        past_ns: u64,
+    ) {
+        self.cpus.resize(loads.len(), Share::default());
+        for (cpu, head) in heads {
+            let Some(share) = self.cpus.get_mut(cpu.index()) else { continue };
+            let done = share.last_head.replace(head).map_or(0, |last| head.since(last));
+            share.measure(loads[cpu.index()], done.into(), past_ns);
+        }
+        self.fill_in_costs();
+    }
+
+    /// Gives CPUs that have delivered nothing yet the mean cost of the others.
+    fn fill_in_costs(&mut self) {
+        let known: Vec<_> =
+            self.cpus.iter().map(|share| share.cost).filter(|cost| *cost > 0).collect();
+        let mean = known.iter().sum::<u64>() / (known.len() as u64).max(1);
+        for share in self.cpus.iter_mut().filter(|share| share.cost == 0) {
+            share.cost = mean;
+        }
+    }
+
+    /// Computes the loads as they are to be expected.
+    pub(super) fn load(&mut self, groups: &Groups, map: &RpsMap) {
+        for (index, share) in (0..).zip(&mut self.cpus) {
+            share.own_ns = 0;
+            share.is_mapped = map.contains(CpuId(index));
+            share.is_open = share.is_mapped;
+        }
+        for group in groups.each() {
+            if let Some(share) = self.cpus.get_mut(usize::from(group.cpu)) {
+                share.own_ns += u64::from(group.packets_per_s) * share.cost_ns();
+            }
+        }
+        for share in &mut self.cpus {
+            share.load_ns = share.other_ns.saturating_add(share.own_ns);
+        }
+    }
+
+    fn mapped(&self) -> impl Iterator<Item = &Share> {
+        self.cpus.iter().filter(|share| share.is_mapped)
+    }
+
+    pub(super) fn load_max_ns(&self) -> u64 {
+        self.mapped().map(|share| share.load_ns).max().unwrap_or(0)
+    }
+
+    /// Load of the busiest CPU in percent of the mean.
+    pub(super) fn imbalance_percent(&self) -> u32 {
+        let count = self.mapped().count() as u64;
+        let sum: u64 = self.mapped().map(|share| share.load_ns).sum();
+        let percent = u128::from(self.load_max_ns()) * 100 * u128::from(count);
+        u32::try_from(percent / u128::from(sum.max(1))).unwrap_or(u32::MAX)
+    }
+
+    /// Gap between the busiest and the least busy of the open CPUs, if it is beyond the target.
+    pub(super) fn gap(&self, target_percent: u32) -> Option<Gap> {
+        let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
+        let (least_busy, least) = open().min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
+        let (busiest, most) =
+            open().max_by_key(|(cpu, share)| (share.load_ns, std::cmp::Reverse(*cpu)))?;
+        let sum: u128 = open().map(|(_, share)| u128::from(share.load_ns)).sum();
+        let is_beyond = u128::from(most.load_ns) * 100 * open().count() as u128
+            > sum * u128::from(target_percent);
+        let gap_ns = most.load_ns - least.load_ns;
+        // Of a load that several queues share, each moves its part.
+        let part =
+            u128::from(gap_ns / 2) * u128::from(most.own_ns) / u128::from(most.load_ns.max(1));
+        let aim_ns = u64::try_from(part).unwrap_or(u64::MAX);
+        let cost_ns = most.cost_ns();
+        is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns })
+    }
+
+    /// Leaves a CPU as it is: no group of it can move to any good.
+    pub(super) fn settle(&mut self, cpu: CpuId) {
+        self.cpus[cpu.index()].is_open = false;
+    }
+
+    /// Moves this much work, in ns a second, across the gap.
+    pub(super) fn shift(&mut self, gap: &Gap, weight_ns: u64) {
+        let from = &mut self.cpus[gap.busiest.index()];
+        from.load_ns = from.load_ns.saturating_sub(weight_ns);
+        from.own_ns = from.own_ns.saturating_sub(weight_ns);
+        let to = &mut self.cpus[gap.least_busy.index()];
+        to.load_ns += weight_ns;
+        to.own_ns += weight_ns;
+    }
+}
+
+impl Share {
+    /// Takes what a CPU did in a window; `done`: the packets of this queue.
+    fn measure(&mut self, load: CpuLoad, done: u64, past_ns: u64) {
+        let last = std::mem::replace(&mut self.last, load);
+        let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
+        let delivering_ns = load.delivering_ns.saturating_sub(last.delivering_ns);
+        let packets = load.packets.saturating_sub(last.packets);
+        if past_ns == 0 {
+            return;
+        }
+        if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
+            // An interrupt or a neighbour makes one window dear, not the packets.
+            let plausible = cost.clamp(self.cost / 3 * 2, self.cost / 2 * 3);
+            self.cost =
+                if self.cost == 0 { cost } else { smoothed(self.cost, plausible, COST_SMOOTHING) };
+        }
+        let own_ns = delivering_ns.saturating_mul(done.min(packets)) / packets.max(1);
+        let other_ns = u128::from(busy_ns.saturating_sub(own_ns)) * u128::from(NS_PER_S);
+        let other_ns = u64::try_from(other_ns / u128::from(past_ns.max(1))).unwrap_or(u64::MAX);
+        self.other_ns = if self.other_ns == 0 {
+            other_ns
+        } else {
+            smoothed(self.other_ns, other_ns, OTHER_SMOOTHING)
+        };
+    }
+}
+
+fn smoothed(before: u64, now: u64, smoothing: u64) -> u64 {
+    (before.saturating_mul(smoothing - 1).saturating_add(now)) / smoothing
+}

@@ -1,0 +1,198 @@
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+const SHIFT: u32 = 20;
+const WINDOW_NS: u64 = 10_000_000;
+const COST_NS: u64 = 500;
+
+/// A flow that sends steadily.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    hash: u32,
+    /// Packets in a window.
+    packets: u32,
+}
+
+/// CPUs without end of capacity, and one queue that CPU 0 polls.
+struct Bench {
+    balance: Balance,
+    map: RpsMap,
+    loads: Vec<CpuLoad>,
+    now_ns: u64,
+    polling_ns: u64,
+}
+
+impl Bench {
+    fn new(cpus: u16, polling_ns: u64) -> Self {
+        let map = RpsMap::new((0..cpus).map(CpuId));
+        let mut balance = Balance::default();
+        let config = BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
+        balance.set_config(config, SHIFT, &map);
+        let loads = vec![CpuLoad::default(); cpus.into()];
+        Self { balance, map, loads, now_ns: 5, polling_ns }
+    }
+
+    fn cpu_of(&self, source: Source) -> CpuId {
+        let hash = FlowHash(source.hash);
+        self.balance.cpu_of(hash).or_else(|| self.map.select(hash)).unwrap()
+    }
+
+    /// Loads of a window as the sources are assigned now, and the round after it.
+    fn window(&mut self, sources: &[Source]) -> (Vec<u64>, Option<BalanceRound>) {
+        let mut work = vec![0; self.loads.len()];
+        for &source in sources {
+            let cpu = self.cpu_of(source).index();
+            (0..source.packets).for_each(|_| self.balance.weigh(FlowHash(source.hash)));
+            self.loads[cpu].packets += u64::from(source.packets);
+            work[cpu] += u64::from(source.packets) * COST_NS;
+        }
+        for (load, work_ns) in self.loads.iter_mut().zip(&work) {
+            load.delivering_ns += work_ns;
+            load.busy_ns += work_ns;
+        }
+        self.loads[0].busy_ns += self.polling_ns;
+        work[0] += self.polling_ns;
+        self.now_ns += WINDOW_NS;
+        assert!(self.balance.is_due(self.now_ns));
+        let head = |load: &CpuLoad| Position(u32::try_from(load.packets).unwrap());
+        let heads = (0..).map(CpuId).zip(self.loads.iter().map(head));
+        (work, self.balance.round(self.now_ns, &self.loads, heads, &self.map))
+    }
+}
+
+fn imbalance_percent(work: &[u64]) -> u64 {
+    let sum: u64 = work.iter().sum();
+    work.iter().max().unwrap() * 100 * work.len() as u64 / sum.max(1)
+}
+
+fn spread_hash(index: u32) -> u32 {
+    index.wrapping_mul(0x9e37_79b9).max(1)
+}
+
+/// Rates as 1/n, the first one `largest`.
+fn zipf(flows: u32, largest: u32) -> Vec<Source> {
+    (1..=flows)
+        .map(|rank| Source { hash: spread_hash(rank), packets: (largest / rank).max(1) })
+        .collect()
+}
+
+#[test]
+fn rps_b1_skewed_flows_are_evened_out() {
+    for (cpus, flows, largest) in [(2, 64, 8_000), (8, 4_096, 8_000), (64, 65_536, 12_000)] {
+        let mut bench = Bench::new(cpus, 1_000_000);
+        let sources = zipf(flows, largest);
+        let (before, _) = bench.window(&sources);
+        for _ in 0..100 {
+            bench.window(&sources);
+        }
+        let (after, _) = bench.window(&sources);
+        let mean = after.iter().sum::<u64>() / u64::from(cpus);
+        let largest_ns = u64::from(largest) * COST_NS;
+        let possible = (largest_ns * 100 / mean).max(100);
+        let is = imbalance_percent(&after);
+        assert!(is <= possible * 110 / 100, "{cpus} CPUs: {is} %, {possible} % is possible");
+        let was = imbalance_percent(&before);
+        assert!(was <= 110 || is < was, "{cpus} CPUs: {is} %, no better than {was} % of ranges");
+    }
+}
+
+#[test]
+fn rps_b2_elephant_is_left_alone() {
+    let mut bench = Bench::new(4, 0);
+    let elephant = Source { hash: 7, packets: 30_000 };
+    let mut sources = zipf(400, 900);
+    sources.push(elephant);
+    for _ in 0..300 {
+        bench.window(&sources);
+    }
+    let its = bench.cpu_of(elephant);
+    let beside: u32 = sources
+        .iter()
+        .filter(|source| bench.cpu_of(**source) == its && source.hash >> SHIFT != 0)
+        .map(|source| source.packets)
+        .sum();
+    assert_eq!(beside, 0, "packets in a window beside the elephant");
+    let (work, _) = bench.window(&sources);
+    let others: Vec<_> = (0..4).filter(|cpu| *cpu != its.index()).map(|cpu| work[cpu]).collect();
+    assert!(imbalance_percent(&others) <= 110, "{others:?}");
+}
+
+#[test]
+fn rps_b3_idle_cpus_are_not_balanced() {
+    let mut bench = Bench::new(4, 0);
+    let sources = [Source { hash: 1, packets: 2_000 }, Source { hash: 1 << 21, packets: 2_000 }];
+    for _ in 0..50 {
+        let (work, round) = bench.window(&sources);
+        assert!(imbalance_percent(&work) == 400 && round.is_none_or(|round| round.moves == 0));
+    }
+}
+
+#[test]
+fn rps_b4_moves_are_limited_by_rate() {
+    let mut bench = Bench::new(8, 0);
+    bench.balance.config.moves_per_second = 100;
+    let sources: Vec<_> =
+        (0..4_000).map(|index| Source { hash: index << 16 | 1, packets: 100 }).collect();
+    let moves = (0..50).map(|_| bench.window(&sources).1.map_or(0, |round| round.moves));
+    let total: u32 = moves.sum();
+    assert!((40..=58).contains(&total), "{total} in half a second");
+}
+
+#[test]
+fn rps_b5_groups_leave_withdrawn_cpus() {
+    let mut bench = Bench::new(4, 0);
+    let sources = zipf(500, 9_000);
+    for _ in 0..50 {
+        bench.window(&sources);
+    }
+    assert!(sources.iter().any(|source| bench.balance.cpu_of(FlowHash(source.hash)).is_some()));
+    bench.map = RpsMap::new([0, 2].map(CpuId));
+    bench.balance.set_map(&bench.map);
+    for _ in 0..50 {
+        assert!(sources.iter().all(|source| bench.map.contains(bench.cpu_of(*source))));
+        bench.window(&sources);
+    }
+    bench.balance.set_config(BalanceConfig::default(), SHIFT, &bench.map);
+    assert!(sources.iter().all(|source| bench.balance.cpu_of(FlowHash(source.hash)).is_none()));
+    assert!(!bench.balance.is_due(u64::MAX));
+}
+
+fn sources() -> impl Strategy<Value = Vec<Source>> {
+    let source = (1_u32.., 0_u32..14).prop_map(|(hash, log)| Source { hash, packets: 1 << log });
+    vec(source, 1..200)
+}
+
+proptest! {
+    /// Whatever comes: groups rest after a move, and no round expects to make things worse.
+    #[test]
+    fn rps_b4_groups_rest_and_rounds_help(
+        cpus in 1_u16..9,
+        phases in vec((sources(), 1_usize..20), 1..6),
+        polling_ns in 0..WINDOW_NS,
+    ) {
+        let mut bench = Bench::new(cpus, polling_ns);
+        let mut moved_at: BTreeMap<u32, (CpuId, u64)> = BTreeMap::new();
+        for (sources, windows) in phases {
+            for _ in 0..windows {
+                let (_, round) = bench.window(&sources);
+                if let Some(round) = round {
+                    prop_assert!(round.after_percent <= round.before_percent, "{:?}", round);
+                }
+                for group in 0..4096_u32 {
+                    let at = bench.cpu_of(Source { hash: group << SHIFT | 1 << 19, packets: 0 });
+                    let now_ns = bench.now_ns;
+                    let (was_at, since_ns) = moved_at.entry(group).or_insert((at, 0));
+                    if *was_at != at {
+                        let rested = *since_ns == 0 || now_ns - *since_ns >= REST_NS - 1_000_000;
+                        prop_assert!(rested, "group {} moved twice", group);
+                        (*was_at, *since_ns) = (at, now_ns);
+                    }
+                }
+            }
+        }
+    }
+}
