@@ -2,6 +2,7 @@
 
 use forebay_device::RxBuffers;
 use forebay_engine::Settings;
+use forebay_engine::knobs::BalanceChange;
 use forebay_engine::knobs::change::{Change, Queues};
 use forebay_engine::knobs::coalesce::CoalesceChange;
 use forebay_engine::knobs::knob::{Knob, Value};
@@ -49,6 +50,10 @@ impl Control {
             File::Possible => list(self.state().cpus()),
             File::SoftnetStat => softnet_stat(self.state()),
             File::Coalesce(knob) => format!("{}\n", coalesce_value(knob, &settings)),
+            File::Balance(knob) => {
+                let current = BalanceChange::current(knob, settings.balance);
+                format!("{}\n", current.map(BalanceChange::value).unwrap_or_default())
+            }
             File::RxBufferSize(queue) => {
                 let buffers = self.state().devices().rx_buffers(queue);
                 format!("{}\n", buffers.map_or(0, RxBuffers::size_bytes))
@@ -76,7 +81,7 @@ impl Control {
         match file {
             File::Knob(knob, queue) => return self.write_knob(knob, queue, text),
             File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(line)?)),
-            File::Coalesce(knob) => set(format!("{knob}={line}").parse()),
+            File::Coalesce(knob) | File::Balance(knob) => set(format!("{knob}={line}").parse()),
             File::HashKey => set(format!("hash_key={line}").parse()),
             _ => set(format!("cpus={line}").parse()),
         }

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
+use forebay_engine::knobs::BalanceChange;
 use forebay_engine::knobs::knob::Knob;
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
+use forebay_rx::steer::BalanceConfig;
 use forebay_sys::topology::{SYSFS, Topology};
 
 use super::handle::Control;
@@ -71,6 +73,9 @@ fn default(control: &Control, name: &str) -> Option<String> {
         "coalesce" => "off".to_owned(),
         "coalesce_at" => "arrive".to_owned(),
         "lro_descriptors" => LRO_DESCRIPTORS.to_string(),
+        _ if let Some(current) = BalanceChange::current(name, BalanceConfig::default()) => {
+            current.value()
+        }
         _ => {
             let machine = control.machine();
             Knob::named(name)?.default(machine).print(machine).trim_end().to_owned()
@@ -105,6 +110,10 @@ fn meaning(name: &str) -> &'static str {
         "coalesce" => "how segments of a flow are merged: gro, lro or off",
         "coalesce_at" => "where: arrive (before steering) or deliver (on each CPU)",
         "lro_descriptors" => "flows of which segments can be held at once",
+        "rps_balance" => "whether hash ranges go to CPUs by load: load or off",
+        "rps_balance_target" => "percent of the mean load that the busiest CPU may have",
+        "rps_balance_rate" => "hash ranges that may be assigned anew in a second",
+        "rps_balance_usecs" => "microseconds between two measurements of the load",
         "hash_key" => "what flows are hashed with, in hexadecimal",
         _ => "",
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use forebay_engine::Devices;
+use forebay_engine::knobs::BalanceChange;
 use forebay_engine::knobs::coalesce::CoalesceChange;
 use forebay_engine::knobs::knob::{Knob, KnobPlace};
 use forebay_rx::{CpuId, RxQueue};
@@ -54,6 +55,8 @@ pub(super) enum File {
     SoftnetStat,
     /// A knob of coalescing.
     Coalesce(&'static str),
+    /// A knob of the balance.
+    Balance(&'static str),
     /// The key of the hash. Who knows it can aim at a CPU, so it can only be written.
     HashKey,
     /// The CPUs that run, to be written.
@@ -139,6 +142,9 @@ impl Tree {
         });
         let of_coalescing =
             of_coalescing.map(|name| (format!("forebay/{name}"), File::Coalesce(name)));
+        let of_balance = BalanceChange::KNOBS
+            .into_iter()
+            .map(|name| (format!("forebay/{name}"), File::Balance(name)));
         let others = [
             ("sys/devices/system/cpu/online", File::Online),
             ("sys/devices/system/cpu/possible", File::Possible),
@@ -148,7 +154,12 @@ impl Tree {
             ("forebay/cpus", File::Cpus),
         ];
         let others = others.into_iter().map(|(path, file)| (path.to_owned(), file));
-        self.knobs().chain(self.rx_buffer_sizes()).chain(of_cpus).chain(of_coalescing).chain(others)
+        self.knobs()
+            .chain(self.rx_buffer_sizes())
+            .chain(of_cpus)
+            .chain(of_coalescing)
+            .chain(of_balance)
+            .chain(others)
     }
 
     /// One for each queue of a virtio device.

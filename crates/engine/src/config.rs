@@ -8,7 +8,9 @@ use forebay_rx::backlog::{NETDEV_MAX_BACKLOG, capacity_for};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::DEV_WEIGHT;
 use forebay_rx::parse::Verify;
-use forebay_rx::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy};
+use forebay_rx::steer::{
+    BalanceConfig, HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy,
+};
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::topology::{SYSFS, Topology};
@@ -50,6 +52,8 @@ pub struct Config {
     pub hold_max: u32,
     /// Condition on which packets leave the polling CPU.
     pub spread: SpreadPolicy,
+    /// Balance of the load over the CPUs of the RPS map.
+    pub balance: BalanceConfig,
     /// Length of a backlog, in packets (`netdev_max_backlog`).
     pub netdev_max_backlog: u32,
     /// Maximum number of packets per delivered batch.
@@ -106,6 +110,7 @@ impl Config {
             move_after: MoveAfter::default(),
             hold_max: HOLD_MAX,
             spread: SpreadPolicy::default(),
+            balance: BalanceConfig::default(),
             netdev_max_backlog: NETDEV_MAX_BACKLOG,
             batch_max: u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX),
             start_counters: 0,

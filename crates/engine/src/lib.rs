@@ -41,7 +41,7 @@ use forebay_device::Device;
 use forebay_rx::arrive::{Attachment, Numbering};
 use forebay_rx::backlog::BacklogRing;
 use forebay_rx::intake::IntakeConfig;
-use forebay_rx::steer::{RPS_FLOW_CNT, SteerConfig};
+use forebay_rx::steer::{BalancePolicy, RPS_FLOW_CNT, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::MAX_CPUS;
@@ -268,6 +268,7 @@ fn open_queue(
     let lanes = cpus.iter().map(|&cpu| intake.connect(cpu, capacity, start, noted)).collect();
     intake.set_rps_cpus(config.rps_cpus.cpus().iter().copied(), 0);
     intake.set_sock_flows(shared.flows().table(), 0);
+    intake.set_balance(config.balance, 0);
     if !has_rfs {
         intake.set_rps_flow_cnt(0, 0);
     }
@@ -299,6 +300,7 @@ fn open_worker<H: Handler>(
         changes: shared.follower(),
         coalesce: config.coalesce,
         mailboxes: Arc::clone(mailboxes),
+        times_delivery: config.balance.policy != BalancePolicy::Off,
         limits: config.limits,
         heir: None,
         budget: config.limits.budget(0),

@@ -9,7 +9,7 @@ use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, SourceError};
 use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
-use forebay_rx::steer::Tick;
+use forebay_rx::steer::{BalanceConfig, CpuLoad, Tick};
 use forebay_rx::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
@@ -51,6 +51,9 @@ pub(super) struct Queue {
     /// Latest change applied.
     epoch: u32,
     coalesce: Coalesce,
+    balance: BalanceConfig,
+    /// Loads of all CPUs, for the balance.
+    cpu_loads: Vec<CpuLoad>,
     flow_limit_cpus: CpuList,
     flow_limit_table_len: u32,
     when_full: WhenFull,
@@ -113,6 +116,8 @@ impl Queue {
             epoch: 0,
             flow_limit_cpus: CpuList::default(),
             coalesce: config.coalesce,
+            balance: config.balance,
+            cpu_loads: Vec::new(),
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
             trace: config.intake_trace(),
@@ -357,6 +362,10 @@ impl Queue {
         self.now_ns = now_ns;
         if now_ns.saturating_sub(self.load.now_ns) >= LOAD_AGE_NS {
             self.load = Tick { now_ns, busy_ns: shared.total_busy_ns() };
+        }
+        if self.intake.is_balance_due(now_ns) {
+            shared.cpu_loads(&mut self.cpu_loads);
+            self.intake.balance(now_ns, &self.cpu_loads);
         }
         Tick { now_ns, busy_ns: self.load.busy_ns }
     }

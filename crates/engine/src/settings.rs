@@ -1,6 +1,7 @@
 //! Settings: of every knob what was asked for, whether it is in force or not.
 
 use forebay_rx::RxQueue;
+use forebay_rx::steer::BalanceConfig;
 use forebay_sys::cpu_list::CpuList;
 
 use super::config::Config;
@@ -34,6 +35,8 @@ pub struct Settings {
     pub flow_limit_table_len: u32,
     /// Coalescing.
     pub coalesce: Coalesce,
+    /// Balance of the load over CPUs.
+    pub balance: BalanceConfig,
 }
 
 /// The knobs of one queue.
@@ -64,6 +67,7 @@ impl Settings {
             flow_limit_cpu_bitmap: CpuList::default(),
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             coalesce: config.coalesce,
+            balance: config.balance,
         }
     }
 
@@ -101,6 +105,7 @@ impl Settings {
             Change::FlowLimitCpuBitmap(cpus) => self.flow_limit_cpu_bitmap.clone_from(cpus),
             Change::FlowLimitTableLen(len) => self.flow_limit_table_len = *len,
             Change::Coalesce(change) => self.coalesce = self.coalesce.after(*change),
+            Change::Balance(change) => self.balance = change.applied_to(self.balance),
             Change::NetdevBudget(_)
             | Change::NetdevBudgetUsecs(_)
             | Change::DevWeight(_)

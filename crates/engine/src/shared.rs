@@ -8,6 +8,7 @@ use forebay_buf::wake::Poller;
 use forebay_rx::arrive::Waker;
 use forebay_rx::counters::{DeliveryCounters, IntakeCounters};
 use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::steer::CpuLoad;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
@@ -35,6 +36,8 @@ pub struct EngineState {
     paused: Box<[AtomicU64]>,
     /// Written by each CPU for itself.
     busy_ns: Box<[AtomicU64]>,
+    /// Part of it in delivery, while the load is balanced; written by each CPU for itself.
+    delivering_ns: Box<[AtomicU64]>,
     /// Turns that ended for want of budget; written by each CPU for itself.
     squeezed: Box<[AtomicU64]>,
     /// The CPU that polls each queue. Written by that CPU.
@@ -90,6 +93,7 @@ impl EngineState {
             bells: (0..cpus).map(|_| Bell::default()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            delivering_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
             counters: OnceLock::new(),
@@ -182,6 +186,25 @@ impl EngineState {
     pub(super) fn add_busy(&self, index: usize, ns: u64) {
         let busy = &self.busy_ns[index];
         busy.store(busy.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_delivering(&self, index: usize, ns: u64) {
+        let delivering = &self.delivering_ns[index];
+        delivering.store(delivering.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
+    }
+
+    /// Loads of all CPUs, by [`CpuId::index`], in place of what `loads` has.
+    pub(super) fn cpu_loads(&self, loads: &mut Vec<CpuLoad>) {
+        loads.clear();
+        let Some(counters) = self.counters() else { return };
+        for (place, (cpu, delivery)) in self.cpus.cpus().iter().zip(&counters.cpus).enumerate() {
+            loads.resize(cpu.index(), CpuLoad::default());
+            loads.push(CpuLoad {
+                busy_ns: self.busy_ns(place),
+                delivering_ns: self.delivering_ns[place].load(Ordering::Relaxed),
+                packets: delivery.taken.get(),
+            });
+        }
     }
 
     /// Time that a CPU has been busy, by its place, in nanoseconds.

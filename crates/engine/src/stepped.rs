@@ -156,7 +156,11 @@ impl<H: Handler> Stepper<H> {
         worker.delivery.coalesce();
         let packets = worker.delivery.in_hand() as u64;
         self.in_hand = taken > 0;
-        self.in_hand.then(|| varied(random, costs.delivery_ns * taken + costs.work_ns * packets))
+        self.in_hand.then(|| {
+            let cost_ns = varied(random, costs.delivery_ns * taken + costs.work_ns * packets);
+            self.worker.shared.add_delivering(self.worker.index, cost_ns);
+            cost_ns
+        })
     }
 
     fn busy(&self, cost_ns: u64) -> u64 {

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_buf::Pool;
+use forebay_rx::steer::BalancePolicy;
 use forebay_rx::{CpuId, Delivery, Handler};
 use forebay_sys::cpu_list::CpuList;
 
@@ -12,7 +13,7 @@ use super::limits::{Budget, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::queue::{Activity, Queue};
 use super::shared::EngineState;
-use crate::knobs::{Change, Coalesce};
+use crate::knobs::{BalanceChange, Change, Coalesce};
 use crate::trace::IntakeTrace;
 
 /// Queues handed to each CPU, by the CPU's index.
@@ -35,6 +36,8 @@ pub(super) struct Worker<H> {
     pub(super) coalesce: Coalesce,
     /// Queues being handed over to each CPU.
     pub(super) mailboxes: Mailboxes,
+    /// True if the time of delivery is measured, for the balance.
+    pub(super) times_delivery: bool,
     /// Budgets of a turn.
     pub(super) limits: Limits,
     /// CPU that takes over the queues when this one does not run.
@@ -161,7 +164,14 @@ impl<H: Handler> Worker<H> {
             return self.take_last_batch(granted);
         }
         self.life = ThreadState::Handling;
+        let began_ns = self.times_delivery.then(|| self.shared.clock.now_ns());
         let delivered = self.deliver(granted);
+        if delivered > 0
+            && let Some(began_ns) = began_ns
+        {
+            let ended_ns = self.shared.clock.now_ns();
+            self.shared.add_delivering(self.index, ended_ns - began_ns);
+        }
         self.life = ThreadState::Alive;
         self.budget.spend(delivered);
         let is_short = delivered == granted && granted < self.limits.packets();
@@ -235,6 +245,9 @@ impl<H: Handler> Worker<H> {
                     }
                 }
                 Change::Kill(cpu) if *cpu == self.cpu => self.life = ThreadState::Terminating,
+                Change::Balance(BalanceChange::Policy(policy)) => {
+                    self.times_delivery = *policy != BalancePolicy::Off;
+                }
                 Change::Cpus(cpus) => self.heir = takeover_cpu(self.cpu, cpus, &self.shared),
                 _ => self.limits = self.limits.after(change),
             }

@@ -78,6 +78,11 @@ pub struct SteerReport {
     pub held_max_ns: u64,
     /// Packets without a hash.
     pub unsteered: u64,
+    /// Hash ranges assigned to another CPU because of the load.
+    pub balanced: u64,
+    /// Load of the busiest CPU in percent of the mean: the largest before hash ranges were assigned anew,
+    /// and as expected after the last time that loads were measured. 0: never.
+    pub imbalance_percent: [u64; 2],
 }
 
 /// Counts of coalescing. Where it was off, every frame is a packet.
@@ -116,6 +121,9 @@ impl PathReport {
         let sum = |counter: fn(&IntakeCounters) -> &Counter| -> u64 {
             queues.iter().map(|queue| counter(queue).get()).sum()
         };
+        let max = |counter: fn(&IntakeCounters) -> &Counter| -> u64 {
+            queues.iter().map(|queue| counter(queue).get()).max().unwrap_or(0)
+        };
         let per_cpu = outcome.cpus.iter().map(|cpu| {
             let flows = flows.map(|flows| flows.per_cpu.get(cpu.cpu.index()).copied());
             CpuReport::of(cpu, queues, flows.map(Option::unwrap_or_default))
@@ -137,8 +145,13 @@ impl PathReport {
                 moves: sum(|queue| &queue.moves),
                 stays: sum(|queue| &queue.stays),
                 held: sum(|queue| &queue.holds),
-                held_max_ns: queues.iter().map(|queue| queue.held_max_ns.get()).max().unwrap_or(0),
+                held_max_ns: max(|queue| &queue.held_max_ns),
                 unsteered: sum(|queue| &queue.unsteered),
+                balanced: sum(|queue| &queue.balanced),
+                imbalance_percent: [
+                    max(|queue| &queue.imbalance_max_percent),
+                    max(|queue| &queue.imbalance_percent),
+                ],
             },
             lro: LroReport::of(queues, &outcome.cpus, delivered),
             parse: ParseReport {

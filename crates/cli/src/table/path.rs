@@ -82,6 +82,13 @@ pub(super) fn steering(path: &PathReport) -> String {
             counted(steer.stays, "packet"),
         );
     }
+    if steer.balanced > 0 {
+        let [before, after] = steer.imbalance_percent;
+        text += &format!(
+            "{} assigned by load: the busiest CPU had {before} % of the mean, and has {after} %\n",
+            counted(steer.balanced, "hash range"),
+        );
+    }
     if steer.unsteered > 0 {
         let packets = counted(steer.unsteered, "packet");
         text += &format!("{packets} without a flow hash, not steered\n");

@@ -9,6 +9,7 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
 
+use super::balance::BalanceChange;
 use super::coalesce::CoalesceChange;
 
 /// A live change.
@@ -53,6 +54,8 @@ pub enum Change {
     FlowLimitTableLen(u32),
     /// Coalescing.
     Coalesce(CoalesceChange),
+    /// Balance of the load over CPUs.
+    Balance(BalanceChange),
     /// The CPU stops taking packets from its backlogs.
     Pause(CpuId),
     /// The CPU goes on.
@@ -100,6 +103,7 @@ impl Change {
             Self::FlowLimitCpuBitmap(_) => "flow_limit_cpu_bitmap",
             Self::FlowLimitTableLen(_) => "flow_limit_table_len",
             Self::Coalesce(change) => change.knob(),
+            Self::Balance(change) => change.knob(),
             Self::Pause(_) => "pause",
             Self::Resume(_) => "resume",
             Self::Kill(_) => "kill",
@@ -138,6 +142,7 @@ impl Change {
             | Self::SkbDeferMax(number)
             | Self::FlowLimitTableLen(number) => number.to_string(),
             Self::Coalesce(change) => change.value(),
+            Self::Balance(change) => change.value(),
             Self::Pause(cpu) | Self::Resume(cpu) | Self::Kill(cpu) => cpu.to_string(),
         }
     }
@@ -176,6 +181,9 @@ impl FromStr for Change {
         if let Some(change) = CoalesceChange::parse(knob, value) {
             return change.map(Self::Coalesce);
         }
+        if let Some(change) = BalanceChange::parse(knob, value) {
+            return change.map(Self::Balance);
+        }
         match known {
             Some(knob) => Self::parse(knob, queues, value),
             None => Err(refused(
@@ -188,7 +196,8 @@ impl FromStr for Change {
 }
 
 impl Change {
-    /// The knobs that change during a run, besides [those of coalescing](CoalesceChange::KNOBS).
+    /// The knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of the
+    /// [balance](BalanceChange::KNOBS).
     pub const KNOBS: [&'static str; 19] = [
         "rps_cpus",
         "rps_default_mask",
@@ -214,6 +223,7 @@ impl Change {
     fn known() -> String {
         let mut known = Self::KNOBS.to_vec();
         known.extend(CoalesceChange::KNOBS);
+        known.extend(BalanceChange::KNOBS);
         known.join(", ")
     }
 
@@ -318,6 +328,7 @@ mod tests {
             "flow_limit_cpu_bitmap=1",
             "flow_limit_table_len=8192",
             "coalesce=gro",
+            "rps_balance=load",
             "pause=1",
             "resume=1",
             "kill=1",
@@ -348,6 +359,7 @@ mod tests {
             "dev_weight=0",
             "flow_limit_table_len=1000",
             "coalesce=on",
+            "rps_balance=on",
             "coalesce_at=x",
             "lro_descriptors=0",
             "gro_flush_timeout=1ms",

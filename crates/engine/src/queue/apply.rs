@@ -70,6 +70,10 @@ impl Queue {
                 self.coalesce = self.coalesce.after(*change);
                 self.intake.set_coalesce(self.coalesce.on_arrival(), epoch);
             }
+            (Change::Balance(change), _) => {
+                self.balance = change.applied_to(self.balance);
+                self.intake.set_balance(self.balance, epoch);
+            }
             _ => return false,
         }
         true

@@ -11,14 +11,14 @@ use std::{fs, thread};
 use forebay_control::Control;
 use forebay_device::QueueShare;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
-use forebay_engine::knobs::{Change, Queues};
+use forebay_engine::knobs::{BalanceChange, Change, Queues};
 use forebay_engine::{Config, Engine, Outcome, VirtualCosts};
 use forebay_run::order_check::OrderCheck;
 use forebay_run::replay::{ReplayConfig, ReplayReport, TracePlan};
 use forebay_rx::counters::Counter;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
-use forebay_rx::steer::SpreadPolicy;
+use forebay_rx::steer::{BalancePolicy, SpreadPolicy};
 use forebay_rx::{CpuId, Handler, RxQueue, Source, SteerReason};
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -245,7 +245,7 @@ mod one_engine {
                     thread::yield_now();
                 }
                 let cpu = cpus[usize::try_from(random.below(2)).unwrap()];
-                let change = match random.below(11) {
+                let change = match random.below(13) {
                     0 => Change::RpsCpus(Queues::All, CpuList::new([cpu])),
                     1 => Change::RpsCpus(Queues::One(RxQueue(1)), CpuList::new(cpus.clone())),
                     2 => Change::RpsFlowCnt(Queues::All, 1 << random.below(14)),
@@ -256,6 +256,8 @@ mod one_engine {
                     7 => Change::Kill(cpu),
                     8 => Change::DevWeight(1 + round % 100),
                     9 => Change::NetdevBudget(1 + round % 200),
+                    10 => Change::Balance(BalanceChange::Policy(BalancePolicy::Load)),
+                    11 => Change::Balance(BalanceChange::Window(100)),
                     _ => Change::Pause(cpu),
                 };
                 taken += u64::from(control.change(change).is_ok());
