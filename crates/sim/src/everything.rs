@@ -1,6 +1,6 @@
 //! The scenario in which everything is drawn.
 
-use forebay_rx::steer::{MoveAfter, SpreadPolicy};
+use forebay_rx::steer::{BalanceConfig, BalancePolicy, MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
 use crate::action::{Action, Recurring, SimCoalesceAt, Span};
@@ -53,6 +53,7 @@ fn traffic(cpus: u16, random: &mut Random) -> TrafficPlan {
                 Hashes::Computed,
             ],
         ),
+        zipf: None,
         without_hash_percent: pick(random, [0, 0, 2, 20]),
         fragments: false,
     }
@@ -87,6 +88,16 @@ fn knobs(cpus: u16, random: &mut Random) -> ScenarioKnobs {
             [SimCoalesceAt::Nowhere, SimCoalesceAt::Nowhere, SimCoalesceAt::Arrive],
         ),
         gro_flush_timeout_ns: 20 * US,
+        balance: balance(random),
+    }
+}
+
+fn balance(random: &mut Random) -> BalanceConfig {
+    BalanceConfig {
+        policy: pick(random, [BalancePolicy::Off, BalancePolicy::Load]),
+        target_percent: pick(random, [101, 105, 150]),
+        moves_per_second: pick(random, [10_000, 1_000_000]),
+        window_us: pick(random, [100, 100, 1_000]),
     }
 }
 

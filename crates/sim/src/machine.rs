@@ -3,6 +3,7 @@
 use std::fmt;
 
 use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::CpuLoad;
 use forebay_rx::{CpuId, RxQueue};
 
 use crate::action::SimChange;
@@ -72,6 +73,8 @@ pub(crate) struct Poll<'a> {
     pub(crate) flows: &'a [FlowId],
     pub(crate) traffic: &'a mut Traffic,
     pub(crate) now: Now,
+    /// Work of all CPUs so far.
+    pub(crate) loads: &'a [CpuLoad],
     /// CPUs that got new packets (out).
     pub(crate) wake: &'a mut Vec<CpuId>,
     /// Packets handed to an application on the spot (out).

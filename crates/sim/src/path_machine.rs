@@ -174,6 +174,9 @@ impl SimMachine for PathMachine {
         queue.changed = false;
         queue.intake.observe();
         let tick = Tick { now_ns: poll.now.ns, busy_ns: poll.now.busy_ns };
+        if queue.intake.is_balance_due(tick.now_ns) {
+            queue.intake.balance(tick.now_ns, poll.loads);
+        }
         let pool = &mut self.pools[poll.cpu.index()];
         poll.wake.extend(queue.intake.turn(tick, &mut queue.burst, pool));
         let dropped: Vec<_> = queue.intake.drain_dropped().collect();

@@ -53,6 +53,8 @@ pub struct Summary {
     pub wait_bound_ns: u64,
     /// Number of times that the elephant changed CPU, if there is one.
     pub elephant_moves: u64,
+    /// Busy time of the busiest CPU in percent of the mean, in the second half of a run; the largest.
+    pub imbalance_percent: u64,
     /// The first violation.
     pub first_violation: Option<Violation>,
 }
@@ -109,6 +111,7 @@ impl Summary {
             wait_max_ns: 0,
             wait_bound_ns: 0,
             elephant_moves: 0,
+            imbalance_percent: 0,
             first_violation: None,
         }
     }
@@ -131,6 +134,7 @@ impl Summary {
         self.liveness_violations += liveness;
         self.counter_errors += counters;
         self.elephant_moves += outcome.elephant_moves;
+        self.imbalance_percent = self.imbalance_percent.max(outcome.imbalance_percent);
         let Wait { ns, bound_ns } = outcome.longest;
         if ns > self.wait_max_ns {
             (self.wait_max_ns, self.wait_bound_ns) = (ns, bound_ns);
@@ -205,6 +209,10 @@ fn verdict(summary: &Summary) -> Option<String> {
     let mut text = String::new();
     if summary.scenario == Situation::Elephant.name() {
         text += &format!("{rules}: the elephant changed its CPU {elephant_moves} times\n");
+    }
+    if summary.scenario == Situation::Skewed.name() {
+        let percent = summary.imbalance_percent;
+        text += &format!("{rules}: the busiest CPU had at most {percent} % of the mean load\n");
     }
     if let Some(Violation { seed, law, text: first }) = first_violation {
         text += &format!("{rules}: first broken with seed {seed}: {}: {first}\n", law.name());

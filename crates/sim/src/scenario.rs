@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use forebay_rx::steer::{HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
+use forebay_rx::steer::{
+    BalanceConfig, BalancePolicy, HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy,
+};
 use forebay_sys::random::Random;
 
 use crate::action::{Action, Recurring, SimCoalesceAt, Span};
@@ -42,6 +44,8 @@ pub enum Situation {
     CounterWrap,
     /// Datagrams come in fragments, and masks change.
     Fragments,
+    /// Flows differ in weight by orders of magnitude, and the load is balanced.
+    Skewed,
     /// Everything is drawn at random.
     Everything,
 }
@@ -75,6 +79,8 @@ pub(crate) struct TrafficPlan {
     /// Number of packets until a flow ends and another replaces it.
     pub(crate) lifetime: Option<Span>,
     pub(crate) hashes: Hashes,
+    /// Weights by Zipf's law, if flows differ in weight: number of first ranks that hardly do.
+    pub(crate) zipf: Option<u32>,
     /// Percentage of flows that have no hash.
     pub(crate) without_hash_percent: u64,
     /// True if every two frames of a flow are the fragments of one datagram.
@@ -121,6 +127,7 @@ pub(crate) struct ScenarioKnobs {
     pub(crate) batch_max: u32,
     pub(crate) move_after: MoveAfter,
     pub(crate) spread: SpreadPolicy,
+    pub(crate) balance: BalanceConfig,
     /// Initial value of head and tail counters.
     pub(crate) start: u32,
     pub(crate) coalesce: SimCoalesceAt,
@@ -144,7 +151,7 @@ const US: u64 = 1_000;
 
 impl Situation {
     /// All scenarios.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RpsStable,
         Self::MaskChange,
         Self::RfsTakeover,
@@ -158,6 +165,7 @@ impl Situation {
         Self::Strangers,
         Self::CounterWrap,
         Self::Fragments,
+        Self::Skewed,
         Self::Everything,
     ];
 
@@ -178,6 +186,7 @@ impl Situation {
             Self::Strangers => "strangers",
             Self::CounterWrap => "counter-wrap",
             Self::Fragments => "fragments",
+            Self::Skewed => "skewed",
             Self::Everything => "everything",
         }
     }
@@ -203,6 +212,7 @@ impl Situation {
             }
             Self::CounterWrap => "all counters begin just before 2^32; masks and applications move",
             Self::Fragments => "datagrams come in two fragments; masks and applications move",
+            Self::Skewed => "few flows are heavy and many light; the load is balanced",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
         }
     }
@@ -222,6 +232,7 @@ impl Situation {
                 scenario
             }
             Self::Strangers => strangers(cpus.unwrap_or(4), random),
+            Self::Skewed => skewed(cpus.unwrap_or(4)),
             _ => self.of_the_kernels_model(cpus.unwrap_or(4), random),
         };
         scenario.packets = overrides.packets.unwrap_or(scenario.packets);
@@ -280,6 +291,7 @@ impl Situation {
             | Self::Elephant
             | Self::MergedElephant
             | Self::Strangers
+            | Self::Skewed
             | Self::Everything => {}
         }
         if scenario.readers.is_none() {
@@ -313,6 +325,7 @@ fn base(cpus: u16) -> Scenario {
             elephant_percent: 0,
             lifetime: None,
             hashes: Hashes::Apart,
+            zipf: None,
             without_hash_percent: 0,
             fragments: false,
         },
@@ -326,6 +339,7 @@ fn base(cpus: u16) -> Scenario {
             batch_max: 64,
             move_after: MoveAfter::default(),
             spread: SpreadPolicy::Always,
+            balance: BalanceConfig::default(),
             start: 0,
             coalesce: SimCoalesceAt::Nowhere,
             gro_flush_timeout_ns: 20 * US,
@@ -373,6 +387,29 @@ fn strangers(cpus: u16, random: &mut Random) -> Scenario {
         Recurring { action: Action::ReaderMoves, every_ns: Span(10 * US, 50 * US) },
         mask_changes(),
     ];
+    scenario
+}
+
+/// Heavy and light flows on CPUs that are busy nine tenths of the time, one queue for every eight of them:
+/// flows move away from CPUs that have packets of theirs.
+fn skewed(cpus: u16) -> Scenario {
+    let mut scenario = base(cpus);
+    scenario.queues = cpus.div_ceil(8);
+    scenario.packets = 60_000 * u64::from(cpus);
+    scenario.traffic.flows = 1_024 * u32::from(cpus);
+    scenario.traffic.zipf = Some(cpus.into());
+    scenario.traffic.load_percent = 82 * u64::from(cpus);
+    scenario.knobs.rps_flow_cnt = 4_096;
+    scenario.knobs.sock_flow_entries = 0;
+    scenario.knobs.balance = BalanceConfig {
+        policy: BalancePolicy::Load,
+        // In a run of 80 ms, what takes half a second otherwise.
+        moves_per_second: 20_000,
+        window_us: 5_000,
+        ..BalanceConfig::default()
+    };
+    let bursts = Action::Burst { packets: Span(50, 300) };
+    scenario.recurring = vec![Recurring { action: bursts, every_ns: Span(200 * US, 1_000 * US) }];
     scenario
 }
 

@@ -99,6 +99,8 @@ pub(crate) struct Traffic {
     plan: TrafficPlan,
     random: Random,
     flows: Vec<Flow>,
+    /// Sums of the weights of the first flows, in order, if flows differ in weight.
+    weights: Vec<u64>,
     /// Flows that still send, each with its number of packets left.
     live: Vec<(FlowId, u64)>,
     rings: Vec<VecDeque<FlowId>>,
@@ -124,6 +126,7 @@ impl Traffic {
             plan,
             random,
             flows: Vec::new(),
+            weights: Vec::new(),
             live: Vec::new(),
             rings: (0..queues).map(|_| VecDeque::new()).collect(),
             left: packets,
@@ -134,6 +137,9 @@ impl Traffic {
             frames: 0,
             missed: 0,
         };
+        if let Some(flat_ranks) = traffic.plan.zipf {
+            traffic.weights = zipf(flows, flat_ranks);
+        }
         for _ in 0..flows {
             let flow = traffic.begin_flow();
             traffic.live.push(flow);
@@ -239,8 +245,7 @@ impl Traffic {
             return elephant;
         }
         if self.run.1 == 0 {
-            let drawn = self.random.below(self.live.len() as u64);
-            self.run = (usize::try_from(drawn).unwrap_or(0), self.plan.run.draw(&mut self.random));
+            self.run = (self.draw_place(), self.plan.run.draw(&mut self.random));
         }
         self.run.1 = self.run.1.saturating_sub(1);
         let place = self.run.0;
@@ -251,6 +256,20 @@ impl Traffic {
             self.live[place] = self.begin_flow();
         }
         flow
+    }
+
+    /// Index in `live` of the flow that sends next.
+    fn draw_place(&mut self) -> usize {
+        match self.weights.last() {
+            Some(&all) => {
+                let drawn = self.random.below(all);
+                self.weights.partition_point(|sum| *sum <= drawn)
+            }
+            None => {
+                let drawn = self.random.below(self.live.len() as u64);
+                usize::try_from(drawn).unwrap_or(0)
+            }
+        }
     }
 
     fn begin_flow(&mut self) -> (FlowId, u64) {
@@ -292,6 +311,16 @@ impl Traffic {
         };
         (FlowHash::computed(hash), true)
     }
+}
+
+/// Sums of the weights of flows by rank: 1 / (rank + `flat_ranks`), so that few are heavy and many light.
+fn zipf(flows: u32, flat_ranks: u32) -> Vec<u64> {
+    let weights = (1..=u64::from(flows)).map(|rank| 1_000_000_000 / (rank + u64::from(flat_ranks)));
+    let sums = weights.scan(0, |sum, weight| {
+        *sum += weight;
+        Some(*sum)
+    });
+    sums.collect()
 }
 
 /// Turns a frame into the first or second fragment of a datagram without a checksum. Both end with

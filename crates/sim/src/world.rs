@@ -8,6 +8,7 @@ use std::collections::BinaryHeap;
 use std::path::Path;
 
 use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::CpuLoad;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::random::Random;
 
@@ -53,6 +54,8 @@ pub struct SimOutcome {
     pub longest: Wait,
     /// Number of times that the elephant changed CPU.
     pub elephant_moves: u64,
+    /// Busy time of the busiest CPU in percent of the mean, in the second half of the run.
+    pub imbalance_percent: u64,
     /// Digest of all deliveries: frame, time and CPU.
     pub digest: u64,
 }
@@ -103,6 +106,10 @@ struct World<M> {
     census: Census,
     now_ns: u64,
     busy_ns: u64,
+    /// Work of each CPU.
+    loads: Vec<CpuLoad>,
+    /// The same when half of the packets had come.
+    loads_at_half: Option<Vec<CpuLoad>>,
     steps: u64,
     /// Random source for durations, and for the order of simultaneous events.
     schedule: Random,
@@ -170,6 +177,8 @@ impl<M: SimMachine> World<M> {
             census: Census::default(),
             now_ns: 0,
             busy_ns: 0,
+            loads: vec![CpuLoad::default(); scenario.cpus.into()],
+            loads_at_half: None,
             steps: 0,
             schedule: stream(),
             chance: stream(),
@@ -282,6 +291,15 @@ impl<M: SimMachine> World<M> {
         self.liveness.begin_anew(queue, self.machine.has_fence(queue), around);
     }
 
+    /// Busy time of the busiest CPU in percent of the mean, in the second half of the run.
+    fn imbalance_percent(&self) -> u64 {
+        let none = CpuLoad::default();
+        let before = self.loads_at_half.iter().flatten().chain(std::iter::repeat(&none));
+        let busy_ns = self.loads.iter().zip(before).map(|(now, then)| now.busy_ns - then.busy_ns);
+        let (max, sum) = busy_ns.fold((0, 0), |(max, sum), ns| (ns.max(max), sum + ns));
+        max * 100 * self.loads.len() as u64 / sum.max(1)
+    }
+
     fn outcome(self) -> SimOutcome {
         let laws = &self.laws;
         SimOutcome {
@@ -295,6 +313,7 @@ impl<M: SimMachine> World<M> {
             broken: Law::ALL.map(|law| laws.broken(law)),
             longest: self.liveness.longest,
             elephant_moves: laws.moves_of(FlowId(0)),
+            imbalance_percent: self.imbalance_percent(),
             digest: laws.digest,
             first: self.laws.first,
         }

@@ -31,6 +31,7 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         .map(|queue| {
             let mut intake = intake(scenario, traffic, RxQueue(queue));
             intake.set_sock_flows(sock_flows.clone(), 0);
+            intake.set_balance(knobs.balance, 0);
             SimQueue { intake, burst: Burst::default(), changed: false }
         })
         .collect();

@@ -58,7 +58,11 @@ impl<M: SimMachine> World<M> {
         let taken = self.machine.take(cpu) as u64;
         if taken > 0 {
             self.cpu(cpu).doing = Doing::Batch;
+            let began_ns = self.loads[cpu.index()].busy_ns;
             self.spend(cpu, taken * SERVICE_NS);
+            let load = &mut self.loads[cpu.index()];
+            load.delivering_ns += load.busy_ns - began_ns;
+            load.packets += taken;
         }
         taken > 0
     }
@@ -99,10 +103,14 @@ impl<M: SimMachine> World<M> {
             flows: &flows,
             traffic: &mut self.traffic,
             now,
+            loads: &self.loads,
             wake: &mut self.spare.wake,
             handed: &mut self.spare.handed,
         };
         let handled = self.machine.take_in(poll, &mut self.laws).handled;
+        if self.loads_at_half.is_none() && self.laws.frames_in >= self.scenario.packets / 2 {
+            self.loads_at_half = Some(self.loads.clone());
+        }
         self.machine.census(&mut self.census);
         self.watch(queue, &came);
         self.look(queue);
@@ -190,6 +198,7 @@ impl<M: SimMachine> World<M> {
         let now_ns = self.now_ns;
         self.cpu(cpu).spend(now_ns, cost);
         self.busy_ns += cost.ns;
+        self.loads[cpu.index()].busy_ns += cost.ns;
     }
 
     fn sleep(&mut self, cpu: CpuId) {
