@@ -19,8 +19,12 @@ use crate::cpu_set::CpuSet;
 use crate::scenario::Scenario;
 use crate::traffic::Traffic;
 
-/// Number of frames that each CPU owns.
+/// Number of frames that each CPU owns; one that polls has as many for every [`CPUS_A_POOL`].
 const POOL_FRAMES: u32 = 4_096;
+
+/// Number of CPUs whose backlogs the frames of one are made for. What finds no frame is not steered, and
+/// liveness would judge a wish by packets that never came to it.
+const CPUS_A_POOL: u16 = 4;
 
 pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
     let knobs = &scenario.knobs;
@@ -46,7 +50,7 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         queue.intake.set_rps_cpus(knobs.rps_cpus.iter(), 0);
     }
     PathMachine {
-        pools: pools(scenario.cpus),
+        pools: pools(scenario),
         seen: SeenByReader::new(queues.len(), cpus.len(), start),
         sock_flows,
         coalesce: knobs.coalesce,
@@ -112,9 +116,13 @@ fn ring_capacity(scenario: &Scenario) -> u32 {
     (largest + 1).next_power_of_two()
 }
 
-fn pools(cpus: u16) -> Vec<Pool> {
-    let class = ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks: POOL_FRAMES };
-    let shares: Vec<_> = (0..cpus).map(|_| vec![class]).collect();
+fn pools(scenario: &Scenario) -> Vec<Pool> {
+    let polling_frames = POOL_FRAMES * u32::from(scenario.cpus.div_ceil(CPUS_A_POOL));
+    let share = |cpu: u16| {
+        let chunks = if cpu < scenario.queues { polling_frames } else { POOL_FRAMES };
+        vec![ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks }]
+    };
+    let shares: Vec<_> = (0..scenario.cpus).map(share).collect();
     let region = Region::allocate(region_bytes(&shares));
     carve(region, &shares).expect("the region is as large as asked for")
 }
