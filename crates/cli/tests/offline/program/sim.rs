@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Desk;
 
-const SCENARIOS: [&str; 14] = [
+const SCENARIOS: [&str; 15] = [
     "rps-stable",
     "mask-change",
     "rfs-takeover",
@@ -20,6 +20,7 @@ const SCENARIOS: [&str; 14] = [
     "strangers",
     "counter-wrap",
     "fragments",
+    "skewed",
     "everything",
 ];
 
