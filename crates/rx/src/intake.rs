@@ -320,9 +320,7 @@ impl Intake {
 
     fn hash(&self, packets: &mut [Packet]) {
         for packet in packets {
-            if !packet.hash.is_some() {
-                packet.hash = self.hasher.hash(&packet.view());
-            }
+            packet.hash = self.hasher.hash_packet(packet);
             self.steering.prefetch(packet.hash);
         }
     }

@@ -12,6 +12,7 @@
 
 pub mod arrive; //      frames come in bursts from a source
 pub mod parse; //       one walk over the headers, checksums verified
+pub mod flow_key; //    what tells a flow: outer headers, inner ones, an ID
 pub mod hash; //        the flow's hash: keyed, Toeplitz, or the device's
 pub mod coalesce; //    segments of one flow become one packet
 pub mod steer; //       which CPU, and why: RPS map, flow table, held moves

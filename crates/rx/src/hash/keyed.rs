@@ -9,7 +9,7 @@ pub const KEYED_KEY_BYTES: usize = 16;
 ///
 /// The kernel hashes flows with SipHash for the same reason: against a known function a stranger
 /// picks ports until all of his flows meet on one CPU.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Keyed {
     hasher: SipHasher13,
     symmetric: bool,
@@ -41,6 +41,12 @@ impl Keyed {
         copy_pair(first, addresses, swap);
         copy_pair(&mut second[..ports.len()], ports, swap);
         fold(self.hasher.hash(&input[..len]))
+    }
+
+    /// Hashes an ID, whose halves are no endpoints.
+    #[must_use]
+    pub fn hash_id(&self, id: &[u8]) -> u32 {
+        fold(self.hasher.hash(id))
     }
 
     /// True if the second endpoint goes first, so that both directions hash alike.

@@ -14,6 +14,8 @@ pub use indirection::{Indirection, RETA_ENTRIES};
 pub use keyed::{KEYED_KEY_BYTES, Keyed};
 pub use toeplitz::{KeyTooShort, Toeplitz};
 
+use crate::flow_key::{FlowKey, FlowKeyRules, WALKED_BYTES_MAX};
+use crate::packet::Packet;
 use crate::parse::View;
 
 /// A flow's hash; 0 means that there is none.
@@ -59,11 +61,14 @@ impl fmt::Display for WrongKey {
 
 impl std::error::Error for WrongKey {}
 
-/// Hash function of flows.
-#[derive(Debug)]
-pub struct Hasher(HashKind);
+/// Hash function of flows, and the rules by which a flow is told.
+#[derive(Clone, Debug)]
+pub struct Hasher {
+    kind: HashKind,
+    rules: FlowKeyRules,
+}
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum HashKind {
     Keyed(Keyed),
     /// Prepared for [`toeplitz::TUPLE_BYTES`].
@@ -75,7 +80,7 @@ impl Hasher {
     /// directions of a flow hash alike.
     #[must_use]
     pub fn keyed(key: &[u8; KEYED_KEY_BYTES], symmetric: bool) -> Self {
-        Self(HashKind::Keyed(Keyed::new(key, symmetric)))
+        Self::new(HashKind::Keyed(Keyed::new(key, symmetric)))
     }
 
     /// The hash that network cards compute with the same key.
@@ -83,7 +88,7 @@ impl Hasher {
     /// # Errors
     /// When the key has fewer than [`toeplitz::TUPLE_KEY_BYTES`] bytes.
     pub fn toeplitz(key: &[u8]) -> Result<Self, KeyTooShort> {
-        Ok(Self(HashKind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
+        Ok(Self::new(HashKind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
     }
 
     /// The same hash under another key.
@@ -93,18 +98,70 @@ impl Hasher {
     /// [`toeplitz::TUPLE_KEY_BYTES`] for Toeplitz.
     pub fn rekeyed(&self, key: &[u8]) -> Result<Self, WrongKey> {
         let wrong = WrongKey { have_bytes: key.len() };
-        match &self.0 {
+        let rekeyed = match &self.kind {
             HashKind::Keyed(keyed) => {
                 let key = key.try_into().map_err(|_| wrong)?;
-                Ok(Self::keyed(key, keyed.is_symmetric()))
+                Self::keyed(key, keyed.is_symmetric())
             }
-            HashKind::Toeplitz(_) => Self::toeplitz(key).map_err(|_| wrong),
+            HashKind::Toeplitz(_) => Self::toeplitz(key).map_err(|_| wrong)?,
+        };
+        Ok(rekeyed.with_rules(self.rules))
+    }
+
+    /// The same hash, of flows that are told by these rules; [`FlowKeyRules::OUTER`] at first.
+    #[must_use]
+    pub fn with_rules(&self, rules: FlowKeyRules) -> Self {
+        Self { rules, ..self.clone() }
+    }
+
+    /// Rules by which a flow is told.
+    #[must_use]
+    pub fn rules(&self) -> &FlowKeyRules {
+        &self.rules
+    }
+
+    fn new(kind: HashKind) -> Self {
+        Self { kind, rules: FlowKeyRules::OUTER }
+    }
+
+    /// The hash of a parsed packet of which the device says that it is `device_hash`, if anything: a device
+    /// looks at the outermost header only.
+    #[inline]
+    #[must_use]
+    pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
+        let is_told = self.rules.is_told_by_outermost(view.headers());
+        if device_hash.is_some() && is_told { device_hash } else { self.hash(view) }
+    }
+
+    /// The hash of a packet, wherever it lies: the device's, where that looked at all that counts.
+    #[inline]
+    #[must_use]
+    pub fn hash_packet(&self, packet: &Packet) -> FlowHash {
+        if !self.rules.is_told_by_outermost(&packet.headers) && packet.is_nonlinear() {
+            return self.hash_nonlinear(packet);
         }
+        self.hash_of(&packet.view(), packet.hash)
+    }
+
+    #[cold]
+    fn hash_nonlinear(&self, packet: &Packet) -> FlowHash {
+        let mut bytes = [0; WALKED_BYTES_MAX];
+        let mut len = 0;
+        for piece in packet.fragments() {
+            let room = &mut bytes[len..];
+            let taken = piece.len().min(room.len());
+            room[..taken].copy_from_slice(&piece[..taken]);
+            len += taken;
+        }
+        self.hash_key(&FlowKey::of(&View::new(&bytes[..len], &packet.headers), &self.rules))
     }
 
     /// The hash of a parsed packet.
     #[must_use]
     pub fn hash(&self, view: &View<'_>) -> FlowHash {
+        if !self.rules.is_told_by_outermost(view.headers()) {
+            return self.hash_key(&FlowKey::of(view, &self.rules));
+        }
         let Some(addresses) = view.address_bytes() else { return FlowHash::NONE };
         self.hash_tuple(addresses, if view.is_fragment() { None } else { view.port_bytes() })
     }
@@ -113,9 +170,26 @@ impl Hasher {
     /// network order.
     #[must_use]
     pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> FlowHash {
-        FlowHash::computed(match &self.0 {
+        FlowHash::computed(match &self.kind {
             HashKind::Keyed(keyed) => keyed.hash(addresses, ports),
             HashKind::Toeplitz(toeplitz) => toeplitz.hash_tuple(addresses, ports),
+        })
+    }
+
+    /// The hash of a flow's key.
+    #[cold]
+    #[must_use]
+    pub fn hash_key(&self, key: &FlowKey<'_>) -> FlowHash {
+        let of_tuple =
+            |addresses: &[u8], ports: Option<&[u8; 4]>| self.hash_tuple(addresses, ports);
+        key.hashed(of_tuple, |id| self.hash_id(id)).unwrap_or(FlowHash::NONE)
+    }
+
+    /// The hash of a connection's ID, of at most 20 bytes.
+    fn hash_id(&self, id: &[u8]) -> FlowHash {
+        FlowHash::computed(match &self.kind {
+            HashKind::Keyed(keyed) => keyed.hash_id(id),
+            HashKind::Toeplitz(toeplitz) => toeplitz.hash_tuple(id, None),
         })
     }
 }

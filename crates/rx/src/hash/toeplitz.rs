@@ -49,6 +49,7 @@ impl fmt::Display for KeyTooShort {
 impl std::error::Error for KeyTooShort {}
 
 /// Toeplitz under one key: a table lookup for each byte of input.
+#[derive(Clone)]
 pub struct Toeplitz {
     /// For each input byte, what each of its values adds to the hash.
     tables: Box<[[u32; 256]]>,

@@ -126,6 +126,12 @@ pub enum Fragment {
 }
 
 impl Fragment {
+    /// True if there is no transport header here.
+    #[must_use]
+    pub fn is_later(self) -> bool {
+        self == Self::Later
+    }
+
     /// True if all of the datagram is here.
     #[must_use]
     pub fn is_whole(self) -> bool {

@@ -25,6 +25,12 @@ impl<'a> View<'a> {
         self.bytes
     }
 
+    /// Offsets and kinds of the headers.
+    #[must_use]
+    pub fn headers(&self) -> &'a Headers {
+        self.headers
+    }
+
     /// Source address of the outermost IP header.
     #[must_use]
     pub fn source(&self) -> Option<IpAddr> {
@@ -183,7 +189,7 @@ impl<'a> View<'a> {
     }
 
     /// End of the packet by its IP header; a length of 0 says nothing.
-    fn packet_end(&self) -> Option<usize> {
+    pub(crate) fn packet_end(&self) -> Option<usize> {
         let before = match self.headers.network {
             Network::Other => return None,
             Network::Ipv4 => 0,

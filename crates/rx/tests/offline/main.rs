@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 mod parse; //        headers, and laws of any bytes
 #[cfg(not(loom))]
+mod flow_key; //     what tells a flow: tunnels, numbers, connection IDs
+#[cfg(not(loom))]
 mod coalescing; //   what merges, and what does not
 #[cfg(not(loom))]
 mod segmentation; // what is merged, taken apart again

@@ -1,0 +1,414 @@
+//! From one IP header to the next one inside: the headers of tunnels.
+
+use super::layers::{Layer, Layers};
+use super::level::Level;
+use super::rules::{FlowKeyRules, KeyDepth};
+use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
+
+/// Labels of an MPLS stack that are walked over.
+const MPLS_LABELS_MAX: usize = 16;
+
+/// Extension headers of GTP-U that are walked over.
+const GTPU_EXTENSIONS_MAX: usize = 8;
+
+const ETHERTYPE_BRIDGED: u16 = 0x6558;
+const ETHERTYPE_PPPOE_SESSION: u16 = 0x8864;
+const ETHERTYPE_MPLS: u16 = 0x8847;
+const ETHERTYPE_MPLS_MULTICAST: u16 = 0x8848;
+const ETHERTYPE_NSH: u16 = 0x894f;
+const ETHERTYPE_PPP: u16 = 0x880b;
+
+const IPIP: u8 = 4;
+const IPV6: u8 = 41;
+const GRE: u8 = 47;
+const ESP: u8 = 50;
+const L2TP: u8 = 115;
+const MPLS_IN_IP: u8 = 137;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+const UDP: u8 = 17;
+
+const PORT_GTPU: u16 = 2152;
+const PORT_ESP: u16 = 4500;
+const PORT_VXLAN: u16 = 4789;
+const PORT_VXLAN_GPE: u16 = 4790;
+/// Port of the kernel's VXLAN before IANA gave it one.
+const PORT_VXLAN_LINUX: u16 = 8472;
+const PORT_GENEVE: u16 = 6081;
+const PORT_MPLS: u16 = 6635;
+
+/// Contents behind an IP header.
+pub(super) enum Step<'a> {
+    /// Another IP header.
+    Inner(Level<'a>),
+    /// The packet that an ICMP error speaks of, as it was sent.
+    Quoted(Level<'a>),
+    /// A number that tells flows between two hosts apart.
+    Number(NumberOf, u32),
+    /// The ID of a QUIC connection.
+    Connection(&'a [u8]),
+}
+
+/// Header that holds a [`Step::Number`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NumberOf {
+    /// Security parameters index.
+    Esp,
+    /// Session.
+    L2tpv3,
+    /// Tunnel endpoint, of a message without an IP packet.
+    Gtpu,
+}
+
+/// Header that comes next.
+#[derive(Clone, Copy)]
+enum Next {
+    Ethernet,
+    Ip(Network),
+    Gre,
+    Ppp,
+    Pppoe,
+    Mpls,
+    Nsh,
+    Vxlan,
+    VxlanGpe,
+    Geneve,
+}
+
+/// Bytes, and the header that they begin with.
+type At<'a> = (Next, &'a [u8]);
+
+/// Goes one step further in; `None` where there is nothing that the rules look behind.
+pub(super) fn step<'a>(
+    level: &Level<'a>,
+    rules: &FlowKeyRules,
+    layers: &mut Layers,
+) -> Option<Step<'a>> {
+    if level.headers.network == Network::Other {
+        let link = link_layer(level.bytes, level.headers.link);
+        let next = Next::of_ethertype(link.ethertype?, rules.depth)?;
+        let bytes = level.bytes.get(link.network_offset.into()..)?;
+        return follow((next, bytes), rules.depth, layers).map(Step::Inner);
+    }
+    let (protocol, bytes) = (level.headers.protocol, level.payload()?);
+    if protocol == UDP {
+        return udp(bytes, rules, layers);
+    }
+    let at = match (rules.depth, protocol) {
+        (KeyDepth::Outer, _) => return None,
+        (_, IPIP) => {
+            layers.push(Layer::Ipip)?;
+            (Next::Ip(Network::Ipv4), bytes)
+        }
+        (_, IPV6) => {
+            layers.push(Layer::SixInFour)?;
+            (Next::Ip(Network::Ipv6), bytes)
+        }
+        (_, GRE) => (Next::Gre, bytes),
+        (_, ESP) => return number(bytes, Layer::Esp, NumberOf::Esp, layers),
+        (_, L2TP) => return number(bytes, Layer::L2tpv3, NumberOf::L2tpv3, layers),
+        (_, ICMP | ICMPV6) => {
+            let at = quoted(bytes, level.headers.network)?;
+            return follow(at, rules.depth, layers).map(Step::Quoted);
+        }
+        (KeyDepth::Inner, MPLS_IN_IP) => (Next::Mpls, bytes),
+        _ => return None,
+    };
+    follow(at, rules.depth, layers).map(Step::Inner)
+}
+
+/// Follows headers to the next IP header. Each but Ethernet's and PPP's is noted, and behind these two
+/// comes one that is: that bounds the walk.
+fn follow<'a>(mut at: At<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Level<'a>> {
+    loop {
+        let (next, bytes) = at;
+        at = match next {
+            Next::Ip(network) => return ip(bytes, network),
+            Next::Ethernet => {
+                let link = link_layer(bytes, Link::Ethernet);
+                match link.ethertype? {
+                    ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return Level::inner(bytes, Link::Ethernet),
+                    other => {
+                        let behind = bytes.get(link.network_offset.into()..)?;
+                        (Next::of_ethertype(other, depth)?, behind)
+                    }
+                }
+            }
+            Next::Gre => gre(bytes, depth, layers)?,
+            Next::Ppp => ppp(bytes, depth)?,
+            Next::Pppoe => pppoe(bytes, layers)?,
+            Next::Mpls => mpls(bytes, layers)?,
+            Next::Nsh => nsh(bytes, layers)?,
+            Next::Vxlan => vxlan(bytes, layers)?,
+            Next::VxlanGpe => vxlan_gpe(bytes, layers)?,
+            Next::Geneve => geneve(bytes, depth, layers)?,
+        };
+    }
+}
+
+impl Next {
+    fn of_ethertype(ethertype: u16, depth: KeyDepth) -> Option<Self> {
+        Some(match (depth, ethertype) {
+            (KeyDepth::Outer, _) => return None,
+            (_, ETHERTYPE_IPV4) => Self::Ip(Network::Ipv4),
+            (_, ETHERTYPE_IPV6) => Self::Ip(Network::Ipv6),
+            (_, ETHERTYPE_PPPOE_SESSION) => Self::Pppoe,
+            (KeyDepth::Inner, ETHERTYPE_MPLS | ETHERTYPE_MPLS_MULTICAST) => Self::Mpls,
+            (KeyDepth::Inner, ETHERTYPE_NSH) => Self::Nsh,
+            _ => return None,
+        })
+    }
+
+    /// The header that an EtherType announces in a tunnel, where Ethernet has one too.
+    fn of_tunnelled(ethertype: u16, depth: KeyDepth) -> Option<Self> {
+        match ethertype {
+            ETHERTYPE_BRIDGED => Some(Self::Ethernet),
+            other => Self::of_ethertype(other, depth),
+        }
+    }
+
+    /// "Next protocol" of VXLAN-GPE and of a network service header.
+    fn of_protocol(protocol: u8) -> Option<Self> {
+        Some(match protocol {
+            1 => Self::Ip(Network::Ipv4),
+            2 => Self::Ip(Network::Ipv6),
+            3 => Self::Ethernet,
+            4 => Self::Nsh,
+            5 => Self::Mpls,
+            _ => return None,
+        })
+    }
+}
+
+/// An IP header of the version that was announced.
+fn ip(bytes: &[u8], network: Network) -> Option<Level<'_>> {
+    let level = Level::inner(bytes, Link::Ip)?;
+    (level.headers.network == network).then_some(level)
+}
+
+/// Packet that an ICMP error speaks of: behind the error's eight bytes (RFC 792, RFC 4443).
+fn quoted(bytes: &[u8], network: Network) -> Option<At<'_>> {
+    let (&[kind, ..], quoted) = bytes.split_first_chunk::<8>()?;
+    match (network, kind) {
+        // Unreachable, source quench, redirect, time exceeded, parameter problem.
+        (Network::Ipv4, 3 | 4 | 5 | 11 | 12) | (Network::Ipv6, 1..=4) => {
+            Some((Next::Ip(network), quoted))
+        }
+        _ => None,
+    }
+}
+
+fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option<Step<'a>> {
+    let (&[_, _, high, low, ..], payload) = bytes.split_first_chunk::<8>()?;
+    let port = u16::from_be_bytes([high, low]);
+    if let Some(quic) = rules.quic.filter(|quic| quic.has_port(port)) {
+        layers.push(Layer::Quic)?;
+        return quic_id(payload, quic.id_len_bytes()).map(Step::Connection);
+    }
+    if rules.depth != KeyDepth::Inner {
+        return None;
+    }
+    let next = match port {
+        PORT_GTPU => return gtpu(payload, rules.depth, layers),
+        PORT_ESP if payload.starts_with(&[0; 4]) => return None, // IKE (RFC 3948)
+        PORT_ESP => return number(payload, Layer::Esp, NumberOf::Esp, layers),
+        PORT_VXLAN | PORT_VXLAN_LINUX => Next::Vxlan,
+        PORT_VXLAN_GPE => Next::VxlanGpe,
+        PORT_GENEVE => Next::Geneve,
+        PORT_MPLS => Next::Mpls,
+        _ => return None,
+    };
+    follow((next, payload), rules.depth, layers).map(Step::Inner)
+}
+
+/// The ID that the server chose, of a short header; a long one may bear the client's choice still. The
+/// fixed bit says nothing: it may be greased (RFC 9287).
+fn quic_id(payload: &[u8], len_bytes: usize) -> Option<&[u8]> {
+    const LONG_HEADER: u8 = 0x80;
+    let (first, rest) = payload.split_first()?;
+    if first & LONG_HEADER != 0 {
+        return None;
+    }
+    rest.get(..len_bytes)
+}
+
+/// The number that a header begins with. 0 is none: L2TPv3's control messages, which have an ID of a
+/// connection elsewhere, and a reserved SPI.
+fn number<'a>(
+    bytes: &'a [u8],
+    layer: Layer,
+    of: NumberOf,
+    layers: &mut Layers,
+) -> Option<Step<'a>> {
+    let number = u32::from_be_bytes(*bytes.first_chunk()?);
+    layers.push(layer)?;
+    (number != 0).then_some(Step::Number(of, number))
+}
+
+fn gre<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
+    const CHECKSUM: u8 = 0x80;
+    const ROUTING: u8 = 0x40;
+    const KEY: u8 = 0x20;
+    const SEQUENCE: u8 = 0x10;
+    const ACKNOWLEDGMENT: u8 = 0x80;
+    let &[flags, version, high, low] = bytes.first_chunk()?;
+    let protocol = u16::from_be_bytes([high, low]);
+    let four = |is_there: bool| if is_there { 4 } else { 0 };
+    let sequence = four(flags & SEQUENCE != 0);
+    let (next, len) = match version & 0x07 {
+        0 if flags & ROUTING == 0 => {
+            let is_nvgre = flags & (CHECKSUM | KEY | SEQUENCE) == KEY;
+            let is_nvgre = is_nvgre && protocol == ETHERTYPE_BRIDGED;
+            layers.push(if is_nvgre { Layer::Nvgre } else { Layer::Gre })?;
+            let len = 4 + four(flags & CHECKSUM != 0) + four(flags & KEY != 0) + sequence;
+            (Next::of_tunnelled(protocol, depth)?, len)
+        }
+        1 if flags & KEY != 0 && protocol == ETHERTYPE_PPP => {
+            layers.push(Layer::Gre)?;
+            (Next::Ppp, 8 + sequence + four(version & ACKNOWLEDGMENT != 0))
+        }
+        _ => return None,
+    };
+    Some((next, bytes.get(len..)?))
+}
+
+/// PPP (RFC 1661), with or without the address and control fields, the protocol in one byte or two.
+fn ppp(bytes: &[u8], depth: KeyDepth) -> Option<At<'_>> {
+    let bytes = bytes.strip_prefix(&[0xff, 0x03]).unwrap_or(bytes);
+    let (protocol, behind) = match bytes {
+        [short, behind @ ..] if short & 1 == 1 => (u16::from(*short), behind),
+        [high, low, behind @ ..] => (u16::from_be_bytes([*high, *low]), behind),
+        _ => return None,
+    };
+    let next = match (protocol, depth) {
+        (0x0021, _) => Next::Ip(Network::Ipv4),
+        (0x0057, _) => Next::Ip(Network::Ipv6),
+        (0x0281 | 0x0283, KeyDepth::Inner) => Next::Mpls,
+        _ => return None,
+    };
+    Some((next, behind))
+}
+
+fn pppoe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+    let (&[version, code, _, _, high, low], behind) = bytes.split_first_chunk::<6>()?;
+    if (version, code) != (0x11, 0) {
+        return None;
+    }
+    layers.push(Layer::Pppoe)?;
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    Some((Next::Ppp, behind.get(..len).unwrap_or(behind)))
+}
+
+/// A stack of labels; behind it is told by its first bits (RFC 4928): IP, or the control word of a
+/// pseudowire (RFC 4385), of which those of Ethernet are followed.
+fn mpls<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+    const BOTTOM: u8 = 1;
+    layers.push(Layer::Mpls)?;
+    let mut behind = bytes;
+    for _ in 0..MPLS_LABELS_MAX {
+        let (&[_, _, bits, _], rest) = behind.split_first_chunk::<4>()?;
+        behind = rest;
+        if bits & BOTTOM != 0 {
+            return match behind.first()? >> 4 {
+                4 => Some((Next::Ip(Network::Ipv4), behind)),
+                6 => Some((Next::Ip(Network::Ipv6), behind)),
+                0 => Some((Next::Ethernet, behind.get(4..)?)),
+                _ => None,
+            };
+        }
+    }
+    None
+}
+
+fn nsh<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+    const BASE_BYTES: usize = 8;
+    let &[version, words, _, protocol] = bytes.first_chunk()?;
+    let len = usize::from(words & 0x3f) * 4;
+    if version >> 6 != 0 || len < BASE_BYTES {
+        return None;
+    }
+    layers.push(Layer::Nsh)?;
+    Some((Next::of_protocol(protocol)?, bytes.get(len..)?))
+}
+
+fn vxlan<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+    const HAS_VNI: u8 = 0x08;
+    let (&[flags, ..], behind) = bytes.split_first_chunk::<8>()?;
+    if flags & HAS_VNI == 0 {
+        return None;
+    }
+    layers.push(Layer::Vxlan)?;
+    Some((Next::Ethernet, behind))
+}
+
+fn vxlan_gpe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+    const HAS_PROTOCOL: u8 = 0x04;
+    const IS_OAM: u8 = 0x01;
+    let (&[flags, _, _, protocol, ..], behind) = bytes.split_first_chunk::<8>()?;
+    layers.push(Layer::VxlanGpe)?;
+    let next = match flags & (HAS_PROTOCOL | IS_OAM) {
+        0 => Next::Ethernet,
+        HAS_PROTOCOL => Next::of_protocol(protocol)?,
+        _ => return None,
+    };
+    Some((next, behind))
+}
+
+fn geneve<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
+    const BASE_BYTES: usize = 8;
+    let &[words, _, high, low] = bytes.first_chunk()?;
+    if words >> 6 != 0 {
+        return None;
+    }
+    layers.push(Layer::Geneve)?;
+    let next = Next::of_tunnelled(u16::from_be_bytes([high, low]), depth)?;
+    Some((next, bytes.get(BASE_BYTES + usize::from(words & 0x3f) * 4..)?))
+}
+
+/// GTP-U. A message without an IP packet goes by its tunnel's endpoint, if it has one.
+fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Step<'a>> {
+    const VERSION_AND_TYPE: u8 = 0xf0;
+    const VERSION_1_GTP: u8 = 0x30;
+    const G_PDU: u8 = 255;
+    let (&[flags, kind, high, low, ref endpoint @ ..], behind) = bytes.split_first_chunk::<8>()?;
+    if flags & VERSION_AND_TYPE != VERSION_1_GTP {
+        return None;
+    }
+    layers.push(Layer::Gtpu)?;
+    let endpoint = u32::from_be_bytes(*endpoint);
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    let behind = behind.get(..len).unwrap_or(behind);
+    let at = match gtpu_payload(flags, behind) {
+        Some(payload) if kind == G_PDU => match payload.first().map(|first| first >> 4) {
+            Some(4) => Some((Next::Ip(Network::Ipv4), payload)),
+            Some(6) => Some((Next::Ip(Network::Ipv6), payload)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let level = at.and_then(|at| follow(at, depth, layers));
+    let number = (endpoint != 0).then_some(Step::Number(NumberOf::Gtpu, endpoint));
+    level.map(Step::Inner).or(number)
+}
+
+/// Payload behind GTP-U's optional fields and its extension headers.
+fn gtpu_payload(flags: u8, bytes: &[u8]) -> Option<&[u8]> {
+    const OPTIONAL_FIELDS: u8 = 0x07;
+    const HAS_EXTENSION: u8 = 0x04;
+    if flags & OPTIONAL_FIELDS == 0 {
+        return Some(bytes);
+    }
+    let (&[.., mut kind], mut behind) = bytes.split_first_chunk::<4>()?;
+    if flags & HAS_EXTENSION == 0 {
+        return Some(behind);
+    }
+    for _ in 0..GTPU_EXTENSIONS_MAX {
+        if kind == 0 {
+            return Some(behind);
+        }
+        let len = usize::from(*behind.first()?) * 4;
+        let (extension, rest) = behind.split_at_checked(len)?;
+        (kind, behind) = (*extension.last()?, rest);
+    }
+    None
+}

@@ -1,0 +1,77 @@
+//! One IP header of a frame, and what it carries.
+
+use super::layers::{Layer, Layers};
+use crate::parse::extension::{AUTHENTICATION, ExtensionWalk};
+use crate::parse::{Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, Verify, View, parse};
+
+/// An IP header, with the link in front of it and all that comes behind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Level<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) headers: Headers,
+}
+
+impl<'a> Level<'a> {
+    /// The level that begins with these bytes, if they hold the addresses of an IP header.
+    pub(super) fn inner(bytes: &'a [u8], link: Link) -> Option<Self> {
+        let wire_len = u32::try_from(bytes.len()).ok()?;
+        let level = Self { bytes, headers: parse(bytes, wire_len, link, Verify::Nothing) };
+        level.view().address_bytes()?;
+        Some(level)
+    }
+
+    pub(super) fn view(&self) -> View<'_> {
+        View::new(self.bytes, &self.headers)
+    }
+
+    /// Notes the IP header and the transport's.
+    pub(super) fn note(&self, layers: &mut Layers) -> Option<()> {
+        layers.push(match self.headers.network {
+            Network::Other => return None,
+            Network::Ipv4 => Layer::Ipv4,
+            Network::Ipv6 => Layer::Ipv6,
+        })?;
+        let transport = match (self.headers.transport, self.headers.protocol) {
+            (Transport::Icmp, _) => Layer::Icmp,
+            (_, 6) if self.view().port_bytes().is_some() => Layer::Tcp,
+            (_, 17) if self.view().port_bytes().is_some() => Layer::Udp,
+            _ => return Some(()),
+        };
+        layers.push(transport)
+    }
+
+    /// The IP packet's payload, from the header of [its protocol](Headers::protocol) on, without what pads
+    /// the frame. None of a fragment.
+    pub(super) fn payload(&self) -> Option<&'a [u8]> {
+        let view = self.view();
+        if view.is_fragment() {
+            return None;
+        }
+        let end = view.packet_end()?.min(self.bytes.len());
+        self.bytes.get(self.payload_offset()?..end)
+    }
+
+    fn payload_offset(&self) -> Option<usize> {
+        let start = usize::from(self.headers.network_offset);
+        let header = self.bytes.get(start..)?;
+        let mut walk = match self.headers.network {
+            Network::Other => return None,
+            Network::Ipv4 => {
+                let &[first, .., protocol] = header.first_chunk::<10>()?;
+                ExtensionWalk { kind: protocol, at: start + usize::from(first & 0x0f) * 4 }
+            }
+            Network::Ipv6 => {
+                let &[.., next] = header.first_chunk::<7>()?;
+                ExtensionWalk { kind: next, at: start + 40 }
+            }
+        };
+        let is_ipv4 = self.headers.network == Network::Ipv4;
+        for _ in 0..MAX_EXTENSION_HEADERS {
+            if !walk.is_extension() || is_ipv4 && walk.kind != AUTHENTICATION {
+                break;
+            }
+            walk.take(self.bytes)?;
+        }
+        (walk.kind == self.headers.protocol).then_some(walk.at)
+    }
+}

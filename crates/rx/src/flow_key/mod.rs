@@ -1,0 +1,213 @@
+//! Flow key: what tells a packet's flow from others, before it is hashed.
+//!
+//! | rule | key | found |
+//! |---|---|---|
+//! | `outer` | addresses and ports | TCP and UDP of the outermost IP header |
+//! | `inner` | the same | of the innermost IP header reached through tunnels |
+//! | `addresses` | addresses | other protocols, and headers cut short, of the innermost IP header |
+//! | `fragment` | addresses | pieces of a datagram, which all go alike |
+//! | `icmp` | the flow that an ICMP error speaks of, turned around | so that it meets that flow's packets |
+//! | `esp` | addresses and SPI | ESP, as in the kernel |
+//! | `l2tpv3` | addresses and session | L2TPv3 over IP: its cookie's length is not in the header |
+//! | `gtpu` | addresses and TEID | GTP-U that holds no IP packet |
+//! | `quic` | the connection ID that the server chose | short headers to a [QUIC server](QuicRule) |
+//! | `none` | nothing: not steered (RPS-4) | no IP header reached |
+//!
+//! | looked behind | `auto` | `inner` |
+//! |---|---|---|
+//! | IPv4 and IPv6 in either, GRE, NVGRE, PPTP, PPPoE, errors of ICMP | yes | yes |
+//! | VXLAN, VXLAN-GPE, GENEVE, MPLS over UDP | no: the source port tells inner flows apart | yes |
+//! | GTP-U, ESP over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
+//! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
+//!
+//! In two things `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`): an IPv6 flow
+//! label does not stop it, since senders change labels within a flow (RFC 6438 asks for no more than
+//! one a packet), and it looks at the packet that an ICMP error quotes.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
+
+mod inside; //   from one IP header to the next
+mod layers; //   headers that were passed
+mod level; //    one IP header, and what it carries
+mod rules; //    how deep, and which ports are QUIC's
+
+use inside::{NumberOf, Step};
+pub use layers::{LAYERS_MAX, Layer, Layers};
+use level::Level;
+pub use rules::{
+    FlowKeyRules, KeyDepth, NoFlowKey, QUIC_ID_BYTES_MAX, QUIC_PORT_RANGES_MAX, QuicRule,
+};
+
+use crate::parse::View;
+
+/// Bytes of a frame that the walk looks at: headers further behind are not there for it.
+pub const WALKED_BYTES_MAX: usize = 512;
+
+/// Rule that made a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyRule {
+    /// There is no key.
+    None,
+    /// Addresses and ports of the outermost IP header.
+    Outer,
+    /// Addresses and ports of an inner IP header.
+    Inner,
+    /// Addresses: the protocol has no ports, or they are cut off.
+    Addresses,
+    /// Addresses: a fragment.
+    Fragment,
+    /// Flow that an ICMP error speaks of.
+    Icmp,
+    /// Addresses and SPI.
+    Esp,
+    /// Addresses and session.
+    L2tpv3,
+    /// Addresses and tunnel endpoint.
+    Gtpu,
+    /// Connection ID.
+    Quic,
+}
+
+impl KeyRule {
+    /// Name in `flowkey.csv`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Outer => "outer",
+            Self::Inner => "inner",
+            Self::Addresses => "addresses",
+            Self::Fragment => "fragment",
+            Self::Icmp => "icmp",
+            Self::Esp => "esp",
+            Self::L2tpv3 => "l2tpv3",
+            Self::Gtpu => "gtpu",
+            Self::Quic => "quic",
+        }
+    }
+}
+
+/// A flow's key, and the way to it.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowKey<'a> {
+    /// Rule that made it.
+    pub rule: KeyRule,
+    /// Headers that were walked over.
+    pub layers: Layers,
+    /// SPI, session, tunnel endpoint or connection ID, if the key has one.
+    pub id: Option<KeyId<'a>>,
+    innermost: Level<'a>,
+    is_reversed: bool,
+}
+
+/// Number or ID in a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyId<'a> {
+    /// Four bytes.
+    Number([u8; 4]),
+    /// A QUIC connection's.
+    Connection(&'a [u8]),
+}
+
+impl KeyId<'_> {
+    /// Bytes of the ID, in network order.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Number(bytes) => bytes,
+            Self::Connection(bytes) => bytes,
+        }
+    }
+}
+
+impl<'a> FlowKey<'a> {
+    /// Walks to the key of a parsed packet.
+    #[must_use]
+    pub fn of(view: &View<'a>, rules: &FlowKeyRules) -> Self {
+        let bytes = view.bytes();
+        let bytes = bytes.get(..WALKED_BYTES_MAX).unwrap_or(bytes);
+        let outermost = Level { bytes, headers: *view.headers() };
+        let mut key = Self {
+            rule: KeyRule::None,
+            layers: Layers::default(),
+            id: None,
+            innermost: outermost,
+            is_reversed: false,
+        };
+        let (mut is_inner, mut number_of) = (false, None);
+        let _ = outermost.note(&mut key.layers);
+        while let Some(step) = inside::step(&key.innermost, rules, &mut key.layers) {
+            let level = match step {
+                Step::Inner(level) => level,
+                Step::Quoted(level) => {
+                    key.is_reversed = !key.is_reversed;
+                    level
+                }
+                Step::Number(of, number) => {
+                    key.id = Some(KeyId::Number(number.to_be_bytes()));
+                    number_of = Some(of);
+                    break;
+                }
+                Step::Connection(id) => {
+                    key.id = Some(KeyId::Connection(id));
+                    break;
+                }
+            };
+            (key.innermost, is_inner) = (level, true);
+            if level.note(&mut key.layers).is_none() {
+                break; // as deep as the walk goes
+            }
+        }
+        key.rule = key.told_by(is_inner, number_of);
+        key
+    }
+
+    fn told_by(&self, is_inner: bool, number_of: Option<NumberOf>) -> KeyRule {
+        let view = self.innermost.view();
+        match (number_of, self.id) {
+            _ if self.is_reversed => KeyRule::Icmp,
+            (None, Some(_)) => KeyRule::Quic,
+            (Some(NumberOf::Esp), _) => KeyRule::Esp,
+            (Some(NumberOf::L2tpv3), _) => KeyRule::L2tpv3,
+            (Some(NumberOf::Gtpu), _) => KeyRule::Gtpu,
+            (None, None) if view.address_bytes().is_none() => KeyRule::None,
+            (None, None) if view.is_fragment() => KeyRule::Fragment,
+            (None, None) if view.port_bytes().is_none() => KeyRule::Addresses,
+            (None, None) if is_inner => KeyRule::Inner,
+            (None, None) => KeyRule::Outer,
+        }
+    }
+
+    /// Fields of the innermost IP header that was reached, and of its transport.
+    #[must_use]
+    pub fn innermost(&self) -> View<'_> {
+        self.innermost.view()
+    }
+
+    /// Gives the key to a hash function: addresses and four bytes more, or an ID.
+    pub(crate) fn hashed<T>(
+        &self,
+        of_tuple: impl FnOnce(&[u8], Option<&[u8; 4]>) -> T,
+        of_id: impl FnOnce(&[u8]) -> T,
+    ) -> Option<T> {
+        let view = self.innermost.view();
+        let ports = if view.is_fragment() { None } else { view.port_bytes().copied() };
+        let more = match self.id {
+            Some(KeyId::Connection(id)) if !self.is_reversed => return Some(of_id(id)),
+            Some(KeyId::Number(number)) if !self.is_reversed => Some(number),
+            _ => ports,
+        };
+        let addresses = view.address_bytes()?;
+        if !self.is_reversed {
+            return Some(of_tuple(addresses, more.as_ref()));
+        }
+        // The flow's own packets come from where the quoted one went.
+        let (source, destination) = addresses.split_at(addresses.len() / 2);
+        let mut turned = [0; 32];
+        let turned = turned.get_mut(..addresses.len())?;
+        let (first, second) = turned.split_at_mut(destination.len());
+        first.copy_from_slice(destination);
+        second.copy_from_slice(source);
+        let more = more.map(|[a, b, c, d]| [c, d, a, b]);
+        Some(of_tuple(turned, more.as_ref()))
+    }
+}

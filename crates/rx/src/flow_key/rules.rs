@@ -1,0 +1,211 @@
+//! Choice of the rules by which a flow is told: `auto`, `outer` or `inner`, and perhaps QUIC.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::parse::{Headers, Network, Transport};
+
+/// Lists and ranges of ports that one QUIC rule has at most.
+pub const QUIC_PORT_RANGES_MAX: usize = 8;
+
+/// Longest connection ID (RFC 9000, section 17.2).
+pub const QUIC_ID_BYTES_MAX: u8 = 20;
+
+/// Rules by which a flow is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FlowKeyRules {
+    /// Headers that are looked behind.
+    pub depth: KeyDepth,
+    /// QUIC servers, whose flows are told by connection ID.
+    pub quic: Option<QuicRule>,
+}
+
+/// Headers that the walk looks behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum KeyDepth {
+    /// Those that the kernel's flow dissector looks behind (IP in IP, GRE, PPPoE), and ICMP errors. Not
+    /// behind UDP: a tunnel over UDP has a source port for each inner flow (RFC 7348, RFC 8926).
+    #[default]
+    Auto,
+    /// None: the outermost IP header and its ports.
+    Outer,
+    /// All that the walk knows.
+    Inner,
+}
+
+/// QUIC servers behind some ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QuicRule {
+    ports: [(u16, u16); QUIC_PORT_RANGES_MAX],
+    ranges: u8,
+    id_bytes: u8,
+}
+
+impl FlowKeyRules {
+    /// The outermost header alone.
+    pub const OUTER: Self = Self { depth: KeyDepth::Outer, quic: None };
+
+    /// True if what a packet begins with is all that there is to its key.
+    #[inline]
+    #[must_use]
+    pub(crate) fn is_told_by_outermost(&self, headers: &Headers) -> bool {
+        match (headers.transport, self.depth, &self.quic) {
+            (Transport::Tcp, ..) | (_, KeyDepth::Outer, None) => true,
+            (Transport::Udp, KeyDepth::Auto, None) => true,
+            _ => headers.network != Network::Other && headers.fragment.is_later(),
+        }
+    }
+}
+
+impl QuicRule {
+    /// True if a QUIC server listens at this port.
+    #[must_use]
+    pub fn has_port(&self, port: u16) -> bool {
+        self.ranges().iter().any(|(first, last)| (*first..=*last).contains(&port))
+    }
+
+    /// Length of the connection IDs that the servers choose.
+    #[must_use]
+    pub fn id_len_bytes(&self) -> usize {
+        self.id_bytes.into()
+    }
+
+    fn ranges(&self) -> &[(u16, u16)] {
+        self.ports.get(..self.ranges.into()).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for FlowKeyRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.depth {
+            KeyDepth::Auto => "auto",
+            KeyDepth::Outer => "outer",
+            KeyDepth::Inner => "inner",
+        })?;
+        self.quic.map_or(Ok(()), |quic| write!(f, ",{quic}"))
+    }
+}
+
+impl fmt::Display for QuicRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("quic:")?;
+        for (index, (first, last)) in self.ranges().iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{first}")?;
+            if first != last {
+                write!(f, "-{last}")?;
+            }
+        }
+        write!(f, ":{}", self.id_bytes)
+    }
+}
+
+/// Reason why a text is no [`FlowKeyRules`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoFlowKey;
+
+impl fmt::Display for NoFlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "it is auto, outer or inner, then perhaps quic:PORTS:LEN with at most \
+             {QUIC_PORT_RANGES_MAX} ports or ranges and an ID of 1 to {QUIC_ID_BYTES_MAX} bytes, as in \
+             inner,quic:443,8443-8449:8"
+        )
+    }
+}
+
+impl std::error::Error for NoFlowKey {}
+
+impl FromStr for FlowKeyRules {
+    type Err = NoFlowKey;
+
+    /// Reads `auto`, `outer`, `inner`, `quic:443:8` (with `auto`), or one of the first with a comma and
+    /// the last.
+    fn from_str(text: &str) -> Result<Self, NoFlowKey> {
+        let text = text.trim();
+        let (depth, quic) = match text.find("quic:") {
+            Some(0) => ("auto", Some(text)),
+            Some(at) => {
+                let (depth, quic) = text.split_at(at);
+                (depth.strip_suffix(',').ok_or(NoFlowKey)?, Some(quic))
+            }
+            None => (text, None),
+        };
+        let depth = match depth {
+            "auto" => KeyDepth::Auto,
+            "outer" => KeyDepth::Outer,
+            "inner" => KeyDepth::Inner,
+            _ => return Err(NoFlowKey),
+        };
+        Ok(Self { depth, quic: quic.map(str::parse).transpose()? })
+    }
+}
+
+impl FromStr for QuicRule {
+    type Err = NoFlowKey;
+
+    fn from_str(text: &str) -> Result<Self, NoFlowKey> {
+        let rest = text.strip_prefix("quic:").ok_or(NoFlowKey)?;
+        let (list, id_bytes) = rest.rsplit_once(':').ok_or(NoFlowKey)?;
+        let id_bytes = id_bytes.parse().map_err(|_| NoFlowKey)?;
+        if !(1..=QUIC_ID_BYTES_MAX).contains(&id_bytes) {
+            return Err(NoFlowKey);
+        }
+        let mut rule = Self { ports: Default::default(), ranges: 0, id_bytes };
+        for range in list.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let port = |text: &str| text.parse::<u16>().map_err(|_| NoFlowKey);
+            let (first, last) = (port(first)?, port(last)?);
+            let free = rule.ports.get_mut(usize::from(rule.ranges)).ok_or(NoFlowKey)?;
+            if first == 0 || first > last {
+                return Err(NoFlowKey);
+            }
+            *free = (first, last);
+            rule.ranges += 1;
+        }
+        Ok(rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flk_1_rules_read_and_write_back() {
+        for text in ["auto", "outer", "inner", "auto,quic:443:8", "inner,quic:443,8443-8449:20"] {
+            let rules: FlowKeyRules = text.parse().unwrap();
+            assert_eq!(rules.to_string(), text);
+        }
+        let rules: FlowKeyRules = "quic:443:8".parse().unwrap();
+        assert_eq!(rules.to_string(), "auto,quic:443:8");
+        let quic = "quic:443,8443-8449:8".parse::<QuicRule>().unwrap();
+        let ports = [443, 8443, 8445, 8449, 442, 8442, 8450];
+        assert_eq!(
+            ports.map(|port| quic.has_port(port)),
+            [true, true, true, true, false, false, false]
+        );
+    }
+
+    #[test]
+    fn flk_1_impossible_rules_are_refused() {
+        for text in [
+            "",
+            "all",
+            "inner,",
+            "inner,outer",
+            "quic:443",
+            "quic::8",
+            "quic:0:8",
+            "quic:443:0",
+            "quic:443:21",
+            "quic:9-8:8",
+            "innerquic:443:8",
+            "quic:1,2,3,4,5,6,7,8,9:8",
+            "quic:443:8,inner",
+        ] {
+            assert_eq!(text.parse::<FlowKeyRules>(), Err(NoFlowKey), "{text}");
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Flow keys: through tunnels, of errors, by numbers and by connection IDs; and hostile frames.
+
+use std::net::Ipv4Addr;
+
+use forebay_rx::flow_key::{FlowKey, FlowKeyRules, KeyRule, LAYERS_MAX};
+use forebay_rx::hash::Hasher;
+use forebay_rx::parse::{Headers, Link, Verify, View, parse};
+use proptest::prelude::*;
+
+const FROM: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
+const TO: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
+const PORTS: [u16; 2] = [40_000, 53];
+
+#[test]
+fn flk_2_inner_flow_tells_in_every_tunnel() {
+    let inner = inner_packet(PORTS);
+    for (name, frame, layers) in tunnels(&inner) {
+        let told = Told::of(&frame, "inner");
+        assert_eq!((told.layers.as_str(), told.rule), (&*layers, KeyRule::Inner), "{name}");
+        assert_eq!(told.tuple.as_deref(), Some("10.1.0.1 40000 10.1.0.2 53"), "{name}");
+        assert_eq!(told.hash, Told::of(&ethernet(0x0800, &inner), "outer").hash, "{name}");
+    }
+}
+
+#[test]
+fn flk_3_auto_looks_where_the_kernel_does() {
+    let inner = inner_packet(PORTS);
+    let entered: Vec<_> = tunnels(&inner)
+        .into_iter()
+        .filter(|(_, frame, _)| Told::of(frame, "auto").rule == KeyRule::Inner)
+        .map(|(name, ..)| name)
+        .collect();
+    assert_eq!(entered, ["ipip", "gre", "gre all", "nvgre", "pptp", "pppoe", "nested"]);
+    for (name, frame, _) in tunnels(&inner) {
+        let [auto, outer] = ["auto", "outer"].map(|rules| Told::of(&frame, rules));
+        assert_ne!(outer.rule, KeyRule::Inner, "{name}");
+        assert!(entered.contains(&name) || auto.hash == outer.hash, "{name}");
+    }
+}
+
+#[test]
+fn flk_4_encapsulation_without_end_is_bounded() {
+    let mut packet = inner_packet(PORTS);
+    let mut hashes = Vec::new();
+    for depth in 0..20 {
+        let told = Told::of(&ethernet(0x0800, &packet), "inner");
+        assert!(told.layers.split('.').count() <= LAYERS_MAX, "{depth}: {}", told.layers);
+        // Eight IP headers, and "ipip" between them: fifteen.
+        assert_eq!(told.rule == KeyRule::Inner, (1..=7).contains(&depth), "{depth}: {told:?}");
+        hashes.push(told.hash);
+        packet = ipv4([192, 0, 2, 1], [192, 0, 2, 2], 4, &packet);
+    }
+    assert!(hashes[..8].iter().all(|hash| *hash == hashes[0]));
+    assert!(hashes[8..].iter().all(|hash| *hash == hashes[8]), "the same depth is reached");
+}
+
+#[test]
+fn flk_5_error_meets_its_flow() {
+    let [to_us, from_us] = [([9, 9, 9, 9], [8, 8, 8, 8]), ([8, 8, 8, 8], [9, 9, 9, 9])];
+    for (protocol, transport) in [(17, udp([53, 40_000], b"x")), (6, tcp([443, 40_000]))] {
+        let flow =
+            Told::of(&ethernet(0x0800, &ipv4(to_us.0, to_us.1, protocol, &transport)), "auto");
+        let mut sent = transport.clone();
+        sent[..4].rotate_left(2);
+        let sent = ipv4(from_us.0, from_us.1, protocol, &sent);
+        for kind in [3, 4, 5, 11, 12] {
+            // A router quotes the IP header and eight bytes at least.
+            let icmp = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &sent[..28]].concat();
+            let error = ethernet(0x0800, &ipv4([7, 7, 7, 7], [8, 8, 8, 8], 1, &icmp));
+            let told = Told::of(&error, "auto");
+            assert_eq!((told.rule, told.hash), (KeyRule::Icmp, flow.hash), "{kind}");
+            let outer = Told::of(&error, "outer");
+            assert_eq!(outer.rule, KeyRule::Addresses);
+            assert_ne!(outer.hash, flow.hash);
+        }
+        let echo = [&[8, 0, 0, 0, 0, 0, 0, 0][..], &sent].concat();
+        let echo = Told::of(&ethernet(0x0800, &ipv4([7, 7, 7, 7], [8, 8, 8, 8], 1, &echo)), "auto");
+        assert_eq!(echo.rule, KeyRule::Addresses);
+    }
+}
+
+#[test]
+fn flk_6_numbers_tell_where_ports_do_not() {
+    let of = |protocol, payload: &[u8], rules| {
+        Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], protocol, payload)), rules)
+    };
+    let esp = |spi: u32| [&spi.to_be_bytes()[..], &[0; 20]].concat();
+    for (protocol, rule) in [(50, KeyRule::Esp), (115, KeyRule::L2tpv3)] {
+        let [one, other] = [0x0102_0304, 0x0102_0305].map(|spi| of(protocol, &esp(spi), "auto"));
+        assert_eq!((one.rule, one.id.as_str()), (rule, "01020304"));
+        assert_ne!(one.hash, other.hash);
+        assert_eq!(of(protocol, &esp(0), "auto").rule, KeyRule::Addresses);
+        assert_eq!(of(protocol, &esp(7), "outer").rule, KeyRule::Addresses);
+    }
+    let over_udp = |payload: &[u8]| of(17, &udp([4500, 4500], payload), "inner");
+    assert_eq!(over_udp(&esp(9)).rule, KeyRule::Esp);
+    assert_eq!(over_udp(&esp(0)).rule, KeyRule::Outer, "IKE");
+    let gtpu = |teid: u32| [&[0x30, 1, 0, 0][..], &teid.to_be_bytes()].concat();
+    let told = |teid| of(17, &udp([2152, 2152], &gtpu(teid)), "inner");
+    assert_eq!((told(5).rule, told(5).id.as_str()), (KeyRule::Gtpu, "00000005"));
+    assert_eq!(told(0).rule, KeyRule::Outer);
+}
+
+#[test]
+fn flk_7_connection_outlives_its_address() {
+    let packet = |source: [u8; 4], ports, payload: &[u8]| {
+        Told::of(&ethernet(0x0800, &ipv4(source, [2; 4], 17, &udp(ports, payload))), "quic:443:8")
+    };
+    let short = |id: u8| [&[0x41][..], &[id; 8], b"payload"].concat();
+    let home = packet([1; 4], [50_000, 443], &short(7));
+    let away = packet([3; 4], [61_000, 443], &short(7));
+    assert_eq!((home.rule, home.id.as_str()), (KeyRule::Quic, "0707070707070707"));
+    assert_eq!(home.layers, "ipv4.udp.quic");
+    assert_eq!(home.hash, away.hash);
+    assert_ne!(home.hash, packet([1; 4], [50_000, 443], &short(8)).hash);
+    let long = [&[0xc1, 0, 0, 0, 1, 8][..], &[7; 8], &[0; 40]].concat();
+    assert_eq!(packet([1; 4], [50_000, 443], &long).rule, KeyRule::Outer);
+    assert_eq!(packet([1; 4], [50_000, 444], &short(7)).rule, KeyRule::Outer);
+    assert_eq!(packet([1; 4], [50_000, 443], &[0x41, 1, 2]).rule, KeyRule::Outer, "cut short");
+}
+
+#[test]
+fn flk_8_inner_fragments_go_alike() {
+    let mut first = ipv4([5; 4], [6; 4], 17, &udp(PORTS, &[0; 64]));
+    first[6] = 0x20;
+    let mut later = first.clone();
+    (later[6], later[7]) = (0, 9);
+    let [first, later] = [first, later]
+        .map(|inner| Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], 4, &inner)), "auto"));
+    assert_eq!((first.rule, later.rule), (KeyRule::Fragment, KeyRule::Fragment));
+    assert_eq!(first.hash, later.hash);
+    let mut outer = ipv4([1; 4], [2; 4], 4, &inner_packet(PORTS));
+    outer[6] = 0x20;
+    assert_eq!(Told::of(&ethernet(0x0800, &outer), "inner").rule, KeyRule::Fragment);
+}
+
+#[test]
+fn flk_8_padding_is_no_inner_header() {
+    // An IP packet that ends behind its GRE header, and what looks like a packet behind its end.
+    let mut frame = ethernet(0x0800, &ipv4([1; 4], [2; 4], 47, &[0, 0, 8, 0]));
+    frame.extend(inner_packet(PORTS));
+    let told = Told::of(&frame, "inner");
+    assert_eq!((told.rule, told.layers.as_str()), (KeyRule::Addresses, "ipv4.gre"));
+}
+
+proptest! {
+    #[test]
+    fn flk_9_frame_cut_anywhere_has_a_key_still(at in 0usize..400, which in 0usize..32) {
+        let all = tunnels(&inner_packet(PORTS));
+        let (name, frame, layers) = &all[which % all.len()];
+        let cut = &frame[..at.min(frame.len())];
+        for rules in ["auto", "inner", "outer", "inner,quic:1-65535:8"] {
+            let told = Told::of(cut, rules);
+            let is_walked = layers.starts_with(&told.layers) || told.layers.ends_with("quic");
+            prop_assert!(is_walked, "{name} {at} {rules}: {}", told.layers);
+            prop_assert_eq!(told.hash != 0, told.rule != KeyRule::None);
+        }
+    }
+
+    #[test]
+    fn flk_9_hostile_bytes_are_walked_in_bounds(
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        which in 0usize..32,
+        at in 0usize..200,
+    ) {
+        let all = tunnels(&inner_packet(PORTS));
+        let mut frame = all[which % all.len()].1.clone();
+        let at = at.min(frame.len());
+        frame.splice(at..(at + bytes.len() / 2).min(frame.len()), bytes.iter().copied());
+        for bytes in [&frame, &bytes] {
+            for rules in ["auto", "inner", "inner,quic:1-65535:20"] {
+                let told = Told::of(bytes, rules);
+                prop_assert!(told.layers.split('.').count() <= LAYERS_MAX);
+                prop_assert_eq!(told.hash != 0, told.rule != KeyRule::None);
+            }
+        }
+    }
+
+    #[test]
+    fn flk_1_plain_packets_hash_as_ever(source in any::<[u8; 4]>(), ports in any::<[u16; 2]>()) {
+        prop_assume!(![2152, 4500, 4789, 4790, 6081, 6635, 8472].contains(&ports[1]));
+        for (protocol, transport) in [(17, udp(ports, b"0123456789")), (6, tcp(ports))] {
+            let frame = ethernet(0x0800, &ipv4(source, [2; 4], protocol, &transport));
+            let outer = Told::of(&frame, "outer");
+            for rules in ["auto", "inner"] {
+                let told = Told::of(&frame, rules);
+                prop_assert_eq!((told.rule, told.hash), (KeyRule::Outer, outer.hash));
+            }
+        }
+    }
+}
+
+/// Walk's account of a frame.
+#[derive(Debug)]
+struct Told {
+    rule: KeyRule,
+    layers: String,
+    tuple: Option<String>,
+    id: String,
+    hash: u32,
+}
+
+impl Told {
+    fn of(frame: &[u8], rules: &str) -> Self {
+        let wire_len = u32::try_from(frame.len()).unwrap();
+        let headers: Headers = parse(frame, wire_len, Link::Ethernet, Verify::Nothing);
+        let view = View::new(frame, &headers);
+        let rules: FlowKeyRules = rules.parse().unwrap();
+        let key = FlowKey::of(&view, &rules);
+        let hasher = Hasher::keyed(&[3; 16], false).with_rules(rules);
+        let hash = hasher.hash(&view);
+        assert_eq!(hash, hasher.hash_key(&key), "the short way is the same: {frame:02x?}");
+        let inner = key.innermost();
+        let tuple = inner.ports().and_then(|(from, to)| {
+            Some(format!("{} {from} {} {to}", inner.source()?, inner.destination()?))
+        });
+        let id = key.id.map(|id| id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect());
+        Self {
+            rule: key.rule,
+            layers: key.layers.to_string(),
+            tuple,
+            id: id.unwrap_or_default(),
+            hash: hash.0,
+        }
+    }
+}
+
+fn inner_packet(ports: [u16; 2]) -> Vec<u8> {
+    ipv4(FROM.octets(), TO.octets(), 17, &udp(ports, b"who is it?"))
+}
+
+/// Frames with `inner` in a tunnel: their name, and the layers.
+fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
+    let over_ip = |protocol, bytes: &[u8]| ethernet(0x0800, &ipv4([1; 4], [2; 4], protocol, bytes));
+    let over_udp = |port, header: &[u8], behind: &[u8]| {
+        over_ip(17, &udp([30_000, port], &[header, behind].concat()))
+    };
+    let bridged = ethernet(0x0800, inner);
+    let gre = |header: &[u8], behind: &[u8]| over_ip(47, &[header, behind].concat());
+    let ppp = [&[0, 0x21][..], inner].concat();
+    let labels = [&[0, 1, 0, 64, 0, 2, 1, 64][..], inner].concat();
+    let pseudowire = [&[0, 2, 1, 64, 0, 0, 0, 0][..], &bridged].concat();
+    let nsh = [&[0, 6, 1, 1][..], &[0; 20], inner].concat();
+    let pppoe_len = u16::try_from(ppp.len()).unwrap().to_be_bytes();
+    let pppoe = [&[0x11, 0, 0, 9][..], &pppoe_len, &ppp].concat();
+    let gtp_len = u16::try_from(inner.len()).unwrap().to_be_bytes();
+    let long_len = u16::try_from(inner.len() + 8).unwrap().to_be_bytes();
+    let nested = gre(&[0, 0, 0x86, 0xdd], &ipv6(4, &ipv4([3; 4], [4; 4], 4, inner)));
+    let tunnels = [
+        ("ipip", over_ip(4, inner), "ipv4.ipip"),
+        ("gre", gre(&[0, 0, 8, 0], inner), "ipv4.gre"),
+        ("gre all", gre(&[&[0xb0, 0, 8, 0][..], &[1; 12]].concat(), inner), "ipv4.gre"),
+        ("nvgre", gre(&[0x20, 0, 0x65, 0x58, 0, 0, 7, 0], &bridged), "ipv4.nvgre"),
+        ("pptp", gre(&[&[0x30, 0x81, 0x88, 0x0b][..], &[0; 12]].concat(), &ppp), "ipv4.gre"),
+        ("pppoe", ethernet(0x8864, &pppoe), "pppoe"),
+        ("vxlan", over_udp(4789, &[8, 0, 0, 0, 0, 0, 7, 0], &bridged), "ipv4.udp.vxlan"),
+        ("vxlan linux", over_udp(8472, &[8, 0, 0, 0, 0, 0, 7, 0], &bridged), "ipv4.udp.vxlan"),
+        ("gpe", over_udp(4790, &[0x0c, 0, 0, 1, 0, 0, 7, 0], inner), "ipv4.udp.vxlan-gpe"),
+        ("gpe nsh", over_udp(4790, &[0x0c, 0, 0, 4, 0, 0, 7, 0], &nsh), "ipv4.udp.vxlan-gpe.nsh"),
+        (
+            "geneve",
+            over_udp(6081, &[1, 0, 0x65, 0x58, 0, 0, 7, 0, 0, 0, 0, 0], &bridged),
+            "ipv4.udp.geneve",
+        ),
+        (
+            "gtpu",
+            over_udp(2152, &[&[0x30, 255][..], &gtp_len, &[0, 0, 0, 7]].concat(), inner),
+            "ipv4.udp.gtpu",
+        ),
+        (
+            "gtpu extended",
+            over_udp(
+                2152,
+                &[&[0x34, 255][..], &long_len, &[0, 0, 0, 7, 0, 0, 0, 0x85, 1, 0, 0, 0]].concat(),
+                inner,
+            ),
+            "ipv4.udp.gtpu",
+        ),
+        ("mpls", ethernet(0x8847, &labels), "mpls"),
+        ("mpls over ip", over_ip(137, &labels), "ipv4.mpls"),
+        ("mpls over udp", over_udp(6635, &[], &labels), "ipv4.udp.mpls"),
+        ("pseudowire", ethernet(0x8847, &pseudowire), "mpls"),
+        ("nsh", ethernet(0x894f, &nsh), "nsh"),
+        ("nested", nested, "ipv4.gre.ipv6.ipip.ipv4.ipip"),
+    ];
+    let with_inner = |(name, frame, layers)| (name, frame, format!("{layers}.ipv4.udp"));
+    tunnels.map(with_inner).into()
+}
+
+fn ethernet(ethertype: u16, behind: &[u8]) -> Vec<u8> {
+    [&[2; 12][..], &ethertype.to_be_bytes(), behind].concat()
+}
+
+fn ipv4(source: [u8; 4], destination: [u8; 4], protocol: u8, behind: &[u8]) -> Vec<u8> {
+    let total_len = u16::try_from(20 + behind.len()).unwrap().to_be_bytes();
+    let [high, low] = total_len;
+    let fixed = [0x45, 0, high, low, 0, 1, 0, 0, 64, protocol, 0, 0];
+    [&fixed[..], &source, &destination, behind].concat()
+}
+
+fn ipv6(next: u8, behind: &[u8]) -> Vec<u8> {
+    let [high, low] = u16::try_from(behind.len()).unwrap().to_be_bytes();
+    let addresses = [[0x20; 16], [0x21; 16]];
+    [&[0x60, 0, 0, 0, high, low, next, 64][..], addresses.as_flattened(), behind].concat()
+}
+
+fn udp([from, to]: [u16; 2], payload: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(8 + payload.len()).unwrap().to_be_bytes();
+    [&from.to_be_bytes()[..], &to.to_be_bytes(), &len, &[0, 0], payload].concat()
+}
+
+fn tcp([from, to]: [u16; 2]) -> Vec<u8> {
+    let ports = [from.to_be_bytes(), to.to_be_bytes()];
+    [ports.as_flattened(), &[0; 8], &[0x50, 0x10], &[0; 6]].concat()
+}
