@@ -44,6 +44,7 @@ impl Control {
         let list = |cpus: &CpuList| format!("{cpus}\n");
         Ok(match file {
             File::HashKey => return Err(Errno::Access),
+            File::FlowKey => format!("{}\n", settings.flow_key),
             File::Knob(knob, queue) => self.value(knob, queue).print(self.machine()),
             File::CpuOnline(cpu) => format!("{}\n", u8::from(settings.cpus.contains(cpu))),
             File::Online | File::Cpus => list(&settings.cpus),
@@ -83,6 +84,7 @@ impl Control {
             File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(line)?)),
             File::Coalesce(knob) | File::Balance(knob) => set(format!("{knob}={line}").parse()),
             File::HashKey => set(format!("hash_key={line}").parse()),
+            File::FlowKey => set(format!("flow_key={line}").parse()),
             _ => set(format!("cpus={line}").parse()),
         }
         .map(|written| Written { len_bytes: text.len(), ..written })

@@ -114,6 +114,7 @@ fn meaning(name: &str) -> &'static str {
         "rps_balance_target" => "percent of the mean load that the busiest CPU may have",
         "rps_balance_rate" => "hash ranges that may be assigned anew in a second",
         "rps_balance_usecs" => "microseconds between two measurements of the load",
+        "flow_key" => "what tells a flow: auto, outer or inner headers, QUIC's connection IDs",
         "hash_key" => "what flows are hashed with, in hexadecimal",
         _ => "",
     }

@@ -59,6 +59,8 @@ pub(super) enum File {
     Balance(&'static str),
     /// The key of the hash. Who knows it can aim at a CPU, so it can only be written.
     HashKey,
+    /// The rules by which a flow is told.
+    FlowKey,
     /// The CPUs that run, to be written.
     Cpus,
     /// One counter of one CPU.
@@ -150,6 +152,7 @@ impl Tree {
             ("sys/devices/system/cpu/possible", File::Possible),
             ("sys/devices/system/cpu/present", File::Possible),
             ("proc/net/softnet_stat", File::SoftnetStat),
+            ("forebay/flow_key", File::FlowKey),
             ("forebay/hash_key", File::HashKey),
             ("forebay/cpus", File::Cpus),
         ];

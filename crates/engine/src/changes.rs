@@ -255,7 +255,7 @@ impl Changes {
                 let count = if *count > 0 { *count } else { RPS_FLOW_CNT };
                 slots(count) * FlowTables::SLOT_BYTES as u64 * queues as u64
             }
-            Change::HashKey(_) => {
+            Change::HashKey(_) | Change::FlowKey(_) => {
                 let all = self.settings.queues.iter();
                 all.map(|queue| slots(queue.rps_flow_cnt)).sum::<u64>()
                     * FlowTables::SLOT_BYTES as u64
@@ -297,14 +297,10 @@ impl Changes {
                 ChangedParts::None
             }
             Change::HashKey(key) => {
-                if let Ok(hasher) = self.hasher.rekeyed(key) {
-                    self.hasher = Arc::new(hasher);
-                }
-                let settings = self.settings.queues.iter();
-                let alike = ByQueue::new(settings.map(|queue| Some(queue.rps_flow_cnt)));
-                self.reclaimer.start();
-                ChangedParts::Hasher(Arc::clone(&self.hasher), alike)
+                let rekeyed = self.hasher.rekeyed(key);
+                self.replace_hasher(rekeyed.unwrap_or_else(|_| Hasher::clone(&self.hasher)))
             }
+            Change::FlowKey(rules) => self.replace_hasher(self.hasher.with_rules(*rules)),
             Change::RpsFlowCnt(queues, count) => {
                 let all = (0..).map(RxQueue).take(self.settings.queues.len());
                 self.reclaimer.start();
@@ -315,6 +311,15 @@ impl Changes {
             _ => ChangedParts::None,
         };
         Ok((change, parts))
+    }
+
+    /// Flows that hash differently have another slot each: every queue takes an empty table.
+    fn replace_hasher(&mut self, hasher: Hasher) -> ChangedParts {
+        self.hasher = Arc::new(hasher);
+        let settings = self.settings.queues.iter();
+        let alike = ByQueue::new(settings.map(|queue| Some(queue.rps_flow_cnt)));
+        self.reclaimer.start();
+        ChangedParts::Hasher(Arc::clone(&self.hasher), alike)
     }
 
     /// Applications record in the new table first, so that nothing newer is carried over.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_rx::CpuId;
 use forebay_rx::backlog::{NETDEV_MAX_BACKLOG, capacity_for};
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::DEV_WEIGHT;
 use forebay_rx::parse::Verify;
@@ -131,7 +132,8 @@ impl Config {
     #[must_use]
     pub fn live() -> Self {
         let cpus = CpuList::new(sys::allowed_cpus());
-        let hasher = Arc::new(Hasher::keyed(&sys::random_key(), false));
+        let hasher = Hasher::keyed(&sys::random_key(), false);
+        let hasher = Arc::new(hasher.with_rules(FlowKeyRules::default()));
         let topology = Topology::read(Path::new(SYSFS), &cpus);
         let rps_cpus = topology.near_polling(1, &cpus);
         Self {

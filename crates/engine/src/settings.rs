@@ -1,6 +1,7 @@
 //! Settings: of every knob what was asked for, whether it is in force or not.
 
 use forebay_rx::RxQueue;
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::steer::BalanceConfig;
 use forebay_sys::cpu_list::CpuList;
 
@@ -37,6 +38,8 @@ pub struct Settings {
     pub coalesce: Coalesce,
     /// Balance of the load over CPUs.
     pub balance: BalanceConfig,
+    /// Rules by which a flow is told.
+    pub flow_key: FlowKeyRules,
 }
 
 /// The knobs of one queue.
@@ -68,6 +71,7 @@ impl Settings {
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             coalesce: config.coalesce,
             balance: config.balance,
+            flow_key: *config.hasher.rules(),
         }
     }
 
@@ -106,6 +110,7 @@ impl Settings {
             Change::FlowLimitTableLen(len) => self.flow_limit_table_len = *len,
             Change::Coalesce(change) => self.coalesce = self.coalesce.after(*change),
             Change::Balance(change) => self.balance = change.applied_to(self.balance),
+            Change::FlowKey(rules) => self.flow_key = *rules,
             Change::NetdevBudget(_)
             | Change::NetdevBudgetUsecs(_)
             | Change::DevWeight(_)

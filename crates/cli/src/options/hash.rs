@@ -1,6 +1,7 @@
 //! Options of the hash.
 
 use clap::{Args, ValueEnum};
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::Hasher;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 
@@ -16,6 +17,11 @@ pub(crate) struct HashOptions {
     /// The hash's key, in hexadecimal [default: drawn for keyed, the standard one for toeplitz]
     #[arg(long, value_name = "HEX")]
     pub(crate) hash_key: Option<String>,
+
+    /// What tells a flow: auto looks behind the headers that the kernel does, inner behind all tunnels,
+    /// outer behind none; with ,quic:PORTS:LEN (or that alone) QUIC goes by connection ID
+    #[arg(long, value_name = "RULES", default_value_t)]
+    pub(crate) flow_key: FlowKeyRules,
 }
 
 /// Hash function of flows.
@@ -37,6 +43,10 @@ pub(crate) enum HashKind {
 impl HashOptions {
     /// The hasher; `drawn` is the key of the keyed hash if none is given.
     pub(crate) fn hasher(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {
+        self.function(drawn).map(|hasher| hasher.with_rules(self.flow_key))
+    }
+
+    fn function(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {
         let given = self.hash_key.as_deref().map(|text| {
             let help = "give pairs of hexadecimal digits";
             let refused = |error| Failure::usage(format!("--hash-key {text}: {error}"), help);

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use forebay_rx::backlog::FlowLimit;
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{RPS_FLOW_CNT_MAX, RPS_SOCK_FLOW_ENTRIES_MAX};
 use forebay_rx::{CpuId, RxQueue};
@@ -32,6 +33,8 @@ pub enum Change {
     },
     /// The key that flows are hashed with.
     HashKey(Vec<u8>),
+    /// The rules by which a flow is told.
+    FlowKey(FlowKeyRules),
     /// The CPUs that run from now on.
     Cpus(CpuList),
     /// State of one CPU: running or not.
@@ -92,6 +95,7 @@ impl Change {
             Self::RpsSockFlowEntries(_) => "rps_sock_flow_entries",
             Self::RfsDesired { .. } => "rfs_desired",
             Self::HashKey(_) => "hash_key",
+            Self::FlowKey(_) => "flow_key",
             Self::Cpus(_) => "cpus",
             Self::Online(..) => "online",
             Self::NetdevMaxBacklog(_) => "netdev_max_backlog",
@@ -130,6 +134,7 @@ impl Change {
             | Self::FlowLimitCpuBitmap(list) => list.to_mask(cpus),
             Self::RfsDesired { flow, cpu } => format!("{:08x}:{cpu}", flow.0),
             Self::HashKey(key) => hex::encode(key),
+            Self::FlowKey(rules) => rules.to_string(),
             Self::Cpus(list) => list.to_string(),
             Self::Online(cpu, runs) => format!("{cpu}:{}", u8::from(*runs)),
             Self::RpsFlowCnt(_, number)
@@ -198,13 +203,14 @@ impl FromStr for Change {
 impl Change {
     /// The knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of the
     /// [balance](BalanceChange::KNOBS).
-    pub const KNOBS: [&'static str; 19] = [
+    pub const KNOBS: [&'static str; 20] = [
         "rps_cpus",
         "rps_default_mask",
         "rps_flow_cnt",
         "rps_sock_flow_entries",
         "rfs_desired",
         "hash_key",
+        "flow_key",
         "cpus",
         "online",
         "netdev_max_backlog",
@@ -262,6 +268,10 @@ impl Change {
                 hex::decode(value.trim())
                     .map_err(|_| refused("it is pairs of hexadecimal digits"))?,
             ),
+            "flow_key" => {
+                let rules = value.parse::<FlowKeyRules>();
+                Self::FlowKey(rules.map_err(|wrong| refused(&wrong.to_string()))?)
+            }
             "cpus" => Self::Cpus(list()?),
             "online" => match value.trim().split_once(':') {
                 Some((at, "0")) => Self::Online(cpu(at)?, false),
@@ -317,6 +327,7 @@ mod tests {
             "rps_sock_flow_entries=32768",
             "rfs_desired=0badcafe:1",
             "hash_key=00112233445566778899aabbccddeeff",
+            "flow_key=inner,quic:443,8443-8449:8",
             "cpus=0-1",
             "online=1:0",
             "netdev_max_backlog=50",
@@ -352,6 +363,8 @@ mod tests {
             "rfs_desired=5",
             "rfs_desired=xyz:1",
             "hash_key=0",
+            "flow_key=all",
+            "flow_key=quic:443",
             "cpus=0-",
             "online=1",
             "netdev_max_backlog=-1",

@@ -1,8 +1,9 @@
 //! The trace of a run: plain files from which outsiders can judge it.
 //!
-//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` (if asked for), `lro.jsonl` (if packets are
+//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` and `flowkey.csv` (if asked for), `lro.jsonl` (if packets are
 //! coalesced) and `counters.json`, in one directory. Tracing may cost speed: rows are written under locks.
 
+mod flow_key_row;
 mod flow_names;
 mod lro_row;
 mod parse_row;
@@ -33,6 +34,8 @@ const DROP_FILE: &str = "drop.csv";
 const CONFIG_FILE: &str = "config.csv";
 /// File of what was read of each packet.
 pub const PARSE_FILE: &str = "parse.csv";
+/// Name of the file with a line for each flow key.
+pub const FLOW_KEY_FILE: &str = "flowkey.csv";
 pub(crate) const LRO_FILE: &str = "lro.jsonl";
 /// File of the counters at the end.
 pub const COUNTERS_FILE: &str = "counters.json";
@@ -83,7 +86,7 @@ pub struct Trace {
     deliver: TraceFile,
     drop: TraceFile,
     config: TraceFile,
-    parse: Option<TraceFile>,
+    parse: Option<ParseFiles>,
     lro: Option<Lro>,
     names: Mutex<FlowNames>,
     /// The order in which packets reached the application, over all CPUs.
@@ -91,7 +94,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Creates the directory and begins its files; `parse` asks for `parse.csv` too, `lro` for
+    /// Creates the directory and begins its files; `parse` asks for `parse.csv` and `flowkey.csv` too, `lro` for
     /// `lro.jsonl`.
     ///
     /// # Errors
@@ -104,7 +107,7 @@ impl Trace {
             deliver: file(DELIVER_FILE, DELIVER_HEADER)?,
             drop: file(DROP_FILE, DROP_HEADER)?,
             config: file(CONFIG_FILE, CONFIG_HEADER)?,
-            parse: if parse { Some(file(PARSE_FILE, parse_row::HEADER)?) } else { None },
+            parse: if parse { Some(ParseFiles::create(directory)?) } else { None },
             lro: if lro { Some(Lro::new(file(LRO_FILE, "")?)) } else { None },
             names: Mutex::default(),
             order: AtomicU64::new(0),
@@ -145,10 +148,27 @@ impl Trace {
         let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
         let files = files
             .into_iter()
-            .chain([self.parse.as_ref(), self.lro.as_ref().map(|lro| &lro.file)])
+            .chain([self.lro.as_ref().map(|lro| &lro.file)])
+            .chain(self.parse.iter().flat_map(|files| [Some(&files.parse), Some(&files.flow_key)]))
             .flatten();
         let finished = files.map(TraceFile::finish).chain([counters]);
         finished.filter_map(Result::err).collect()
+    }
+}
+
+/// `parse.csv` and `flowkey.csv`: a row each for every frame.
+#[derive(Debug)]
+struct ParseFiles {
+    parse: TraceFile,
+    flow_key: TraceFile,
+}
+
+impl ParseFiles {
+    fn create(directory: &Path) -> Result<Self> {
+        Ok(Self {
+            parse: TraceFile::create(directory.join(PARSE_FILE), parse_row::HEADER)?,
+            flow_key: TraceFile::create(directory.join(FLOW_KEY_FILE), flow_key_row::HEADER)?,
+        })
     }
 }
 
@@ -243,7 +263,7 @@ impl Drop for DeliverTrace {
     }
 }
 
-/// Part of one intake: `drop.csv` and `parse.csv`.
+/// Part of one intake: `drop.csv`, `parse.csv` and `flowkey.csv`.
 #[derive(Debug)]
 pub struct IntakeTrace {
     trace: Arc<Trace>,
@@ -268,16 +288,20 @@ impl IntakeTrace {
     /// Writes what parsing makes of a packet that was just received.
     pub fn received(&mut self, packet: &Packet) {
         self.last_frame = packet.arrival.unwrap_near(self.last_frame);
-        if let Some(file) = &self.trace.parse {
-            file.write(&parse_row::row(packet, self.last_frame, &self.hasher, self.verify));
+        if let Some(files) = &self.trace.parse {
+            let seen = parse_row::Seen::new(packet, self.verify);
+            let frame = self.last_frame;
+            files.parse.write(&parse_row::row(packet, frame, &seen, &self.hasher));
+            files.flow_key.write(&flow_key_row::row(packet, frame, &seen, &self.hasher));
         }
     }
 
     /// Writes that the source refused a frame, of which only this much is known.
     pub fn refused(&mut self, refused: &RefusedFrame) {
         self.last_frame = refused.arrival.unwrap_near(self.last_frame);
-        if let Some(file) = &self.trace.parse {
-            file.write(&parse_row::refused(refused, self.last_frame));
+        if let Some(files) = &self.trace.parse {
+            files.parse.write(&parse_row::refused(refused, self.last_frame));
+            files.flow_key.write(&flow_key_row::refused(self.last_frame));
         }
     }
 

@@ -14,21 +14,36 @@ pub(super) const HEADER: &str = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,
                                  ip_hl,ip_len,ip_csum,l4_csum,sport,dport,l4_payload_len,tcp_seq,\
                                  tcp_flags,hash,verdict\n";
 
-/// Parses the frame as the intake does, and writes its line.
-pub(super) fn row(packet: &Packet, frame: u64, hasher: &Hasher, verify: Verify) -> String {
-    // What lies in pieces too: the intake finds all headers.
-    let bytes = if packet.is_nonlinear() {
-        Cow::Owned(packet.fragments().flatten().copied().collect::<Vec<_>>())
-    } else {
-        Cow::Borrowed(packet.frame.data())
-    };
-    let bytes = &*bytes;
-    // What the device said before: the link, and perhaps that the checksum is right.
-    let mut headers = packet.headers;
-    parse_into(&mut headers, bytes, packet.wire_len, packet.device_sum, verify);
-    let view = View::new(bytes, &headers);
+/// A frame, parsed as the intake does it.
+pub(super) struct Seen<'a> {
+    bytes: Cow<'a, [u8]>,
+    headers: Headers,
+}
+
+impl<'a> Seen<'a> {
+    pub(super) fn new(packet: &'a Packet, verify: Verify) -> Self {
+        // What lies in pieces too: the intake finds all headers.
+        let bytes = if packet.is_nonlinear() {
+            Cow::Owned(packet.fragments().flatten().copied().collect::<Vec<_>>())
+        } else {
+            Cow::Borrowed(packet.frame.data())
+        };
+        // What the device said before: the link, and perhaps that the checksum is right.
+        let mut headers = packet.headers;
+        parse_into(&mut headers, &bytes, packet.wire_len, packet.device_sum, verify);
+        Self { bytes, headers }
+    }
+
+    pub(super) fn view(&self) -> View<'_> {
+        View::new(&self.bytes, &self.headers)
+    }
+}
+
+/// The line of a frame.
+pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher) -> String {
+    let (bytes, headers, view) = (&*seen.bytes, seen.headers, seen.view());
     let link = link_layer(bytes, headers.link);
-    let hash = if packet.hash.is_some() { packet.hash } else { hasher.hash(&view) };
+    let hash = hasher.hash_of(&view, packet.hash);
     let (source_port, destination_port) = view.ports().unzip();
     let vlans: Vec<_> = link.vlans().iter().map(u16::to_string).collect();
     let fields = [
@@ -64,7 +79,7 @@ pub(super) fn refused(refused: &RefusedFrame, frame: u64) -> String {
     format!("{frame},{}{between}{}\n", refused.wire_len, refused.reason.name())
 }
 
-fn field(value: Option<impl Display>) -> String {
+pub(super) fn field(value: Option<impl Display>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
@@ -149,7 +164,12 @@ mod tests {
             frame.copy_from(&bytes);
             let mut packet = Packet::received(frame, Arrival(7), len_bytes, Link::Ip);
             vnet.carry_into(&mut packet).unwrap();
-            let row = row(&packet, 7, &Hasher::keyed(&[7; 16], false), Verify::Checksums);
+            let row = row(
+                &packet,
+                7,
+                &Seen::new(&packet, Verify::Checksums),
+                &Hasher::keyed(&[7; 16], false),
+            );
             (packet.is_gso(), row.split(',').nth(14).unwrap().to_owned())
         };
         let to_be_cut = VirtioNetHdr {

@@ -1,0 +1,35 @@
+//! A line of `flowkey.csv`: what tells the flow of a frame.
+
+use forebay_rx::Packet;
+use forebay_rx::flow_key::FlowKey;
+use forebay_rx::hash::Hasher;
+
+use super::parse_row::{Seen, field};
+
+pub(super) const HEADER: &str = "frame,rule,layers,src,dst,proto,sport,dport,id,hash\n";
+
+/// Walks to the frame's key, and writes the line.
+pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher) -> String {
+    let view = seen.view();
+    let key = FlowKey::of(&view, hasher.rules());
+    let innermost = key.innermost();
+    let (source_port, destination_port) = innermost.ports().unzip();
+    let fields = [
+        frame.to_string(),
+        key.rule.name().to_owned(),
+        key.layers.to_string(),
+        field(innermost.source()),
+        field(innermost.destination()),
+        field(innermost.protocol()),
+        field(source_port),
+        field(destination_port),
+        key.id.map(|id| hex::encode(id.as_bytes())).unwrap_or_default(),
+        format!("{:08x}", hasher.hash_of(&view, packet.hash).0),
+    ];
+    fields.join(",") + "\n"
+}
+
+/// The line of a frame that never came into packet memory.
+pub(super) fn refused(frame: u64) -> String {
+    format!("{frame}{}\n", ",".repeat(HEADER.matches(',').count()))
+}
