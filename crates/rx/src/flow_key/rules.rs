@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::parse::{Headers, Network, Transport};
+use crate::parse::Transport;
 
 /// Lists and ranges of ports that one QUIC rule has at most.
 pub const QUIC_PORT_RANGES_MAX: usize = 8;
@@ -45,15 +45,13 @@ impl FlowKeyRules {
     /// The outermost header alone.
     pub const OUTER: Self = Self { depth: KeyDepth::Outer, quic: None };
 
-    /// True if what a packet begins with is all that there is to its key.
-    #[inline]
+    /// True if what a packet of this transport begins with is all that there is to its key.
     #[must_use]
-    pub(crate) fn is_told_by_outermost(&self, headers: &Headers) -> bool {
-        match (headers.transport, self.depth, &self.quic) {
-            (Transport::Tcp, ..) | (_, KeyDepth::Outer, None) => true,
-            (Transport::Udp, KeyDepth::Auto, None) => true,
-            _ => headers.network != Network::Other && headers.fragment.is_later(),
-        }
+    pub(crate) fn is_told_by_outermost(&self, transport: Transport) -> bool {
+        transport == Transport::Tcp
+            || self.quic.is_none()
+                && (self.depth == KeyDepth::Outer
+                    || self.depth == KeyDepth::Auto && transport == Transport::Udp)
     }
 }
 

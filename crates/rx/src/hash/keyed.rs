@@ -32,6 +32,7 @@ impl Keyed {
 
     /// Hashes a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
     /// network order.
+    #[inline]
     #[must_use]
     pub fn hash(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
         let ports = ports.map_or([].as_slice(), |ports| ports.as_slice());

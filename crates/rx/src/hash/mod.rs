@@ -16,7 +16,7 @@ pub use toeplitz::{KeyTooShort, Toeplitz};
 
 use crate::flow_key::{FlowKey, FlowKeyRules, WALKED_BYTES_MAX};
 use crate::packet::Packet;
-use crate::parse::View;
+use crate::parse::{Transport, View};
 
 /// A flow's hash; 0 means that there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -66,6 +66,8 @@ impl std::error::Error for WrongKey {}
 pub struct Hasher {
     kind: HashKind,
     rules: FlowKeyRules,
+    /// Packets of these [kinds of transport](Transport) that are not told by their outermost header alone.
+    looks_inside: [bool; 4],
 }
 
 #[derive(Clone, Debug)]
@@ -111,7 +113,11 @@ impl Hasher {
     /// The same hash, of flows that are told by these rules; [`FlowKeyRules::OUTER`] at first.
     #[must_use]
     pub fn with_rules(&self, rules: FlowKeyRules) -> Self {
-        Self { rules, ..self.clone() }
+        Self {
+            rules,
+            looks_inside: Transport::ALL.map(|kind| !rules.is_told_by_outermost(kind)),
+            ..self.clone()
+        }
     }
 
     /// Rules by which a flow is told.
@@ -121,30 +127,47 @@ impl Hasher {
     }
 
     fn new(kind: HashKind) -> Self {
-        Self { kind, rules: FlowKeyRules::OUTER }
+        Self { kind, rules: FlowKeyRules::OUTER, looks_inside: [false; 4] }
+    }
+
+    /// The hash of a packet, wherever it lies: the device's, where that looked at all that counts.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "once for a packet")]
+    #[must_use]
+    pub fn hash_packet(&self, packet: &Packet) -> FlowHash {
+        if self.looks_inside[packet.headers.transport as usize] {
+            return self.hash_inside(packet);
+        }
+        if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
     }
 
     /// The hash of a parsed packet of which the device says that it is `device_hash`, if anything: a device
     /// looks at the outermost header only.
-    #[inline]
     #[must_use]
     pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
-        let is_told = self.rules.is_told_by_outermost(view.headers());
+        let is_told = !self.looks_inside[view.headers().transport as usize];
         if device_hash.is_some() && is_told { device_hash } else { self.hash(view) }
     }
 
-    /// The hash of a packet, wherever it lies: the device's, where that looked at all that counts.
-    #[inline]
+    /// The hash of a parsed packet.
     #[must_use]
-    pub fn hash_packet(&self, packet: &Packet) -> FlowHash {
-        if !self.rules.is_told_by_outermost(&packet.headers) && packet.is_nonlinear() {
-            return self.hash_nonlinear(packet);
+    pub fn hash(&self, view: &View<'_>) -> FlowHash {
+        if !self.looks_inside[view.headers().transport as usize] {
+            return self.hash_outermost(view);
         }
-        self.hash_of(&packet.view(), packet.hash)
+        self.hash_key(&FlowKey::of(view, &self.rules))
+    }
+
+    fn hash_outermost(&self, view: &View<'_>) -> FlowHash {
+        let Some(addresses) = view.address_bytes() else { return FlowHash::NONE };
+        self.hash_tuple(addresses, if view.is_fragment() { None } else { view.port_bytes() })
     }
 
     #[cold]
-    fn hash_nonlinear(&self, packet: &Packet) -> FlowHash {
+    fn hash_inside(&self, packet: &Packet) -> FlowHash {
+        if !packet.is_nonlinear() {
+            return self.hash_key(&FlowKey::of(&packet.view(), &self.rules));
+        }
         let mut bytes = [0; WALKED_BYTES_MAX];
         let mut len = 0;
         for piece in packet.fragments() {
@@ -156,18 +179,9 @@ impl Hasher {
         self.hash_key(&FlowKey::of(&View::new(&bytes[..len], &packet.headers), &self.rules))
     }
 
-    /// The hash of a parsed packet.
-    #[must_use]
-    pub fn hash(&self, view: &View<'_>) -> FlowHash {
-        if !self.rules.is_told_by_outermost(view.headers()) {
-            return self.hash_key(&FlowKey::of(view, &self.rules));
-        }
-        let Some(addresses) = view.address_bytes() else { return FlowHash::NONE };
-        self.hash_tuple(addresses, if view.is_fragment() { None } else { view.port_bytes() })
-    }
-
     /// The hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
     /// network order.
+    #[inline]
     #[must_use]
     pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> FlowHash {
         FlowHash::computed(match &self.kind {
@@ -177,7 +191,6 @@ impl Hasher {
     }
 
     /// The hash of a flow's key.
-    #[cold]
     #[must_use]
     pub fn hash_key(&self, key: &FlowKey<'_>) -> FlowHash {
         let of_tuple =

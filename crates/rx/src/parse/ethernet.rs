@@ -54,12 +54,15 @@ pub fn link_layer(bytes: &[u8], link: Link) -> LinkLayer {
     found
 }
 
+#[inline]
 pub(super) fn walk(seen: &Seen<'_>, link: Link) -> Result<LinkLayer, Stop> {
     let mut found = LinkLayer::default();
     fill(seen, link, &mut found)?;
     Ok(found)
 }
 
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "as `ethernet`")]
 fn fill(seen: &Seen<'_>, link: Link, found: &mut LinkLayer) -> Result<(), Stop> {
     match link {
         Link::Ethernet => ethernet(seen, found),
@@ -67,6 +70,8 @@ fn fill(seen: &Seen<'_>, link: Link, found: &mut LinkLayer) -> Result<(), Stop> 
     }
 }
 
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call for each frame else: the flow key walks here too")]
 fn ethernet(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     let mut at = ADDRESSES_BYTES;
     let mut kind = ethertype(seen, at)?;

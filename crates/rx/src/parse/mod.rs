@@ -111,6 +111,11 @@ pub enum Transport {
     Icmp,
 }
 
+impl Transport {
+    /// Every kind, in the order of its number.
+    pub(crate) const ALL: [Self; 4] = [Self::Other, Self::Tcp, Self::Udp, Self::Icmp];
+}
+
 /// A packet's place in its datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fragment {
@@ -126,12 +131,6 @@ pub enum Fragment {
 }
 
 impl Fragment {
-    /// True if there is no transport header here.
-    #[must_use]
-    pub fn is_later(self) -> bool {
-        self == Self::Later
-    }
-
     /// True if all of the datagram is here.
     #[must_use]
     pub fn is_whole(self) -> bool {

@@ -52,6 +52,7 @@ impl<'a> View<'a> {
     }
 
     /// Source and destination address as bytes: four each, or sixteen.
+    #[inline]
     #[must_use]
     pub fn address_bytes(&self) -> Option<&'a [u8]> {
         let start = usize::from(self.headers.network_offset);
@@ -70,6 +71,7 @@ impl<'a> View<'a> {
 
     /// Source and destination port of TCP or UDP as bytes, also of a header that is cut short
     /// behind them.
+    #[inline]
     #[must_use]
     pub fn port_bytes(&self) -> Option<&'a [u8; 4]> {
         match (self.headers.protocol, self.headers.fragment) {
