@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 
 use forebay_engine::Explained;
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
 use forebay_rx::{DropReason, SteerReason};
@@ -19,6 +20,8 @@ pub struct Explanation {
     pub name: FlowName,
     /// The hash that it has.
     pub hash: FlowHash,
+    /// Rules by which a flow is told.
+    pub flow_key: FlowKeyRules,
     /// Answers of the queues, in their order; of those that answered.
     pub queues: Vec<Explained>,
 }
@@ -26,8 +29,9 @@ pub struct Explanation {
 /// Asks all queues about a flow, under the hash that it has now.
 #[must_use]
 pub fn explain(control: &Control, name: &FlowName) -> Explanation {
-    let hash = name.hash(&control.hasher());
-    Explanation { name: *name, hash, queues: control.explain(hash) }
+    let hasher = control.hasher();
+    let hash = name.hash(&hasher);
+    Explanation { name: *name, hash, flow_key: *hasher.rules(), queues: control.explain(hash) }
 }
 
 impl Display for Explanation {
@@ -39,6 +43,7 @@ impl Display for Explanation {
                 writeln!(f, "flow {}, hash {}", self.name, hex(self.hash))?;
             }
         }
+        writeln!(f, "  key:   {} (flow_key)", self.flow_key)?;
         if self.queues.is_empty() {
             writeln!(f, "  no queue has answered: the engine does not run")?;
         }
@@ -216,7 +221,12 @@ impl Explanation {
     #[must_use]
     pub fn document(&self) -> Value {
         let queues: Vec<_> = self.queues.iter().map(queue_document).collect();
-        json!({ "flow": self.name.to_string(), "hash": hex(self.hash), "queues": queues })
+        json!({
+            "flow": self.name.to_string(),
+            "hash": hex(self.hash),
+            "flow_key": self.flow_key.to_string(),
+            "queues": queues,
+        })
     }
 }
 

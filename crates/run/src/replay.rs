@@ -153,8 +153,13 @@ impl Replay {
         report.errors = outcome.errors;
         let ReplayConfig { explain: names, engine, .. } = &self.plan;
         let flows = names.iter().zip(&engine.explain).zip(outcome.explained);
-        let told =
-            flows.map(|((name, hash), queues)| Explanation { name: *name, hash: *hash, queues });
+        let flow_key = *engine.hasher.rules();
+        let told = flows.map(|((name, hash), queues)| Explanation {
+            name: *name,
+            hash: *hash,
+            flow_key,
+            queues,
+        });
         report.explain = told.collect();
         if let Some(trace) = &self.trace {
             report.errors.extend(trace.finish(&report.path.counters_json()));

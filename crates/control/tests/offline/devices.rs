@@ -10,6 +10,7 @@ use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowNam
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
 use forebay_rx::delivery::Batch;
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, Handler, Source};
 use forebay_sys::Result;
@@ -89,7 +90,12 @@ fn explanation_names_device_of_queue() {
     assert_eq!(names, ["eth0/rx-0", "eth0/rx-1", "v.1/rx-0"]);
     let [flow] = outcome.explained.try_into().unwrap();
     let name = FlowName::Hash(FLOW);
-    let told = forebay_control::Explanation { name, hash: FLOW, queues: flow };
+    let told = forebay_control::Explanation {
+        name,
+        hash: FLOW,
+        flow_key: FlowKeyRules::OUTER,
+        queues: flow,
+    };
     assert!(told.to_string().contains("\nv.1/rx-0, polled by CPU 0, at "), "{told}");
     assert_eq!(told.document()["queues"][1]["queue"], "eth0/rx-1");
 }

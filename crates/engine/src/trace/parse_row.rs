@@ -193,7 +193,7 @@ mod tests {
             // As it came: what parsing found is not told to it again.
             let headers = Headers { link: Link::Ethernet, ..Headers::default() };
             let found = std::mem::replace(&mut packet.headers, headers);
-            let parsed = row(packet, 7, &hasher, Verify::Checksums);
+            let parsed = row(packet, 7, &Seen::new(packet, Verify::Checksums), &hasher);
             packet.headers = found;
             let left = lro_row::row(packet, &[7]);
             let stamp = packet.segments().next().map(|segment| flow_names::stamp(&segment));

@@ -42,6 +42,8 @@ fn lossless_change() -> impl Strategy<Value = String> {
         (0..5u32).prop_map(|log| format!("rps_sock_flow_entries={}", (1 << (4 * log)) >> 4)),
         (hash, 0..3u16).prop_map(|(hash, cpu)| format!("rfs_desired={hash:x}:{cpu}")),
         any::<u8>().prop_map(|key| format!("hash_key={}", hex::encode([key; 16]))),
+        prop::sample::select(&["auto", "outer", "inner", "quic:9000:8"][..])
+            .prop_map(|rules| format!("flow_key={rules}")),
         prop::sample::select(&["cpus=0", "cpus=2", "cpus=0-1", "cpus=1-2", "cpus=0-2"][..])
             .prop_map(str::to_owned),
         (0..3u16, 0..2u8).prop_map(|(cpu, runs)| format!("online={cpu}:{runs}")),
@@ -245,7 +247,7 @@ mod one_engine {
                     thread::yield_now();
                 }
                 let cpu = cpus[usize::try_from(random.below(2)).unwrap()];
-                let change = match random.below(13) {
+                let change = match random.below(14) {
                     0 => Change::RpsCpus(Queues::All, CpuList::new([cpu])),
                     1 => Change::RpsCpus(Queues::One(RxQueue(1)), CpuList::new(cpus.clone())),
                     2 => Change::RpsFlowCnt(Queues::All, 1 << random.below(14)),
@@ -258,6 +260,7 @@ mod one_engine {
                     9 => Change::NetdevBudget(1 + round % 200),
                     10 => Change::Balance(BalanceChange::Policy(BalancePolicy::Load)),
                     11 => Change::Balance(BalanceChange::Window(100)),
+                    12 => Change::FlowKey(["inner", "auto"][round as usize % 2].parse().unwrap()),
                     _ => Change::Pause(cpu),
                 };
                 taken += u64::from(control.change(change).is_ok());

@@ -193,4 +193,11 @@ fn every_frame_gets_a_row() {
     let fixed = ["len", "eth_type", "proto", "ip_csum", "l4_csum", "dport", "tcp_seq", "verdict"];
     let udp = ["60", "0x0800", "17", "G", "G", "9000", "", "udp"];
     assert!(parse.texts(fixed).iter().all(|row| *row == udp));
+
+    let header = "frame,rule,layers,src,dst,proto,sport,dport,id,hash";
+    let keys = Table::read(&directory.join("flowkey.csv"), header);
+    let columns = ["frame", "src", "dst", "proto", "sport", "dport", "hash"];
+    assert_eq!(keys.texts(columns), parse.texts(columns), "no tunnel here");
+    let rules = keys.texts(["rule", "layers", "id"]);
+    assert!(rules.iter().all(|row| *row == ["outer", "ipv4.udp", ""]));
 }

@@ -97,6 +97,8 @@ pub struct FlowKey<'a> {
     pub id: Option<KeyId<'a>>,
     innermost: Level<'a>,
     is_reversed: bool,
+    /// True if the outermost IP header and its ports are all of it.
+    is_outermost: bool,
 }
 
 /// Number or ID in a key.
@@ -132,10 +134,12 @@ impl<'a> FlowKey<'a> {
             id: None,
             innermost: outermost,
             is_reversed: false,
+            is_outermost: true,
         };
-        let (mut is_inner, mut number_of) = (false, None);
+        let mut number_of = None;
         let _ = outermost.note(&mut key.layers);
         while let Some(step) = inside::step(&key.innermost, rules, &mut key.layers) {
+            key.is_outermost = false;
             let level = match step {
                 Step::Inner(level) => level,
                 Step::Quoted(level) => {
@@ -152,16 +156,16 @@ impl<'a> FlowKey<'a> {
                     break;
                 }
             };
-            (key.innermost, is_inner) = (level, true);
+            key.innermost = level;
             if level.note(&mut key.layers).is_none() {
                 break; // as deep as the walk goes
             }
         }
-        key.rule = key.told_by(is_inner, number_of);
+        key.rule = key.told_by(number_of);
         key
     }
 
-    fn told_by(&self, is_inner: bool, number_of: Option<NumberOf>) -> KeyRule {
+    fn told_by(&self, number_of: Option<NumberOf>) -> KeyRule {
         let view = self.innermost.view();
         match (number_of, self.id) {
             _ if self.is_reversed => KeyRule::Icmp,
@@ -172,9 +176,16 @@ impl<'a> FlowKey<'a> {
             (None, None) if view.address_bytes().is_none() => KeyRule::None,
             (None, None) if view.is_fragment() => KeyRule::Fragment,
             (None, None) if view.port_bytes().is_none() => KeyRule::Addresses,
-            (None, None) if is_inner => KeyRule::Inner,
-            (None, None) => KeyRule::Outer,
+            (None, None) if self.is_outermost => KeyRule::Outer,
+            (None, None) => KeyRule::Inner,
         }
+    }
+
+    /// True if the outermost IP header and its ports are all of it: a device that hashes has looked at
+    /// that, too.
+    #[must_use]
+    pub fn is_outermost(&self) -> bool {
+        self.is_outermost
     }
 
     /// Fields of the innermost IP header that was reached, and of its transport.

@@ -141,21 +141,23 @@ impl Hasher {
         if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
     }
 
-    /// The hash of a parsed packet of which the device says that it is `device_hash`, if anything: a device
-    /// looks at the outermost header only.
-    #[must_use]
-    pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
-        let is_told = !self.looks_inside[view.headers().transport as usize];
-        if device_hash.is_some() && is_told { device_hash } else { self.hash(view) }
-    }
-
     /// The hash of a parsed packet.
     #[must_use]
     pub fn hash(&self, view: &View<'_>) -> FlowHash {
-        if !self.looks_inside[view.headers().transport as usize] {
-            return self.hash_outermost(view);
+        if self.looks_inside[view.headers().transport as usize] {
+            return self.hash_key(&FlowKey::of(view, &self.rules));
         }
-        self.hash_key(&FlowKey::of(view, &self.rules))
+        self.hash_outermost(view)
+    }
+
+    /// The hash of a parsed packet which has this one from its device, if any. A device looks at the outermost
+    /// header only, so what is behind comes before.
+    #[must_use]
+    pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
+        let is_told_by_device = device_hash.is_some()
+            && (!self.looks_inside[view.headers().transport as usize]
+                || FlowKey::of(view, &self.rules).is_outermost());
+        if is_told_by_device { device_hash } else { self.hash(view) }
     }
 
     fn hash_outermost(&self, view: &View<'_>) -> FlowHash {
@@ -166,7 +168,7 @@ impl Hasher {
     #[cold]
     fn hash_inside(&self, packet: &Packet) -> FlowHash {
         if !packet.is_nonlinear() {
-            return self.hash_key(&FlowKey::of(&packet.view(), &self.rules));
+            return self.hash_of(&packet.view(), packet.hash);
         }
         let mut bytes = [0; WALKED_BYTES_MAX];
         let mut len = 0;
@@ -176,7 +178,7 @@ impl Hasher {
             room[..taken].copy_from_slice(&piece[..taken]);
             len += taken;
         }
-        self.hash_key(&FlowKey::of(&View::new(&bytes[..len], &packet.headers), &self.rules))
+        self.hash_of(&View::new(&bytes[..len], &packet.headers), packet.hash)
     }
 
     /// The hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in

@@ -1,9 +1,13 @@
 //! Flow keys: through tunnels, of errors, by numbers and by connection IDs; and hostile frames.
+#![expect(
+    clippy::unwrap_used,
+    reason = "frames that the tests build are short, and their rules are right"
+)]
 
 use std::net::Ipv4Addr;
 
 use forebay_rx::flow_key::{FlowKey, FlowKeyRules, KeyRule, LAYERS_MAX};
-use forebay_rx::hash::Hasher;
+use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::parse::{Headers, Link, Verify, View, parse};
 use proptest::prelude::*;
 
@@ -132,6 +136,28 @@ fn flk_8_inner_fragments_go_alike() {
     let mut outer = ipv4([1; 4], [2; 4], 4, &inner_packet(PORTS));
     outer[6] = 0x20;
     assert_eq!(Told::of(&ethernet(0x0800, &outer), "inner").rule, KeyRule::Fragment);
+}
+
+#[test]
+fn flk_8_device_hash_counts_for_the_outermost() {
+    let of_device = FlowHash(77);
+    let inner = inner_packet(PORTS);
+    let mut piece = inner.clone();
+    piece[6] = 0x20;
+    for (packet, rules, is_devices) in [
+        (&inner, "inner", true),
+        (&piece, "auto", true),
+        (&ipv4([1; 4], [2; 4], 1, &[8; 16]), "auto", true),
+        (&ipv4([1; 4], [2; 4], 4, &inner), "auto", false),
+        (&ipv4([1; 4], [2; 4], 4, &inner), "outer", true),
+    ] {
+        let frame = ethernet(0x0800, packet);
+        let wire_len = u32::try_from(frame.len()).unwrap();
+        let headers = parse(&frame, wire_len, Link::Ethernet, Verify::Nothing);
+        let hasher = Hasher::keyed(&[3; 16], false).with_rules(rules.parse().unwrap());
+        let hash = hasher.hash_of(&View::new(&frame, &headers), of_device);
+        assert_eq!(hash == of_device, is_devices, "{rules} {packet:02x?}");
+    }
 }
 
 #[test]
