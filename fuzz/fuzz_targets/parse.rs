@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use forebay_rx::flow_key::{FlowKey, FlowKeyRules, KeyRule, LAYERS_MAX};
 use forebay_rx::hash::Hasher;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 use forebay_rx::parse::{Checksum, Headers, Link, Network, Verify, View, link_layer, parse};
@@ -25,6 +26,11 @@ static HASHERS: LazyLock<Hashers> = LazyLock::new(|| {
     }
 });
 
+static RULES: LazyLock<[FlowKeyRules; 3]> = LazyLock::new(|| {
+    ["auto", "inner", "inner,quic:1-65535:8"]
+        .map(|rules| rules.parse().expect("the rules are right"))
+});
+
 fuzz_target!(|input: &[u8]| {
     let Some((&[link, ref wire_len @ ..], frame)) = input.split_first_chunk::<5>() else { return };
     let link = if link & 1 == 0 { Link::Ip } else { Link::Ethernet };
@@ -39,7 +45,24 @@ fuzz_target!(|input: &[u8]| {
     offsets_lie_within(frame, wire_len, &headers);
     fields_lie_within(frame, &headers);
     both_directions_hash_alike(frame, wire_len, &headers);
+    walk_to_the_key_ends(frame, &headers);
 });
+
+/// Tunnels in tunnels, however hostile: the walk ends, and a key is a hash.
+fn walk_to_the_key_ends(frame: &[u8], headers: &Headers) {
+    for rules in &*RULES {
+        let view = View::new(frame, headers);
+        let key = FlowKey::of(&view, rules);
+        assert!(key.layers.as_slice().len() <= LAYERS_MAX);
+        let hasher = Hasher::keyed(&[7; 16], false).with_rules(*rules);
+        let hash = hasher.hash(&view);
+        assert_eq!(hash, hasher.hash_key(&key));
+        assert_eq!(hash.is_some(), key.rule != KeyRule::None);
+        if key.is_outermost() {
+            assert_eq!(hash, HASHERS.plain[0].hash(&view));
+        }
+    }
+}
 
 fn offsets_lie_within(frame: &[u8], wire_len: u32, headers: &Headers) {
     let [network, transport, payload] =

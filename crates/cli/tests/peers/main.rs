@@ -17,12 +17,14 @@ mod program; //     the program under judgement
 mod stress; //      scripts in which everything changes
 mod second_user; // another user at the control socket
 mod tshark; //      every field, told twice
+mod tunnels; //     the innermost flow, told twice
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
     let arguments = Arguments::from_args();
     let mut trials = vec![judge("parse_agrees_with_tshark", tshark::missing(), tshark::judge)];
+    trials.push(judge("flk_2_tshark_finds_the_same_flow", tshark::missing(), tunnels::judge));
     trials.extend([
         judge("promise_1_order_holds_with_flips_live", order::one_cpu(), order::judge_live),
         judge("promise_1_order_holds_with_flips_deterministic", None, order::judge_deterministic),

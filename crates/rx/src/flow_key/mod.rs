@@ -20,9 +20,9 @@
 //! | GTP-U, ESP over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
 //!
-//! In two things `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`): an IPv6 flow
-//! label does not stop it, since senders change labels within a flow (RFC 6438 asks for no more than
-//! one a packet), and it looks at the packet that an ICMP error quotes.
+//! In two things `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`): an IPv6 flow label
+//! is not hashed instead of ports, since not every sender keeps it for a flow (RFC 6437, section 2), and it
+//! looks at the packet that an ICMP error quotes.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 mod inside; //   from one IP header to the next

@@ -20,16 +20,16 @@ pub struct FlowKeyRules {
     pub quic: Option<QuicRule>,
 }
 
-/// Headers that the walk looks behind.
+/// Reach of the walk behind headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KeyDepth {
-    /// Those that the kernel's flow dissector looks behind (IP in IP, GRE, PPPoE), and ICMP errors. Not
+    /// The kernel's choice: its flow dissector's headers (IP in IP, GRE, PPPoE), and ICMP errors. Not
     /// behind UDP: a tunnel over UDP has a source port for each inner flow (RFC 7348, RFC 8926).
     #[default]
     Auto,
-    /// None: the outermost IP header and its ports.
+    /// No header: the outermost IP header and its ports count.
     Outer,
-    /// All that the walk knows.
+    /// Every header that the walk knows.
     Inner,
 }
 

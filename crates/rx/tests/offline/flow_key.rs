@@ -171,7 +171,7 @@ fn flk_8_padding_is_no_inner_header() {
 
 proptest! {
     #[test]
-    fn flk_9_frame_cut_anywhere_has_a_key_still(at in 0usize..400, which in 0usize..32) {
+    fn flk_9_truncated_frame_has_a_key(at in 0usize..400, which in 0usize..32) {
         let all = tunnels(&inner_packet(PORTS));
         let (name, frame, layers) = &all[which % all.len()];
         let cut = &frame[..at.min(frame.len())];
