@@ -28,7 +28,7 @@ usage: ./ci.sh VERB...
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20)
   counts instructions of the ten hottest functions, under crates/rx/benches/counts.limits (valgrind)
-  bench  every stage measured, one JSON line each
+  bench  every stage measured, one JSON line each, appended to a file in docs/src/benchmarks
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
   promises  writes docs/src/reference/promises.md: each promise, its tests, their places
@@ -55,6 +55,7 @@ fmt() {
 lint() {
     specification
     promises_current
+    figures_current
     layers
     openings
     test_names
@@ -221,6 +222,17 @@ promises_current() {
         { echo "docs/src/reference/promises.md is of another day: ./ci.sh promises" >&2; return 1; }
 }
 
+# Drawings of the book are what docs/figures.py draws.
+figures_current() {
+    has python3 --version || { skip "lint of figures" "python3 is not installed"; return; }
+    local drawn
+    drawn=$(mktemp -d)
+    docs/figures.py "$drawn"
+    diff -r "$drawn" docs/src/figures >&2 ||
+        { echo "docs/src/figures is of another day: docs/figures.py docs/src/figures" >&2; return 1; }
+    rm -r "$drawn"
+}
+
 # Documentation first: the output closes with the summary of a runner that ran something.
 test() {
     cargo test --workspace --locked --doc
@@ -284,8 +296,15 @@ instructions() {
     { valgrind --tool=callgrind --callgrind-out-file=/dev/null "$@" 2>&1 || true; } | sed -nE 's/.*Collected : ([0-9]+).*/\1/p'
 }
 
+# Figures of this machine, and the facts that they depend on, at the end of a file of the day's.
 bench() {
-    cargo run --release --locked --quiet -- bench all
+    local machine record
+    machine=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+    record=docs/src/benchmarks/$(date +%F)-$(tr -cs '[:alnum:]' - <<<"$machine" | sed 's/-*$//').jsonl
+    printf '{"commit":"%s","machine":"%s","cpus":%d,"kernel":"%s","at":"%s"}\n' \
+        "$(git describe --always --dirty)" "$machine" "$(nproc)" "$(uname -r)" "$(date -u +%FT%TZ)" >>"$record"
+    cargo run --release --locked --quiet -- bench all --json | tee -a "$record"
+    echo "appended to $record" >&2
 }
 
 mutants() {
