@@ -57,6 +57,7 @@ lint() {
     promises_current
     figures_current
     layers
+    face
     openings
     test_names
     has cargo clippy --version || { skip lint "clippy is not installed"; return; }
@@ -104,6 +105,17 @@ features() {
     for feature in "" af-xdp tun vhost-user control-mount; do
         cargo check --quiet --package forebay --locked --no-default-features --features "$feature"
     done
+}
+
+# Public names of the face: those of its root, and those one level below.
+face() {
+    local count
+    count=$(awk '
+        /^pub (struct|enum|trait|type|fn|const|mod) / { print $3 }
+        /^pub use /, /;/ { used = used $0; if (/;/) { sub(/.*::\{?/, "", used); print used; used = "" } }
+        ' crates/forebay/src/lib.rs crates/forebay/src/net/mod.rs | grep -oE '^[A-Za-z]+|, *[A-Za-z]+|^ +[A-Za-z]+' | wc -l)
+    ((count <= 60)) || { echo "forebay: $count public names, where 60 are the limit" >&2; return 1; }
+    echo "forebay: $count public names"
 }
 
 # Doc comments open with a noun phrase or a verb. Those of the programs' options are help texts.
