@@ -11,6 +11,7 @@ mod trace; //    the program's account
 mod laws; //     what holds of every packet
 mod kernel; //   Linux, asked over a veth pair
 mod rig; //      namespaces and tools for it
+mod guest; //    a kernel with the modules that this machine's may lack
 
 pub(crate) use kernel::{
     judge_bulk, judge_kernel, judge_kernel_tagged, missing as kernel_missing,

@@ -1,6 +1,5 @@
-//! Two network namespaces of our own with a veth pair between them: the kernel coalesces at one end
-//! what is sent at the other. Sent and seen by tools that everybody knows, tcpreplay and tcpdump:
-//! what tcpdump sees has been through GRO.
+//! A kernel that coalesces frames: the machine's own, over a veth pair between two namespaces, or a
+//! guest's, over a TAP. Frames are sent by tcpreplay, and seen by tcpdump behind GRO.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,11 +11,19 @@ use forebay_testkit::namespaces::named::{NamedNamespace, run};
 use libtest_mimic::Failed;
 use pcap_file::pcap::PcapReader;
 
+use super::guest::Guest;
+
 const TOOLS: [[&str; 2]; 4] =
     [["ip", "-V"], ["ethtool", "--version"], ["tcpdump", "--version"], ["tcpreplay", "--version"]];
 
 const SENDER: &str = "tx";
 const RECEIVER: &str = "rx";
+
+/// Above the frames of all cases; a TAP takes less than a veth.
+const GUEST_MTU: &str = "16000";
+
+/// Frames that wait for a guest: more than a try has.
+const GUEST_QUEUE: &str = "30000";
 
 /// Held across polls, so that what the sender's pauses tear apart is merged all the same.
 const GRO_FLUSH_TIMEOUT_NS: &str = "3000000";
@@ -62,15 +69,43 @@ impl Wire {
     }
 }
 
-/// Everything that is needed to see what the kernel makes of frames.
+/// A kernel to be asked.
+pub(crate) enum Asked {
+    /// The machine's own.
+    Own,
+    /// A guest's.
+    Guest(Guest),
+}
+
+impl Asked {
+    pub(crate) fn guest() -> Result<Self, Failed> {
+        Guest::new().map(Self::Guest)
+    }
+
+    pub(crate) fn is_guest(&self) -> bool {
+        matches!(self, Self::Guest(_))
+    }
+
+    pub(crate) fn rig(&self) -> Result<Rig, Failed> {
+        match self {
+            Self::Own => Rig::new(),
+            Self::Guest(guest) => Rig::in_guest(guest),
+        }
+    }
+}
+
+/// Everything that is needed to see what a kernel makes of frames.
 pub(crate) struct Rig {
-    wire: Wire,
-    tcpdump: Child,
+    sender: NamedNamespace,
+    /// Goes with the rig.
+    _receiver: Option<NamedNamespace>,
+    watcher: Child,
     seen: Receiver<Vec<u8>>,
 }
 
 impl Rig {
-    pub(crate) fn new() -> Result<Self, Failed> {
+    /// The kernel of this machine.
+    fn new() -> Result<Self, Failed> {
         let wire = Wire::new()?;
         for (namespace, device) in [(&wire.sender, SENDER), (&wire.receiver, RECEIVER)] {
             namespace.run(&["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"])?;
@@ -83,27 +118,57 @@ impl Rig {
         wire.sender.run(&["ethtool", "-K", SENDER, "tso", "off", "gso", "off"])?;
         let receives = ["gro", "on", "rx-udp-gro-forwarding", "on"];
         wire.receiver.run(&[&["ethtool", "-K", RECEIVER][..], &receives].concat())?;
-        let mut tcpdump = Command::new("ip")
-            .args(["netns", "exec", wire.receiver.name(), "tcpdump", "-i", RECEIVER, "-Q", "in"])
-            .args(["-s", SNAP_BYTES, "-B", RING_KIB, "--immediate-mode", "-U", "-w", "-"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let stdout = tcpdump.stdout.take().ok_or("tcpdump has no output")?;
-        let (sender, seen) = mpsc::channel();
+        let mut tcpdump = wire.receiver.command("tcpdump");
+        tcpdump.args(["-i", RECEIVER, "-Q", "in", "-s", SNAP_BYTES, "-B", RING_KIB]);
+        tcpdump.args(["--immediate-mode", "-U", "-w", "-"]);
+        Self::watch(&mut tcpdump, wire.sender, Some(wire.receiver))
+    }
+
+    /// The kernel of a guest.
+    fn in_guest(guest: &Guest) -> Result<Self, Failed> {
+        let host = NamedNamespace::new()?;
+        host.run(&["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"])?;
+        host.run(&["ip", "tuntap", "add", "dev", SENDER, "mode", "tap"])?;
+        host.run(&[
+            "ip",
+            "link",
+            "set",
+            "dev",
+            SENDER,
+            "up",
+            "mtu",
+            GUEST_MTU,
+            "txqueuelen",
+            GUEST_QUEUE,
+        ])?;
+        let boot = guest.boot(SENDER);
+        let mut qemu = host.command(&boot[0]);
+        qemu.args(&boot[1..]);
+        Self::watch(&mut qemu, host, None)
+    }
+
+    /// Starts a program whose output is a capture of what a kernel has coalesced.
+    fn watch(
+        program: &mut Command,
+        sender: NamedNamespace,
+        receiver: Option<NamedNamespace>,
+    ) -> Result<Self, Failed> {
+        let mut watcher = program.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let stdout = watcher.stdout.take().ok_or("the watcher has no output")?;
+        let (pass, seen) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
         thread::spawn(move || {
             // The file's header comes when tcpdump listens.
             let Ok(mut reader) = PcapReader::new(stdout) else { return };
             let _ = ready.send(());
             while let Some(Ok(packet)) = reader.next_packet() {
-                if sender.send(packet.data.into_owned()).is_err() {
+                if pass.send(packet.data.into_owned()).is_err() {
                     return;
                 }
             }
         });
-        let rig = Self { wire, tcpdump, seen };
-        is_ready.recv().map_err(|_| "tcpdump ended at once")?;
+        let rig = Self { sender, _receiver: receiver, watcher, seen };
+        is_ready.recv().map_err(|_| "the watcher ended at once")?;
         Ok(rig)
     }
 
@@ -112,7 +177,7 @@ impl Rig {
         let capture = capture.to_str().ok_or("a path that is not UTF-8")?;
         // Read in beforehand: the kernel merges little of what comes slowly.
         let pace = if is_timed { "--multiplier=1" } else { "--topspeed" };
-        self.wire.sender.run(&["tcpreplay", "-q", "-K", pace, "-i", SENDER, capture])
+        self.sender.run(&["tcpreplay", "-q", "-K", pace, "-i", SENDER, capture])
     }
 
     /// The next packet from above the kernel's GRO.
@@ -124,7 +189,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         // It may have ended by itself; the namespaces follow.
-        let _ = self.tcpdump.kill();
-        let _ = self.tcpdump.wait();
+        let _ = self.watcher.kill();
+        let _ = self.watcher.wait();
     }
 }
