@@ -53,7 +53,7 @@ impl XdpTxLimits {
         }
         let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
         let longest = longest_frame_bytes(packet, self.mtu)?.min(self.room_bytes * pieces_max);
-        // A datagram in several frames was reassembled: it exceeds the MTU.
+        // A reassembled datagram in several frames (`frag_list`) is longer than any one frame.
         if packet.frame.total_len_bytes() > longest || packet.is_chain() {
             Err(SendDrop::TooLong)
         } else {
