@@ -12,11 +12,11 @@
 //! the reader has taken but not returned. The limit bounds the memory that a slow reader can
 //! withhold.
 
-pub mod table; // UDP socket lookup by the kernel's rules
-pub mod queue; // many CPUs to one reader, in order, without a lock
-pub mod reader; // the reader's end: packets taken out, and the return of their frames
-pub mod account; // bytes charged to a socket, and the kernel's `rcvbuf` rule
-pub mod reclaim; // buffer policies for the memory of queued datagrams
+pub mod table; //      UDP socket lookup by the kernel's rules
+pub mod queue; //      many CPUs to one reader, in order, without a lock
+pub mod reader; //     the reader's end: packets taken out, and the return of their frames
+pub mod account; //    bytes charged to a socket, and the kernel's `rcvbuf` rule
+pub mod reclaim; //    buffer policies for the memory of queued datagrams
 pub mod copy_cache; // copies of small datagrams for slow readers, in recycled buffers
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use siphasher::sip::SipHasher13;
 
 mod bindings; // all bound sockets
-mod trie; // a persistent map
+mod trie; //     a persistent map
 
 pub use bindings::Bindings;
 use bindings::{BoundAs, Placed};
