@@ -32,7 +32,7 @@ pub use tally::Damage;
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
 
-/// Maximum size of all captures kept in memory; larger ones are read during the run.
+/// Maximum size of all captures kept in memory; captures beyond it are read during the run.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;
 
 /// Options of a replay of captures.
