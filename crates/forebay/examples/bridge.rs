@@ -1,7 +1,7 @@
 //! A bridge between two interfaces, until Ctrl-C: `cargo run --example bridge veth0 veth1`.
 //!
-//! A bridge: what comes in by one goes out by the other, spread over all CPUs in between, and every flow in
-//! order. Checksums and segments that the kernel has left to the device are carried across.
+//! A bridge: what comes in by one goes out by the other, spread over all CPUs in between, and every
+//! flow in order. Checksums and segments that the kernel has left to the device are carried across.
 
 use std::error::Error;
 

@@ -1,9 +1,9 @@
 //! Body of an answer, composed once for all who will ask.
 //!
-//! Names are compressed (RFC 1035, 4.1.4) against the question and against each other. An answer for
-//! one name lies at one place behind it, and its pointers are final. One for all names under another
-//! (a wildcard, a delegation, what does not exist) lies where the question ends, so its pointers are
-//! told from there and patched when it is sent.
+//! Names are compressed (RFC 1035, 4.1.4) against the question and against each other. An answer
+//! for one name lies at one place behind it, and its pointers are final. One for all names under
+//! another (a wildcard, a delegation, what does not exist) lies where the question ends, so its
+//! pointers are told from there and patched when it is sent.
 
 use crate::zone::{Set, rtype, suffixes};
 
@@ -13,7 +13,8 @@ pub(crate) const HEADER_LEN_BYTES: usize = 12;
 /// Type and class, behind the question's name.
 pub(crate) const QUESTION_TAIL_LEN_BYTES: usize = 4;
 
-/// Offset that pointers cannot lead to (14 bits), less what a question may be longer than the one assumed.
+/// Offset that pointers cannot lead to (14 bits), less what a question may be longer than the one
+/// assumed.
 const FARTHEST_POINTER: usize = 0x3fff - 255 - HEADER_LEN_BYTES - QUESTION_TAIL_LEN_BYTES;
 
 /// A pointer's two upper bits.
@@ -174,8 +175,8 @@ impl Composer {
         self.body.extend_from_slice(&value.to_be_bytes());
     }
 
-    /// The length goes in front when it is known. Names are compressed in the types of RFC 1035 only
-    /// (RFC 3597, 4).
+    /// The length goes in front when it is known. Names are compressed in the types of RFC 1035
+    /// only (RFC 3597, 4).
     fn put_rdata(&mut self, rtype: u16, rdata: &[u8]) {
         let len_at = self.body.len();
         self.put_u16(0);

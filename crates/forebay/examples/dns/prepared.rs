@@ -59,8 +59,8 @@ impl Zone {
         own.or(node.others.as_ref()).unwrap_or(&self.nodata)
     }
 
-    /// Goes down from the apex to the closest name that exists. What was asked for may be as deep as
-    /// it likes: this ends where the zone does.
+    /// Goes down from the apex to the closest name that exists. What was asked for may be as deep
+    /// as it likes: this ends where the zone does.
     fn find_above(&self, name: &[u8], rtype: u16) -> Option<&Body> {
         let mut lens = [0_u8; 128];
         let mut labels = 0;

@@ -1,4 +1,5 @@
-//! Parts that examples with sockets have in common: how they are begun, and what they tell in the end.
+//! Parts that examples with sockets have in common: how they are begun, and what they tell in the
+//! end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

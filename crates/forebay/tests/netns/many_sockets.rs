@@ -17,7 +17,8 @@ use crate::sockets::rig::{OURS, OURS_V6, Running, client, over_tap};
 
 /// More than the engine needs.
 const DESCRIPTORS: u64 = 256;
-/// More than there are descriptors, and than fits in `GROWTH_KIB` if each leaves some of itself behind.
+/// More than there are descriptors, and than fits in `GROWTH_KIB` if each leaves some of itself
+/// behind.
 const SOCKETS: u32 = 20_000;
 /// Growth of a process for other reasons.
 const GROWTH_KIB: u64 = 16 << 10;
@@ -54,8 +55,8 @@ pub(crate) fn played() -> bool {
     true
 }
 
-/// CPUs that have nothing to do, or have not even begun, learn nothing of sockets that come and go; one
-/// that is busy with another socket neither.
+/// CPUs that have nothing to do, or have not even begun, learn nothing of sockets that come and go;
+/// one that is busy with another socket neither.
 fn closed() {
     let (net, engine) = over_tap(&NetConfig::default());
     come_and_go(&net, "before the engine runs");

@@ -1,5 +1,5 @@
-//! The socket that a datagram is for: the table against this kernel's own sockets, on the loopback device
-//! of a network namespace that goes with its thread.
+//! The socket that a datagram is for: the table against this kernel's own sockets, on the loopback
+//! device of a network namespace that goes with its thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// Sets of sockets that are tried, each with every datagram.
 const SETS: u32 = 5000;
 
-/// Addresses that sockets are bound to. The senders' addresses are among them: the kernel gives a socket that is
-/// connected to one of them the same.
+/// Addresses that sockets are bound to. The senders' addresses are among them: the kernel gives a
+/// socket that is connected to one of them the same.
 const LOCALS: [&str; 10] = [
     "0.0.0.0",
     "10.0.0.1",

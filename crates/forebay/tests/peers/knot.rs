@@ -176,7 +176,8 @@ impl Read {
         });
         let mut counts = answer[4..12].to_vec();
         if message.metadata.truncation {
-            // Who gets this asks again; Knot DNS sends what it can of the addresses that do not fit.
+            // Who gets this asks again; Knot DNS sends what it can of the addresses that do not
+            // fit.
             sections[2].clear();
             counts.truncate(6);
         }

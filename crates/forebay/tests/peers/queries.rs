@@ -118,7 +118,8 @@ fn counts() -> Vec<(String, Vec<u8>)> {
         ("an octet", vec![7]),
         ("EDNS and an octet", [&edns[..], &[7]].concat()),
     ];
-    // Of those without a question Knot DNS answers some that are wrong in other ways too; we do not.
+    // Of those without a question Knot DNS answers some that are wrong in other ways too; we do
+    // not.
     let lone = [header(STANDARD, [0, 0, 0, 1]), edns.clone()].concat();
     let mut all = vec![("EDNS only".to_owned(), lone)];
     for number in 0_u16..81 {

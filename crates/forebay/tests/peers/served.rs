@@ -18,8 +18,8 @@ use crate::{ZONE, zone_of};
 /// Queries on their way at once, from one client.
 const WINDOW: usize = 16;
 
-/// Every answer is there, is the one that was composed, and comes in the order of the queries of each
-/// client's socket.
+/// Every answer is there, is the one that was composed, and comes in the order of the queries of
+/// each client's socket.
 pub(crate) fn over_a_tap() {
     let mut devices = [Device::open(&DeviceConfig::new("dns", Via::Tap)).unwrap()];
     ip("addr add 10.9.0.1/24 dev dns");

@@ -36,8 +36,8 @@ struct ArpMessage {
 /// `is_to_us` is true if the frame was sent to our own MAC address.
 ///
 ///
-///  # Errors
-///  If the message is invalid, or not one that a correct host would send.
+/// # Errors
+/// If the message is invalid, or not one that a correct host would send.
 pub fn receive(
     packet: &mut Packet,
     on: &Identity,

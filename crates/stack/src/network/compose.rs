@@ -62,8 +62,8 @@ pub enum HeaderError {
 /// If the headers cannot be written; `frame` is then unchanged.
 ///
 ///
-///  # Panics
-///  If the headroom is less than [`HEADERS_BYTES_MAX`]: frames from a pool have more.
+/// # Panics
+/// If the headroom is less than [`HEADERS_BYTES_MAX`]: frames from a pool have more.
 pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, HeaderError> {
     let udp_len = frame.len_bytes().saturating_add(UDP_BYTES);
     let udp_len = u16::try_from(udp_len).map_err(|_| HeaderError::TooLong)?;

@@ -34,8 +34,8 @@ pub(super) enum PacketType {
 /// parsing walks over, the tags are stripped and the packet is parsed again.
 ///
 ///
-///  # Errors
-///  If the packet is not for this host, or of an unknown protocol.
+/// # Errors
+/// If the packet is not for this host, or of an unknown protocol.
 pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {
     if packet.headers.link == Link::Ip {
         let is_ip = packet.headers.network != Network::Other;

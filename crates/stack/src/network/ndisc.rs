@@ -52,8 +52,8 @@ struct NdiscMessage {
 /// its answer in place.
 ///
 ///
-///  # Errors
-///  If the message is invalid, or not one that a correct host would send.
+/// # Errors
+/// If the message is invalid, or not one that a correct host would send.
 pub fn receive(
     packet: &mut Packet,
     at: usize,

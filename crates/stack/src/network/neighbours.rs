@@ -68,7 +68,6 @@ pub struct NeighbourObservation {
     pub mac: Option<[u8; 6]>,
     /// True if an entry is created even without a resolution pending: the neighbour is about to
     /// send to us.
-    /// to us.
     pub is_welcome: bool,
     /// Condition for replacing a known MAC address.
     pub replaces: Replaces,

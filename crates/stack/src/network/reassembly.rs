@@ -133,8 +133,9 @@ impl Fragments {
         }
     }
 
-    /// Adds a fragment: a packet whose [`Fragment`](forebay_rx::parse::Fragment) is `First` or `Later`,
-    /// with a valid IP header and, in IPv6, valid extension headers before the fragment header.
+    /// Adds a fragment: a packet whose [`Fragment`](forebay_rx::parse::Fragment) is `First` or
+    /// `Later`, with a valid IP header and, in IPv6, valid extension headers before the fragment
+    /// header.
     ///
     /// Other fragments may have to be dropped to make room; they are put into `given_up`. So every
     /// frame ever added is [held](Self::frames), [joined](Self::joined), or was given up. Frames

@@ -141,8 +141,8 @@ impl NetworkLayer {
 /// original frames go back to the pool.
 ///
 ///
-///  # Errors
-///  Returns the packet if no frame is large enough.
+/// # Errors
+/// Returns the packet if no frame is large enough.
 fn together(mut packet: Packet, pool: &mut Pool) -> Result<Packet, Packet> {
     if packet.shape() == Shape::FragList {
         match packet.copied_whole(pool) {

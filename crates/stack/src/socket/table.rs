@@ -5,8 +5,8 @@
 //!    else one that is not connected.
 //! 2. The same of the sockets bound to the unspecified address. One bound to `[::]` takes IPv4
 //!    datagrams, unless it is IPv6 only, or an IPv4 socket takes them.
-//! 3. If several share an address and port (`SO_REUSEPORT`), the one selected by the flow's hash; or
-//!    the one that prefers this CPU (`SO_INCOMING_CPU`).
+//! 3. If several share an address and port (`SO_REUSEPORT`), the one selected by the flow's hash;
+//!    or the one that prefers this CPU (`SO_INCOMING_CPU`).
 //!
 //! A table is an immutable snapshot. When a socket is bound, connected or closed, [`Bindings`]
 //! creates a new one that shares all unchanged parts with the previous one.

@@ -38,7 +38,8 @@ impl Kernel {
         // Much is never complete; who goes when memory is full is another matter.
         command(&format!("sysctl -qw net.ipv4.ipfrag_high_thresh={FRAGMENTS_BYTES}"));
         command(&format!("sysctl -qw net.ipv6.ip6frag_high_thresh={FRAGMENTS_BYTES}"));
-        // The kernel would send errors to itself, where a frame has its own address, and count them.
+        // The kernel would send errors to itself, where a frame has its own address, and count
+        // them.
         command("sysctl -qw net.ipv4.icmp_msgs_per_sec=0 net.ipv4.icmp_msgs_burst=0");
         ip("link set lo up");
         let device = TunDevice::open(NAME, TunKind::Tap, 1).unwrap();
@@ -97,14 +98,14 @@ impl Kernel {
 }
 
 /// An address by what stands in the packet: no scope. What is from nobody's port 0 to nobody, the
-/// kernel takes for the wildcard socket's own connection, and the first one's that it finds: that may
-/// be the IPv6 socket, though it is for IPv6 only (`__udp4_lib_demux_lookup`).
+/// kernel takes for the wildcard socket's own connection, and the first one's that it finds: that
+/// may be the IPv6 socket, though it is for IPv6 only (`__udp4_lib_demux_lookup`).
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// The rows of `/proc/net/snmp` and `snmp6` in the namespace of the calling thread, by name: `Ip6` and
-/// `Udp6` stand before those of IPv6.
+/// The rows of `/proc/net/snmp` and `snmp6` in the namespace of the calling thread, by name: `Ip6`
+/// and `Udp6` stand before those of IPv6.
 pub(crate) fn snmp() -> std::collections::BTreeMap<String, u64> {
     let read =
         |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap();

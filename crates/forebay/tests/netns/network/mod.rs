@@ -1,6 +1,6 @@
 //! IP and UDP against the kernel's own stack: the same hostile frames go into a TAP and into
-//! [`forebay_stack::network`], and what sockets get is compared frame by frame. Each test has a network
-//! namespace that its thread makes for itself.
+//! [`forebay_stack::network`], and what sockets get is compared frame by frame. Each test has a
+//! network namespace that its thread makes for itself.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use forebay_testkit::namespaces;

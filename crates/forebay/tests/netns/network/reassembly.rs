@@ -1,5 +1,5 @@
-//! Hostile fragments: what the kernel's reassembly and ours make of the same pieces. Raw sockets of a
-//! protocol that is nobody's see all that comes out, whatever is in it.
+//! Hostile fragments: what the kernel's reassembly and ours make of the same pieces. Raw sockets of
+//! a protocol that is nobody's see all that comes out, whatever is in it.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
@@ -220,7 +220,8 @@ impl Kernel {
         Self { sink: device.sink(), pool: local_addresses::pool(), sockets }
     }
 
-    /// Bytes that come out with a frame: IPv4 from its header on, of IPv6 what is behind all headers.
+    /// Bytes that come out with a frame: IPv4 from its header on, of IPv6 what is behind all
+    /// headers.
     fn offer(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();

@@ -143,8 +143,8 @@ fn edges() {
     pair.end();
 }
 
-/// Several readers of one socket: whatever they do, none sleeps while there is something, and all are
-/// told of the end.
+/// Several readers of one socket: whatever they do, none sleeps while there is something, and all
+/// are told of the end.
 fn several() {
     const EACH: u32 = 300;
     let pair = Pair::new();
@@ -187,8 +187,8 @@ fn several() {
     drop(ours);
 }
 
-/// While packets wait for neighbours that do not answer, there is no memory to send from: calls wait, or say
-/// that they would block, and the descriptor tells when they would not any more.
+/// While packets wait for neighbours that do not answer, there is no memory to send from: calls
+/// wait, or say that they would block, and the descriptor tells when they would not any more.
 fn sends_wait() {
     let config = NetConfig { send_frames: 16, ..NetConfig::default() };
     let (net, engine) = over_tap(&config);

@@ -53,8 +53,8 @@ fn not_read() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// Sends a datagram until it is read: where a CPU is busy with something else, a device may drop it.
-/// Returns how many were sent.
+/// Sends a datagram until it is read: where a CPU is busy with something else, a device may drop
+/// it. Returns how many were sent.
 fn come_through(good: &UdpSocket, kernels: &std::net::UdpSocket, number: u32) -> u64 {
     good.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut buffer = [0; 4];

@@ -57,8 +57,8 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 
 impl FragmentPart {
-    /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header is
-    /// valid.
+    /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header
+    /// is valid.
     pub(super) fn read(packet: &Packet) -> Result<Self, NetworkDrop> {
         let bytes = packet.frame.data();
         let at = usize::from(packet.headers.network_offset);
