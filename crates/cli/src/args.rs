@@ -67,8 +67,8 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Captures (pcap or pcapng, packed with gzip or not), one after another; - is standard input; a
-    /// bundled one if none is given
+    /// Captures (pcap or pcapng, packed with gzip or not), one after another; - is standard input;
+    /// a bundled one if none is given
     pub(crate) files: Vec<PathBuf>,
 
     /// Made-up UDP flows instead of captures, as in flows=64,frames=1000000,size=18..1400,ipv6

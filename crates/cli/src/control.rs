@@ -1,4 +1,5 @@
-//! `forebay get`, `set`, `list`, `watch` and `explain`: what a run is asked over its control socket.
+//! `forebay get`, `set`, `list`, `watch` and `explain`: what a run is asked over its control
+//! socket.
 
 use std::collections::BTreeMap;
 use std::io;

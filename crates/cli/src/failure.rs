@@ -86,8 +86,8 @@ impl Failure {
     }
 }
 
-/// Ends the program. Where JSON is asked for, and nothing was printed before, an error is a document
-/// on standard output, too.
+/// Ends the program. Where JSON is asked for, and nothing was printed before, an error is a
+/// document on standard output, too.
 pub(crate) fn exit(result: Result<(), Failure>, prints_json: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

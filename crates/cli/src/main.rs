@@ -1,5 +1,5 @@
-//! The `forebay` program: run live devices or replay captures through the receive path, control such
-//! a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages.
+//! The `forebay` program: run live devices or replay captures through the receive path, control
+//! such a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line

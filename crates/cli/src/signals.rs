@@ -47,8 +47,8 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
     interrupted
 }
 
-/// Does something each time a terminal hangs up, or somebody says so, for as long as what is returned
-/// lives. The signal ends nothing any more.
+/// Does something each time a terminal hangs up, or somebody says so, for as long as what is
+/// returned lives. The signal ends nothing any more.
 pub(crate) fn on_hangup(mut act: impl FnMut() + Send + 'static) -> Ticker {
     let asked = Arc::new(AtomicBool::new(false));
     // Where it cannot be caught, it ends the program as it always does.

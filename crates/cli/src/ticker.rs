@@ -40,7 +40,8 @@ impl Drop for Ticker {
     }
 }
 
-/// Says on standard error what keeps packets from being written, once, as soon as there is something.
+/// Says on standard error what keeps packets from being written, once, as soon as there is
+/// something.
 pub(crate) fn tell_once(mut failure: impl FnMut() -> Option<String> + Send + 'static) -> Ticker {
     let mut is_told = false;
     Ticker::every(TELL_PERIOD, move || {

@@ -6,8 +6,8 @@
 //! | `parse_gro` | parsing and hashing too, as far as a device does not give the hash |
 //! | `all` | frame allocated, filled, parsed, hashed, coalesced, returned |
 //!
-//! Each is timed with checksums vouched for by a device, as the peer's, which looks at none; and the
-//! last two with every byte verified: in `all` while the frame is filled, as with captures.
+//! Each is timed with checksums vouched for by a device, as the peer's, which looks at none; and
+//! the last two with every byte verified: in `all` while the frame is filled, as with captures.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -129,7 +129,8 @@ enum BenchKind {
     Lro,
     /// Frame in, parse, hash, steer, hand over, read on the other CPU, return
     Steer,
-    /// A flood of small datagrams to one socket, with each buffer policy in turn: repeats are 7 at most
+    /// A flood of small datagrams to one socket, with each buffer policy in turn: repeats are 7 at
+    /// most
     Udp,
     /// Bursts of packets received from a vhost-user back end (--sock) and given back
     Virtio,

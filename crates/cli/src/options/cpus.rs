@@ -49,8 +49,8 @@ impl CpuOptions {
     }
 }
 
-/// CPUs that `--cpus` names. A number means that many CPUs, of those that may be used first; anything
-/// else is a list.
+/// CPUs that `--cpus` names. A number means that many CPUs, of those that may be used first;
+/// anything else is a list.
 pub(crate) fn cpus_of(text: Option<&str>, allowed: &CpuList) -> Result<CpuList, Failure> {
     let Some(text) = text else { return Ok(allowed.clone()) };
     let help = "give a number of CPUs from 1 on, or a list such as 0-3,8";

@@ -27,8 +27,8 @@ pub(crate) fn render(report: &RunReport, cpus: &CpuList) -> String {
     text
 }
 
-/// Frames that came by each queue of each device. What our own driver counts is no further drop: its frames
-/// are among the packets.
+/// Frames that came by each queue of each device. What our own driver counts is no further drop:
+/// its frames are among the packets.
 fn devices(devices: &[DeviceReport]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);

@@ -1,15 +1,15 @@
-//! The commands that the documents show: every block of the kind `console` is run, and says what the
-//! document says.
+//! The commands that the documents show: every block of the kind `console` is run, and says what
+//! the document says.
 //!
-//! A line that begins with `$ ` is typed into bash, with the lines behind it that begin with `> `; all
-//! others are what is printed to standard output, and need not be shown. Every command succeeds. `^C`
-//! ends one that goes on, once it listens to that. Numbers with their units, and hashes, may be others; `…`
-//! is any text in a line, `...` any number of lines. What is told only if there was any (drops, moves), or
-//! of the moment, may be there or not, and be other.
+//! A line that begins with `$ ` is typed into bash, with the lines behind it that begin with `> `;
+//! all others are what is printed to standard output, and need not be shown. Every command
+//! succeeds. `^C` ends one that goes on, once it listens to that. Numbers with their units, and
+//! hashes, may be others; `…` is any text in a line, `...` any number of lines. What is told only
+//! if there was any (drops, moves), or of the moment, may be there or not, and be other.
 //!
 //! Each block begins in an empty directory in which `crates` is that of the repository. Blocks that
-//! name devices are run in a network namespace with pairs of veth of these names. A block whose tool or
-//! privilege is missing is reported as ignored, and why on standard error.
+//! name devices are run in a network namespace with pairs of veth of these names. A block whose
+//! tool or privilege is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod block; //  what a document shows

@@ -57,8 +57,8 @@ fn fits(shown: &str, told: &str) -> bool {
     ends.any(|at| fits(rest, &told[at..]))
 }
 
-/// A line in which every number is the same, and nothing is aligned. Counts of drops behind a row of a
-/// table are left out: they are there if there were any.
+/// A line in which every number is the same, and nothing is aligned. Counts of drops behind a row
+/// of a table are left out: they are there if there were any.
 fn form(line: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut is_counted = false;

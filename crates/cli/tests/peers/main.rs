@@ -1,6 +1,6 @@
 //! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
-//! packets for order and completeness, damage for the readers of captures, Linux for coalescing, for
-//! knobs and for live devices, and another user.
+//! packets for order and completeness, damage for the readers of captures, Linux for coalescing,
+//! for knobs and for live devices, and another user.
 //!
 //! A judge whose tool is missing is reported as ignored, and why on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]

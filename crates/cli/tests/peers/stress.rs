@@ -1,4 +1,5 @@
-//! Storms: scripts in which everything changes that can, in any order, faster than a backlog drains.
+//! Storms: scripts in which everything changes that can, in any order, faster than a backlog
+//! drains.
 
 use std::fmt::Write as _;
 

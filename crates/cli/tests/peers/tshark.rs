@@ -1,7 +1,7 @@
 //! tshark's account of each frame against `parse.csv`.
 //!
-//! Options by which tshark judges frame by frame: nothing is reassembled, and all checksums are summed up. The columns
-//! `hash` and `verdict` are not its to judge.
+//! Options by which tshark judges frame by frame: nothing is reassembled, and all checksums are
+//! summed up. The columns `hash` and `verdict` are not its to judge.
 
 use std::collections::HashMap;
 use std::fs;

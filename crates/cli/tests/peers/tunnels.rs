@@ -73,7 +73,8 @@ fn our_flows(directory: &Path) -> Result<Vec<String>, libtest_mimic::Failed> {
     Ok(text.lines().skip(1).map(flow).collect())
 }
 
-/// The same by tshark: the last addresses and ports that it found, of the family that it found last.
+/// The same by tshark: the last addresses and ports that it found, of the family that it found
+/// last.
 fn their_flows(directory: &Path) -> Result<Vec<String>, libtest_mimic::Failed> {
     let mut tshark = Command::new("tshark");
     tshark.current_dir(directory).args(["-n", "-r", "f.pcap", "-T", "fields"]);

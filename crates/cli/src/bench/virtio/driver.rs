@@ -18,8 +18,8 @@ use forebay_sys::Error;
 
 use crate::failure::Failure;
 
-/// Heads of packets in pieces, frames of an ordinary network, and of any larger kind that the source
-/// may want: more than a few bursts, for none is kept.
+/// Heads of packets in pieces, frames of an ordinary network, and of any larger kind that the
+/// source may want: more than a few bursts, for none is kept.
 const HEADS: u32 = 4 << 10;
 const SMALL_CHUNK_BYTES: u32 = 2 << 10;
 const SMALL_CHUNKS: u32 = 4 << 10;

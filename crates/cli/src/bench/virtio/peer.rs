@@ -1,6 +1,6 @@
-//! Words that DPDK's side of the comparison, the peer's `bench_virtio --role vhost-tx`, shares in the
-//! file `SOCK.shm`: how much it has sent, and whether it is to end. Where there is no such file, the
-//! sender is another one, and is ended by whoever has started it.
+//! Words that DPDK's side of the comparison, the peer's `bench_virtio --role vhost-tx`, shares in
+//! the file `SOCK.shm`: how much it has sent, and whether it is to end. Where there is no such
+//! file, the sender is another one, and is ended by whoever has started it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -219,8 +219,8 @@ fn lro_losses_are_reported() {
     }
 }
 
-/// Polls an hour apart are as good as none: the run ends all the same when it is asked to, and looks
-/// at its input again once that is no longer forbidden.
+/// Polls an hour apart are as good as none: the run ends all the same when it is asked to, and
+/// looks at its input again once that is no longer forbidden.
 #[test]
 fn promise_3_deferred_polls_delay_no_change() {
     let desk = Desk::new();

@@ -1,4 +1,5 @@
-//! Flaws that can be with a frame's lengths. Checksums are mended, so that only the length is wrong.
+//! Flaws that can be with a frame's lengths. Checksums are mended, so that only the length is
+//! wrong.
 
 use crate::gro::wire::{Wire, be16, put16};
 

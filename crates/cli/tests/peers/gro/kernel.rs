@@ -45,7 +45,8 @@ const GROUPS: [Group; 13] = [
     further::udp,
 ];
 
-/// Cases in which Linux does otherwise, and the reason. The table of cases still says what we must do.
+/// Cases in which Linux does otherwise, and the reason. The table of cases still says what we must
+/// do.
 const DIFFERENCES: [(&str, &str); 3] = [
     ("sixteen_flows", "Linux holds 64 flows, in buckets, where LRO has eight descriptors"),
     ("mixed_mtu", "of 58 frames in a row timing tears some apart, on a bad day in every try"),

@@ -175,7 +175,8 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// Family, protocol, whether it is a fragment, where the transport begins and where the packet ends.
+/// Family, protocol, whether it is a fragment, where the transport begins and where the packet
+/// ends.
 type Network = (Family, u8, bool, usize, usize);
 
 fn ipv4(bytes: &[u8], at: usize) -> Option<Network> {

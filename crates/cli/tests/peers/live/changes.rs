@@ -1,5 +1,5 @@
-//! The order of delivery on live devices, told from stamps and traces, while everything changes that
-//! can over the control socket.
+//! The order of delivery on live devices, told from stamps and traces, while everything changes
+//! that can over the control socket.
 
 use std::thread;
 use std::time::{Duration, Instant};

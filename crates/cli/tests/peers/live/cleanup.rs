@@ -1,4 +1,5 @@
-//! Duties of a run to whoever started it: fewer privileges, a config file read anew, an end in order.
+//! Duties of a run to whoever started it: fewer privileges, a config file read anew, an end in
+//! order.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,5 +1,5 @@
-//! Conservation: what tcpreplay sent is what was delivered, what we dropped by name and what the kernel counted as
-//! dropped: exactly, at a rate below and at one far above what is taken.
+//! Conservation: what tcpreplay sent is what was delivered, what we dropped by name and what the
+//! kernel counted as dropped: exactly, at a rate below and at one far above what is taken.
 
 use crate::Judgement;
 use crate::live::Judge;

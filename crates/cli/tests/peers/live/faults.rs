@@ -172,8 +172,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A full disk: what is said to be written is there, what is not is counted, and it is told once. The second disk
-/// is full before anything is written to it.
+/// A full disk: what is said to be written is there, what is not is counted, and it is told once.
+/// The second disk is full before anything is written to it.
 fn judge_full_disk() -> Judgement {
     for others_bytes in [0, 64 << 10] {
         let disk = SmallDisk::new()?;

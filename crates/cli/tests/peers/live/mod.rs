@@ -1,5 +1,5 @@
-//! Live devices, judged by the kernel and by senders that everybody knows: tcpreplay, iperf3, UDP and
-//! TCP sockets, knotd. All of it in network namespaces of our own.
+//! Live devices, judged by the kernel and by senders that everybody knows: tcpreplay, iperf3, UDP
+//! and TCP sockets, knotd. All of it in network namespaces of our own.
 
 mod forwarding; //   how a run takes packets, and the link that they come by
 mod program; //      a run of the program

@@ -58,7 +58,8 @@ fn judge(way: Way) -> Judgement {
     for _ in 0..DATAGRAMS {
         taken.send_to(b"taken", (NEAR, TAKEN_PORT))?;
     }
-    // What the kernel says of a closed port it says as ICMP: one message goes out here, one comes in.
+    // What the kernel says of a closed port it says as ICMP: one message goes out here, one comes
+    // in.
     judge_refusal(far, NEAR)?;
     judge_refusal(&link.near, FAR)?;
     query(far, &[])?;

@@ -1,5 +1,5 @@
-//! Many starts and stops under load, by signals that can be heard and by one that cannot: nothing of
-//! a run is left in the kernel.
+//! Many starts and stops under load, by signals that can be heard and by one that cannot: nothing
+//! of a run is left in the kernel.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -173,7 +173,8 @@ impl Ends<'_> {
         let server = server.args(["-s", "-1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut server = Ended(server.spawn()?);
         wait_until("iperf3 listens", || {
-            // Port 5201 in state 0A: the connections of an earlier one wait a while with that port, too.
+            // Port 5201 in state 0A: the connections of an earlier one wait a while with that port,
+            // too.
             let sockets = self.server.tell(&["cat", "/proc/net/tcp6", "/proc/net/tcp"])?;
             Ok(sockets.lines().any(|socket| socket.contains(":1451 ") && socket.contains(" 0A ")))
         })?;
