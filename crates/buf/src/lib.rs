@@ -15,21 +15,21 @@ compile_error!(
      devices know, in 64 bits. Build it for x86_64 or aarch64."
 );
 
-pub mod region; // memory that holds all the frames of an engine
+pub mod region; //       memory that holds all the frames of an engine
 pub mod frame; //        one chunk of it: a move-only handle
 pub mod chain; //        frames behind a frame: one packet in several pieces
 pub mod frags; //        pieces behind a frame: payload left where a device put it
-pub mod pool; // the frames of one CPU; returns frames of other CPUs to their owners
+pub mod pool; //         the frames of one CPU; returns frames of other CPUs to their owners
 pub mod recycle_ring; // buffers that one owner fills in turn; freed in place
 pub mod device_owned; // frames that a device holds
-pub mod page_frag; // pieces of memory shared with a peer, of any size
+pub mod page_frag; //    pieces of memory shared with a peer, of any size
 pub mod ring; //         single producer, single consumer: the only queue between CPUs
-pub mod wake; // sleep state of a CPU, and wake-ups
+pub mod wake; //         sleep state of a CPU, and wake-ups
 
 pub mod position; // a position in a ring: a counter that wraps
-pub mod sum; // the checksum's sum of bytes, vectorized
-mod free_batch; // frames on their way to their owner, 32 at a time
-pub mod cache; // cache lines: padding and prefetches
+pub mod sum; //      the checksum's sum of bytes, vectorized
+mod free_batch; //   frames on their way to their owner, 32 at a time
+pub mod cache; //    cache lines: padding and prefetches
 pub mod sync; //     the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value, prefetch_value_to_write};
