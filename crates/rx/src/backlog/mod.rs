@@ -55,9 +55,9 @@ pub struct BacklogRing {
 }
 
 impl BacklogRing {
-    /// Declares the packets taken so far processed: advances the head.
+    /// Declares all packets taken so far processed: advances the head.
     pub(crate) fn release(&mut self) {
-        // Notes first: who sees room for a packet finds room for its note.
+        // Notes first, so that room for a packet implies room for its note.
         if let Some(notes) = &mut self.notes {
             notes.release();
         }
@@ -96,14 +96,14 @@ struct BacklogTarget {
     touched: bool,
 }
 
-/// Progress of a CPU towards a flow's last packet.
+/// Progress of a CPU towards the last packet of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// Processed before this turn began; the head counter that proves it.
+    /// Processed before this turn began, by this head counter.
     Drained(Position),
-    /// Possibly in the current batch; the number of packets up to this one.
+    /// Possibly in the CPU's current batch; number of unprocessed packets up to this one.
     Near(u32),
-    /// More than a batch in front of it; the number of packets.
+    /// More than a batch away; number of unprocessed packets up to this one.
     Far(u32),
 }
 
@@ -125,7 +125,7 @@ impl Backlogs {
     /// `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
     ///
     /// # Panics
-    /// When `cpu` is beyond what [`new`](Self::new) was told, or `capacity` no power of two.
+    /// If `cpu` is not below the `cpus` of [`new`](Self::new), or `capacity` is no power of two.
     #[must_use]
     pub fn connect(
         &mut self,
@@ -156,7 +156,7 @@ impl Backlogs {
     pub fn set_netdev_max_backlog(&mut self, packets: u32) {
         self.netdev_max_backlog = packets;
         for target in self.targets.iter_mut().flatten() {
-            // Notes first: who sees a packet finds its note.
+            // Notes first, so that every visible packet has a visible note.
             if let Some(notes) = &mut target.notes {
                 notes.grow(capacity_for(packets));
             }
@@ -183,8 +183,8 @@ impl Backlogs {
         }
     }
 
-    /// Requests refreshed heads for some turns, as flows are about to move. A refresh takes a cache line from
-    /// a CPU that is about to write it, so it is not done without need.
+    /// Requests refreshed heads for the next 64 turns, when flows are about to move. A refresh
+    /// takes a cache line from a CPU that is about to write it, so it is not done without need.
     pub fn watch(&mut self) {
         self.watch_turns = WATCH_TURNS;
     }
@@ -192,6 +192,7 @@ impl Backlogs {
     /// Progress of `cpu` towards the packet at `tail`, with batches of at most `batch_max` packets.
     pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
         self.watch();
+        // Without a ring nothing proves that the packet was processed, so its flow must wait.
         let Some(target) = self.target(cpu) else { return Depth::Near(0) };
         let now = target.packets.tail();
         if tail.pending(target.head_before, now) == 0 {
@@ -219,7 +220,7 @@ impl Backlogs {
         self.target(cpu).map_or(0, pending)
     }
 
-    /// Head counters of all CPUs, as they are now.
+    /// Current head counters of all CPUs.
     pub fn heads(&mut self) -> impl Iterator<Item = (CpuId, Position)> {
         let head = |target: &mut BacklogTarget| target.packets.observe_head();
         (0..)
@@ -266,6 +267,8 @@ impl Backlogs {
         packet: Packet,
         note: impl FnOnce(Position) -> Note,
     ) -> Result<Position, (Packet, DropReason)> {
+        // A full backlog drops, as in the kernel's `enqueue_to_backlog`; so does a CPU without a
+        // ring.
         if !self.has_room(cpu) {
             return Err((packet, DropReason::BacklogFull));
         }
@@ -298,7 +301,7 @@ impl Backlogs {
         for cpu in &self.touched {
             if let Some(target) = self.targets[cpu.index()].as_mut() {
                 target.touched = false;
-                // Notes first: who sees a packet finds its note.
+                // Notes first, so that every visible packet has a visible note.
                 target.notes.as_mut().map(Producer::publish);
                 target.packets.publish();
             }
