@@ -41,7 +41,7 @@ pub(crate) enum HashKind {
 }
 
 impl HashOptions {
-    /// The hasher; `drawn` is the key of the keyed hash if none is given.
+    /// The hasher. `drawn` draws the key of the keyed hash if none is given.
     pub(crate) fn hasher(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {
         self.function(drawn).map(|hasher| hasher.with_rules(self.flow_key))
     }
