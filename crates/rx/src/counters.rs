@@ -78,8 +78,8 @@ pub struct IntakeCounters {
     pub per_cpu: Box<[TargetCounters]>,
 }
 
-/// Counters of one intake for one target CPU, in frames: a merged packet is as many as it was merged
-/// of.
+/// Counters of one intake for one target CPU, in frames: a merged packet is as many as it was
+/// merged of.
 #[derive(Debug, Default)]
 pub struct TargetCounters {
     /// Frames put on the backlog.

@@ -94,7 +94,8 @@ impl Delivery {
         self.coalescer = coalesce.map(|config| Coalescer::new(config, Arc::clone(counters)));
     }
 
-    /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how many.
+    /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how
+    /// many.
     pub fn turn(&mut self, budget: usize, pool: &mut Pool, handler: &mut impl Handler) -> usize {
         let mut done = 0;
         while done < budget {

@@ -14,8 +14,8 @@ reasons! {
         LengthError = "length_error",
         /// Larger than the largest chunk of packet memory.
         Oversize = "oversize",
-        /// No packet memory was free when the frame arrived, or for its headers, where they were too
-        /// long to be parsed beside where it lay.
+        /// No packet memory was free when the frame arrived, or for its headers, where they were
+        /// too long to be parsed beside where it lay.
         NoBuffer = "no_buffer",
         /// The flow was waiting to change its CPU, and as many packets waited as may.
         HoldFull = "hold_full",

@@ -1,8 +1,9 @@
 //! The bytes of a frame and of what lies in pieces behind it, as if they were one.
 //!
-//! A device that shares memory leaves a payload where it put it ([`forebay_buf::PageFrag`]) and may write
-//! there at any time. So what is decided here is decided by the frame's own bytes, which nobody else
-//! can reach; pieces are summed up, copied and sent, and whatever they hold then is the payload.
+//! A device that shares memory leaves a payload where it put it ([`forebay_buf::PageFrag`]) and may
+//! write there at any time. So what is decided here is decided by the frame's own bytes, which
+//! nobody else can reach; pieces are summed up, copied and sent, and whatever they hold then is the
+//! payload.
 
 use std::fmt;
 use std::ops::Range;

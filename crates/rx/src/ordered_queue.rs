@@ -1,12 +1,12 @@
 //! From many CPUs to one taker, in order.
 //!
-//! Each CPU has a ring to the taker, its *lane*. Packets draw numbers, *tickets*, as they are handed
-//! in, and are taken out by number, whichever lane they lie in: a flow that moves from one CPU to
-//! another stays in order, for the new CPU draws its tickets after the old one has.
+//! Each CPU has a ring to the taker, its *lane*. Packets draw numbers, *tickets*, as they are
+//! handed in, and are taken out by number, whichever lane they lie in: a flow that moves from one
+//! CPU to another stays in order, for the new CPU draws its tickets after the old one has.
 //!
-//! A ticket is drawn when there is room for its packet, and the packet is shown right after: what is
-//! not there yet will be in a moment, and the taker comes back for it. A run of packets costs one
-//! draw and one publication, however long it is.
+//! A ticket is drawn when there is room for its packet, and the packet is shown right after: what
+//! is not there yet will be in a moment, and the taker comes back for it. A run of packets costs
+//! one draw and one publication, however long it is.
 //!
 //! The owner says who shares the tickets, who may join and who is woken: a socket's queue
 //! (`forebay_stack::socket::queue`), or a device's way out.
@@ -44,8 +44,8 @@ impl Sequencer {
         self.next.0.load(Ordering::Relaxed) != due
     }
 
-    /// Draws a ticket for each of these packets. They are to be [handed in](LaneProducer::send) at once:
-    /// all that is drawn later waits for them.
+    /// Draws a ticket for each of these packets. They are to be [handed in](LaneProducer::send) at
+    /// once: all that is drawn later waits for them.
     pub fn draw(&self, packets: &[Packet]) -> SequenceRange {
         #[expect(clippy::cast_possible_truncation, reason = "there is room for them in a ring")]
         let count = packets.len() as u32;
@@ -74,8 +74,8 @@ pub struct LaneProducer {
 }
 
 impl LaneProducer {
-    /// Number of packets for which there is room. The taker's progress is looked at only if it was less
-    /// than `count` before.
+    /// Number of packets for which there is room. The taker's progress is looked at only if it was
+    /// less than `count` before.
     pub fn room_for(&mut self, count: usize) -> usize {
         let room = self.room();
         if room >= count {
@@ -213,8 +213,8 @@ impl Lanes {
         tickets.has_drawn(self.due)
     }
 
-    /// Moves up to `max` packets to the end of `out`, in the order of their tickets, and returns how
-    /// many.
+    /// Moves up to `max` packets to the end of `out`, in the order of their tickets, and returns
+    /// how many.
     pub fn take(&mut self, tickets: &Sequencer, max: usize, out: &mut Vec<Packet>) -> usize {
         let before = out.len();
         while out.len() - before < max && self.take_some(tickets, max - (out.len() - before), out) {

@@ -12,8 +12,8 @@ use crate::parse::{DeviceSum, Headers, Link, Verify, View};
 /// A packet. Moved by value through every queue, so it fits one cache line.
 #[derive(Debug)]
 pub struct Packet {
-    /// Bytes from the link header on: all of them, or of a [nonlinear](Self::is_nonlinear) packet the
-    /// first ones, with the rest in pieces.
+    /// Bytes from the link header on: all of them, or of a [nonlinear](Self::is_nonlinear) packet
+    /// the first ones, with the rest in pieces.
     pub frame: Frame,
     /// Time of arrival, in ns since 1970; 0 if the source has no timestamps.
     pub timestamp_ns: u64,
@@ -28,8 +28,8 @@ pub struct Packet {
     /// Payload length of each segment but the last, if the packet has several; see
     /// [`shape`](Self::shape).
     pub segment_size: SegmentSize,
-    /// Checksum over the frame computed by the device, if it does (`CHECKSUM_COMPLETE`). Kept by packets
-    /// that are not merged (LRO-1).
+    /// Checksum over the frame computed by the device, if it does (`CHECKSUM_COMPLETE`). Kept by
+    /// packets that are not merged (LRO-1).
     pub device_sum: Option<DeviceSum>,
 }
 
@@ -72,8 +72,8 @@ impl Packet {
         }
     }
 
-    /// Copies a received frame's bytes in. With checksum verification, also sums them while copying, which
-    /// saves a second pass, and stores the sum as the device's.
+    /// Copies a received frame's bytes in. With checksum verification, also sums them while
+    /// copying, which saves a second pass, and stores the sum as the device's.
     ///
     /// # Panics
     /// If the frame has less room.
@@ -88,10 +88,10 @@ impl Packet {
         }
     }
 
-    /// True if part of the payload is in pieces of memory shared with a device (`skb_is_nonlinear`). The
-    /// frame itself holds a private copy of the headers, at the latest once the packet is
-    /// [parsed](crate::parse::parse_packet). To read more, iterate the [`fragments`] or take a
-    /// [copy](Self::copied): the device may change the pieces at any time.
+    /// True if part of the payload is in pieces of memory shared with a device
+    /// (`skb_is_nonlinear`). The frame itself holds a private copy of the headers, at the latest
+    /// once the packet is [parsed](crate::parse::parse_packet). To read more, iterate the
+    /// [`fragments`] or take a [copy](Self::copied): the device may change the pieces at any time.
     ///
     /// Of a packet in several frames, decided by the first: if it has no pieces, none has.
     ///
@@ -103,8 +103,8 @@ impl Packet {
     }
 
     /// Copy in one frame from `pool`. A merged packet's payloads follow each other, to be
-    /// [segmented](crate::coalesce::cut()) again. Without a frame that large, a copy in as many frames as
-    /// this packet has; `None` without memory.
+    /// [segmented](crate::coalesce::cut()) again. Without a frame that large, a copy in as many
+    /// frames as this packet has; `None` without memory.
     #[must_use]
     pub fn copied(&self, pool: &mut Pool) -> Option<Self> {
         let frame = self.copied_whole(pool).or_else(|| self.copied_by_frame(pool))?;
@@ -143,8 +143,8 @@ impl Packet {
         Some(head)
     }
 
-    /// Linearizes the packet: copies its pieces into frames from `pool` (`skb_linearize`). A merged packet
-    /// keeps its segments.
+    /// Linearizes the packet: copies its pieces into frames from `pool` (`skb_linearize`). A merged
+    /// packet keeps its segments.
     ///
     /// # Errors
     /// Without memory: the number of frames that the packet had. They are returned to their owners.
@@ -184,8 +184,8 @@ impl Packet {
         self.segment_size.0.map_or(0, NonZeroU16::get)
     }
 
-    /// Sets the payload length of segments: those in its frames, or those to be cut of its single frame.
-    /// 0: one wire packet.
+    /// Sets the payload length of segments: those in its frames, or those to be cut of its single
+    /// frame. 0: one wire packet.
     #[inline]
     pub fn set_gso_size(&mut self, gso_size: u16) {
         self.segment_size = SegmentSize(NonZeroU16::new(gso_size));
@@ -205,18 +205,18 @@ impl Packet {
         matches!(self.shape(), Shape::Merged(_))
     }
 
-    /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO) or
-    /// merged by the kernel (GRO). Counted as one frame; its checksum field holds the pseudo header's
-    /// sum. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
+    /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO)
+    /// or merged by the kernel (GRO). Counted as one frame; its checksum field holds the pseudo
+    /// header's sum. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
     #[inline]
     #[must_use]
     pub fn is_gso(&self) -> bool {
         matches!(self.shape(), Shape::Gso(_))
     }
 
-    /// Header fields and payload of the first frame: of a merged packet the first segment, of a nonlinear
-    /// packet or a [datagram in several frames](Shape::FragList) the part in the frame itself. The whole
-    /// payload is that of the [segments](Self::segments).
+    /// Header fields and payload of the first frame: of a merged packet the first segment, of a
+    /// nonlinear packet or a [datagram in several frames](Shape::FragList) the part in the frame
+    /// itself. The whole payload is that of the [segments](Self::segments).
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();

@@ -1,7 +1,8 @@
 //! Enumerations of reasons: each reason has a name, and a place among all.
 
-/// Declares an enum of reasons with its names in counters, traces and reports. It gets `ALL`, in the
-/// order of declaration, `name` and `index`, the place in `ALL`. Names are told apart when compiled.
+/// Declares an enum of reasons with its names in counters, traces and reports. It gets `ALL`, in
+/// the order of declaration, `name` and `index`, the place in `ALL`. Names are told apart when
+/// compiled.
 ///
 /// ```
 /// forebay_rx::reasons! {

@@ -10,9 +10,9 @@ use crate::reasons;
 pub trait Sink: Send {
     /// Sends packets, the oldest first, and never waits for room.
     ///
-    /// Packets that the device keeps until they are sent are taken out of the vector; those done with, sent or
-    /// dropped, stays in it for the caller to give back. What cannot be sent is dropped and counted
-    /// by [name](SendDrop).
+    /// Packets that the device keeps until they are sent are taken out of the vector; those done
+    /// with, sent or dropped, stays in it for the caller to give back. What cannot be sent is
+    /// dropped and counted by [name](SendDrop).
     ///
     /// # Errors
     /// When the device is gone for good.
@@ -25,8 +25,8 @@ pub trait Sink: Send {
 /// Reason why a sink cannot be used any more.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Counters of one sink. Written by the CPU that sends and, where packets go over a ring, by the one
-/// that drives the device's queue; read by anyone.
+/// Counters of one sink. Written by the CPU that sends and, where packets go over a ring, by the
+/// one that drives the device's queue; read by anyone.
 ///
 /// Packets that were handed in are those that were sent and those that were dropped.
 #[derive(Debug, Default)]
@@ -127,7 +127,8 @@ reasons! {
         TooLong = "too_long",
         /// Not an IP packet, for a device that takes nothing else.
         NotIp = "not_ip",
-        /// Without a link header, for a device that needs one; or with one, for a device that has none.
+        /// Without a link header, for a device that needs one; or with one, for a device that has
+        /// none.
         LinkHeader = "link_header",
         /// The device is down.
         Down = "down",

@@ -11,8 +11,8 @@ reasons! {
         Rps = "rps",
         /// The RPS map says another one, and the load this one: its hash range was assigned to it.
         Balance = "balance",
-        /// Not steered: the packet has no hash, RPS is off, or spreading does not pay now. It stays on
-        /// the CPU that polls the queue.
+        /// Not steered: the packet has no hash, RPS is off, or spreading does not pay now. It stays
+        /// on the CPU that polls the queue.
         Inline = "inline",
         /// The flow should be elsewhere, but packets of it are still queued here.
         Stay = "stay",

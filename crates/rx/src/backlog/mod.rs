@@ -1,7 +1,7 @@
 //! Backlog: the rings from the polling CPU of a queue to the delivering CPUs.
 //!
-//! One ring per (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The drain rule of
-//! steering reads the rings' counters to observe the progress of a CPU.
+//! One ring per (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The drain
+//! rule of steering reads the rings' counters to observe the progress of a CPU.
 
 mod flow_limit;
 
@@ -24,8 +24,8 @@ pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
 /// Number of turns for which the CPUs' heads are refreshed after a request.
 const WATCH_TURNS: u32 = 64;
 
-/// Record of a steering decision, for traces. Travels beside the packet in a ring of its own, if notes are
-/// enabled.
+/// Record of a steering decision, for traces. Travels beside the packet in a ring of its own, if
+/// notes are enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Note {
     /// Number of the packet in the order of arrival.
@@ -40,8 +40,8 @@ pub struct Note {
     pub position: Position,
     /// If the packet moved its flow: the head counter of the old backlog that allowed the move.
     pub head_old: Option<Position>,
-    /// Flow of the previous packet in the slot, which `head_old` had to pass; another flow if they share
-    /// the slot, [`FlowHash::NONE`] if there was none.
+    /// Flow of the previous packet in the slot, which `head_old` had to pass; another flow if they
+    /// share the slot, [`FlowHash::NONE`] if there was none.
     pub behind: FlowHash,
 }
 
@@ -121,8 +121,8 @@ impl Backlogs {
         }
     }
 
-    /// Adds the ring to `cpu` with a capacity of `capacity` packets (a power of two) and counters from
-    /// `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
+    /// Adds the ring to `cpu` with a capacity of `capacity` packets (a power of two) and counters
+    /// from `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
     ///
     /// # Panics
     /// If `cpu` is not below the `cpus` of [`new`](Self::new), or `capacity` is no power of two.
@@ -169,8 +169,8 @@ impl Backlogs {
         self.flow_limit = flow_limit;
     }
 
-    /// Refreshes the cached heads of all CPUs, while requested. Called before the clock is read for the turn,
-    /// so the heads are older than `now`.
+    /// Refreshes the cached heads of all CPUs, while requested. Called before the clock is read for
+    /// the turn, so the heads are older than `now`.
     pub fn observe(&mut self) {
         let watched = self.watch_turns > 0;
         self.watch_turns = self.watch_turns.saturating_sub(1);
@@ -256,11 +256,12 @@ impl Backlogs {
         })
     }
 
-    /// Queues a packet to `cpu`, not yet visible there. Calls `note` for the packet's note, if enabled.
+    /// Queues a packet to `cpu`, not yet visible there. Calls `note` for the packet's note, if
+    /// enabled.
     ///
     /// # Errors
-    /// Returns the packet with the reason if the backlog or the flow limit refuses it; the tail counter is
-    /// unchanged then.
+    /// Returns the packet with the reason if the backlog or the flow limit refuses it; the tail
+    /// counter is unchanged then.
     pub fn enqueue(
         &mut self,
         cpu: CpuId,

@@ -67,8 +67,8 @@ impl Between {
         place
     }
 
-    /// A sum of products: strongly universal (Dietzfelbinger) is enough where no hash is ever shown,
-    /// and every packet that is first held pays for it.
+    /// A sum of products: strongly universal (Dietzfelbinger) is enough where no hash is ever
+    /// shown, and every packet that is first held pays for it.
     fn hash(&self, addresses: &[u8]) -> u32 {
         let (factors, [.., more]) = (&self.key[..WORDS_MAX], self.key);
         let words = addresses.as_chunks().0.iter().map(|&word| u32::from_ne_bytes(word));

@@ -175,7 +175,8 @@ pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), MergeRefusal> {
     if packet.frame.total_len_bytes() as usize == end { Ok(()) } else { Err(MergeRefusal::Padded) }
 }
 
-/// Conditions that TCP and UDP have in common: all of it is there, it is right, and there is something.
+/// Conditions that TCP and UDP have in common: all of it is there, it is right, and there is
+/// something.
 fn whole(packet: &Packet, own: Own) -> Result<Candidate, MergeRefusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);

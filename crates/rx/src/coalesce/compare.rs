@@ -185,8 +185,8 @@ pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Op
     }
 }
 
-/// Distance by which the id of an IPv4 header is ahead, if its checksum is right, and as it would be made
-/// again.
+/// Distance by which the id of an IPv4 header is ahead, if its checksum is right, and as it would
+/// be made again.
 #[inline(always)]
 fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Option<u16> {
     let verdict = match verdict {

@@ -10,8 +10,8 @@ use crate::parse::checksum::Sum;
 /// Cuts a packet that came [whole](Packet::is_gso) into the frames that the kernel would send
 /// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids
 /// rise by one, the sequence number by the payload before; PSH and FIN are the last segment's, CWR
-/// is the first one's; lengths and checksums are right. The whole goes home. A packet that was merged
-/// here is [taken apart](resegment) instead, any other goes to `out` as it is.
+/// is the first one's; lengths and checksums are right. The whole goes home. A packet that was
+/// merged here is [taken apart](resegment) instead, any other goes to `out` as it is.
 ///
 /// # Errors
 /// Gives the packet back, to be dropped by name, when the pool has no frame for a segment; `out` is

@@ -88,8 +88,8 @@ pub fn gso_type(packet: &Packet) -> u8 {
 /// merged packet, as of one that came whole, the pseudo header's sum. One of a single segment is
 /// left as it is, to be sent as it is.
 ///
-/// A receiver that cuts by this description gives every IPv4 segment an id one larger than the one before:
-/// there is no word in it for ids that stay. All else comes out as it came in.
+/// A receiver that cuts by this description gives every IPv4 segment an id one larger than the one
+/// before: there is no word in it for ids that stay. All else comes out as it came in.
 pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
     let headers = packet.headers;
     let (1.., Some(csum_offset)) = (packet.gso_size(), csum_offset(headers.transport)) else {

@@ -120,7 +120,8 @@ impl<'a> HeaderBytes<'a> {
     }
 }
 
-/// Pseudo header that the transport's header and payload are summed up with: addresses, protocol and length.
+/// Pseudo header that the transport's header and payload are summed up with: addresses, protocol
+/// and length.
 pub(super) fn pseudo_sum(bytes: &[u8], headers: &Headers, payload_len: u32) -> Sum {
     let Headers { transport_offset, payload_offset, protocol, .. } = *headers;
     let addresses = View::new(bytes, headers).address_bytes().unwrap_or_default();

@@ -116,9 +116,10 @@ impl HeldPacket {
         self.born
     }
 
-    /// Contribution of `packet` if it is the next segment, with headers that differ only in what can be
-    /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
-    /// what its headers share with the first segment's has been examined there.
+    /// Contribution of `packet` if it is the next segment, with headers that differ only in what
+    /// can be told again from the whole. This one look takes the place of
+    /// [examining](super::candidate) it: what its headers share with the first segment's has been
+    /// examined there.
     #[inline(always)]
     pub(super) fn next(
         &self,

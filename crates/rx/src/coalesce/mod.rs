@@ -1,16 +1,16 @@
 //! Coalesce: segments of one flow become one packet, and the rest of the path walks once for all.
 //!
 //! A packet whose headers say that it may go on is *held* in a descriptor; the next segments of its
-//! flow are added to it, and it is let go (*flushed*) when it can grow no more, when a packet of its
-//! flow comes that cannot be added, when the queue runs empty, or after a time. What is held of a
-//! hash goes before anything else of that hash, so nothing overtakes: no later segment, no pure
+//! flow are added to it, and it is let go (*flushed*) when it can grow no more, when a packet of
+//! its flow comes that cannot be added, when the queue runs empty, or after a time. What is held of
+//! a hash goes before anything else of that hash, so nothing overtakes: no later segment, no pure
 //! acknowledgement, no FIN.
 //!
-//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment()`] can give both
-//! back byte for byte: the rules are the kernel's (`net/ipv4/tcp_offload.c`, `net/ipv4/udp_offload.c`,
-//! `include/net/gro.h` in Linux 6.18), and a few that it lacks (the urgent pointer, a checksum of
-//! 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement, window and timestamps may advance,
-//! and the packet carries the newest (LRO-8).
+//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment()`] can give
+//! both back byte for byte: the rules are the kernel's (`net/ipv4/tcp_offload.c`,
+//! `net/ipv4/udp_offload.c`, `include/net/gro.h` in Linux 6.18), and a few that it lacks (the
+//! urgent pointer, a checksum of 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement,
+//! window and timestamps may advance, and the packet carries the newest (LRO-8).
 //!
 //! The stage's place is the engine's choice: before steering, where it saves the hand-over of every
 //! segment but the first; or behind it, where every CPU merges what is its own.
@@ -47,8 +47,8 @@ use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;
 use crate::packet::Packet;
 
-/// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms, after
-/// which it flushes what is old even if a poll used up its budget.
+/// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms,
+/// after which it flushes what is old even if a poll used up its budget.
 pub const HELD_NS_MAX: u64 = 1_000_000;
 
 /// The MTU of an ordinary Ethernet.
@@ -74,10 +74,11 @@ pub struct CoalesceConfig {
     pub descriptors: u32,
     /// The longest IP packet that the device receives.
     pub mtu: u32,
-    /// Time for which a packet is held after the queue ran empty, in nanoseconds; 0 flushes all then.
+    /// Time for which a packet is held after the queue ran empty, in nanoseconds; 0 flushes all
+    /// then.
     pub gro_flush_timeout_ns: u64,
-    /// A secret under which what is held is found by its addresses, so that nobody can have it found
-    /// slowly. Nothing else depends on it.
+    /// A secret under which what is held is found by its addresses, so that nobody can have it
+    /// found slowly. Nothing else depends on it.
     pub seed: u64,
 }
 

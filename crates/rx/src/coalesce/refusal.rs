@@ -3,8 +3,8 @@
 use crate::reasons;
 
 reasons! {
-    /// Reason why a packet was not merged. Those up to [`TableFull`](Self::TableFull) pass alone; those after
-    /// it did not fit to what is held of their flow, which is let go, and begin anew.
+    /// Reason why a packet was not merged. Those up to [`TableFull`](Self::TableFull) pass alone;
+    /// those after it did not fit to what is held of their flow, which is let go, and begin anew.
     pub enum MergeRefusal {
         /// Merged before: on arrival, and then again on delivery.
         Merged = "merged",
@@ -22,8 +22,8 @@ reasons! {
         Fragment = "fragment",
         /// IPv4 options, or the reserved bit.
         IpOptions = "ip_options",
-        /// An IPv6 extension header other than hop-by-hop and destination options, headers of more than
-        /// 128 bytes with those, or a jumbogram.
+        /// An IPv6 extension header other than hop-by-hop and destination options, headers of more
+        /// than 128 bytes with those, or a jumbogram.
         Extension = "extension",
         /// A wrong IPv4 header checksum.
         IpChecksum = "ip_checksum",
@@ -33,12 +33,13 @@ reasons! {
         Unverified = "unverified",
         /// UDP without a checksum.
         NoChecksum = "no_checksum",
-        /// A checksum that is right but not as anybody computes it: 0xffff where 0 is meant. It could
-        /// not be given back.
+        /// A checksum that is right but not as anybody computes it: 0xffff where 0 is meant. It
+        /// could not be given back.
         OddChecksum = "odd_checksum",
         /// SYN, RST, URG or CWR; in `lro` mode, all but ACK and PSH, and ACK must be there.
         TcpFlags = "tcp_flags",
-        /// No payload: a pure acknowledgement, say. None may be lost, and there is nothing to merge.
+        /// No payload: a pure acknowledgement, say. None may be lost, and there is nothing to
+        /// merge.
         NoPayload = "no_payload",
         /// PSH or FIN on what would be a first segment: nothing may follow.
         Push = "push",
@@ -80,8 +81,8 @@ reasons! {
         Size = "size",
         /// Recorded long after the segment before it.
         Gap = "gap",
-        /// In pieces, where the first segment is in one frame: so that who looks at a merged packet's first
-        /// frame knows whether any of it is.
+        /// In pieces, where the first segment is in one frame: so that who looks at a merged
+        /// packet's first frame knows whether any of it is.
         InPieces = "in_pieces",
     }
 }

@@ -13,7 +13,8 @@ use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
 
 /// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
-/// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several frames.
+/// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several
+/// frames.
 ///
 /// Only the payloads, and what was behind them, are the original bytes: the headers of every
 /// segment are made anew from those of the packet. Of a packet merged in
@@ -104,8 +105,8 @@ impl ResegmentPlan {
         self.rewrite(number, payload, packet);
     }
 
-    /// Gives the segment of this number, which has the packet's headers and its own payload, of this
-    /// sum, its own lengths, ids, flags and checksum.
+    /// Gives the segment of this number, which has the packet's headers and its own payload, of
+    /// this sum, its own lengths, ids, flags and checksum.
     pub(super) fn rewrite(&self, number: u32, payload: Sum, packet: &mut Packet) {
         let (offset, payload_len) = self.place(number);
         packet.wire_len = packet.frame.total_len_bytes();

@@ -1,8 +1,8 @@
 //! The segments of a merged packet, one by one.
 //!
 //! The first segment's frame keeps its headers; they are the packet's. Each further frame begins at
-//! its payload. Its own headers, just before, are dead: whatever they said, the packet's say, or can
-//! be computed. What cannot, when the segment arrived, is written over their end.
+//! its payload. Its own headers, just before, are dead: whatever they said, the packet's say, or
+//! can be computed. What cannot, when the segment arrived, is written over their end.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -66,8 +66,8 @@ impl<'a> Segment<'a> {
 }
 
 impl Packet {
-    /// Number of frames that this packet was merged of; 1 if it was not. A datagram is one, however many
-    /// fragments it came in.
+    /// Number of frames that this packet was merged of; 1 if it was not. A datagram is one, however
+    /// many fragments it came in.
     #[must_use]
     pub fn segment_count(&self) -> u32 {
         if self.is_merged() { u32::from(self.frame.follower_count()) + 1 } else { 1 }
@@ -210,8 +210,8 @@ impl<'a> Iterator for Segments<'a> {
     }
 }
 
-/// Notes in a packet's headers, which are dead from now on, when it arrived, and has its frame begin
-/// behind them.
+/// Notes in a packet's headers, which are dead from now on, when it arrived, and has its frame
+/// begin behind them.
 pub(super) fn tag(packet: &mut Packet) {
     let header_len = packet.headers.payload_offset;
     let arrival = packet.arrival.0.to_ne_bytes();

@@ -77,8 +77,8 @@ impl SegmentSums {
     }
 }
 
-/// A segment's own words by their values: sequence number and checksum; in `lro` mode, in which most
-/// of it may advance, all of its header.
+/// A segment's own words by their values: sequence number and checksum; in `lro` mode, in which
+/// most of it may advance, all of its header.
 #[inline(always)]
 fn words(packet: &Packet, own: &Own, mode: CoalesceMode) -> u64 {
     match mode {

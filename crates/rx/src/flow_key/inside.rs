@@ -117,8 +117,8 @@ pub(super) fn step<'a>(
     follow(at, rules.depth, layers).map(Step::Inner)
 }
 
-/// Follows headers to the next IP header. Each but Ethernet's and PPP's is noted, and behind these two
-/// comes one that is: that bounds the walk.
+/// Follows headers to the next IP header. Each but Ethernet's and PPP's is noted, and behind these
+/// two comes one that is: that bounds the walk.
 fn follow<'a>(mut at: At<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Level<'a>> {
     loop {
         let (next, bytes) = at;
@@ -221,8 +221,8 @@ fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option
     follow((next, payload), rules.depth, layers).map(Step::Inner)
 }
 
-/// The ID that the server chose, of a short header; a long one may bear the client's choice still. The
-/// fixed bit says nothing: it may be greased (RFC 9287).
+/// The ID that the server chose, of a short header; a long one may bear the client's choice still.
+/// The fixed bit says nothing: it may be greased (RFC 9287).
 fn quic_id(payload: &[u8], len_bytes: usize) -> Option<&[u8]> {
     const LONG_HEADER: u8 = 0x80;
     let (first, rest) = payload.split_first()?;
@@ -232,8 +232,8 @@ fn quic_id(payload: &[u8], len_bytes: usize) -> Option<&[u8]> {
     rest.get(..len_bytes)
 }
 
-/// The number that a header begins with. 0 is none: L2TPv3's control messages, which have an ID of a
-/// connection elsewhere, and a reserved SPI.
+/// The number that a header begins with. 0 is none: L2TPv3's control messages, which have an ID of
+/// a connection elsewhere, and a reserved SPI.
 fn number<'a>(
     bytes: &'a [u8],
     layer: Layer,

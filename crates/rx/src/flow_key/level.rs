@@ -40,8 +40,8 @@ impl<'a> Level<'a> {
         layers.push(transport)
     }
 
-    /// The IP packet's payload, from the header of [its protocol](Headers::protocol) on, without what pads
-    /// the frame. None of a fragment.
+    /// The IP packet's payload, from the header of [its protocol](Headers::protocol) on, without
+    /// what pads the frame. None of a fragment.
     pub(super) fn payload(&self) -> Option<&'a [u8]> {
         let view = self.view();
         if view.is_fragment() {

@@ -20,9 +20,9 @@
 //! | GTP-U, ESP over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
 //!
-//! In two things `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`): an IPv6 flow label
-//! is not hashed instead of ports, since not every sender keeps it for a flow (RFC 6437, section 2), and it
-//! looks at the packet that an ICMP error quotes.
+//! In two things `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`): an IPv6
+//! flow label is not hashed instead of ports, since not every sender keeps it for a flow (RFC 6437,
+//! section 2), and it looks at the packet that an ICMP error quotes.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 mod inside; //   from one IP header to the next
@@ -181,8 +181,8 @@ impl<'a> FlowKey<'a> {
         }
     }
 
-    /// True if the outermost IP header and its ports are all of it: a device that hashes has looked at
-    /// that, too.
+    /// True if the outermost IP header and its ports are all of it: a device that hashes has looked
+    /// at that, too.
     #[must_use]
     pub fn is_outermost(&self) -> bool {
         self.is_outermost

@@ -23,8 +23,9 @@ pub struct FlowKeyRules {
 /// Reach of the walk behind headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KeyDepth {
-    /// The kernel's choice: its flow dissector's headers (IP in IP, GRE, PPPoE), and ICMP errors. Not
-    /// behind UDP: a tunnel over UDP has a source port for each inner flow (RFC 7348, RFC 8926).
+    /// The kernel's choice: its flow dissector's headers (IP in IP, GRE, PPPoE), and ICMP errors.
+    /// Not behind UDP: a tunnel over UDP has a source port for each inner flow (RFC 7348, RFC
+    /// 8926).
     #[default]
     Auto,
     /// No header: the outermost IP header and its ports count.
@@ -118,8 +119,8 @@ impl std::error::Error for NoFlowKey {}
 impl FromStr for FlowKeyRules {
     type Err = NoFlowKey;
 
-    /// Reads `auto`, `outer`, `inner`, `quic:443:8` (with `auto`), or one of the first with a comma and
-    /// the last.
+    /// Reads `auto`, `outer`, `inner`, `quic:443:8` (with `auto`), or one of the first with a comma
+    /// and the last.
     fn from_str(text: &str) -> Result<Self, NoFlowKey> {
         let text = text.trim();
         let (depth, quic) = match text.find("quic:") {

@@ -66,7 +66,8 @@ impl std::error::Error for WrongKey {}
 pub struct Hasher {
     kind: HashKind,
     rules: FlowKeyRules,
-    /// Packets of these [kinds of transport](Transport) that are not told by their outermost header alone.
+    /// Packets of these [kinds of transport](Transport) that are not told by their outermost header
+    /// alone.
     looks_inside: [bool; 4],
 }
 
@@ -150,8 +151,8 @@ impl Hasher {
         self.hash_outermost(view)
     }
 
-    /// The hash of a parsed packet which has this one from its device, if any. A device looks at the outermost
-    /// header only, so what is behind comes before.
+    /// The hash of a parsed packet which has this one from its device, if any. A device looks at
+    /// the outermost header only, so what is behind comes before.
     #[must_use]
     pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
         let is_told_by_device = device_hash.is_some()

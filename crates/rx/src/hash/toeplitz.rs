@@ -95,8 +95,8 @@ fn weigh(tables: &[[u32; 256]], input: &[u8]) -> u32 {
     tables.iter().zip(input).fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
 }
 
-/// Contribution of each value of the byte at the start of `window`: five bytes of key hold the 32-bit
-/// windows of all its eight bits.
+/// Contribution of each value of the byte at the start of `window`: five bytes of key hold the
+/// 32-bit windows of all its eight bits.
 fn byte_table(window: &[u8]) -> [u32; 256] {
     let mut bits = [0u32; 8];
     let key = window.iter().fold(0u64, |key, &byte| key << 8 | u64::from(byte));

@@ -109,8 +109,8 @@ fn bare_ip(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// True if a link header is the same for packets of any length, and tagged as IEEE 802.1Q has it: SNAP
-/// has a length in front, and 0x9100 is a tag to some.
+/// True if a link header is the same for packets of any length, and tagged as IEEE 802.1Q has it:
+/// SNAP has a length in front, and 0x9100 is a tag to some.
 pub(crate) fn is_plain(link_header: &[u8]) -> bool {
     let Some(behind) = link_header.get(ADDRESSES_BYTES..) else { return link_header.is_empty() };
     let (tags, rest) = behind.as_chunks::<TAG_BYTES>();

@@ -1,5 +1,6 @@
 //! Extension headers of IPv6 (RFC 8200, section 4): one walk over them for parsing, coalescing,
-//! reassembly, the host and the choice of packets. Each says which kinds it follows, and what is an error.
+//! reassembly, the host and the choice of packets. Each says which kinds it follows, and what is an
+//! error.
 
 /// Hop-by-hop options (RFC 8200, section 4.3).
 pub const HOP_BY_HOP: u8 = 0;

@@ -2,8 +2,8 @@
 //!
 //! The walk never fails. It notes what it found ([`Headers`]) and stops where the frame does; a
 //! header that lies is noted as a [`Flaw`] for whoever must judge the packet (the network layer
-//! drops, a probe wants to see it). Headers that it notes begin within the captured bytes; a payload
-//! may begin behind them, where a frame was cut short. [`View`] shows what there is.
+//! drops, a probe wants to see it). Headers that it notes begin within the captured bytes; a
+//! payload may begin behind them, where a frame was cut short. [`View`] shows what there is.
 // Bytes from outside are taken by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
@@ -191,8 +191,8 @@ pub fn parse_into(
 }
 
 /// The same for a packet, wherever it lies. Of one [in pieces](Packet::is_nonlinear) the headers
-/// are in its own frame afterwards, or all of it is: it is copied together into one of `pool` if its
-/// headers are too long for that.
+/// are in its own frame afterwards, or all of it is: it is copied together into one of `pool` if
+/// its headers are too long for that.
 ///
 /// # Errors
 /// When it is to be copied, and there is no memory for it. Then its headers are known in part.

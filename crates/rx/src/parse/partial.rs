@@ -35,8 +35,8 @@ pub fn complete_checksum(
     complete_with(bytes, csum_start, csum_offset, rest).map(drop)
 }
 
-/// The same for a packet, whose field lies in the frame itself, and of which the device's sum may be
-/// known: then only its headers are looked at. Returns what a device would sum up now.
+/// The same for a packet, whose field lies in the frame itself, and of which the device's sum may
+/// be known: then only its headers are looked at. Returns what a device would sum up now.
 pub(crate) fn complete_knowing(
     device_sum: Option<DeviceSum>,
     frame: &mut Frame,
@@ -60,8 +60,8 @@ pub(crate) fn complete_knowing(
     Ok(DeviceSum::new(before.plus_word(!field).fold()))
 }
 
-/// Completes the checksum of a parsed packet that holds the pseudo header's sum only, though nothing
-/// says so; it counts as verified then. `None` where there is none such.
+/// Completes the checksum of a parsed packet that holds the pseudo header's sum only, though
+/// nothing says so; it counts as verified then. `None` where there is none such.
 ///
 /// A checksum that is complete can look like that, once in 65,536 packets; completing it again does
 /// not change it.

@@ -1,4 +1,5 @@
-//! Packets in pieces: only what lies in the frame itself is parsed, for nobody else can write there.
+//! Packets in pieces: only what lies in the frame itself is parsed, for nobody else can write
+//! there.
 
 use std::mem::replace;
 
@@ -38,8 +39,8 @@ pub(super) fn parse_packet(
     Ok(())
 }
 
-/// Parses what a frame itself holds; pulls more in from its pieces, as much as there is room for, if
-/// the headers go on there. `told` is what the device said of them.
+/// Parses what a frame itself holds; pulls more in from its pieces, as much as there is room for,
+/// if the headers go on there. `told` is what the device said of them.
 pub(crate) fn parse_pulling(
     frame: &mut Frame,
     told: Headers,
@@ -69,8 +70,8 @@ pub(crate) fn parse_pulling(
     (headers, reach)
 }
 
-/// Has the first `len_bytes` of a packet be in the frame itself, if there are so many, and if there is
-/// room for them. Returns whether they are.
+/// Has the first `len_bytes` of a packet be in the frame itself, if there are so many, and if there
+/// is room for them. Returns whether they are.
 pub(crate) fn pull_to(frame: &mut Frame, len_bytes: usize) -> bool {
     let missing = len_bytes.saturating_sub(frame.data().len());
     let Ok(missing) = u32::try_from(missing) else { return false };

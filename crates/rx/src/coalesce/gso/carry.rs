@@ -1,5 +1,6 @@
-//! The header that the kernel or a device puts before a frame: how the packet would be cut, and what of its
-//! checksum is still to be done. None of it is believed that the frame does not bear out.
+//! The header that the kernel or a device puts before a frame: how the packet would be cut, and
+//! what of its checksum is still to be done. None of it is believed that the frame does not bear
+//! out.
 
 use std::fmt;
 
@@ -70,26 +71,27 @@ impl fmt::Display for InvalidVnetHeader {
 impl std::error::Error for InvalidVnetHeader {}
 
 impl VirtioNetHdr {
-    /// Has a packet that was received behind this header, and is not parsed yet, carry what it says.
+    /// Has a packet that was received behind this header, and is not parsed yet, carry what it
+    /// says.
     ///
-    /// Of a packet in pieces, what this tells of is pulled into the frame itself, as far as there is
-    /// room; a checksum field that lies behind that counts as a lie, as do headers of what is to be
-    /// cut that do.
+    /// Of a packet in pieces, what this tells of is pulled into the frame itself, as far as there
+    /// is room; a checksum field that lies behind that counts as a lie, as do headers of what is to
+    /// be cut that do.
     ///
     /// A partial checksum is completed in the frame. If the frame was summed up while it was copied
     /// ([`Packet::fill`]), its payload is not looked at again; in any case the packet has a
     /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, by which parsing judges the checksum
     /// without another look at the payload.
     ///
-    /// Of a packet that is to be cut, its [segments' size](Packet::gso_size) is set, its checksum field
-    /// holds the pseudo header's sum, and it counts as verified: there is no sum of it yet. Where
-    /// `gso_size` leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`. What
-    /// is to be cut inside a tunnel is not cut here: it is one large packet, and its checksums, inner
-    /// and outer, are completed.
+    /// Of a packet that is to be cut, its [segments' size](Packet::gso_size) is set, its checksum
+    /// field holds the pseudo header's sum, and it counts as verified: there is no sum of it yet.
+    /// Where `gso_size` leaves one segment, there is nothing to cut, as in the kernel's
+    /// `virtio_net_hdr_to_skb`. What is to be cut inside a tunnel is not cut here: it is one large
+    /// packet, and its checksums, inner and outer, are completed.
     ///
     /// # Errors
-    /// When the header does not go with the frame. Then no byte of it is changed, and it is not to be
-    /// used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
+    /// When the header does not go with the frame. Then no byte of it is changed, and it is not to
+    /// be used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
     pub fn carry_into(self, packet: &mut Packet) -> Result<(), InvalidVnetHeader> {
         if u32::from(self.hdr_len) > packet.frame.total_len_bytes() {
             return Err(InvalidVnetHeader::HeaderLen);
