@@ -87,7 +87,7 @@ impl RemoteFreeList {
     /// freed by this call or, if frames are outstanding, by the call that returns the last of them.
     ///
     /// # Safety
-    /// Only the owner calls this, once; `home` came from [`Box::into_raw`] and is not used by the
+    /// Only the owner calls this, once; `home` came from [`Box::leak`] and is not used by the
     /// caller afterwards.
     pub(crate) unsafe fn close(home: NonNull<Self>, mut free: Vec<NonNull<u8>>, chunks: usize) {
         // SAFETY: not freed before `away` has been settled below.
