@@ -379,7 +379,7 @@ impl VirtioReceiver {
     }
 
     /// Finishes a packet whose buffers have all arrived.
-    #[inline(always)] // passed through memory, a frame waits for the store: half the time
+    #[inline(always)] // passed through memory, a frame waits for its store: half of the stage
     fn finish(
         &mut self,
         frame: Frame,
