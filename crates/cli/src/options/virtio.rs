@@ -53,7 +53,6 @@ impl VhostUserOptions {
 
     /// Options for opening a device.
     ///
-    ///
     /// # Errors
     /// If the options are invalid or contradict each other.
     pub(crate) fn options(&self) -> Result<VirtioOptions, Failure> {

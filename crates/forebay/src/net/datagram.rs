@@ -133,7 +133,6 @@ impl Datagram {
     /// Writes `payload` over the datagram as its answer, which
     /// [`send_replies`](super::UdpSocket::send_replies) sends back.
     ///
-    ///
     /// # Errors
     /// If the answer does not fit in the datagram's frame; the datagram is then unchanged.
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {

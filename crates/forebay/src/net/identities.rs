@@ -34,7 +34,6 @@ impl Addresses {
     /// Parses an address with an optional prefix length, as `10.0.0.2/24`. Default: the full
     /// length.
     ///
-    ///
     /// # Errors
     /// The reason, if the text is not an address or the prefix is too long.
     pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {

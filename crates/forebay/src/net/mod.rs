@@ -148,7 +148,6 @@ impl Net {
     /// Creates an engine over the devices whose packets go to sockets, and the handle to bind
     /// sockets with.
     ///
-    ///
     /// # Errors
     /// As [`Engine::over`]; and if the kernel's addresses cannot be read, or a sink cannot be
     /// opened.
@@ -242,7 +241,6 @@ impl Net {
     }
 
     /// Sets the policy for the memory of datagrams.
-    ///
     ///
     /// # Errors
     /// If `policy` is `copy-cache` and there is no memory for a copy cache (UDP-5).
@@ -357,7 +355,6 @@ impl SocketOptions {
     }
 
     /// Binds the socket.
-    ///
     ///
     /// # Errors
     /// `EADDRINUSE` if another socket here, or a kernel socket, has the address; `EADDRNOTAVAIL` if

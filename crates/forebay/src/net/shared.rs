@@ -191,7 +191,6 @@ impl NetState {
 
     /// Binds a socket; port 0 selects an ephemeral port.
     ///
-    ///
     /// # Errors
     /// `EADDRINUSE` and `EADDRNOTAVAIL` as in the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
     pub(super) fn bind(

@@ -89,7 +89,6 @@ impl Transmitter {
 
     /// Gathers a datagram with this payload. The next [`flush`](Self::flush) sends it.
     ///
-    ///
     /// # Errors
     /// `EMSGSIZE` if the datagram does not fit in the device's MTU; `WouldBlock` if no memory is
     /// free.
@@ -138,7 +137,6 @@ impl Transmitter {
 
     /// Gathers the answer to a datagram that came from link-layer address `back`. The packet's
     /// frame contains only the payload.
-    ///
     ///
     /// # Errors
     /// `EMSGSIZE` if the answer does not fit in the device's MTU.
@@ -213,7 +211,6 @@ impl Transmitter {
 
     /// Sends the gathered datagrams of a device.
     ///
-    ///
     /// # Errors
     /// If the device is gone.
     pub(super) fn flush(&mut self, device: usize) -> Result<(), SinkError> {
@@ -227,7 +224,6 @@ impl Transmitter {
     }
 
     /// Sends the gathered datagrams of all devices.
-    ///
     ///
     /// # Errors
     /// If one of the devices is gone.

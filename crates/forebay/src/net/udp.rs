@@ -53,7 +53,6 @@ impl UdpSocket {
     /// Connects to a peer: only datagrams from the peer are received from now on, and
     /// [`send`](Self::send) sends to it.
     ///
-    ///
     /// # Errors
     /// If the address cannot be resolved, or is of another family; `ENETUNREACH` if there is no
     /// route.
@@ -71,7 +70,6 @@ impl UdpSocket {
     }
 
     /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
-    ///
     ///
     /// # Errors
     /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route;
@@ -93,7 +91,6 @@ impl UdpSocket {
     }
 
     /// Sends many datagrams with one notification of the device.
-    ///
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to) if the first datagram cannot be sent. After a later failure,
@@ -120,7 +117,6 @@ impl UdpSocket {
 
     /// Receives one datagram into `buffer`. Returns the number of bytes copied and the sender.
     /// Excess bytes are discarded.
-    ///
     ///
     /// # Errors
     /// `WouldBlock`, at once or after the time-out, as configured; `ECONNREFUSED` as for
@@ -199,7 +195,6 @@ impl UdpSocket {
     /// sent. An answer without a route, or longer than the device's MTU, is dropped and counted
     /// (`OutNoRoutes`, `OutDiscards` of [`Net::snmp`](super::Net::snmp)).
     ///
-    ///
     /// # Errors
     /// If the device is gone.
     pub fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
@@ -213,7 +208,6 @@ impl UdpSocket {
 
     /// Sets the longest wait for a datagram; `None`: no limit (`SO_RCVTIMEO`).
     ///
-    ///
     /// # Errors
     /// If the time-out is zero, as in `std`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -221,7 +215,6 @@ impl UdpSocket {
     }
 
     /// Sets the longest wait for packet memory to send from; `None`: no limit (`SO_SNDTIMEO`).
-    ///
     ///
     /// # Errors
     /// If the time-out is zero, as in `std`.
@@ -282,7 +275,6 @@ impl UdpSocket {
 impl UdpSocket {
     /// Descriptor of [`AsFd`], or the reason why there is none.
     ///
-    ///
     /// # Errors
     /// If the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
@@ -294,7 +286,6 @@ impl AsFd for UdpSocket {
     /// Descriptor for `poll(2)`, `epoll` and tokio's `AsyncFd`: readable while a datagram is
     /// queued, writable unless a send would block. Created by the first call. Other operations on
     /// the descriptor have no meaning.
-    ///
     ///
     /// # Panics
     /// If the process has no descriptors left; [`descriptor`](Self::descriptor) returns an error

@@ -134,7 +134,6 @@ pub(super) struct Patience<'a> {
 impl Patience<'_> {
     /// Waits for a while, if permitted.
     ///
-    ///
     /// # Errors
     /// `WouldBlock`; `BrokenPipe` once the engine has ended, as no more memory will be returned.
     pub(super) fn wait(&mut self) -> io::Result<()> {
@@ -172,7 +171,6 @@ impl Deadline {
     }
 
     /// Time left; `None` if there is no time-out.
-    ///
     ///
     /// # Errors
     /// `WouldBlock`, as on Linux, if no time is left.

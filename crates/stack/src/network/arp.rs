@@ -35,7 +35,6 @@ struct ArpMessage {
 /// Processes a message. A request for one of our addresses is turned into its answer in place.
 /// `is_to_us` is true if the frame was sent to our own MAC address.
 ///
-///
 /// # Errors
 /// If the message is invalid, or not one that a correct host would send.
 pub fn receive(

@@ -61,7 +61,6 @@ pub enum HeaderError {
 /// # Errors
 /// If the headers cannot be written; `frame` is then unchanged.
 ///
-///
 /// # Panics
 /// If the headroom is less than [`HEADERS_BYTES_MAX`]: frames from a pool have more.
 pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, HeaderError> {

@@ -33,7 +33,6 @@ pub(super) enum PacketType {
 /// Determines the type of a frame by its destination. If a packet has more priority tags than
 /// parsing walks over, the tags are stripped and the packet is parsed again.
 ///
-///
 /// # Errors
 /// If the packet is not for this host, or of an unknown protocol.
 pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {

@@ -51,7 +51,6 @@ struct NdiscMessage {
 /// which extends to the end of the frame. A solicitation for one of our addresses is turned into
 /// its answer in place.
 ///
-///
 /// # Errors
 /// If the message is invalid, or not one that a correct host would send.
 pub fn receive(

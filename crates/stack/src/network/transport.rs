@@ -140,7 +140,6 @@ impl NetworkLayer {
 /// Copies a chain into one frame, so that the packet can be validated and answered in place; the
 /// original frames go back to the pool.
 ///
-///
 /// # Errors
 /// Returns the packet if no frame is large enough.
 fn together(mut packet: Packet, pool: &mut Pool) -> Result<Packet, Packet> {
