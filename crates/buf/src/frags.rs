@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  chunk    link │ headroom │ the packet's first bytes │ room │ table: home, count, 1 2 3 … 46
-//!  shared                                                                          ▓ ▓ ▓    payload
+//!  shared                                                                          ▓ ▓ ▓   payload
 //! ```
 //!
 //! A frame with pieces may follow another frame, and frames may follow it.
@@ -98,6 +98,7 @@ impl FragTable {
     fn add(&mut self, frag: &PageFrag) -> bool {
         let (home, offset) = frag.place();
         let (len_bytes, truesize) = (frag.len_bytes(), frag.truesize());
+        // The list records one home for all of its pieces.
         if home != self.head.home {
             return false;
         }

@@ -42,8 +42,8 @@ pub struct Frame {
     pub(crate) followers: u16,
 }
 
-// SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `RemoteFreeList` is
-// made of atomics and constants.
+// SAFETY: a frame is the only handle on its chunk, so it may move to another thread;
+// `RemoteFreeList` is made of atomics and constants.
 unsafe impl Send for Frame {}
 // SAFETY: `&Frame` only reads the chunk and the home's constants.
 unsafe impl Sync for Frame {}
@@ -96,8 +96,8 @@ impl Frame {
 
     /// Makes `bytes` the packet.
     ///
+    /// # Panics
     /// If the room is smaller.
-    /// When there is less room than that.
     pub fn copy_from(&mut self, bytes: &[u8]) {
         self.set_len(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         self.data_mut().copy_from_slice(bytes);

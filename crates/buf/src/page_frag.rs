@@ -292,7 +292,7 @@ impl PageFrag {
     pub fn copy_in(&self, at: u32, to: &mut [u8]) {
         let from = self.span(at, to.len());
         // SAFETY: the span lies within this piece's room, which nothing private overlaps. What a
-        // peer does to it meanwhile: see the module's head.
+        // peer does to it meanwhile: see the module documentation.
         unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
 
@@ -314,7 +314,7 @@ impl PageFrag {
     pub fn data(&self) -> &[u8] {
         let first = self.span(self.start, self.len_bytes as usize);
         // SAFETY: the data lies within the room, initialised with its region; this process does
-        // not write there while the handle is borrowed. For the peer see the module's head.
+        // not write there while the handle is borrowed. For the peer see the module documentation.
         unsafe { slice::from_raw_parts(first, self.len_bytes as usize) }
     }
 

@@ -30,8 +30,8 @@ pub struct RecycleRing {
     next: usize,
 }
 
-// SAFETY: a recycle ring has the only handle on its free buffers; `RemoteFreeList` is made of atomics and
-// constants.
+// SAFETY: a recycle ring has the only handle on its free buffers; `RemoteFreeList` is made of
+// atomics and constants.
 unsafe impl Send for RecycleRing {}
 
 impl RecycleRing {

@@ -41,7 +41,7 @@ impl SleepState {
     #[inline]
     pub fn lie_down(&self, how: Sleep) {
         self.0.store(how as u8, Ordering::Relaxed);
-        // SeqCst: pairs with the one in `wake`.
+        // SeqCst: pairs with the fences in `wake` and `next_to_wake`.
         fence(Ordering::SeqCst);
     }
 

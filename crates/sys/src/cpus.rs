@@ -31,6 +31,7 @@ pub fn current_cpu() -> CpuId {
 /// # Errors
 /// The kernel's error if the CPU does not exist or is not allowed.
 pub fn pin_to(cpu: CpuId) -> io::Result<()> {
+    // `cpu_set_t` has bits for fewer CPUs than a `CpuId` can name.
     if cpu.index() >= CpuSet::MAX_CPU {
         return Err(io::ErrorKind::InvalidInput.into());
     }

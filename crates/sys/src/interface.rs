@@ -43,7 +43,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// State of an interface when the kernel was asked.
+/// State of an interface at the time of the request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Interface {
     /// Name. The interface may have been found by an alternative name.
@@ -113,7 +113,7 @@ impl Interface {
     /// Looks up an interface by name.
     ///
     /// # Errors
-    /// [`Error::NoInterface`], or that the kernel cannot be asked.
+    /// [`Error::NoInterface`], or [`Error::Device`] if the netlink request fails.
     pub fn named(name: &str) -> Result<Self> {
         if !is_interface_name(name) {
             return Err(no_interface(name));
@@ -129,7 +129,7 @@ impl Interface {
     /// Looks up an interface by index, with its current name; `None` if it is gone.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the netlink request fails.
     pub fn by_index(index: InterfaceIndex) -> Result<Option<Self>> {
         match link(index.0, None).and_then(|link| Self::of(&link)) {
             Ok(interface) => Ok(Some(interface)),
@@ -141,7 +141,7 @@ impl Interface {
     /// Names of all interfaces.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the netlink request fails.
     pub fn names() -> Result<Vec<String>> {
         let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let links = netlink::dump(&request).map_err(|source| {
@@ -170,7 +170,7 @@ impl Interface {
     /// Current counters of the interface.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], or that the kernel cannot be asked.
+    /// [`Error::DeviceGone`], or [`Error::Device`] if the netlink request fails.
     pub fn counters(&self) -> Result<InterfaceCounters> {
         let link = link(self.index.0, None);
         let link = link.map_err(|source| self.failed("read its counters", source))?;
@@ -185,7 +185,7 @@ impl Interface {
     /// IPv6: taking its packets may cut off the machine.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the netlink request fails.
     pub fn is_default_route(&self) -> Result<bool> {
         let mut request = RouteMessage::default();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {

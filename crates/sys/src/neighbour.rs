@@ -19,7 +19,7 @@ use super::netlink;
 /// Addresses of an interface, with their prefix lengths.
 ///
 /// # Errors
-/// If the kernel cannot be asked.
+/// If the netlink request fails.
 pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
     let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let answers = netlink::dump(&request)?;
@@ -47,7 +47,7 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
 /// it has no route there by this interface.
 ///
 /// # Errors
-/// If the kernel cannot be asked.
+/// If the netlink request fails.
 pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
     let mut request = RouteMessage::default();
     request.header.address_family = family(destination);
@@ -81,7 +81,7 @@ pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<Ip
 /// Link-layer address of a neighbour, if the kernel has a valid entry.
 ///
 /// # Errors
-/// If the kernel cannot be asked.
+/// If the netlink request fails.
 pub fn lladdr_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<MacAddress>> {
     let request = message(neighbour, on);
     let answers = match netlink::ask(RouteNetlinkMessage::GetNeighbour(request)) {

@@ -15,7 +15,7 @@ use super::netlink;
 /// does not report it: before Linux 6.3.
 ///
 /// # Errors
-/// If the kernel cannot be asked: `ENODEV` if there is no such interface.
+/// If the netlink request fails: `ENODEV` if there is no such interface.
 pub fn has_rx_hash(interface: InterfaceIndex) -> io::Result<Option<bool>> {
     let Some(family) = family()? else { return Ok(None) };
     let request = Generic::new(family, DEV_GET, DEV_IFINDEX, &interface.0.to_ne_bytes());

@@ -87,6 +87,7 @@ where
     let mut buffer = vec![0; ANSWER_BYTES];
     loop {
         let (_, received_bytes) = net::recv(&socket, &mut buffer[..], RecvFlags::TRUNC)?;
+        // Truncated: longer than any message that the kernel sends at once.
         let mut rest = buffer.get(..received_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
         while !rest.is_empty() {
             let message = NetlinkMessage::<M>::deserialize(rest);

@@ -257,6 +257,7 @@ fn last_level_cache(directory: &Path, cpu: CpuId) -> Option<Cache> {
         let holds_data = match read(&directory.join("type"))?.trim() {
             "Data" | "Unified" => true,
             "Instruction" => false,
+            // An unknown type may be the last level that holds data.
             _ => return None,
         };
         if holds_data && last.as_ref().is_none_or(|(highest, _)| *highest < level) {
@@ -287,6 +288,7 @@ fn read_list(path: &Path) -> Option<CpuList> {
 fn read(path: &Path) -> Option<String> {
     let mut text = String::new();
     let read = File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    // A truncated list would leave out CPUs.
     (u64::try_from(read).ok()? < FILE_BYTES_MAX).then_some(text)
 }
 

@@ -40,7 +40,7 @@ impl fmt::Display for AttachedProgram {
 /// left out.
 ///
 /// # Errors
-/// If the kernel cannot be asked: `ENODEV` if there is no such interface.
+/// If the netlink request fails: `ENODEV` if there is no such interface.
 pub fn attached_to(interface: InterfaceIndex) -> io::Result<Vec<AttachedProgram>> {
     let mut request = LinkMessage::default();
     request.header.index = interface.0;

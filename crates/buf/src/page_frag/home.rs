@@ -144,8 +144,8 @@ impl FragHome {
     /// if blocks are outstanding, by the return of the last of them.
     ///
     /// # Safety
-    /// Only the owner calls this, once; `home` came from [`Box::leak`] and is not used by the caller
-    /// afterwards.
+    /// Only the owner calls this, once; `home` came from [`Box::leak`] and the caller does not use
+    /// it afterwards.
     pub(super) unsafe fn close(home: NonNull<Self>, free: usize) {
         // SAFETY: not freed before `away` has been settled below.
         let this = unsafe { home.as_ref() };

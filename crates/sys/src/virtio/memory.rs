@@ -95,7 +95,7 @@ impl Mapping {
     fn new(descriptor: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let anywhere = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; it replaces no memory.
         let mapped =
             unsafe { mm::mmap(anywhere, len_bytes, access, MapFlags::SHARED, descriptor, 0) }?;
         let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::Other)?;

@@ -131,8 +131,8 @@ pub enum InvalidRing {
 
 /// Driver's side of a ring.
 ///
-/// A buffer is [posted](Self::post), [published](Self::publish), [used](Self::next_used) by the device,
-/// [taken](Self::take), and then either [posted again](Self::post_again) or forgotten.
+/// A buffer is [posted](Self::post), [published](Self::publish), [used](Self::next_used) by the
+/// device, [taken](Self::take), and then either [posted again](Self::post_again) or forgotten.
 #[derive(Debug)]
 pub struct Virtqueue(Ring);
 
@@ -243,8 +243,8 @@ impl Virtqueue {
     /// # Errors
     /// [`Full`], and nothing is posted.
     ///
+    /// # Panics
     /// If there is no piece.
-    /// When there is no piece.
     pub fn post_request(
         &mut self,
         request: &[RingDescriptor],

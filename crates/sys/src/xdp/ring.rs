@@ -287,7 +287,7 @@ impl XdpMapping {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let anywhere = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; it replaces no memory.
         let mapped = unsafe { mm::mmap(anywhere, len_bytes, access, flags, socket, page_offset) }?;
         let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::Other)?;
         Ok(Self { base, len_bytes })
