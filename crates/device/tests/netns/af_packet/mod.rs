@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forward; //   from one interface to another
-mod intake; //    what comes in
-mod taker; //     a source that is polled
+mod intake; //    receiving frames
+mod taker; //     a source polled by hand
 
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial;
