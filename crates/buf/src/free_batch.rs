@@ -193,7 +193,7 @@ impl FreeBatch {
     /// [`MIN_CHUNK_BYTES`]: crate::pool::MIN_CHUNK_BYTES
     pub(crate) unsafe fn begin(chunk: NonNull<u8>) -> NonNull<Self> {
         let batch = chunk.cast::<Self>();
-        // The list is left uninitialised: a frame that goes alone costs one cache line, not five.
+        // The list is left unwritten: a frame that goes alone costs one cache line, not five.
         // SAFETY: a chunk is large enough and aligned for a batch, and the caller's.
         unsafe { (*batch.as_ptr()).next = std::ptr::null_mut() };
         // SAFETY: as above.
