@@ -1,4 +1,5 @@
-//! AF_PACKET against the kernel's own senders and receivers, over cables between network namespaces.
+//! AF_PACKET against the kernel's own senders and receivers, over cables between network
+//! namespaces.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forward; //   from one interface to another
