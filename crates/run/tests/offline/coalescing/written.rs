@@ -87,8 +87,8 @@ fn promise_6_merged_packet_written_with_right_checksums() {
     }
 }
 
-/// Segments of a byte are padded to sixty bytes; two of them with a VLAN tag are a packet of just as
-/// many, which looks as if it had come like that.
+/// Segments of a byte are padded to sixty bytes; two of them with a VLAN tag are a packet of just
+/// as many, which looks as if it had come like that.
 #[test]
 fn promise_6_written_packets_are_not_remerged() {
     let mut stream = Stream::new(0);
