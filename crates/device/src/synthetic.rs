@@ -189,6 +189,7 @@ impl Source for SyntheticSource {
             }
             match self.take(due_ns, pool, &mut burst.packets) {
                 Ok(()) => {}
+                // No memory is free: the same frame is generated in the next poll.
                 Err(_) if may_wait => break,
                 Err(refused) => burst.refused.push(refused),
             }

@@ -209,6 +209,7 @@ impl PcapSource {
             let (share, packets) = (self.share.as_ref(), &mut burst.packets);
             match take(&record, arrival, share, self.verify, pool, packets) {
                 Ok(()) => {}
+                // The record stays the current one, and is taken in the next poll.
                 Err(DropReason::NoBuffer) if may_wait => return Ok(Polled::Ready),
                 Err(reason) => {
                     burst.refused.push(RefusedFrame { arrival, wire_len: record.wire_len, reason });

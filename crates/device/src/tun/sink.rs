@@ -95,6 +95,7 @@ impl TunSink {
 
     /// Returns the offset of the part of the packet that the device takes.
     fn begin(&self, packet: &Packet) -> Result<u16, SendDrop> {
+        // A TAP takes Ethernet frames only, a TUN only IP packets.
         match (self.device.kind(), packet.headers.link) {
             (TunKind::Tap, Link::Ethernet) => Ok(0),
             (TunKind::Tap, Link::Ip) => Err(SendDrop::LinkHeader),
@@ -120,6 +121,7 @@ impl TunSink {
             self.write_gathered(header, packet, begin)
         };
         let is_cut = packet.gso_size() > 0;
+        // EBADFD: no device is attached to the file any more. EIO: the device is down.
         let bytes = written.map_err(|errno| match errno {
             Errno::BADFD => Failed::Gone,
             Errno::INVAL if is_cut => Failed::Uncut,

@@ -106,6 +106,7 @@ impl Outgoing {
         shape: impl Fn(&Packet) -> Result<OutgoingShape, SendDrop>,
     ) {
         let mut segments = std::mem::take(&mut self.cut);
+        // A packet counts once, so a segment that cannot be sent drops all of its packet.
         if let Err(whole) = cut(packet, pool, &mut segments) {
             self.drop_packet(lane, SendDrop::Full, [whole], pool);
         } else if let Some(reason) = segments.iter().find_map(|segment| shape(segment).err()) {

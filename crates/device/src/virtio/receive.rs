@@ -363,6 +363,7 @@ impl VirtioReceiver {
                 }
             }
             (Ok(_), true) | (Err(_), _) => self.ring.post_again(id),
+            // Longer than its buffer, or a packet longer than any IP packet.
             (Ok(_), false) => {
                 self.ring.post_again(id);
                 partial.lose(DropReason::LengthError, pool);

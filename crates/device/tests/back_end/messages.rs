@@ -85,7 +85,7 @@ pub(crate) enum Oddity {
     OtherVersion,
     /// Wrong length in the header.
     Length(u32),
-    /// That many unexpected descriptors.
+    /// Number of unexpected descriptors.
     Descriptors(usize),
 }
 

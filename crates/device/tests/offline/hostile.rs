@@ -20,9 +20,9 @@ pub(crate) const RING: u16 = 64;
 /// Result of a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Comes {
-    /// That many frames are dropped, for this reason.
+    /// Frames are dropped: the reason, and their number.
     Drops(&'static str, u64),
-    /// This counter rises by that much, and nothing is dropped.
+    /// Nothing is dropped, but a counter rises: its name, and by how much.
     Counts(&'static str, u64),
     /// No effect: all delivered packets are valid.
     Nothing,
