@@ -12,9 +12,9 @@ use crate::cpu::RxQueue;
 use crate::drop_reason::DropReason;
 use crate::packet::{Arrival, Packet};
 
-/// Source of frames: a capture, a generator, a device queue.
+/// Source of frames: a capture file, a generator, or a device queue.
 ///
-/// Polled by one CPU; never blocks.
+/// A source is polled by one CPU, and never blocks.
 pub trait Source: Send {
     /// Packet memory that the source needs.
     fn needs(&self) -> FrameNeeds {
@@ -58,8 +58,8 @@ pub trait Source: Send {
     }
 }
 
-/// Part of a nonlinear packet that the frame itself holds: link, network and transport headers with
-/// their options, and the first extension headers.
+/// Maximum length of the part of a nonlinear packet in the frame itself: link, network and
+/// transport headers with their options, and the first extension headers.
 pub const HEAD_BYTES: u32 = 256;
 
 /// Size of a chunk for that part and the table of its pieces.

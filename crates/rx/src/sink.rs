@@ -123,7 +123,7 @@ reasons! {
     pub enum SendDrop {
         /// The device, or the queue before it, had no room.
         Full = "full",
-        /// Longer than the device's MTU, without being a GSO or merged packet.
+        /// Longer than the device's MTU, and not to be segmented.
         TooLong = "too_long",
         /// Not an IP packet, for a device that takes nothing else.
         NotIp = "not_ip",
