@@ -115,7 +115,7 @@ impl PacketSink {
             if going == 0 {
                 return step;
             }
-            // The packets before this one are sent first: counts and segments stay in order.
+            // The packets before this one are sent first, in order.
             break;
         }
         match hand_over(&self.socket, &mut packets[..going]) {
