@@ -254,7 +254,7 @@ impl SimMachine for KernelMachine {
         softnet.handled = 0;
     }
 
-    fn lose(&mut self, _: CpuId, _: &mut Laws) {} // a kernel has no threads that it could lose
+    fn lose(&mut self, _: CpuId, _: &mut Laws) {} // the kernel has no threads to lose
 
     fn change(&mut self, change: &SimChange, _: Now, laws: &mut Laws, wake: &mut Vec<CpuId>) {
         match change {
@@ -272,7 +272,7 @@ impl SimMachine for KernelMachine {
             SimChange::MaxBacklog(packets) => self.netdev_max_backlog = *packets as usize,
             SimChange::Online(cpus) => self.online = *cpus,
             SimChange::CpuDead { gone, runs_on } => self.requeue(*gone, *runs_on, laws, wake),
-            // The traffic has its new hashes; nothing else depends on where or how.
+            // The traffic has its new hashes already, and the model does not depend on the others.
             SimChange::HashKey(_)
             | SimChange::Coalesce(_)
             | SimChange::FlowLimit(_)
