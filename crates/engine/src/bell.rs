@@ -15,7 +15,7 @@ const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 /// Wake-up of one CPU's thread.
 #[derive(Debug, Default)]
 pub struct Bell {
-    /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
+    /// Set by the sleeper before its last look for work; cleared by the waker.
     state: SleepState,
     /// Thread of the CPU; another one after that thread has died.
     sleeper: Mutex<Option<Thread>>,
@@ -114,7 +114,7 @@ impl Bell {
         self.state.rise();
     }
 
-    /// True if nobody has rung since [`doze`](Self::doze).
+    /// True if the bell has not rung since [`doze`](Self::doze).
     pub(super) fn is_dozing(&self) -> bool {
         self.state.is_asleep()
     }

@@ -73,7 +73,7 @@ const LARGEST_IP_CHUNK_BYTES: u32 = 68 << 10;
 const HEADS_STEP: u32 = 64;
 const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES));
 
-/// Of the packets of a source with nonlinear packets, one in this many still lies in one frame.
+/// One in this many packets of a source with nonlinear packets is in one frame nevertheless.
 const COPIED_ONE_IN: u32 = 8;
 
 /// Size of small chunks: 2 KiB for ordinary frames, or a page if the largest frame of a source

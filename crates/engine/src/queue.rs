@@ -63,7 +63,7 @@ pub(super) struct Queue {
     load: Tick,
     /// True if the last poll found frames.
     was_busy: bool,
-    /// Time at which the source was first asked for its last frames.
+    /// Time of the first poll that asked for the last frames (`is_last`).
     last_since_ns: Option<u64>,
     source_ended: bool,
     ended: bool,
@@ -158,6 +158,7 @@ impl Queue {
                 Activity::Worked(frames)
             }
             _ if frames > 0 => Activity::Worked(frames),
+            // Held packets must leave before the queue ends, and wait for other CPUs.
             Activity::Ended => Activity::Blocked,
             _ if self.intake.held() > 0 => Activity::Blocked,
             Activity::IdleUntil(due_ns) => {

@@ -143,6 +143,7 @@ impl<H: Handler> Worker<H> {
 
     /// Number of packets that may be taken from the backlogs now.
     pub(super) fn grant_delivery(&mut self) -> usize {
+        // A paused CPU leaves its backlogs alone until it is resumed.
         if self.shared.is_paused(self.index) {
             return 0;
         }

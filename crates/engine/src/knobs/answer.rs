@@ -115,6 +115,7 @@ impl Knob {
 
     fn kernel_reads(self, written: &[u8], machine: &Machine) -> Result<ReadNumber, Errno> {
         match self.place() {
+            // `proc_sys_call_handler` in fs/proc/proc_sysctl.c refuses a write of this size unread.
             KnobPlace::NetCore if written.len() >= SYSCTL_WRITE_BYTES => Err(Errno::NoMem),
             KnobPlace::NetCore if self.is_mask() => mask(written, machine),
             KnobPlace::NetCore => {
@@ -142,6 +143,7 @@ impl Knob {
                 return Err(Errno::Range);
             }
             Self::NapiDeferHardIrqs => number,
+            // The kernel truncates the number to an int.
             Self::Mtu => mtu(number & u64::from(u32::MAX))?,
             _ => return Err(Errno::Inval),
         };

@@ -94,6 +94,7 @@ impl FlowNames {
         let sequence = view.tcp_sequence()?.wrapping_add(offset);
         let endpoints = (view.address_bytes()?.into(), *view.port_bytes()?);
         let known = self.connections.len();
+        // The map is full: further connections are named by hash.
         if known >= CONNECTIONS_MAX && !self.connections.contains_key(&endpoints) {
             return None;
         }
