@@ -59,6 +59,7 @@ impl<'a> ControlSession<'a> {
                     Err(refused) => Err(refused),
                 },
                 HeardLine::Noise => Err(invalid("a request is text in UTF-8".to_owned())),
+                // The client is disconnected: the rest of its line would be read as a request.
                 HeardLine::TooLong => {
                     let why = format!("a request has at most {LINE_BYTES_MAX} bytes");
                     return self.lines.send(Err(invalid(why)));

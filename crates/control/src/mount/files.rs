@@ -306,6 +306,7 @@ impl Filesystem for Files {
     fn fsync(&self, _: &Request, inode: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         match self.like(inode) {
             Like::Sysfs => reply.ok(),
+            // Files of /proc have no fsync operation (`vfs_fsync_range` in fs/sync.c).
             Like::Procfs | Like::Sysctl => reply.error(fuser::Errno::EINVAL),
         }
     }
