@@ -74,6 +74,7 @@ impl Handler for RunHandler {
         let Some(way) = self.ways.of(batch.rx_queue) else { return };
         way.handed += batch.packets.len() as u64;
         match &mut way.way {
+            // A destination that is gone takes nothing; the report counts what was handed to it.
             DestinationWay::Count | DestinationWay::Gone => {}
             DestinationWay::Capture(capture) => capture.write(batch.packets),
             DestinationWay::Sink(sink) => {

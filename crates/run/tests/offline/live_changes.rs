@@ -173,8 +173,7 @@ mod one_engine {
         cpus: Vec<CpuId>,
     }
 
-    /// Two CPUs of this machine; if there is only one, a CPU id that does not exist serves as the
-    /// second.
+    /// Two CPUs of this machine; if only one is allowed, a CPU that is not serves as the second.
     fn two_cpus() -> Vec<CpuId> {
         let allowed = sys::allowed_cpus();
         let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
