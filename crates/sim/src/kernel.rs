@@ -132,6 +132,7 @@ impl KernelMachine {
         let queue = &mut self.queues[usize::from(packet.queue.0)];
         let softnet = &mut self.cpus[cpu.index()];
         if softnet.input_pkt_queue.len() > self.netdev_max_backlog {
+            // `enqueue_to_backlog` drops a packet if the queue is longer than `netdev_max_backlog`.
             laws.dropped(packet.number);
             return;
         }

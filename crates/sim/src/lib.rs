@@ -9,7 +9,7 @@
 //! A seed determines a run exactly, so any failure can be reproduced.
 #![forbid(unsafe_code)]
 
-pub mod scenario; // what may happen in a run, each a small value
+pub mod scenario; // events that may happen in a run, each a small value
 mod everything; //   scenario in which everything is drawn
 mod action; //       changes and faults; their details are drawn when they occur
 mod traffic; //      flows and their frames

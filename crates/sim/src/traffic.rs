@@ -207,7 +207,7 @@ impl Traffic {
         self.burst += packets;
     }
 
-    /// Hashes all flows under another key; returns the hasher that the path is to use from now on.
+    /// Hashes all flows under another key; returns the new hasher for the path.
     pub(crate) fn rehash(&mut self) -> Arc<Hasher> {
         self.hasher = draw_hasher(&mut self.random);
         for flow in &mut self.flows {
