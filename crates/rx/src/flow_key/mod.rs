@@ -6,11 +6,11 @@
 //! | `inner` | the same | of the innermost IP header reached through tunnels |
 //! | `addresses` | addresses | other protocols, and headers cut short, of the innermost IP header |
 //! | `fragment` | addresses | fragments of a datagram, which all go to one CPU |
-//! | `icmp` | the flow that an ICMP error quotes, reversed | so that the error follows that flow's packets |
+//! | `icmp` | the flow that an ICMP error quotes, reversed | so that errors follow the flow |
 //! | `esp` | addresses and SPI | ESP, as in the kernel |
 //! | `l2tpv3` | addresses and session | L2TPv3 over IP: its cookie's length is not in the header |
 //! | `gtpu` | addresses and TEID | GTP-U that holds no IP packet |
-//! | `quic` | the connection ID that the server chose | short headers to a [QUIC server](QuicRule) |
+//! | `quic` | the connection ID chosen by the server | short headers to a [QUIC server](QuicRule) |
 //! | `none` | nothing: not steered (RPS-4) | no IP header reached |
 //!
 //! | looked behind | `auto` | `inner` |

@@ -28,7 +28,7 @@ pub(super) fn walk(
         headers.ip_checksum = checksum::judge(checksum::Sum::of(whole));
     }
     let (transport_offset, protocol) = match headers.fragment {
-        Fragment::Later => (transport_offset, header[9]), // a later fragment has no header behind IP
+        Fragment::Later => (transport_offset, header[9]), // no header follows IP
         _ => skip_authentication(seen, transport_offset, end, header[9])?,
     };
     headers.protocol = protocol;
