@@ -260,6 +260,7 @@ impl HeldPacket {
     }
 
     /// True if the timestamps of the packet and the latest segment are more than [`GAP_NS`] apart.
+    /// A timestamp of 0 is none.
     fn is_gap(&self, packet: &Packet) -> bool {
         let (latest, next) = (self.latest_ns, packet.timestamp_ns);
         latest.abs_diff(next) > GAP_NS && latest != 0 && next != 0

@@ -13,4 +13,4 @@ mod steering; //     the map, the flow table, held moves, against a slow twin
 #[cfg(not(loom))]
 mod vectors; //      published hashes
 #[cfg(loom)]
-mod drain_rule; //   every interleaving
+mod drain_rule; //   the drain rule in every interleaving
