@@ -108,6 +108,11 @@ impl Account {
             } else if packets.iter().filter(|packet| rule.admits(size(packet))).count() == 0 {
                 break false;
             }
+            debug_assert!(
+                rule.rmem <= rcvbuf || rmem == 0,
+                "{} bytes above rcvbuf {rcvbuf}, on top of {rmem} held",
+                rule.rmem
+            );
             // Acquire: pairs with the Release in `relieve`. A CPU that sees room sees the memory
             // returned.
             match self.rmem.0.compare_exchange_weak(
@@ -124,6 +129,7 @@ impl Account {
             let mut rule = Rule { rmem, rcvbuf, slots };
             refused.extend(packets.extract_if(.., |packet| !rule.admits(size(packet))));
         }
+        debug_assert!(packets.len() <= slots, "{} packets for {slots} slots", packets.len());
     }
 
     /// Uncharges bytes whose memory has been returned.

@@ -139,6 +139,7 @@ impl SocketQueue {
     /// `None` if the reader is gone.
     #[must_use]
     pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
+        debug_assert!(cpu < self.account.lanes().len(), "no account for CPU index {cpu}");
         let (feeder, lane) = lane(self.slots);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
         // Release: pairs with the Acquire in `SocketQueueConsumer::meet`.
@@ -245,7 +246,9 @@ impl SocketQueueProducer {
             return Enqueue::Closed;
         }
         let (slots, refused_before) = (self.room_for(packets.len()), dropped.len());
+        let all = packets.len() + refused_before;
         self.hub.account.charge(packets, slots, dropped);
+        debug_assert_eq!(packets.len() + dropped.len(), all, "a packet is charged or dropped");
         let counters = self.counters();
         if dropped.len() > refused_before {
             counters.dropped.add(datagrams(&dropped[refused_before..]));
@@ -264,6 +267,7 @@ impl SocketQueueProducer {
         // as drawn and does not sleep, or `has_to_wake` below sees that the reader sleeps.
         fence(Ordering::SeqCst);
         self.feeder.send(drawn, packets);
+        debug_assert!(packets.is_empty(), "packets left after all were published");
         if self.hub.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
 
@@ -338,6 +342,7 @@ impl SocketQueueConsumer {
             }
         }
         let taken = &out[before..];
+        debug_assert!(taken.len() <= max, "took {} packets, {max} at most", taken.len());
         self.in_hand_bytes += taken.iter().map(size).sum::<u32>();
         taken.len()
     }
@@ -416,6 +421,12 @@ impl SocketQueueConsumer {
     /// of their `truesize` at the time of taking; at most [`in_hand_bytes`](Self::in_hand_bytes) is
     /// uncharged.
     pub fn uncharge(&mut self, bytes: u32) {
+        debug_assert!(
+            self.in_hand_bytes <= self.hub.account.rmem(),
+            "{} bytes in hand, {} charged",
+            self.in_hand_bytes,
+            self.hub.account.rmem()
+        );
         let bytes = bytes.min(self.in_hand_bytes);
         self.in_hand_bytes -= bytes;
         self.hub.account.relieve(bytes);
