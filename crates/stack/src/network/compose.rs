@@ -70,6 +70,7 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
     let network = match (headers.source, headers.destination) {
         (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
             if u32::from(udp_len) + IPV4_BYTES > u16::MAX.into() {
+                // The IPv4 length field counts the header too.
                 return Err(HeaderError::TooLong);
             }
             push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));

@@ -71,6 +71,7 @@ pub(super) fn receive(
         DEST_UNREACH => counters.in_dest_unreachs.add(1),
         11 => counters.in_time_excds.add(1),
         12 => counters.in_parm_probs.add(1),
+        // RFC 1122, section 3.2.2: an unknown type is discarded silently.
         _ if kind > LAST_TYPE => return wrong(NetworkDrop::UnhandledProto),
         _ => {}
     }
@@ -165,6 +166,7 @@ fn echo_v6(packet: &mut Packet, offset: usize, on: &Identity) -> Option<()> {
     let asked = Ipv6Addr::from(*source.first_chunk::<16>()?);
     let asker = Ipv6Addr::from(*destination.first_chunk::<16>()?);
     if asker.is_unspecified() {
+        // No address to reply to.
         return None;
     }
     if asked.is_multicast() {

@@ -123,9 +123,11 @@ fn route(
             return Err(NetworkDrop::NotJoined);
         }
         if source.is_multicast() || source.is_broadcast() {
+            // RFC 1122, section 3.2.1.3: never a source address.
             return Err(NetworkDrop::IpInvalidSource);
         }
         if source.is_loopback() {
+            // RFC 1122, section 3.2.1.3 (g): never on the wire.
             return Err(NetworkDrop::IpLocalnet);
         }
         return match source.is_unspecified() {
@@ -146,6 +148,7 @@ fn route(
         };
     }
     if source.is_unspecified() {
+        // RFC 1122, section 3.2.1.3 (a): only while a host learns its address.
         return Err(NetworkDrop::IpInvalidSource);
     }
     if destination.is_unspecified() {

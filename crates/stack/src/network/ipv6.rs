@@ -115,12 +115,15 @@ fn judge_addresses(header: &[u8; FIXED_BYTES]) -> Result<(), NetworkDrop> {
     let (source, destination) = addresses(header).ok_or(NetworkDrop::IpInhdr)?;
     let is_reserved_scope = |group: Ipv6Addr| matches!(group.octets()[1] & 0x0f, 0 | 1);
     if source.is_loopback() || destination.is_loopback() {
+        // Section 2.5.3: never outside of a node.
         return Err(NetworkDrop::IpLocalnet);
     }
     if destination.is_multicast() && is_reserved_scope(destination) {
+        // Section 2.7: scope 0 is reserved, and scope 1 does not leave the interface.
         return Err(NetworkDrop::IpInvalidDest);
     }
     if source.is_multicast() {
+        // Section 2.7: a group is never a source.
         return Err(NetworkDrop::IpInvalidSource);
     }
     Ok(())

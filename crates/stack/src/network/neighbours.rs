@@ -311,6 +311,7 @@ impl Neighbours {
         let place = match (self.find(address), mac) {
             (Some(place), _) => place,
             (None, Some(_)) if is_welcome => self.insert(address, mac, now_ns),
+            // No sender needs this neighbour: no entry (RFC 4861, section 7.2.5).
             (None, _) => return,
         };
         self.touch(place, false, now_ns);
@@ -322,6 +323,7 @@ impl Neighbours {
             (Some(_), Replaces::WhenSettled) => {
                 let is_settled = now_ns.saturating_sub(neighbour.updated_ns) > LOCK_NS;
                 if is_another && !is_settled {
+                    // Within `locktime` the first answer counts.
                     return;
                 }
             }

@@ -68,7 +68,6 @@ impl NetworkLayer {
                 }
             }
             _ => {
-                // As in the kernel, an unknown protocol is counted apart.
                 counters.in_unknown_protos.add(1);
                 self.dropped(packet, NetworkDrop::IpNoproto)
             }
@@ -111,6 +110,7 @@ impl NetworkLayer {
         };
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
+        // A longer reply would have to be fragmented.
         let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
         let refused = icmp_error::refused(bytes, place.is_ipv6);
         match asked {

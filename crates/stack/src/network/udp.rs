@@ -45,10 +45,12 @@ pub(super) fn receive(
         0 if segment.is_ipv6 => there, // RFC 2675 allows 0 for jumbograms; accepted for any length
         len => len,
     };
+    // RFC 768: the length includes the header; it cannot exceed the IP payload.
     if len < HEADER_BYTES || len > there {
         return wrong(NetworkDrop::PktTooSmall);
     }
     let has_checksum = check != [0, 0];
+    // IPv6 requires a checksum (RFC 8200, section 8.1).
     if !has_checksum && segment.is_ipv6 && segment.is_to_many {
         counters.ignored_multi.add(1);
         return Err(NetworkDrop::UdpCsum);

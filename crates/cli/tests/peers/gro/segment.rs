@@ -58,7 +58,7 @@ pub(crate) enum Transport {
 /// Header between the fixed IPv6 header and the transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extension {
-    /// A destination options header with one padding option of this many bytes.
+    /// A destination options header with one padding option, filled with this byte.
     Options(u8),
     /// A fragment header: the first of several fragments.
     Fragment,

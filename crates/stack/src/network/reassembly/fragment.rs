@@ -126,6 +126,7 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     }
     let end = start + len_bytes(end - data_at);
     if end > IPV6_PAYLOAD_MAX_BYTES || (!is_last && !end.is_multiple_of(8)) {
+        // RFC 8200, section 4.5: too long a datagram, or a length that is no multiple of 8.
         return Err(NetworkDrop::FragInvalid);
     }
     let mut addresses = [0; 32];

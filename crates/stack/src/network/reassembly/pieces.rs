@@ -74,6 +74,7 @@ impl Pieces {
         let FragmentPart { start, mut end, is_last, .. } = *fragment;
         if is_last {
             if end < self.len || (self.is_len_known && end != self.len) {
+                // The end contradicts data beyond it, or another last fragment.
                 return Fit::Spoils(NetworkDrop::FragInvalid);
             }
             (self.is_len_known, self.len) = (true, end);
@@ -83,12 +84,14 @@ impl Pieces {
             }
             if end > self.len {
                 if self.is_len_known {
+                    // Data beyond the end that the last fragment has given.
                     return Fit::Spoils(NetworkDrop::FragInvalid);
                 }
                 self.len = end;
             }
         }
         if end <= start || self.placed.len() >= PIECES_MAX {
+            // An empty fragment, or more pieces than a datagram can have.
             return Fit::Spoils(NetworkDrop::FragInvalid);
         }
         self.find_gap(start, end)
