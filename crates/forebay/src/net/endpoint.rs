@@ -112,7 +112,7 @@ impl Inner {
 
     pub(super) fn connect(&self, to: SocketAddr) -> io::Result<()> {
         if to.is_ipv6() != self.bound.is_ipv6() {
-            // The peer must be of the socket's family: of an IPv6 socket, possibly a mapped address.
+            // The peer must be of the socket's family, possibly as a mapped address.
             return Err(Errno::AFNOSUPPORT.into());
         }
         let remote = plain(to);
